@@ -1,0 +1,357 @@
+/* phalanx.h: the C ABI of Phalanx, symmetric memory and collectives among the ranks of one host.
+ *
+ * Rules of this header, and of every later version of it:
+ *
+ *   - C99 and C++17; self-contained. The region between the cdef marks is also read by cffi.
+ *   - Handles are opaque. Enumerations cross as int32_t.
+ *   - A struct that crosses starts with struct_size, which the CALLER sets to sizeof(the struct) before the call.
+ *     Structs only ever grow at their end; fields that the caller's struct does not have are neither read nor written.
+ *   - Every call that can fail returns a phx_status: 0 is success, 1 "not yet", negative an error. On error the
+ *     out-parameters are untouched and the calling thread's phx_last_error_info() says what happened.
+ *   - Nothing throws, exits or prints. Text goes to the log callback, if one is set.
+ *   - Strings are UTF-8, borrowed in (copied when kept) and borrowed out (each says for how long).
+ *   - A timeout_ms of 0 means the default of the world; a negative one is an error: no wait is unbounded.
+ *   - Functions are thread-safe, but the collectives of ONE group must be issued in one order that all ranks share,
+ *     so two threads must not race to issue them.
+ *   - "Collective" means: every rank of the group must make the same call, in the same order.
+ *
+ * A rank number is the global one (that of the world), unless its name says group_rank. */
+#ifndef PHALANX_PHALANX_H
+#define PHALANX_PHALANX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef PHX_API
+#if defined(__GNUC__)
+#define PHX_API __attribute__((visibility("default")))
+#else
+#define PHX_API
+#endif
+#endif
+
+#define PHX_ABI_VERSION 0 /* 0: still free to change; from 1 on only additions */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cdef: begin */
+
+/* ---- vocabulary --------------------------------------------------------------------------------------------- */
+
+typedef int32_t phx_status;
+enum {
+  PHX_OK = 0,
+  PHX_IN_PROGRESS = 1,      /* not an error: not complete yet */
+  PHX_ERR_INVALID = -1,     /* an argument is wrong; nothing was sent */
+  PHX_ERR_UNSUPPORTED = -2, /* right, but not something this build, host or group can do */
+  PHX_ERR_NO_MEMORY = -3,
+  PHX_ERR_TIMEOUT = -4,     /* peers did not come in time; the text names them */
+  PHX_ERR_PEER_DEAD = -5,   /* a peer died or left; `peer` says which */
+  PHX_ERR_REVOKED = -6,     /* an earlier failure put the ranks out of step; the text gives the first cause */
+  PHX_ERR_MISMATCH = -7,    /* ranks disagree about a call; the text gives both sides */
+  PHX_ERR_EXISTS = -8,
+  PHX_ERR_NOT_FOUND = -9,
+  PHX_ERR_IN_USE = -10,
+  PHX_ERR_SYSTEM = -11,     /* an operating system call failed; sys_errno says how */
+  PHX_ERR_DEVICE = -12,
+  PHX_ERR_ABI = -13,        /* the two sides were built from headers that do not fit */
+  PHX_ERR_PERMISSION = -14, /* another user, a wrong token */
+  PHX_ERR_INTERNAL = -15    /* a defect of this library */
+};
+
+enum {
+  PHX_F16 = 1,
+  PHX_BF16 = 2,
+  PHX_F32 = 3,
+  PHX_F64 = 4,
+  PHX_I8 = 5,
+  PHX_U8 = 6,
+  PHX_I16 = 7,
+  PHX_U16 = 8,
+  PHX_I32 = 9,
+  PHX_U32 = 10,
+  PHX_I64 = 11,
+  PHX_U64 = 12,
+  PHX_BOOL = 13
+};
+
+/* Reductions run in group rank order; f16 and bf16 accumulate in f32 and round once, so every rank gets the same bits.
+ * min and max propagate NaN. avg divides the sum by the group size (integers: towards zero). */
+enum {
+  PHX_SUM = 1,
+  PHX_AVG = 2,
+  PHX_PROD = 3,
+  PHX_MIN = 4,
+  PHX_MAX = 5,
+  PHX_BAND = 6,
+  PHX_BOR = 7,
+  PHX_BXOR = 8,
+  PHX_PREMUL_SUM = 9 /* the sum of scale * input; scale is phx_options.scale, the same on all ranks */
+};
+
+enum { PHX_DEV_CPU = 1, PHX_DEV_CUDA = 2 }; /* DLPack's numbers */
+
+enum { PHX_ALGO_AUTO = 0, PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
+
+enum { PHX_LOG_DEBUG = 0, PHX_LOG_INFO = 1, PHX_LOG_WARNING = 2, PHX_LOG_ERROR = 3 };
+
+typedef struct phx_store phx_store; /* a key-value store through which ranks find each other */
+typedef struct phx_world phx_world; /* one rank's context; several may live in one process */
+typedef struct phx_group phx_group; /* a named, ordered set of ranks that share memory */
+typedef struct phx_symm phx_symm;   /* one allocation as seen by every rank of one group */
+typedef struct phx_work phx_work;   /* a collective that was started and not yet waited for */
+
+typedef struct phx_device {
+  int32_t type;  /* PHX_DEV_* */
+  int32_t index; /* 0 on CPU */
+} phx_device;    /* frozen for ever (the layout of DLDevice), so it is embedded by value */
+
+typedef struct phx_error_info {
+  uint32_t struct_size;
+  int32_t status;
+  int32_t rank;      /* the rank that reports */
+  int32_t peer;      /* the rank at fault, -1 when unknown or none */
+  uint64_t sequence; /* of the collective in its group, 0 when none */
+  int32_t step;      /* the round inside the collective */
+  int32_t sys_errno; /* 0 when no system call failed */
+  char operation[32];
+  char group[64];
+  char text[640];
+} phx_error_info;
+
+/* ---- library ------------------------------------------------------------------------------------------------ */
+
+PHX_API uint32_t phx_abi_version(void);
+PHX_API const char *phx_version(void);    /* static */
+PHX_API const char *phx_build_info(void); /* static, one JSON object: version, compiler, isa, features */
+PHX_API int32_t phx_has(const char *feature);              /* 1 or 0; features: see phx_build_info */
+PHX_API size_t phx_struct_size(const char *struct_name);   /* sizeof of a public struct, 0 if unknown: bindings check */
+PHX_API const char *phx_status_name(phx_status status);    /* static */
+PHX_API const char *phx_dtype_name(int32_t dtype);         /* static, "float32"; "?" if unknown */
+PHX_API const char *phx_reduce_op_name(int32_t op);        /* static, "sum"; "?" if unknown */
+PHX_API size_t phx_dtype_size(int32_t dtype);              /* bytes, 0 if unknown */
+PHX_API const char *phx_last_error(void);                  /* text of this thread's last error, until its next one */
+PHX_API phx_status phx_last_error_info(phx_error_info *out);
+
+/* Called from any thread, also while calls are in progress; must not call back into phalanx. NULL turns logging off. */
+typedef void (*phx_log_fn)(void *user, int32_t level, const char *file, int32_t line, const char *message);
+PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level);
+
+/* ---- store -------------------------------------------------------------------------------------------------- */
+
+/* A store of the caller's own. Calls may come from any thread that calls phalanx, block at most timeout_ms, and must
+ * not call back into phalanx. set, get and add are required; the others may be NULL. */
+typedef struct phx_store_ops {
+  uint32_t struct_size;
+  uint32_t flags; /* 0 */
+  phx_status (*set)(void *self, const char *key, const void *value, size_t size);
+  /* Waits for the key; copies min(capacity, length) bytes; *size = length of the value. PHX_ERR_TIMEOUT if it never came. */
+  phx_status (*get)(void *self, const char *key, void *value, size_t capacity, size_t *size, int64_t timeout_ms);
+  /* Adds to a decimal counter that starts at 0; *result is the new value. */
+  phx_status (*add)(void *self, const char *key, int64_t delta, int64_t *result);
+  phx_status (*wait)(void *self, const char *const *keys, size_t count, int64_t timeout_ms);
+  phx_status (*remove)(void *self, const char *key); /* PHX_ERR_NOT_FOUND when there is none */
+  void (*destroy)(void *self);                       /* once, when the last reference is gone */
+} phx_store_ops;
+
+PHX_API phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out);
+PHX_API phx_status phx_store_memory(phx_store **out);                  /* among the threads of one process */
+PHX_API phx_status phx_store_file(const char *path, phx_store **out);  /* a file all ranks see; made 0600, removed by its user */
+/* Binds to bind_address only ("127.0.0.1", "::1", ...). *port: in, the wish (0 = any); out, the port bound. */
+PHX_API phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port, phx_store **out);
+PHX_API phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size, int64_t timeout_ms, phx_store **out);
+PHX_API phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out); /* a view; retains base */
+PHX_API phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size);
+PHX_API phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size, int64_t timeout_ms);
+PHX_API phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms);
+PHX_API phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result);
+PHX_API phx_status phx_store_remove(phx_store *store, const char *key);
+PHX_API phx_store *phx_store_retain(phx_store *store);
+PHX_API void phx_store_release(phx_store *store); /* NULL is allowed, here and in every release */
+
+/* ---- world -------------------------------------------------------------------------------------------------- */
+
+typedef struct phx_world_params {
+  uint32_t struct_size;
+  uint32_t flags; /* 0 */
+  int32_t rank;
+  int32_t size;
+  phx_store *store;         /* retained; may be NULL when size is 1 */
+  int64_t timeout_ms;       /* the default of every wait; 0 = 300000 */
+  uint64_t host_id;         /* ranks of equal host_id share memory; 0 = detect: boot id and network namespace */
+  uint64_t staging_bytes;   /* of one slot of the area through which collectives on ordinary memory move; 0 = default */
+  uint32_t signal_channels; /* of each symmetric allocation; 0 = 64 */
+  uint32_t reserved;        /* 0 */
+  const char *job;          /* prefix of all keys in the store; NULL = "phalanx" */
+} phx_world_params;
+
+/* Not collective. Publishes this rank in the store; peers are met when the first group is made. */
+PHX_API phx_status phx_world_create(const phx_world_params *params, phx_world **out);
+/* Leaves: tells the peers, closes every connection, ends the monitor thread. Groups of this world are unusable after it;
+ * memory stays valid until it is freed. Not collective; a second call does nothing. */
+PHX_API phx_status phx_world_finalize(phx_world *world);
+PHX_API void phx_world_release(phx_world *world); /* finalizes, and frees once groups, memory and works are released */
+PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
+PHX_API int32_t phx_world_rank(const phx_world *world);
+PHX_API int32_t phx_world_size(const phx_world *world);
+PHX_API uint64_t phx_world_host_id(const phx_world *world);
+PHX_API phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms);
+
+/* ---- groups ------------------------------------------------------------------------------------------------- */
+
+enum { PHX_GROUP_ACTIVE = 0, PHX_GROUP_FAILED = 1 };
+
+typedef struct phx_group_info {
+  uint32_t struct_size;
+  int32_t group_rank;
+  int32_t group_size;
+  int32_t state;        /* PHX_GROUP_* */
+  uint64_t id;          /* the same number on all ranks of the group */
+  uint64_t sequence;    /* collectives issued by this rank */
+  const char *name;     /* lives as long as the group */
+  const int32_t *ranks; /* group_size global ranks; lives as long as the group */
+} phx_group_info;
+
+/* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when the
+ * ranks are not on one host. A name may be used again; then it is a new group. */
+PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms, phx_group **out);
+/* A logical group that need not be part of the world: `group_size` participants meet through `store` under `name`. */
+PHX_API phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size, phx_store *store, int64_t timeout_ms, phx_group **out);
+PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
+/* Every later call on the group, on every rank, fails with PHX_ERR_REVOKED and this reason. Not collective. */
+PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
+PHX_API phx_status phx_group_error(phx_group *group, phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
+PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
+PHX_API phx_group *phx_group_retain(phx_group *group);
+PHX_API void phx_group_release(phx_group *group);
+
+/* ---- allocators and memory ---------------------------------------------------------------------------------- */
+
+enum { PHX_HANDLE_BYTES = 64 };
+
+/* Where the memory of one device type comes from. All functions are required. */
+typedef struct phx_allocator_ops {
+  uint32_t struct_size;
+  uint32_t flags;   /* 0 */
+  const char *name; /* static */
+  /* Zeroed memory of at least `size` bytes that export_handle can share. *cookie identifies it to the other calls. */
+  phx_status (*alloc)(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie);
+  phx_status (*free)(void *self, void *pointer, uint64_t cookie);
+  /* What a peer needs to map the block: up to PHX_HANDLE_BYTES of data and one file descriptor (borrowed; -1 = none). */
+  phx_status (*export_handle)(void *self, void *pointer, uint64_t cookie, void *handle, size_t *handle_size, int32_t *fd);
+  /* Takes no ownership of fd. Must verify that the object really spans `size` bytes. */
+  phx_status (*import_handle)(void *self, const phx_device *device, const void *handle, size_t handle_size, int32_t fd, size_t size, void **pointer, uint64_t *cookie);
+  phx_status (*unmap)(void *self, void *pointer, uint64_t cookie); /* an imported block */
+  void (*destroy)(void *self); /* after the last block is gone */
+} phx_allocator_ops;
+
+/* CPU (memfd) is registered in every new world. Registering again replaces; blocks made before stay valid. */
+PHX_API phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops, void *self);
+PHX_API phx_status phx_allocator_unregister(phx_world *world, int32_t device_type);
+PHX_API phx_status phx_allocator_name(phx_world *world, int32_t device_type, const char **out); /* static string */
+
+typedef struct phx_mem_info {
+  uint32_t struct_size;
+  int32_t live;       /* 0: persistent and idle */
+  void *base;         /* of the block */
+  size_t size;        /* bytes asked for */
+  uint64_t alloc_id;  /* meaningful if persistent */
+  int32_t persistent; /* 1 or 0 */
+  int32_t reserved;
+  phx_device device;
+} phx_mem_info;
+
+/* Not collective. size 0 is allowed and gives a distinct block. device NULL = CPU. */
+PHX_API phx_status phx_mem_alloc(phx_world *world, const phx_device *device, size_t size, void **out);
+/* One block per (scope, device, alloc_id), kept when freed: the next call with the same id returns the same address.
+ * PHX_ERR_IN_USE while it is live, PHX_ERR_MISMATCH when it has another size. scope: a group name, or NULL. */
+PHX_API phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, size_t size, const char *scope, uint64_t alloc_id, void **out);
+PHX_API phx_status phx_mem_retain(phx_world *world, void *pointer); /* one more phx_mem_free is needed */
+PHX_API phx_status phx_mem_free(phx_world *world, void *pointer);   /* local, never collective */
+/* Really frees an idle persistent block. PHX_ERR_IN_USE while live. */
+PHX_API phx_status phx_mem_drop(phx_world *world, const phx_device *device, const char *scope, uint64_t alloc_id);
+PHX_API phx_status phx_mem_find(phx_world *world, const void *pointer, phx_mem_info *out); /* any interior pointer */
+PHX_API phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes);         /* idle ones included */
+
+/* ---- symmetric memory --------------------------------------------------------------------------------------- */
+
+typedef struct phx_symm_info {
+  uint32_t struct_size;
+  int32_t group_rank;
+  int32_t group_size;
+  uint32_t signal_channels;
+  void *base;              /* this rank's block */
+  size_t size;             /* bytes, the same on all ranks */
+  size_t signal_pad_bytes; /* of one rank's pad: signal_channels * group_size 32-bit words */
+  phx_device device;
+  const char *group; /* its name; lives as long as the handle */
+} phx_symm_info;
+
+/* Collective: every rank of the group gives a block of its own (any pointer into it) of the same size.
+ * Cached per (group, block): the same handle again, without communication. */
+PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
+PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
+PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
+/* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as the handle. */
+PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
+/* A rank's signal pad as mapped here: word [channel * group_size + r] is written only by group rank r, holds a count that
+ * only grows (modulo 2^32), and is zero when the handle appears. put_signal and wait_signal use the same words: use a
+ * channel either through them or by hand, not both. */
+PHX_API uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank);
+PHX_API void *const *phx_symm_buffers_device(phx_symm *symm);     /* group_size pointers that the device can read */
+PHX_API void *const *phx_symm_signal_pads_device(phx_symm *symm); /* likewise */
+/* One signal from this rank to a peer. Writes made before put_signal are visible after the matching wait_signal.
+ * put never blocks. A wait that failed took no signal and may be tried again. */
+PHX_API phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel);
+PHX_API phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms);
+/* Collective; channels are independent of each other and of the signals. One that timed out may be tried again: it goes
+ * on waiting for the same barrier. */
+PHX_API phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms);
+PHX_API phx_symm *phx_symm_retain(phx_symm *symm);
+PHX_API void phx_symm_release(phx_symm *symm);
+
+/* ---- collectives -------------------------------------------------------------------------------------------- */
+
+typedef struct phx_options {
+  uint32_t struct_size;
+  uint32_t flags;     /* 0 */
+  int32_t algo;       /* PHX_ALGO_*, the same on all ranks */
+  uint32_t reserved;  /* 0 */
+  int64_t timeout_ms; /* of the whole operation, start and wait each */
+  double scale;       /* of PHX_PREMUL_SUM */
+} phx_options;        /* NULL wherever it is asked for means all defaults */
+
+/* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete. Otherwise
+ * it returns a handle; then `out` must stay valid and unread until phx_work_wait, and `in` must stay valid and unchanged
+ * until then as well. in == out is allowed where the two have the same size; other overlaps are errors.
+ * After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked. */
+PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);                    /* out: group_size * count */
+PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);    /* in: group_size * count */
+PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);                    /* both: group_size * count */
+/* Element counts per group rank; in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one after another. */
+PHX_API phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_counts, void *out, const size_t *out_counts, int32_t dtype, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank, const phx_options *options, phx_work **work);
+
+/* The same with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy into
+ * a staging area. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in place. */
+PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype, int32_t root_group_rank, const phx_options *options, phx_work **work); /* in place on every rank */
+
+PHX_API phx_status phx_work_test(phx_work *work); /* PHX_OK: complete; PHX_IN_PROGRESS; or the error. Never blocks. */
+PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms); /* idempotent */
+PHX_API phx_status phx_work_error(phx_work *work, phx_error_info *out); /* PHX_ERR_NOT_FOUND when it has none */
+PHX_API phx_work *phx_work_retain(phx_work *work);
+PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */
+
+/* cdef: end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

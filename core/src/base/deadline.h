@@ -1,0 +1,38 @@
+// Deadlines on the monotonic clock. Every blocking wait of the library takes one.
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+
+namespace phx {
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+class Deadline {
+ public:
+  static Deadline after_ms(int64_t ms) { return Deadline(ms, now_ns() + clamp(ms) * 1000000); }
+
+  bool passed() const { return now_ns() >= at_ns_; }
+  int64_t at_ns() const { return at_ns_; }
+  int64_t budget_ms() const { return budget_ms_; }  // as asked for, to be named in errors
+  int64_t left_ns() const {
+    const int64_t left = at_ns_ - now_ns();
+    return left > 0 ? left : 0;
+  }
+  // Rounded up, so that a poll() with it does not return just before the end.
+  int64_t left_ms() const { return (left_ns() + 999999) / 1000000; }
+
+ private:
+  Deadline(int64_t budget_ms, int64_t at_ns) : at_ns_(at_ns), budget_ms_(budget_ms) {}
+  static int64_t clamp(int64_t ms) { return ms < 0 ? 0 : (ms > kMaxMs ? kMaxMs : ms); }
+  static constexpr int64_t kMaxMs = int64_t{1} << 40;  // 34 years: keeps the sum in range
+
+  int64_t at_ns_;
+  int64_t budget_ms_;
+};
+
+}  // namespace phx

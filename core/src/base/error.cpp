@@ -1,0 +1,128 @@
+#include "base/error.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <mutex>
+
+namespace phx {
+namespace {
+
+thread_local phx_error_info t_last = make_error_info();
+
+// The log callback is the library's only process-wide mutable state.
+struct LogSink {
+  std::mutex mutex;
+  phx_log_fn fn = nullptr;
+  void *user = nullptr;
+  std::atomic<int32_t> min_level{PHX_LOG_ERROR + 1};
+};
+LogSink &log_sink() {
+  static LogSink *sink = new LogSink;  // never destroyed: threads may log during exit
+  return *sink;
+}
+
+phx_status fail_with(phx_status status, int error_number, const char *operation, const char *format, va_list args) {
+  phx_error_info info = make_error_info();
+  info.status = status;
+  info.sys_errno = error_number;
+  copy_text(info.operation, sizeof info.operation, operation);
+  char text[sizeof info.text];
+  int length = std::vsnprintf(text, sizeof text, format, args);
+  if (length >= 0 && error_number != 0 && static_cast<size_t>(length) < sizeof text) {
+    char reason[128];
+    const char *words = strerror_r(error_number, reason, sizeof reason);
+    std::snprintf(text + length, sizeof text - length, ": %s (errno %d)", words, error_number);
+  }
+  copy_text(info.text, sizeof info.text, text);
+  return set_last_error(info);
+}
+
+}  // namespace
+
+phx_error_info make_error_info() {
+  phx_error_info info;
+  std::memset(&info, 0, sizeof info);
+  info.struct_size = sizeof info;
+  info.rank = -1;
+  info.peer = -1;
+  return info;
+}
+
+void copy_text(char *dst, size_t size, const char *text) {
+  if (size == 0) return;
+  size_t length = text == nullptr ? 0 : std::strlen(text);
+  if (length >= size) {
+    length = size - 1;
+    while (length > 0 && (static_cast<unsigned char>(text[length]) & 0xC0) == 0x80) --length;
+  }
+  if (length > 0) std::memmove(dst, text, length);
+  dst[length] = '\0';
+}
+
+const phx_error_info &last_error() { return t_last; }
+
+phx_status set_last_error(const phx_error_info &info) {
+  t_last = info;
+  return info.status;
+}
+
+phx_status fail(phx_status status, const char *operation, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  fail_with(status, 0, operation, format, args);
+  va_end(args);
+  return status;
+}
+
+phx_status fail_errno(int error_number, const char *operation, const char *format, ...) {
+  phx_status status = PHX_ERR_SYSTEM;
+  if (error_number == ENOMEM) status = PHX_ERR_NO_MEMORY;
+  if (error_number == EPERM || error_number == EACCES) status = PHX_ERR_PERMISSION;
+  va_list args;
+  va_start(args, format);
+  fail_with(status, error_number, operation, format, args);
+  va_end(args);
+  return status;
+}
+
+void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer) {
+  if (operation != nullptr) copy_text(t_last.operation, sizeof t_last.operation, operation);
+  if (group != nullptr) copy_text(t_last.group, sizeof t_last.group, group);
+  if (rank >= 0) t_last.rank = rank;
+  if (peer >= 0) t_last.peer = peer;
+}
+
+void log_message(int32_t level, const char *file, int32_t line, const char *format, ...) {
+  LogSink &sink = log_sink();
+  if (level < sink.min_level.load(std::memory_order_relaxed)) return;
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  std::lock_guard<std::mutex> lock(sink.mutex);
+  if (sink.fn != nullptr) sink.fn(sink.user, level, file, line, text);
+}
+
+}  // namespace phx
+
+extern "C" {
+
+const char *phx_last_error(void) { return phx::last_error().text; }
+
+phx_status phx_last_error_info(phx_error_info *out) {
+  const phx_error_info info = phx::last_error();  // a copy: a failing copy_out would overwrite it
+  return phx::copy_out(info, out, "last_error_info");
+}
+
+phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {
+  phx::LogSink &sink = phx::log_sink();
+  std::lock_guard<std::mutex> lock(sink.mutex);
+  sink.fn = fn;
+  sink.user = user;
+  sink.min_level.store(fn == nullptr ? PHX_LOG_ERROR + 1 : min_level, std::memory_order_relaxed);
+  return PHX_OK;
+}
+}

@@ -1,0 +1,73 @@
+// Owners of file descriptors and mappings.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace phx {
+
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd &&other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd &operator=(Fd &&other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  Fd(const Fd &) = delete;
+  Fd &operator=(const Fd &) = delete;
+  ~Fd() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+// A mapping that is undone with munmap.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void *base, size_t size) : base_(base), size_(size) {}
+  Mapping(Mapping &&other) noexcept : base_(std::exchange(other.base_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Mapping &operator=(Mapping &&other) noexcept {
+    if (this != &other) {
+      reset();
+      base_ = std::exchange(other.base_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+    }
+    return *this;
+  }
+  Mapping(const Mapping &) = delete;
+  Mapping &operator=(const Mapping &) = delete;
+  ~Mapping() { reset(); }
+
+  void *get() const { return base_; }
+  char *bytes() const { return static_cast<char *>(base_); }
+  size_t size() const { return size_; }
+  bool valid() const { return base_ != nullptr; }
+  void reset() {
+    if (base_ != nullptr) munmap(base_, size_);
+    base_ = nullptr;
+    size_ = 0;
+  }
+
+ private:
+  void *base_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace phx

@@ -1,0 +1,96 @@
+// What the library says about itself: versions, names, sizes.
+#include <cstring>
+
+#include "base/error.h"
+#include "kernels/kernels.h"
+#include "phalanx/phalanx.h"
+
+namespace {
+
+struct DtypeRow {
+  const char *name;
+  size_t size;
+};
+constexpr DtypeRow kDtypes[] = {{"?", 0},      {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
+                                {"int8", 1},   {"uint8", 1},   {"int16", 2},    {"uint16", 2},  {"int32", 4},
+                                {"uint32", 4}, {"int64", 8},   {"uint64", 8},   {"bool", 1}};
+constexpr const char *kOps[] = {"?", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+
+struct StructRow {
+  const char *name;
+  size_t size;
+};
+constexpr StructRow kStructs[] = {
+    {"phx_device", sizeof(phx_device)},         {"phx_error_info", sizeof(phx_error_info)},
+    {"phx_store_ops", sizeof(phx_store_ops)},   {"phx_world_params", sizeof(phx_world_params)},
+    {"phx_group_info", sizeof(phx_group_info)}, {"phx_allocator_ops", sizeof(phx_allocator_ops)},
+    {"phx_mem_info", sizeof(phx_mem_info)},     {"phx_symm_info", sizeof(phx_symm_info)},
+    {"phx_options", sizeof(phx_options)},
+};
+
+constexpr const char *kFeatures[] = {"cpu", "store_memory", "store_file", "store_tcp", "memfd"};
+
+const DtypeRow &dtype_row(int32_t dtype) {
+  constexpr int32_t rows = sizeof kDtypes / sizeof kDtypes[0];
+  return kDtypes[dtype > 0 && dtype < rows ? dtype : 0];
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t phx_abi_version(void) { return PHX_ABI_VERSION; }
+
+const char *phx_version(void) { return PHX_VERSION_STRING; }
+
+const char *phx_build_info(void) {
+  return "{\"version\": \"" PHX_VERSION_STRING "\", \"compiler\": \"" __VERSION__
+         "\", \"features\": [\"cpu\", \"store_memory\", \"store_file\", \"store_tcp\", \"memfd\"], \"cuda\": false}";
+}
+
+int32_t phx_has(const char *feature) {
+  if (feature == nullptr) return 0;
+  for (const char *known : kFeatures)
+    if (std::strcmp(known, feature) == 0) return 1;
+  return std::strcmp(phx::kernels::active_isa(), feature) == 0 ? 1 : 0;
+}
+
+size_t phx_struct_size(const char *struct_name) {
+  if (struct_name == nullptr) return 0;
+  for (const StructRow &row : kStructs)
+    if (std::strcmp(row.name, struct_name) == 0) return row.size;
+  return 0;
+}
+
+const char *phx_status_name(phx_status status) {
+  switch (status) {
+    case PHX_OK: return "PHX_OK";
+    case PHX_IN_PROGRESS: return "PHX_IN_PROGRESS";
+    case PHX_ERR_INVALID: return "PHX_ERR_INVALID";
+    case PHX_ERR_UNSUPPORTED: return "PHX_ERR_UNSUPPORTED";
+    case PHX_ERR_NO_MEMORY: return "PHX_ERR_NO_MEMORY";
+    case PHX_ERR_TIMEOUT: return "PHX_ERR_TIMEOUT";
+    case PHX_ERR_PEER_DEAD: return "PHX_ERR_PEER_DEAD";
+    case PHX_ERR_REVOKED: return "PHX_ERR_REVOKED";
+    case PHX_ERR_MISMATCH: return "PHX_ERR_MISMATCH";
+    case PHX_ERR_EXISTS: return "PHX_ERR_EXISTS";
+    case PHX_ERR_NOT_FOUND: return "PHX_ERR_NOT_FOUND";
+    case PHX_ERR_IN_USE: return "PHX_ERR_IN_USE";
+    case PHX_ERR_SYSTEM: return "PHX_ERR_SYSTEM";
+    case PHX_ERR_DEVICE: return "PHX_ERR_DEVICE";
+    case PHX_ERR_ABI: return "PHX_ERR_ABI";
+    case PHX_ERR_PERMISSION: return "PHX_ERR_PERMISSION";
+    case PHX_ERR_INTERNAL: return "PHX_ERR_INTERNAL";
+    default: return "unknown status";
+  }
+}
+
+const char *phx_dtype_name(int32_t dtype) { return dtype_row(dtype).name; }
+
+size_t phx_dtype_size(int32_t dtype) { return dtype_row(dtype).size; }
+
+const char *phx_reduce_op_name(int32_t op) {
+  constexpr int32_t rows = sizeof kOps / sizeof kOps[0];
+  return kOps[op > 0 && op < rows ? op : 0];
+}
+}

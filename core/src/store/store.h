@@ -1,0 +1,65 @@
+// The key-value store behind phx_store. A handle is reference-counted; implementations derive from it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "phalanx/phalanx.h"
+
+// The opaque handle IS the base class. Every method is thread-safe, bounded by its timeout (> 0, milliseconds), and on
+// failure records the thread's error and returns its status.
+struct phx_store {
+  virtual phx_status set(const char *key, const void *value, size_t size) = 0;
+  // PHX_ERR_TIMEOUT when the key did not appear in time.
+  virtual phx_status get(const char *key, std::string *value, int64_t timeout_ms) = 0;
+  virtual phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) = 0;
+  virtual phx_status add(const char *key, int64_t delta, int64_t *result) = 0;
+  virtual phx_status remove(const char *key) = 0;
+
+  void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    // acq_rel: the last release sees all that the others did before theirs.
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+ protected:
+  phx_store() = default;
+  virtual ~phx_store() = default;
+
+ private:
+  std::atomic<int64_t> references_{1};
+};
+
+namespace phx {
+
+// An owning reference to a store.
+class StoreRef {
+ public:
+  StoreRef() = default;
+  explicit StoreRef(phx_store *store) : store_(store) {
+    if (store_ != nullptr) store_->retain();
+  }
+  StoreRef(const StoreRef &other) : StoreRef(other.store_) {}
+  StoreRef(StoreRef &&other) noexcept : store_(other.store_) { other.store_ = nullptr; }
+  StoreRef &operator=(StoreRef other) noexcept {
+    phx_store *mine = store_;
+    store_ = other.store_;
+    other.store_ = mine;
+    return *this;
+  }
+  ~StoreRef() {
+    if (store_ != nullptr) store_->release();
+  }
+  phx_store *get() const { return store_; }
+  phx_store *operator->() const { return store_; }
+  explicit operator bool() const { return store_ != nullptr; }
+
+ private:
+  phx_store *store_ = nullptr;
+};
+
+inline constexpr size_t kMaxStoreKey = 1024;                // bytes; longer keys are PHX_ERR_INVALID
+inline constexpr size_t kMaxStoreValue = size_t{16} << 20;  // bytes; longer values are PHX_ERR_INVALID
+
+}  // namespace phx
