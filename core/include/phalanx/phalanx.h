@@ -192,7 +192,9 @@ PHX_API phx_status phx_world_create(const phx_world_params *params, phx_world **
 /* Leaves: tells the peers, closes every connection, ends the monitor thread. Groups of this world are unusable after it;
  * memory stays valid until it is freed. Not collective; a second call does nothing. */
 PHX_API phx_status phx_world_finalize(phx_world *world);
-PHX_API void phx_world_release(phx_world *world); /* finalizes, and frees once groups, memory and works are released */
+/* Finalizes; the handle is invalid after it. Free memory before: blocks still in the table are freed now, except those that
+ * a phx_symm holds. Groups, symms and works may be released later. */
+PHX_API void phx_world_release(phx_world *world);
 PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
 PHX_API int32_t phx_world_rank(const phx_world *world);
 PHX_API int32_t phx_world_size(const phx_world *world);
@@ -212,6 +214,7 @@ typedef struct phx_group_info {
   uint64_t sequence;    /* collectives issued by this rank */
   const char *name;     /* lives as long as the group */
   const int32_t *ranks; /* group_size global ranks; lives as long as the group */
+  uint64_t slot_bytes;  /* a collective with at most so many bytes of input has taken them all when its start returns */
 } phx_group_info;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when the
@@ -324,9 +327,10 @@ typedef struct phx_options {
 } phx_options;        /* NULL wherever it is asked for means all defaults */
 
 /* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete. Otherwise
- * it returns a handle; then `out` must stay valid and unread until phx_work_wait, and `in` must stay valid and unchanged
- * until then as well. in == out is allowed where the two have the same size; other overlaps are errors.
- * After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked. */
+ * it returns a handle; then `out` must stay valid and unread until phx_work_wait, and so must `in`, and unchanged, unless it
+ * has at most phx_group_info.slot_bytes bytes: then it was copied before the call returned. in == out is allowed where the two have the same size; other overlaps are errors.
+ * After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked. (Only
+ * all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and leaves it usable.) */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);                    /* out: group_size * count */
 PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);    /* in: group_size * count */

@@ -1,0 +1,67 @@
+// Names and arithmetic that all collectives share, and the barrier, which moves nothing.
+#include "collectives/operation.h"
+
+#include <cinttypes>
+#include <cstdio>
+
+#include "group/lane.h"
+#include "symm/symm.h"
+
+namespace phx {
+
+const char *kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kNone: return "nothing";
+    case Kind::kBarrier: return "barrier";
+    case Kind::kAllReduce: return "all_reduce";
+    case Kind::kAllGather: return "all_gather";
+    case Kind::kReduceScatter: return "reduce_scatter";
+    case Kind::kAllToAll: return "all_to_all";
+    case Kind::kAllToAllV: return "all_to_all_v";
+    case Kind::kBroadcast: return "broadcast";
+    case Kind::kSymmAllReduce: return "symm_all_reduce";
+    case Kind::kSymmAllGather: return "symm_all_gather";
+    case Kind::kSymmReduceScatter: return "symm_reduce_scatter";
+    case Kind::kSymmAllToAll: return "symm_all_to_all";
+    case Kind::kSymmBroadcast: return "symm_broadcast";
+  }
+  return "an unknown collective";
+}
+
+std::string describe_call(const CallRecord &record) {
+  char text[160];
+  int length = std::snprintf(text, sizeof text, "%s(", kind_name(static_cast<Kind>(record.operation)));
+  auto add = [&](const char *format, auto value) {
+    if (length > 0 && static_cast<size_t>(length) < sizeof text)
+      length += std::snprintf(text + length, sizeof text - length, format, value);
+  };
+  if (record.operation != static_cast<uint8_t>(Kind::kBarrier)) {
+    add("%s, ", phx_dtype_name(record.dtype));
+    add("%" PRIu64, record.count);
+    if (record.op != 0) add(", %s", phx_reduce_op_name(record.op));
+    if (record.root >= 0) add(", root %d", record.root);
+    if (record.algo != PHX_ALGO_AUTO) add(", algo %d", static_cast<int>(record.algo));
+    if (record.aux != 0) add(", key %" PRIx64, record.aux);
+  }
+  add("%s", ")");
+  return text;
+}
+
+size_t part_elements(size_t count, size_t item, int parts) {
+  const size_t per_line = kLine / item;
+  const size_t even = (count + parts - 1) / parts;
+  return (even + per_line - 1) / per_line * per_line;
+}
+
+namespace {
+
+class Barrier final : public Operation {
+  void put(const Lane &, uint32_t, uint64_t) override {}
+  phx_status take(const Lane &, uint32_t, uint64_t) override { return PHX_OK; }
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_barrier() { return std::make_unique<Barrier>(); }
+
+}  // namespace phx

@@ -1,0 +1,160 @@
+// phx_group_*.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/guard.h"
+#include "group/group.h"
+
+using phx::fail;
+using phx::guarded;
+
+namespace {
+
+constexpr size_t kMaxName = 255;
+
+phx_status check_name(const char *operation, const char *name) {
+  if (name == nullptr || *name == '\0') return fail(PHX_ERR_INVALID, operation, "%s: a group needs a name", operation);
+  if (std::strlen(name) > kMaxName) return fail(PHX_ERR_INVALID, operation, "%s: the name has more than %zu bytes", operation, kMaxName);
+  return PHX_OK;
+}
+
+phx_status check_size(const char *operation, const char *name, int32_t size) {
+  if (size < 1) return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d ranks; it needs at least one", operation, name, size);
+  if (size > phx::kMaxGroupSize)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': %d ranks; at most %d can share memory", operation, name, size, phx::kMaxGroupSize);
+  return PHX_OK;
+}
+
+phx_status check_ranks(const char *operation, const phx::World &world, const char *name, const int32_t *ranks, int32_t count, int *self) {
+  if (ranks == nullptr) return fail(PHX_ERR_INVALID, operation, "%s '%s': ranks is NULL", operation, name);
+  *self = -1;
+  for (int32_t i = 0; i < count; ++i) {
+    if (ranks[i] < 0 || ranks[i] >= world.size())
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d does not exist in a world of %d", operation, name, ranks[i], world.size());
+    if (std::find(ranks, ranks + i, ranks[i]) != ranks + i)
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice", operation, name, ranks[i]);
+    if (ranks[i] == world.rank()) *self = i;
+  }
+  if (*self < 0)
+    return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is not in the list; only members make a group", operation, name, world.rank());
+  return PHX_OK;
+}
+
+phx_status make(phx_world *world, const char *operation, phx::GroupParams params, int64_t timeout_ms, phx_group **out) {
+  phx::World &w = *world->ptr;
+  int64_t timeout = 0;
+  phx_status status = w.resolve_timeout(operation, timeout_ms, &timeout);
+  if (status != PHX_OK) return status;
+  params.key += "/" + std::to_string(w.next_ordinal(params.key));
+  std::shared_ptr<phx::Group> group;
+  status = phx::Group::create(world->ptr, std::move(params), timeout, &group);
+  if (status != PHX_OK) return status;
+  phx_group *handle = new phx_group;
+  handle->ptr = std::move(group);
+  *out = handle;
+  return PHX_OK;
+}
+
+phx_status check_world(const char *operation, const phx_world *world, phx_group **out) {
+  if (world == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world or out is NULL", operation);
+  if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
+  return PHX_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms, phx_group **out) {
+  const char *operation = "group_create";
+  return guarded(operation, [&]() -> phx_status {
+    int self = -1;
+    phx_status status = check_world(operation, world, out);
+    if (status == PHX_OK) status = check_name(operation, name);
+    if (status == PHX_OK) status = check_size(operation, name, count);
+    if (status == PHX_OK) status = check_ranks(operation, *world->ptr, name, ranks, count, &self);
+    if (status != PHX_OK) return status;
+    phx::GroupParams params;
+    params.name = name;
+    params.ranks.assign(ranks, ranks + count);
+    params.group_rank = self;
+    params.store = phx::StoreRef(world->ptr->store());
+    // Groups of one name and other ranks, such as the rows of a mesh, may be made at the same time.
+    const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
+    params.key = world->ptr->job() + "/group/" + name + "/" + std::to_string(members);
+    return make(world, operation, std::move(params), timeout_ms, out);
+  });
+}
+
+phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size, phx_store *store, int64_t timeout_ms,
+                            phx_group **out) {
+  const char *operation = "group_attach";
+  return guarded(operation, [&]() -> phx_status {
+    phx_status status = check_world(operation, world, out);
+    if (status == PHX_OK) status = check_name(operation, name);
+    if (status == PHX_OK) status = check_size(operation, name, group_size);
+    if (status != PHX_OK) return status;
+    if (group_rank < 0 || group_rank >= group_size)
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': group_rank is %d in a group of %d", operation, name, group_rank, group_size);
+    if (store == nullptr && group_size > 1)
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d needs a store through which its ranks meet", operation, name, group_size);
+    phx::GroupParams params;
+    params.name = name;
+    for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
+    params.group_rank = group_rank;
+    params.store = phx::StoreRef(store);
+    params.key = world->ptr->job() + "/attach/" + name;
+    return make(world, operation, std::move(params), timeout_ms, out);
+  });
+}
+
+phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
+  const char *operation = "group_get_info";
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  phx::Group &g = *group->ptr;
+  phx_group_info info{};
+  info.struct_size = sizeof info;
+  info.group_rank = g.group_rank();
+  info.group_size = g.size();
+  info.state = g.failed() ? PHX_GROUP_FAILED : PHX_GROUP_ACTIVE;
+  info.id = g.id();
+  info.sequence = g.engine().sequence();
+  info.name = g.name().c_str();
+  info.ranks = g.ranks().data();
+  info.slot_bytes = g.lane().slot_bytes();
+  return phx::copy_out(info, out, operation);
+}
+
+phx_status phx_group_revoke(phx_group *group, const char *reason) {
+  const char *operation = "group_revoke";
+  return guarded(operation, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+    phx_error_info cause = phx::make_error_info();
+    cause.status = PHX_ERR_REVOKED;
+    cause.rank = group->ptr->self_rank();
+    cause.peer = cause.rank;
+    phx::copy_text(cause.operation, sizeof cause.operation, operation);
+    const std::string text = "rank " + std::to_string(cause.rank) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
+    phx::copy_text(cause.text, sizeof cause.text, text.c_str());
+    group->ptr->fail_with(cause, true);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_group_error(phx_group *group, phx_error_info *out) {
+  const char *operation = "group_error";
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (!group->ptr->failed()) return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
+  return phx::copy_out(group->ptr->cause(), out, operation);
+}
+
+phx_group *phx_group_retain(phx_group *group) {
+  if (group != nullptr) group->references.fetch_add(1, std::memory_order_relaxed);
+  return group;
+}
+
+void phx_group_release(phx_group *group) {
+  if (group != nullptr && group->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete group;
+}
+}

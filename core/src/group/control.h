@@ -1,0 +1,61 @@
+// The shared layout of a group: one control segment per rank, written by its owner and mapped by every rank.
+//
+//   ControlHeader | slot 0 | slot 1 | ... | slot kSlots-1          slot = SlotHeader | slot_bytes of data
+//
+// A collective moves through `epochs`: numbers that every rank of the group counts alike. Publishing epoch e makes slot
+// e % kSlots readable; its header says what call it belongs to, so that every arrival carries its fingerprint.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "wait/wait.h"
+
+namespace phx {
+
+inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
+inline constexpr uint32_t kControlVersion = 1;
+inline constexpr uint32_t kSlots = 4;
+inline constexpr size_t kLine = 64;
+
+// What a rank calls. Two ranks that meet in one epoch must have equal ones.
+struct CallRecord {
+  uint8_t operation = 0;  // Operation kinds of collectives/operation.h
+  uint8_t dtype = 0;
+  uint8_t op = 0;
+  uint8_t algo = 0;
+  int32_t root = -1;
+  uint64_t count = 0;
+  uint64_t aux = 0;  // the symmetric allocation and offset, or the scale's bits
+  bool operator==(const CallRecord &o) const {
+    return operation == o.operation && dtype == o.dtype && op == o.op && algo == o.algo && root == o.root && count == o.count &&
+           aux == o.aux;
+  }
+};
+static_assert(sizeof(CallRecord) == 24);
+
+struct alignas(kLine) SlotHeader {
+  SharedWord epoch;  // written last, with release; all below is ordered by it
+  uint32_t done;     // the owner reads no slot of an epoch <= done any more
+  CallRecord record;
+  uint8_t reserved[32];
+};
+static_assert(sizeof(SlotHeader) == kLine);
+
+struct alignas(kLine) ControlHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t slots;
+  uint64_t slot_bytes;
+  uint64_t group_id;
+  int32_t group_rank;
+  int32_t group_size;
+  alignas(kLine) SharedWord done;      // as in SlotHeader, for ranks that publish nothing for a while
+  alignas(kLine) SharedWord sleepers;  // peers that sleep on words of this segment
+};
+static_assert(sizeof(ControlHeader) == 3 * kLine);
+
+inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
+inline size_t control_bytes(size_t slot_bytes) { return sizeof(ControlHeader) + kSlots * slot_stride(slot_bytes); }
+
+}  // namespace phx

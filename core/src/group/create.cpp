@@ -1,0 +1,181 @@
+// Making a group: the members find each other in the store, connect, and share their control segments.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "group/group.h"
+#include "symm/symm.h"
+
+namespace phx {
+namespace {
+
+constexpr const char *kOperation = "group_create";
+
+// What goes with a control segment.
+struct Geometry {
+  uint32_t version;
+  uint32_t slots;
+  uint64_t slot_bytes;
+  int32_t group_rank;
+  int32_t group_size;
+};
+
+}  // namespace
+
+Group::Group(std::shared_ptr<World> world, GroupParams params)
+    : world_(std::move(world)), params_(std::move(params)), engine_(this, &lane_) {}
+
+Group::~Group() {
+  if (watched_) world_->monitor().unwatch(id_);
+}
+
+// The steps of Group::create, in order. Each returns the thread's error.
+struct GroupMaker {
+  Group &group;
+  const Deadline deadline;
+
+  std::string member_key(int group_rank) const { return group.params_.key + "/member/" + std::to_string(group_rank); }
+
+  phx_status meet() {
+    group.records_.assign(group.size(), PeerRecord{});
+    group.records_[group.group_rank()] = group.world_->record();
+    group.links_.resize(group.size());
+    if (group.size() == 1) return PHX_OK;
+    phx_store *store = group.params_.store.get();
+    PeerRecord mine = group.world_->record();
+    mine.rank = group.self_rank();
+    const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
+    if (status != PHX_OK) return in_group(status);
+    std::string late;
+    int first_late = -1;
+    for (int i = 0; i < group.size(); ++i) {
+      if (i == group.group_rank()) continue;
+      std::string value;
+      const int64_t left = deadline.left_ms();
+      const phx_status got = store->get(member_key(i).c_str(), &value, left > 0 ? left : 1);
+      if (got == PHX_ERR_TIMEOUT) {
+        if (first_late < 0) first_late = i;
+        late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
+        continue;
+      }
+      if (got != PHX_OK) return in_group(got);
+      const phx_status read = read_record(value, i);
+      if (read != PHX_OK) return read;
+    }
+    if (first_late < 0) return PHX_OK;
+    fail(PHX_ERR_TIMEOUT, kOperation, "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
+         group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(), late.c_str());
+    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(first_late));
+    return PHX_ERR_TIMEOUT;
+  }
+
+  phx_status read_record(const std::string &value, int i) {
+    PeerRecord &record = group.records_[i];
+    if (value.size() < sizeof record || std::memcmp(value.data(), kPeerMagic, sizeof kPeerMagic) != 0)
+      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s", kOperation,
+                  group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+    std::memcpy(&record, value.data(), sizeof record);
+    return PHX_OK;
+  }
+
+  // Decided from the records alone, so that every rank decides alike.
+  phx_status same_host() {
+    for (int i = 1; i < group.size(); ++i) {
+      if (group.records_[i].host_id == group.records_[0].host_id) continue;
+      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': ranks %d and %d are on different hosts and share no memory", kOperation,
+           group.name().c_str(), group.rank_of(0), group.rank_of(i));
+      amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
+      return PHX_ERR_UNSUPPORTED;
+    }
+    return PHX_OK;
+  }
+
+  phx_status connect() {
+    group.id_ = hash_bytes(group.name().data(), group.name().size());
+    for (const PeerRecord &record : group.records_) group.id_ = hash_bytes(&record.uuid, sizeof record.uuid, group.id_);
+    group.id_ = hash_bytes(group.params_.key.data(), group.params_.key.size(), group.id_);
+    for (int i = 0; i < group.size(); ++i) {
+      if (i == group.group_rank()) continue;
+      const phx_status status = group.world_->connect(group.records_[i], deadline, &group.links_[i]);
+      if (status != PHX_OK) return in_group(status);
+    }
+    return PHX_OK;
+  }
+
+  phx_status share_segments() {
+    // At least one cache line for each rank's part.
+    const size_t slot_bytes = std::max(group.world_->slot_bytes(), kLine * group.size());
+    const size_t size = round_up(control_bytes(slot_bytes), page_bytes());
+    std::vector<SharedMappingRef> segments(group.size());
+    Fd own;
+    phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
+    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, true, &segments[group.group_rank()]);
+    if (status != PHX_OK) return in_group(status);
+    auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
+    header->magic = kControlMagic;
+    header->version = kControlVersion;
+    header->slots = kSlots;
+    header->slot_bytes = slot_bytes;
+    header->group_id = group.id_;
+    header->group_rank = group.group_rank();
+    header->group_size = group.size();
+
+    const Geometry mine{kControlVersion, kSlots, slot_bytes, group.group_rank(), group.size()};
+    std::vector<Parcel> all;
+    status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()}, deadline, &all);
+    if (status != PHX_OK) return status;
+    for (int i = 0; i < group.size() && status == PHX_OK; ++i)
+      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
+    status = group.confirm(kOperation, status, deadline);
+    if (status != PHX_OK) return status;
+    group.lane_.open(std::move(segments), group.group_rank(), slot_bytes, &group.failed_);
+    return PHX_OK;
+  }
+
+  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
+    Geometry theirs;
+    if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
+      return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(), group.rank_of(i));
+    std::memcpy(&theirs, parcel.bytes.data(), sizeof theirs);
+    if (theirs.version != mine.version || theirs.slots != mine.slots)
+      return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d was built with another layout of shared memory; install one version everywhere",
+                  kOperation, group.name().c_str(), group.rank_of(i));
+    if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
+      return fail(PHX_ERR_MISMATCH, kOperation,
+                  "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d with %llu", kOperation,
+                  group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
+                  static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
+                  static_cast<unsigned long long>(mine.slot_bytes));
+    const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
+    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, true, out);
+  }
+
+  phx_status in_group(phx_status status) {
+    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), -1);
+    return status;
+  }
+};
+
+phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, std::shared_ptr<Group> *out) {
+  std::shared_ptr<Group> group(new Group(world, std::move(params)));
+  GroupMaker maker{*group, Deadline::after_ms(timeout_ms)};
+  phx_status status = maker.meet();
+  if (status == PHX_OK) status = maker.same_host();
+  if (status == PHX_OK) status = maker.connect();
+  if (status == PHX_OK) {
+    world->monitor().watch(group->id_, group);
+    group->watched_ = true;
+    status = maker.share_segments();
+  }
+  if (status != PHX_OK) {
+    const phx_error_info error = last_error();
+    return group->fail_with(error, group->watched_);
+  }
+  // Everybody has confirmed, so everybody has read the record. (Best effort: not every store can remove.)
+  if (group->size() > 1) group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
+  world->add_group(group);
+  *out = std::move(group);
+  return PHX_OK;
+}
+
+}  // namespace phx

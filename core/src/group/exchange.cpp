@@ -1,0 +1,78 @@
+// Small all-to-all messages among the members, with file descriptors: what rendezvous is made of.
+#include <cstdio>
+#include <cstring>
+
+#include "group/group.h"
+
+namespace phx {
+
+phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds, const Deadline &deadline,
+                           std::vector<Parcel> *out) {
+  if (bytes.size() > kMaxPayload || fds.size() > kMaxFds) return fail(PHX_ERR_INTERNAL, operation, "%s: parcel too large", operation);
+  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  if (failed()) return raise_revoked(operation);
+  const uint64_t ordinal = ++exchange_ordinal_;
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, static_cast<uint16_t>(fds.size()), id_, ordinal,
+                          static_cast<uint32_t>(bytes.size()), 0};
+  for (const LinkRef &link : links_) {
+    if (!link) continue;
+    const phx_status status = send_message(*link, envelope, bytes.data(), fds.data(), deadline);
+    if (status == PHX_OK) continue;
+    if (failed()) return raise_in_flight(operation, 0);
+    amend_last_error(operation, name().c_str(), self_rank(), -1);
+    return fail_with(last_error(), true);
+  }
+
+  std::vector<Parcel> parcels(size());
+  parcels[group_rank()].bytes = bytes;
+  std::string late;
+  int first_late = -1;
+  for (int i = 0; i < size(); ++i) {
+    if (i == group_rank()) continue;
+    Message message;
+    const phx_status status = world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, failed_, &message);
+    if (status == PHX_OK) {
+      parcels[i].bytes = std::move(message.payload);
+      parcels[i].fds = std::move(message.fds);
+      continue;
+    }
+    if (status != PHX_ERR_TIMEOUT) {
+      if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load());
+      return raise_in_flight(operation, 0);
+    }
+    if (first_late < 0) first_late = i;
+    if (!late.empty()) late += ", ";
+    late += describe(i);
+  }
+  if (first_late >= 0) {
+    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': after %lld ms rank %d still waits for %s to make the same call.", operation,
+         name().c_str(), static_cast<long long>(deadline.budget_ms()), self_rank(), late.c_str());
+    amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(first_late));
+    return fail_with(last_error(), true);
+  }
+  *out = std::move(parcels);
+  return PHX_OK;
+}
+
+phx_status Group::confirm(const char *operation, phx_status status, const Deadline &deadline) {
+  phx_error_info mine = make_error_info();
+  if (status != PHX_OK) mine = last_error();
+  std::vector<Parcel> all;
+  const phx_status exchanged =
+      exchange(operation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {}, deadline, &all);
+  if (exchanged != PHX_OK) return status != PHX_OK ? set_last_error(mine) : exchanged;
+  if (status != PHX_OK) return set_last_error(mine);
+  for (int i = 0; i < size(); ++i) {
+    phx_error_info theirs;
+    if (all[i].bytes.size() != sizeof theirs) return fail(PHX_ERR_INTERNAL, operation, "%s: malformed confirmation", operation);
+    std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
+    theirs.text[sizeof theirs.text - 1] = '\0';
+    if (theirs.status == PHX_OK) continue;
+    fail(theirs.status, operation, "%s on group '%s': it failed on rank %d: %s", operation, name().c_str(), rank_of(i), theirs.text);
+    amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
+    return theirs.status;
+  }
+  return PHX_OK;
+}
+
+}  // namespace phx

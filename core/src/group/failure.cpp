@@ -1,0 +1,132 @@
+// How a group fails: the first cause sticks, waiters wake, peers are told, and later calls say why.
+#include <cinttypes>
+#include <cstdio>
+
+#include "collectives/operation.h"
+#include "group/group.h"
+
+namespace phx {
+
+phx_error_info Group::cause() const {
+  std::lock_guard<std::mutex> lock(cause_mutex_);
+  return cause_;
+}
+
+phx_status Group::fail_with(const phx_error_info &cause, bool tell) {
+  bool first = false;
+  {
+    std::lock_guard<std::mutex> lock(cause_mutex_);
+    if (failed_.load(std::memory_order_relaxed) == 0) {
+      first = true;
+      cause_ = cause;
+      copy_text(cause_.group, sizeof cause_.group, name().c_str());
+      failed_.store(1, std::memory_order_release);
+    }
+  }
+  if (first) {
+    lane_.wake_waiters();
+    world_->monitor().poke();
+    if (tell) {
+      const phx_error_info wire = this->cause();
+      Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
+      for (const LinkRef &link : links_)  // best effort: a peer that takes no messages runs into its own deadline
+        if (link && link->state.load() == LinkState::kAlive)
+          send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
+    }
+  }
+  return set_last_error(cause);
+}
+
+phx_status Group::raise_revoked(const char *operation) const {
+  const phx_error_info first = cause();
+  fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation, name().c_str(),
+       first.text);
+  amend_last_error(nullptr, name().c_str(), self_rank(), first.peer);
+  return PHX_ERR_REVOKED;
+}
+
+phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) const {
+  phx_error_info info = cause();
+  char text[sizeof info.text];
+  const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation, sequence, name().c_str())
+                                   : std::snprintf(text, sizeof text, "%s on group '%s': ", operation, name().c_str());
+  if (length > 0 && static_cast<size_t>(length) < sizeof text) copy_text(text + length, sizeof text - length, info.text);
+  copy_text(info.text, sizeof info.text, text);
+  copy_text(info.operation, sizeof info.operation, operation);
+  info.rank = self_rank();
+  info.sequence = sequence;
+  return set_last_error(info);
+}
+
+int32_t Group::pid_of(int group_rank) const {
+  if (group_rank == params_.group_rank) return records_[group_rank].pid;
+  return links_[group_rank] ? links_[group_rank]->pid : 0;
+}
+
+std::string Group::describe(int group_rank) const {
+  char text[96];
+  const int32_t pid = pid_of(group_rank);
+  std::snprintf(text, sizeof text, "rank %d (pid %d, %s)", rank_of(group_rank), pid, process_state(pid));
+  return text;
+}
+
+phx_status Group::raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch, int32_t round,
+                              const CallRecord &record, int64_t timeout_ms) {
+  if (result.failure == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
+  phx_error_info info = make_error_info();
+  info.rank = self_rank();
+  info.peer = rank_of(result.group_rank);
+  info.sequence = sequence;
+  info.step = round;
+  copy_text(info.operation, sizeof info.operation, operation);
+  copy_text(info.group, sizeof info.group, name().c_str());
+  if (result.failure == AwaitFailure::kMismatch) {
+    info.status = PHX_ERR_MISMATCH;
+    const std::string theirs = describe_call(lane_.record(result.group_rank, epoch));
+    const std::string mine = describe_call(record);
+    std::snprintf(info.text, sizeof info.text,
+                  "%s #%" PRIu64 " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
+                  "the same collectives in the same order with the same dtype, count, reduce op and root.",
+                  operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank), theirs.c_str(), self_rank(), mine.c_str());
+  } else {
+    info.status = PHX_ERR_TIMEOUT;
+    std::string late;
+    for (int i = 0; i < size(); ++i) {
+      if (i == group_rank() || lane_.arrived(epoch, i)) continue;
+      if (!late.empty()) late += ", ";
+      late += describe(i);
+    }
+    if (late.empty()) late = describe(result.group_rank) + " with an earlier collective";
+    std::snprintf(info.text, sizeof info.text, "%s #%" PRIu64 " on group '%s': after %lld ms rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
+                  operation, sequence, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), late.c_str());
+  }
+  return fail_with(info, true);
+}
+
+bool Group::has_peer(const Uuid &uuid) const {
+  for (size_t i = 0; i < records_.size(); ++i)
+    if (static_cast<int>(i) != group_rank() && records_[i].uuid == uuid) return true;
+  return false;
+}
+
+void Group::on_peer_gone(const Link &link, LinkState state) {
+  for (int i = 0; i < size(); ++i) {
+    if (i == group_rank() || records_[i].uuid != link.uuid) continue;
+    phx_error_info info = make_error_info();
+    info.status = PHX_ERR_PEER_DEAD;
+    info.rank = self_rank();
+    info.peer = rank_of(i);
+    const char *what = "has left: its world was finalized";
+    if (state == LinkState::kDead) {
+      const char *now = process_state(link.pid);
+      const bool ended = std::string(now) == "gone" || std::string(now) == "zombie";
+      what = ended ? "died" : "closed its connection";
+    }
+    std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
+    fail_with(info, false);  // every survivor sees it for itself
+  }
+}
+
+void Group::on_revoked(const phx_error_info &cause) { fail_with(cause, false); }
+
+}  // namespace phx

@@ -1,0 +1,119 @@
+// A named, ordered set of ranks that share memory: its members, its failure state and its collective lane.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/engine.h"
+#include "group/lane.h"
+#include "store/store.h"
+#include "world/monitor.h"
+#include "world/world.h"
+
+namespace phx {
+
+class Symm;
+
+// One rank's contribution to an exchange: up to kMaxPayload bytes and a few descriptors.
+struct Parcel {
+  std::string bytes;
+  std::vector<Fd> fds;
+};
+
+struct GroupParams {
+  std::string name;
+  std::vector<int32_t> ranks;  // what the members are called in errors
+  int group_rank = 0;
+  StoreRef store;   // where the members meet
+  std::string key;  // under which prefix
+};
+
+class Group : public GroupListener, public std::enable_shared_from_this<Group> {
+ public:
+  // Collective. On failure every peer that was reached is told.
+  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, std::shared_ptr<Group> *out);
+  ~Group() override;
+
+  World &world() const { return *world_; }
+  const std::shared_ptr<World> &world_ref() const { return world_; }
+  const std::string &name() const { return params_.name; }
+  int group_rank() const { return params_.group_rank; }
+  int size() const { return static_cast<int>(params_.ranks.size()); }
+  int32_t rank_of(int group_rank) const { return params_.ranks[group_rank]; }
+  int32_t self_rank() const { return params_.ranks[params_.group_rank]; }
+  const std::vector<int32_t> &ranks() const { return params_.ranks; }
+  int32_t pid_of(int group_rank) const;
+  uint64_t id() const { return id_; }
+  Engine &engine() { return engine_; }
+  Lane &lane() { return lane_; }
+
+  // ---- failure (failure.cpp): the first cause sticks, and revokes the group
+  bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
+  const std::atomic<int32_t> &failed_flag() const { return failed_; }
+  phx_error_info cause() const;
+  // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well.
+  phx_status fail_with(const phx_error_info &cause, bool tell);
+  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause.
+  phx_status raise_revoked(const char *operation) const;
+  // For a call that was under way when the group failed: the cause itself.
+  phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
+  // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
+  phx_status raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch, int32_t round,
+                         const CallRecord &record, int64_t timeout_ms);
+  // "rank 2 (pid 4123, stopped)"
+  std::string describe(int group_rank) const;
+
+  bool has_peer(const Uuid &uuid) const override;
+  void on_peer_gone(const Link &link, LinkState state) override;
+  void on_revoked(const phx_error_info &cause) override;
+
+  // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without descriptors).
+  // `fds` are borrowed. A failure revokes the group.
+  phx_status exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds, const Deadline &deadline,
+                      std::vector<Parcel> *out);
+  // Collective: all succeed, or all fail with the text of the first that failed.
+  phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
+
+  // ---- symmetric memory: handles by block
+  std::mutex &symm_mutex() { return symm_mutex_; }
+  std::shared_ptr<Symm> find_symm(uint64_t block_serial) const;
+  void keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm);
+  void forget_block(uint64_t block_serial);
+  uint64_t next_symm_ordinal() { return symm_ordinal_++; }
+
+ private:
+  friend struct GroupMaker;
+  Group(std::shared_ptr<World> world, GroupParams params);
+
+  const std::shared_ptr<World> world_;
+  const GroupParams params_;
+  std::vector<PeerRecord> records_;
+  std::vector<LinkRef> links_;  // NULL for this rank
+  uint64_t id_ = 0;
+  bool watched_ = false;
+  Lane lane_;
+  Engine engine_;
+
+  std::atomic<int32_t> failed_{0};
+  mutable std::mutex cause_mutex_;
+  phx_error_info cause_ = make_error_info();
+
+  std::mutex exchange_mutex_;
+  uint64_t exchange_ordinal_ = 0;
+
+  std::mutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
+  mutable std::mutex cache_mutex_;
+  std::map<uint64_t, std::shared_ptr<Symm>> symms_;
+  uint64_t symm_ordinal_ = 0;
+};
+
+}  // namespace phx
+
+struct phx_group {
+  std::atomic<int64_t> references{1};
+  std::shared_ptr<phx::Group> ptr;
+};

@@ -1,0 +1,94 @@
+#include "group/lane.h"
+
+namespace phx {
+namespace {
+
+AwaitResult failed(WaitResult result, int group_rank) {
+  return {result == WaitResult::kTimeout ? AwaitFailure::kTimeout : AwaitFailure::kInterrupted, group_rank};
+}
+
+}  // namespace
+
+void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interrupted) {
+  self_ = self;
+  slot_bytes_ = slot_bytes;
+  interrupted_ = interrupted;
+  peers_.resize(segments.size());
+  for (size_t i = 0; i < segments.size(); ++i) {
+    Peer &peer = peers_[i];
+    peer.segment = std::move(segments[i]);
+    peer.control = static_cast<ControlHeader *>(peer.segment->base);
+    peer.slots = peer.segment->bytes() + sizeof(ControlHeader);
+    peer.stride = slot_stride(slot_bytes);
+  }
+}
+
+AwaitResult Lane::reserve(LazyDeadline &deadline) {
+  const uint32_t needed = static_cast<uint32_t>(epoch_ + 1 - kSlots);
+  for (int i = 0; i < group_size(); ++i) {
+    Peer &peer = peers_[i];
+    if (i == self_ || reached(peer.known_done, needed)) continue;
+    const WaitResult result = wait_reached(peer.control->done, needed, peer.control->sleepers, *interrupted_, deadline);
+    if (result != WaitResult::kReached) return failed(result, i);
+    peer.known_done = peer.control->done.load(std::memory_order_acquire);
+  }
+  return {};
+}
+
+bool Lane::can_reserve() const {
+  const uint32_t needed = static_cast<uint32_t>(epoch_ + 1 - kSlots);
+  for (int i = 0; i < group_size(); ++i)
+    if (i != self_ && !reached(peers_[i].known_done, needed) && !reached(done_of(i), needed)) return false;
+  return true;
+}
+
+uint64_t Lane::publish(const CallRecord &record, uint64_t done) {
+  const uint64_t epoch = ++epoch_;
+  Peer &self = peers_[self_];
+  SlotHeader *header = self.header(epoch);
+  header->record = record;
+  header->done = static_cast<uint32_t>(done);
+  // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
+  store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers);
+  return epoch;
+}
+
+AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
+  const uint32_t target = static_cast<uint32_t>(epoch);
+  for (int i = 0; i < group_size(); ++i) {
+    if (i == self_) continue;
+    Peer &peer = peers_[i];
+    const SlotHeader *header = peer.header(epoch);
+    const WaitResult result = wait_reached(header->epoch, target, peer.control->sleepers, *interrupted_, deadline);
+    if (result != WaitResult::kReached) return failed(result, i);
+    if (!(header->record == record)) return {AwaitFailure::kMismatch, i};
+    if (reached(header->done, peer.known_done)) peer.known_done = header->done;
+  }
+  return {};
+}
+
+bool Lane::arrived(uint64_t epoch, int group_rank) const {
+  return reached(peers_[group_rank].header(epoch)->epoch.load(std::memory_order_acquire), static_cast<uint32_t>(epoch));
+}
+
+bool Lane::arrived(uint64_t epoch) const {
+  for (int i = 0; i < group_size(); ++i)
+    if (i != self_ && !arrived(epoch, i)) return false;
+  return true;
+}
+
+void Lane::publish_done(uint64_t epoch) {
+  ControlHeader *control = peers_[self_].control;
+  control->done.store(static_cast<uint32_t>(epoch), std::memory_order_release);
+  // Relaxed on purpose: only a rank with kSlots collectives in flight waits here, and it looks again within a slice.
+  if (control->sleepers.load(std::memory_order_relaxed) != 0) wake_all(control->done);
+}
+
+void Lane::wake_waiters() const {
+  for (const Peer &peer : peers_) {
+    wake_all(peer.control->done);
+    for (uint64_t slot = 0; slot < kSlots; ++slot) wake_all(peer.header(slot)->epoch);
+  }
+}
+
+}  // namespace phx

@@ -1,0 +1,69 @@
+// The protocol of the slots: publish an epoch, await everybody's, and never overwrite what a peer still reads.
+//
+// Why no closing barrier is needed: before a rank fills the slot of epoch e it makes sure (reserve) that every peer is
+// `done` with epoch e - kSlots. A blocking collective learns that for free, because each arrival carries the peer's done.
+#pragma once
+
+#include <vector>
+
+#include "group/control.h"
+#include "memory/shared_memory.h"
+
+namespace phx {
+
+enum class AwaitFailure { kNone, kInterrupted, kTimeout, kMismatch };
+
+struct AwaitResult {
+  AwaitFailure failure = AwaitFailure::kNone;
+  int group_rank = -1;  // the first one at fault
+  explicit operator bool() const { return failure == AwaitFailure::kNone; }
+};
+
+class Lane {
+ public:
+  // One control segment per group rank; [self] is this rank's own.
+  void open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interrupted);
+
+  size_t slot_bytes() const { return slot_bytes_; }
+  int group_rank() const { return self_; }
+  int group_size() const { return static_cast<int>(peers_.size()); }
+  uint64_t last_epoch() const { return epoch_; }
+
+  char *data(int group_rank, uint64_t epoch) const { return peers_[group_rank].slot(epoch) + sizeof(SlotHeader); }
+
+  // Waits until the slot of the next epoch may be filled.
+  AwaitResult reserve(LazyDeadline &deadline);
+  bool can_reserve() const;  // whether reserve would return at once; never blocks
+  // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader.
+  uint64_t publish(const CallRecord &record, uint64_t done);
+  // Waits for everybody's publication of `epoch`; compares the records.
+  AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
+  bool arrived(uint64_t epoch) const;  // never blocks
+  bool arrived(uint64_t epoch, int group_rank) const;
+  // Tells peers that this rank has read everything up to `epoch`.
+  void publish_done(uint64_t epoch);
+
+  // What a rank published for `epoch`; valid after its arrival.
+  const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
+  uint32_t done_of(int group_rank) const { return peers_[group_rank].control->done.load(std::memory_order_acquire); }
+  void wake_waiters() const;  // of this process and others, on any word of this lane
+
+ private:
+  struct Peer {
+    SharedMappingRef segment;
+    ControlHeader *control = nullptr;
+    char *slots = nullptr;
+    size_t stride = 0;
+    uint32_t known_done = 0;
+    char *slot(uint64_t epoch) const { return slots + (epoch % kSlots) * stride; }
+    SlotHeader *header(uint64_t epoch) const { return reinterpret_cast<SlotHeader *>(slot(epoch)); }
+  };
+
+  std::vector<Peer> peers_;
+  int self_ = 0;
+  size_t slot_bytes_ = 0;
+  uint64_t epoch_ = 0;  // the last one published
+  const std::atomic<int32_t> *interrupted_ = nullptr;
+};
+
+}  // namespace phx

@@ -1,0 +1,95 @@
+// Allocators by device type, and the blocks that come from them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "phalanx/phalanx.h"
+
+namespace phx {
+
+// One registered allocator. Blocks keep it alive, so that replacing or unregistering it never strands them.
+class Allocator {
+ public:
+  Allocator(const phx_allocator_ops &ops, void *self) : ops_(ops), self_(self) {}
+  Allocator(const Allocator &) = delete;
+  Allocator &operator=(const Allocator &) = delete;
+  ~Allocator() {
+    if (ops_.destroy != nullptr) ops_.destroy(self_);
+  }
+  const phx_allocator_ops &ops() const { return ops_; }
+  void *self() const { return self_; }
+
+ private:
+  phx_allocator_ops ops_;
+  void *self_;
+};
+using AllocatorRef = std::shared_ptr<Allocator>;
+
+AllocatorRef make_memfd_allocator();
+
+class AllocatorRegistry {
+ public:
+  AllocatorRegistry();
+  void put(int32_t device_type, AllocatorRef allocator);
+  bool remove(int32_t device_type);
+  // NULL, with the error "does not support device type", when there is none.
+  AllocatorRef get(int32_t device_type, const char *operation) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int32_t, AllocatorRef> by_type_;
+};
+
+// Memory of this rank that can be shared. Freed with the last reference: the table's, or a symmetric handle's.
+struct Block {
+  AllocatorRef allocator;
+  phx_device device{};
+  void *base = nullptr;
+  uint64_t cookie = 0;
+  size_t size = 0;    // as asked for
+  uint64_t serial = 0;  // unique in the process of this world: never used again, unlike addresses
+  bool persistent = false;
+  std::string scope;
+  uint64_t alloc_id = 0;
+  int64_t references = 0;  // of the user; guarded by the table's mutex
+  bool live() const { return references > 0; }
+  size_t span() const { return size == 0 ? 1 : size; }
+
+  Block() = default;
+  Block(const Block &) = delete;
+  Block &operator=(const Block &) = delete;
+  ~Block();
+};
+using BlockRef = std::shared_ptr<Block>;
+
+// All blocks of one world. Thread-safe.
+class BlockTable {
+ public:
+  phx_status alloc(AllocatorRef allocator, const phx_device &device, size_t size, void **out);
+  phx_status alloc_persistent(AllocatorRef allocator, const phx_device &device, size_t size, const std::string &scope,
+                              uint64_t alloc_id, void **out);
+  phx_status retain(const void *pointer);
+  // *gone: the block, if this freed it (then caches must forget it).
+  phx_status free(const void *pointer, BlockRef *gone);
+  phx_status drop(const phx_device &device, const std::string &scope, uint64_t alloc_id, BlockRef *gone);
+  BlockRef find(const void *pointer) const;  // any interior pointer; NULL if none
+  phx_status info(const void *pointer, phx_mem_info *out) const;
+  void count(size_t *blocks, size_t *bytes) const;
+
+ private:
+  using PersistentKey = std::tuple<int32_t, int32_t, std::string, uint64_t>;
+
+  phx_status make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation, BlockRef *out);
+  BlockRef find_locked(const void *pointer) const;
+
+  mutable std::mutex mutex_;
+  std::map<uintptr_t, BlockRef> by_address_;
+  std::map<PersistentKey, BlockRef> persistent_;
+  uint64_t next_serial_ = 1;
+};
+
+}  // namespace phx

@@ -1,0 +1,287 @@
+// The log file and its lock: see the header. Nothing that is read from the file is believed before it is checked.
+#include "store/file_log.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "store/semantics.h"
+#include "store/store.h"
+
+namespace phx::store {
+namespace {
+
+constexpr char kMagic[8] = {'P', 'H', 'X', 'F', 'I', 'L', 'E', '1'};
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
+constexpr size_t kChunk = size_t{64} << 10;  // read at once; larger than any record without its value
+
+struct FileHeader {
+  char magic[sizeof kMagic];
+  uint64_t committed;  // bytes of the file that are valid, this header included
+};
+
+enum Kind : uint32_t { kSet = 0x50480001, kRemove = 0x50480002 };
+
+struct RecordHeader {  // the key and the value follow
+  uint32_t kind;
+  uint32_t key_size;
+  uint32_t value_size;
+  uint32_t value_checksum;
+  uint32_t checksum;  // of the fields above and the key
+};
+constexpr size_t kCheckedBytes = offsetof(RecordHeader, checksum);
+
+// FNV-1a. It finds damage, not malice: whoever can write the file may do so.
+uint32_t checksum(const void *data, size_t size, uint32_t sum = 2166136261u) {
+  const auto *bytes = static_cast<const uint8_t *>(data);
+  for (size_t i = 0; i < size; ++i) sum = (sum ^ bytes[i]) * 16777619u;
+  return sum;
+}
+
+uint32_t head_checksum(const RecordHeader &header, const char *key) {
+  return checksum(key, header.key_size, checksum(&header, kCheckedBytes));
+}
+
+const char *wrong_with(const RecordHeader &header) {
+  if (header.kind != kSet && header.kind != kRemove) return "an unknown kind of record";
+  if (header.key_size == 0 || header.key_size > kMaxStoreKey) return "a key of impossible length";
+  if (header.value_size > kMaxStoreValue) return "a value of impossible length";
+  return nullptr;
+}
+
+phx_status check_owner(const char *operation, const char *path, int fd) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path);
+  if (!S_ISREG(info.st_mode))
+    return fail(PHX_ERR_INVALID, operation, "%s: '%s' is no regular file; give another path", operation, path);
+  if (info.st_uid != geteuid())
+    return fail(PHX_ERR_PERMISSION, operation, "%s: '%s' belongs to user %u, but this process runs as user %u; give another path",
+                operation, path, info.st_uid, geteuid());
+  // Reading counts too: ranks prove themselves to each other with what they put in the store.
+  if ((info.st_mode & 077) != 0)
+    return fail(PHX_ERR_PERMISSION, operation,
+                "%s: other users have access to '%s' (mode %03o); chmod it to 600, or remove it and let the store make it",
+                operation, path, info.st_mode & 0777);
+  return PHX_OK;
+}
+
+}  // namespace
+
+phx_status FileLog::open(const char *operation, const char *path, std::unique_ptr<FileLog> *out) {
+  // O_NONBLOCK: opening a device or a pipe must not hang; it has no meaning for the regular file that we take.
+  Fd fd(::open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0600));
+  if (!fd.valid()) {
+    const int error = errno;
+    if (error == ELOOP)
+      return fail_errno(error, operation, "%s: '%s' is a symbolic link, which the store does not follow", operation, path);
+    return fail_errno(error, operation, "%s: could not open or make '%s'", operation, path);
+  }
+  const phx_status status = check_owner(operation, path, fd.get());
+  if (status != PHX_OK) return status;
+  out->reset(new FileLog(path, std::move(fd)));
+  (*out)->owner_ = getpid();
+  return PHX_OK;
+}
+
+// ---- the lock
+
+phx_status FileLog::lock(const char *operation, Access access, const Deadline &deadline) {
+  Backoff backoff(20, 1000);
+  for (;;) {
+    bool taken = false;
+    const phx_status status = try_lock(operation, access, &taken);
+    if (status != PHX_OK || taken) return status;
+    if (deadline.passed())
+      return fail(PHX_ERR_TIMEOUT, operation,
+                  "%s: the lock of '%s' was not free within %lld ms; see whether a process that uses the file is stopped",
+                  operation, path_.c_str(), static_cast<long long>(deadline.budget_ms()));
+    backoff.pause(deadline);
+  }
+}
+
+// Both locks are polled: neither flock() nor a mutex that a fork copied while it was held can be waited for with an end.
+phx_status FileLog::try_lock(const char *operation, Access access, bool *taken) {
+  if (!mutex_.try_lock()) return PHX_OK;
+  std::unique_lock<std::mutex> guard(mutex_, std::adopt_lock);
+  const phx_status status = follow_fork(operation);
+  if (status != PHX_OK) return status;
+  const int how = (access == Access::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB;
+  if (flock(fd_.get(), how) == 0) {
+    guard.release();  // unlock() gives it back
+    *taken = true;
+    return PHX_OK;
+  }
+  if (errno == EWOULDBLOCK || errno == EINTR) return PHX_OK;
+  return fail_errno(errno, operation, "%s: could not lock '%s'", operation, path_.c_str());
+}
+
+void FileLog::unlock() {
+  flock(fd_.get(), LOCK_UN);
+  mutex_.unlock();
+}
+
+// A forked child shares the parent's open file, and flock() would not keep the two apart: the child opens its own. By
+// /proc, because the path may lead to another file by now, or to none.
+phx_status FileLog::follow_fork(const char *operation) {
+  const pid_t pid = getpid();
+  if (pid == owner_) return PHX_OK;
+  const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
+  Fd own(::open(self.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!own.valid()) return fail_errno(errno, operation, "%s: could not open '%s' again after a fork", operation, path_.c_str());
+  fd_ = std::move(own);
+  owner_ = pid;
+  return PHX_OK;
+}
+
+// ---- reading
+
+bool FileLog::may_have_grown() {
+  FileHeader header;
+  if (pread(fd_.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) return true;
+  return header.committed != known_.load(std::memory_order_relaxed);
+}
+
+phx_status FileLog::refresh(const char *operation) {
+  struct stat info;
+  if (fstat(fd_.get(), &info) != 0) return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path_.c_str());
+  const uint64_t known = known_.load(std::memory_order_relaxed);
+  const auto file_size = static_cast<uint64_t>(info.st_size);
+  if (file_size == 0 && known == 0) return PHX_OK;  // new: the first writer puts the header there
+  FileHeader header;
+  if (file_size < sizeof header) return damaged(operation, 0, "fewer bytes than the header has");
+  const phx_status status = read_at(operation, &header, sizeof header, 0);
+  if (status != PHX_OK) return status;
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return damaged(operation, 0, "no magic number of a store");
+  if (header.committed < sizeof header || header.committed > file_size || header.committed > kMaxFileBytes)
+    return damaged(operation, offsetof(FileHeader, committed), "a count of bytes that does not fit the file");
+  if (header.committed < known) return damaged(operation, offsetof(FileHeader, committed), "less than was read before");
+  return read_records(operation, header.committed);
+}
+
+phx_status FileLog::read_records(const char *operation, uint64_t committed) {
+  uint64_t at = std::max<uint64_t>(known_.load(std::memory_order_relaxed), sizeof(FileHeader));
+  std::string chunk;
+  uint64_t chunk_at = 0;
+  while (at < committed) {
+    const uint64_t left = committed - at;
+    const size_t wanted = static_cast<size_t>(std::min<uint64_t>(left, sizeof(RecordHeader) + kMaxStoreKey));
+    if (chunk.empty() || at + wanted > chunk_at + chunk.size()) {
+      chunk.resize(static_cast<size_t>(std::min<uint64_t>(left, kChunk)));
+      chunk_at = at;
+      const phx_status status = read_at(operation, &chunk[0], chunk.size(), at);
+      if (status != PHX_OK) return status;
+    }
+    const char *bytes = chunk.data() + (at - chunk_at);
+    RecordHeader header;
+    if (left < sizeof header) return damaged(operation, at, "half a record");
+    std::memcpy(&header, bytes, sizeof header);
+    const char *wrong = wrong_with(header);
+    if (wrong != nullptr) return damaged(operation, at, wrong);
+    const uint64_t size = sizeof header + uint64_t{header.key_size} + header.value_size;
+    if (size > left) return damaged(operation, at, "a record that is longer than the file");
+    const char *key = bytes + sizeof header;
+    if (head_checksum(header, key) != header.checksum) return damaged(operation, at, "a record with a wrong checksum");
+    const std::string name(key, header.key_size);
+    if (header.kind == kSet)
+      index_[name] = Place{at + sizeof header + header.key_size, header.value_size, header.value_checksum};
+    else
+      index_.erase(name);
+    at += size;
+    known_.store(at, std::memory_order_relaxed);
+  }
+  return PHX_OK;
+}
+
+const FileLog::Place *FileLog::find(const char *key) const {
+  const auto found = index_.find(key);
+  return found == index_.end() ? nullptr : &found->second;
+}
+
+phx_status FileLog::read_value(const char *operation, const char *key, const Place &place, std::string *value) {
+  std::string bytes(place.size, '\0');
+  const phx_status status = read_at(operation, &bytes[0], bytes.size(), place.offset);
+  if (status != PHX_OK) return status;
+  if (checksum(bytes.data(), bytes.size()) != place.checksum)
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: the value of key '%.128s' in '%s' is damaged (wrong checksum at byte %llu); remove the file and start again",
+                operation, key, path_.c_str(), static_cast<unsigned long long>(place.offset));
+  *value = std::move(bytes);
+  return PHX_OK;
+}
+
+// ---- writing
+
+phx_status FileLog::append_set(const char *operation, const char *key, const void *value, size_t size) {
+  return append(operation, kSet, key, value, size);
+}
+
+phx_status FileLog::append_remove(const char *operation, const char *key) {
+  return append(operation, kRemove, key, nullptr, 0);
+}
+
+phx_status FileLog::append(const char *operation, uint32_t kind, const char *key, const void *value, size_t size) {
+  RecordHeader header{kind, static_cast<uint32_t>(std::strlen(key)), static_cast<uint32_t>(size), checksum(value, size), 0};
+  header.checksum = head_checksum(header, key);
+  const uint64_t known = known_.load(std::memory_order_relaxed);
+  const uint64_t at = std::max<uint64_t>(known, sizeof(FileHeader));
+  const uint64_t end = at + sizeof header + header.key_size + size;
+  if (end > kMaxFileBytes)
+    return fail(PHX_ERR_NO_MEMORY, operation, "%s: '%s' is full: it holds %llu bytes of at most %llu; go on with a new file",
+                operation, path_.c_str(), static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
+  std::string record(reinterpret_cast<const char *>(&header), sizeof header);
+  record.append(key, header.key_size);
+  phx_status status = write_at(operation, record.data(), record.size(), at);
+  if (status == PHX_OK) status = write_at(operation, value, size, at + record.size());
+  FileHeader head;
+  std::memcpy(head.magic, kMagic, sizeof kMagic);
+  head.committed = end;
+  // Only the count may change under the eyes of may_have_grown, so an existing magic number is left alone.
+  if (status == PHX_OK && known == 0) status = write_at(operation, &head, sizeof head, 0);
+  if (status == PHX_OK && known != 0)
+    status = write_at(operation, &head.committed, sizeof head.committed, offsetof(FileHeader, committed));
+  // The index follows at the next refresh, which reads what is really there.
+  return status;
+}
+
+// ---- system calls
+
+phx_status FileLog::read_at(const char *operation, void *data, size_t size, uint64_t offset) const {
+  auto *bytes = static_cast<char *>(data);
+  while (size > 0) {
+    const ssize_t got = pread(fd_.get(), bytes, size, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail_errno(errno, operation, "%s: could not read '%s'", operation, path_.c_str());
+    if (got == 0) return damaged(operation, offset, "the end of the file");
+    bytes += got;
+    size -= static_cast<size_t>(got);
+    offset += static_cast<uint64_t>(got);
+  }
+  return PHX_OK;
+}
+
+phx_status FileLog::write_at(const char *operation, const void *data, size_t size, uint64_t offset) const {
+  const auto *bytes = static_cast<const char *>(data);
+  while (size > 0) {
+    const ssize_t put = pwrite(fd_.get(), bytes, size, static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return fail_errno(errno, operation, "%s: could not write '%s'", operation, path_.c_str());
+    bytes += put;
+    size -= static_cast<size_t>(put);
+    offset += static_cast<uint64_t>(put);
+  }
+  return PHX_OK;
+}
+
+phx_status FileLog::damaged(const char *operation, uint64_t offset, const char *what) const {
+  return fail(PHX_ERR_INVALID, operation,
+              "%s: '%s' is damaged, or no file of a store: at byte %llu there is %s; remove it, or give another path",
+              operation, path_.c_str(), static_cast<unsigned long long>(offset), what);
+}
+
+}  // namespace phx::store

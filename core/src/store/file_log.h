@@ -1,0 +1,84 @@
+// The file behind the file store: a log of records that every process of the host appends to and reads.
+//
+// The file starts with a magic number and the count of committed bytes. A writer, alone under the lock, puts its record
+// after the committed bytes and then moves the count: a process that dies in between leaves nothing behind but bytes
+// that the next writer overwrites. All numbers are in the byte order of the host, which all its processes share.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "base/deadline.h"
+#include "base/fd.h"
+#include "phalanx/phalanx.h"
+
+namespace phx::store {
+
+class FileLog {
+ public:
+  struct Place {  // where the value of a key lies
+    uint64_t offset;
+    uint32_t size;
+    uint32_t checksum;
+  };
+  enum class Access { kShared, kExclusive };
+
+  // Opens or makes the file, and checks whose it is.
+  static phx_status open(const char *operation, const char *path, std::unique_ptr<FileLog> *out);
+
+  // The lock of the file against other processes and, at the same time, that of this object against other threads.
+  phx_status lock(const char *operation, Access access, const Deadline &deadline);
+  void unlock();
+
+  // All of these need the lock; append needs it exclusive.
+  phx_status refresh(const char *operation);  // learns what others have appended
+  const Place *find(const char *key) const;   // as of the last refresh
+  phx_status read_value(const char *operation, const char *key, const Place &place, std::string *value);
+  phx_status append_set(const char *operation, const char *key, const void *value, size_t size);
+  phx_status append_remove(const char *operation, const char *key);
+
+  // Needs no lock: false while nobody has appended since the last refresh. A wrong true merely costs a refresh.
+  bool may_have_grown();
+
+ private:
+  FileLog(std::string path, Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  phx_status try_lock(const char *operation, Access access, bool *taken);
+  phx_status follow_fork(const char *operation);
+  phx_status start_if_empty(const char *operation, uint64_t *committed, uint64_t *file_size);
+  phx_status read_records(const char *operation, uint64_t committed);
+  phx_status append(const char *operation, uint32_t kind, const char *key, const void *value, size_t size);
+  phx_status read_at(const char *operation, void *data, size_t size, uint64_t offset) const;
+  phx_status write_at(const char *operation, const void *data, size_t size, uint64_t offset) const;
+  phx_status damaged(const char *operation, uint64_t offset, const char *what) const;
+
+  std::string path_;
+  Fd fd_;
+  pid_t owner_ = 0;  // the process that opened fd_
+  std::mutex mutex_;
+  std::unordered_map<std::string, Place> index_;
+  std::atomic<uint64_t> known_{0};  // bytes that index_ tells about; written under mutex_
+};
+
+// Holds the lock for a scope.
+class FileLock {
+ public:
+  FileLock(const char *operation, FileLog &log, FileLog::Access access, const Deadline &deadline)
+      : log_(log), status_(log.lock(operation, access, deadline)) {}
+  ~FileLock() {
+    if (status_ == PHX_OK) log_.unlock();
+  }
+  FileLock(const FileLock &) = delete;
+  FileLock &operator=(const FileLock &) = delete;
+  phx_status status() const { return status_; }
+
+ private:
+  FileLog &log_;
+  phx_status status_;
+};
+
+}  // namespace phx::store

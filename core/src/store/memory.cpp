@@ -1,0 +1,40 @@
+// The store among the threads of one process: a Table with a handle.
+#include "base/guard.h"
+#include "store/arguments.h"
+#include "store/store.h"
+#include "store/table.h"
+
+namespace phx::store {
+namespace {
+
+class MemoryStore final : public phx_store {
+ public:
+  phx_status set(const char *key, const void *value, size_t size) override {
+    table_.set(key, value, size);
+    return PHX_OK;
+  }
+  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
+    return table_.get("store_get", key, value, Deadline::after_ms(timeout_ms));
+  }
+  phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
+    return table_.wait(keys, count, Deadline::after_ms(timeout_ms));
+  }
+  phx_status add(const char *key, int64_t delta, int64_t *result) override { return table_.add(key, delta, result); }
+  phx_status remove(const char *key) override { return table_.remove(key); }
+
+ private:
+  Table table_;
+};
+
+}  // namespace
+}  // namespace phx::store
+
+extern "C" phx_status phx_store_memory(phx_store **out) {
+  constexpr const char *kOperation = "store_memory";
+  return phx::guarded(kOperation, [&] {
+    const phx_status status = phx::store::check_out(kOperation, out);
+    if (status != PHX_OK) return status;
+    *out = new phx::store::MemoryStore;
+    return PHX_OK;
+  });
+}

@@ -1,0 +1,69 @@
+// A view of another store in which every key gets a prefix.
+#include <string>
+#include <vector>
+
+#include "base/guard.h"
+#include "store/arguments.h"
+#include "store/store.h"
+
+namespace phx::store {
+namespace {
+
+class PrefixStore final : public phx_store {
+ public:
+  PrefixStore(phx_store *base, const char *prefix) : base_(base), prefix_(prefix) {}
+
+  phx_status set(const char *key, const void *value, size_t size) override {
+    return with_key("store_set", key, [&](const char *full) { return base_->set(full, value, size); });
+  }
+  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
+    return with_key("store_get", key, [&](const char *full) { return base_->get(full, value, timeout_ms); });
+  }
+  phx_status add(const char *key, int64_t delta, int64_t *result) override {
+    return with_key("store_add", key, [&](const char *full) { return base_->add(full, delta, result); });
+  }
+  phx_status remove(const char *key) override {
+    return with_key("store_remove", key, [&](const char *full) { return base_->remove(full); });
+  }
+  phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
+    std::vector<std::string> full;
+    std::vector<const char *> pointers;
+    full.reserve(count);  // so that the pointers stay right
+    pointers.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      full.push_back(prefix_ + keys[i]);
+      pointers.push_back(full.back().c_str());
+      const phx_status status = check_key("store_wait", pointers.back());
+      if (status != PHX_OK) return status;
+    }
+    return base_->wait(pointers.data(), count, timeout_ms);
+  }
+
+ private:
+  template <class Call> phx_status with_key(const char *operation, const char *key, Call &&call) const {
+    const std::string full = prefix_ + key;
+    const phx_status status = check_key(operation, full.c_str());  // the two together may be too long
+    return status != PHX_OK ? status : call(full.c_str());
+  }
+
+  StoreRef base_;
+  std::string prefix_;
+};
+
+phx_status make_prefix_store(const char *operation, phx_store *base, const char *prefix, phx_store **out) {
+  phx_status status = check_store(operation, base);
+  if (status == PHX_OK) status = check_out(operation, out);
+  if (status != PHX_OK) return status;
+  if (prefix == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the prefix is NULL", operation);
+  if (*prefix != '\0') status = check_key(operation, prefix);  // "" is allowed: a view of the whole store
+  if (status == PHX_OK) *out = new PrefixStore(base, prefix);
+  return status;
+}
+
+}  // namespace
+}  // namespace phx::store
+
+extern "C" phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out) {
+  constexpr const char *kOperation = "store_prefix";
+  return phx::guarded(kOperation, [&] { return phx::store::make_prefix_store(kOperation, base, prefix, out); });
+}

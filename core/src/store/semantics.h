@@ -1,0 +1,32 @@
+// What all kinds of store mean alike: the arithmetic of counters, and the texts of the usual failures.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/deadline.h"
+#include "phalanx/phalanx.h"
+
+namespace phx::store {
+
+// A store has no world that could set a default; it is that of a world (phx_world_params.timeout_ms).
+inline constexpr int64_t kDefaultTimeoutMs = 300000;
+
+// The new value of the counter whose text is `current`; NULL means that there is none yet, which counts as 0.
+phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result);
+
+phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline);
+phx_status fail_key_missing(const char *operation, const char *key);
+
+// Growing pauses between two tries of something that cannot wake us.
+class Backoff {
+ public:
+  Backoff(int64_t first_us, int64_t longest_us) : next_ns_(first_us * 1000), longest_ns_(longest_us * 1000) {}
+  void pause(const Deadline &deadline);  // never past the deadline
+
+ private:
+  int64_t next_ns_;
+  int64_t longest_ns_;
+};
+
+}  // namespace phx::store

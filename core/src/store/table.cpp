@@ -1,0 +1,65 @@
+// The map behind the memory store and the TCP server: see the header.
+#include "store/table.h"
+
+#include <chrono>
+
+#include "store/semantics.h"
+
+namespace phx::store {
+
+void Table::set(const char *key, const void *value, size_t size) {
+  std::string name(key);
+  std::string copy(static_cast<const char *>(value), size);  // before the lock: it may be long
+  std::lock_guard<std::mutex> lock(mutex_);
+  values_[std::move(name)] = std::move(copy);
+  version_.fetch_add(1, std::memory_order_release);
+  changed_.notify_all();
+}
+
+phx_status Table::add(const char *key, int64_t delta, int64_t *result) {
+  std::string name(key);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = values_.find(name);
+  int64_t sum = 0;
+  const phx_status status = add_to_counter(key, found == values_.end() ? nullptr : &found->second, delta, &sum);
+  if (status != PHX_OK) return status;
+  values_[std::move(name)] = std::to_string(sum);
+  version_.fetch_add(1, std::memory_order_release);
+  changed_.notify_all();
+  *result = sum;
+  return PHX_OK;
+}
+
+phx_status Table::remove(const char *key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return values_.erase(key) == 1 ? PHX_OK : fail_key_missing("store_remove", key);
+}
+
+bool Table::find(const std::string &key, std::string *value) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = values_.find(key);
+  if (found == values_.end()) return false;
+  if (value != nullptr) *value = found->second;
+  return true;
+}
+
+phx_status Table::get(const char *operation, const char *key, std::string *value, const Deadline &deadline) const {
+  const std::string name(key);
+  const std::chrono::steady_clock::time_point end{std::chrono::nanoseconds(deadline.at_ns())};
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto found = values_.end();
+  const bool there = changed_.wait_until(lock, end, [&] { return (found = values_.find(name)) != values_.end(); });
+  if (!there) return fail_key_timeout(operation, key, deadline);
+  if (value != nullptr) *value = found->second;
+  return PHX_OK;
+}
+
+phx_status Table::wait(const char *const *keys, size_t count, const Deadline &deadline) const {
+  for (size_t i = 0; i < count; ++i) {
+    const phx_status status = get("store_wait", keys[i], nullptr, deadline);
+    if (status != PHX_OK) return status;
+  }
+  return PHX_OK;
+}
+
+}  // namespace phx::store

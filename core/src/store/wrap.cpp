@@ -1,0 +1,138 @@
+// A store of the caller's own, behind a table of callbacks.
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/guard.h"
+#include "store/arguments.h"
+#include "store/semantics.h"
+#include "store/store.h"
+
+namespace phx::store {
+namespace {
+
+constexpr size_t kFirstCapacity = 4096;  // of a get; a longer value costs a second call
+
+class WrapStore final : public phx_store {
+ public:
+  WrapStore(const phx_store_ops &ops, void *self) : ops_(ops), self_(self) {}
+  ~WrapStore() override {
+    if (ops_.destroy != nullptr) ops_.destroy(self_);
+  }
+
+  phx_status set(const char *key, const void *value, size_t size) override {
+    return judge("store_set", key, ops_.set(self_, key, value, size));
+  }
+  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
+    return get_before("store_get", key, value, Deadline::after_ms(timeout_ms));
+  }
+  phx_status add(const char *key, int64_t delta, int64_t *result) override {
+    int64_t sum = 0;
+    const phx_status status = judge("store_add", key, ops_.add(self_, key, delta, &sum));
+    if (status == PHX_OK) *result = sum;
+    return status;
+  }
+  phx_status remove(const char *key) override {
+    if (ops_.remove == nullptr)
+      return fail(PHX_ERR_UNSUPPORTED, "store_remove",
+                  "store_remove: the caller's store has no remove function, so key '%.128s' stays", key);
+    return judge("store_remove", key, ops_.remove(self_, key));
+  }
+  phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
+    if (count == 0) return PHX_OK;
+    const Deadline deadline = Deadline::after_ms(timeout_ms);
+    if (ops_.wait != nullptr) return judge_wait(keys, count, timeout_ms, ops_.wait(self_, keys, count, timeout_ms));
+    for (size_t i = 0; i < count; ++i) {
+      const phx_status status = get_before("store_wait", keys[i], nullptr, deadline);
+      if (status != PHX_OK) return status;
+    }
+    return PHX_OK;
+  }
+
+ private:
+  // At least 1: a key that is there must be found even at the very end of the time.
+  static int64_t left_ms(const Deadline &deadline) { return deadline.left_ms() > 0 ? deadline.left_ms() : 1; }
+
+  // Callbacks give a status and no text, so the text is made here.
+  static phx_status judge(const char *operation, const char *key, phx_status status) {
+    if (status == PHX_OK) return PHX_OK;
+    if (status == PHX_ERR_NOT_FOUND) return fail_key_missing(operation, key);
+    if (status > 0)
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s of key '%.128s': the caller's store returned %d, which is neither PHX_OK nor an error", operation,
+                  key, status);
+    return fail(status, operation, "%s of key '%.128s': the caller's store failed with %s (%d)", operation, key,
+                phx_status_name(status), status);
+  }
+
+  static phx_status judge_wait(const char *const *keys, size_t count, int64_t timeout_ms, phx_status status) {
+    if (status != PHX_ERR_TIMEOUT) return judge("store_wait", keys[0], status);
+    return fail(PHX_ERR_TIMEOUT, "store_wait",
+                "store_wait: not all of %zu keys ('%.128s' is the first) were set within %lld ms; see whether the ranks "
+                "that set them are running, or give a longer timeout",
+                count, keys[0], static_cast<long long>(timeout_ms));
+  }
+
+  // Asks again with a larger buffer as long as the value does not fit. value may be NULL.
+  phx_status get_before(const char *operation, const char *key, std::string *value, const Deadline &deadline) {
+    std::string buffer(kFirstCapacity, '\0');
+    for (;;) {
+      size_t size = 0;
+      const phx_status status = ops_.get(self_, key, &buffer[0], buffer.size(), &size, left_ms(deadline));
+      if (status == PHX_ERR_TIMEOUT) return fail_key_timeout(operation, key, deadline);
+      if (status != PHX_OK) return judge(operation, key, status);
+      if (size <= buffer.size() || value == nullptr) {
+        if (value != nullptr) value->assign(buffer, 0, size);
+        return PHX_OK;
+      }
+      if (size > kMaxStoreValue)
+        return fail(PHX_ERR_INVALID, operation,
+                    "%s: the caller's store says that the value of key '%.128s' has %zu bytes; at most %zu are taken",
+                    operation, key, size, kMaxStoreValue);
+      buffer.assign(size, '\0');
+    }
+  }
+
+  phx_store_ops ops_;
+  void *self_;
+};
+
+// Copies as much of the caller's table as its version has; the rest stays NULL.
+phx_status copy_ops(const char *operation, const phx_store_ops *ops, phx_store_ops *copy) {
+  if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the table of functions is NULL", operation);
+  const uint32_t size = ops->struct_size;
+  constexpr size_t required = offsetof(phx_store_ops, wait);
+  if (size < required || size > sizeof *copy * 16)
+    return fail(PHX_ERR_ABI, operation,
+                "%s: struct_size is %u, but at least %zu is needed; set it to sizeof(phx_store_ops) before the call",
+                operation, size, required);
+  std::memset(copy, 0, sizeof *copy);
+  std::memcpy(copy, ops, size < sizeof *copy ? size : sizeof *copy);
+  if (copy->flags != 0)
+    return fail(PHX_ERR_INVALID, operation, "%s: flags is %u; this version knows none, so it must be 0", operation,
+                copy->flags);
+  const char *missing = copy->set == nullptr   ? "set"
+                        : copy->get == nullptr ? "get"
+                        : copy->add == nullptr ? "add"
+                                               : nullptr;
+  if (missing != nullptr)
+    return fail(PHX_ERR_INVALID, operation, "%s: the function '%s' is NULL; set, get and add are required", operation,
+                missing);
+  return PHX_OK;
+}
+
+}  // namespace
+}  // namespace phx::store
+
+// When it fails, `self` still belongs to the caller: destroy is not called.
+extern "C" phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out) {
+  constexpr const char *kOperation = "store_wrap";
+  return phx::guarded(kOperation, [&] {
+    phx_status status = phx::store::check_out(kOperation, out);
+    phx_store_ops copy;
+    if (status == PHX_OK) status = phx::store::copy_ops(kOperation, ops, &copy);
+    if (status == PHX_OK) *out = new phx::store::WrapStore(copy, self);
+    return status;
+  });
+}

@@ -1,0 +1,136 @@
+// phx_symm_* but for its collectives, which are with the others.
+#include "base/error.h"
+#include "base/guard.h"
+#include "group/group.h"
+#include "symm/symm.h"
+
+using phx::fail;
+using phx::guarded;
+
+namespace {
+
+phx_status find_block(const char *operation, phx_group *group, const void *pointer, phx::BlockRef *out) {
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  *out = group->ptr->world().blocks().find(pointer);
+  if (!*out || !(*out)->live())
+    return fail(PHX_ERR_NOT_FOUND, operation,
+                "%s: %p is not symmetric memory of this world. Allocate it with phx_mem_alloc (phalanx.symm_mem.empty).", operation, pointer);
+  return PHX_OK;
+}
+
+bool valid_rank(const char *operation, phx_symm *symm, int32_t group_rank) {
+  if (symm != nullptr && group_rank >= 0 && group_rank < symm->symm->size()) return true;
+  if (symm == nullptr)
+    fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+  else
+    fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank, symm->symm->size());
+  return false;
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
+  const char *operation = "symm_rendezvous";
+  return guarded(operation, [&]() -> phx_status {
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    phx::BlockRef block;
+    phx_status status = find_block(operation, group, pointer, &block);
+    if (status != PHX_OK) return status;
+    phx::Group &g = *group->ptr;
+    int64_t timeout = 0;
+    status = g.world().resolve_timeout(operation, timeout_ms, &timeout);
+    if (status != PHX_OK) return status;
+    if (g.failed()) return g.raise_revoked(operation);
+    std::lock_guard<std::mutex> lock(g.symm_mutex());
+    std::shared_ptr<phx::Symm> symm = g.find_symm(block->serial);
+    if (!symm) {
+      status = phx::Symm::rendezvous(g, block, phx::Deadline::after_ms(timeout), &symm);
+      if (status != PHX_OK) return status;
+      g.keep_symm(block->serial, symm);
+    }
+    *out = symm->handle();
+    return PHX_OK;
+  });
+}
+
+phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) {
+  const char *operation = "symm_find";
+  return guarded(operation, [&]() -> phx_status {
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    phx::BlockRef block;
+    const phx_status status = find_block(operation, group, pointer, &block);
+    if (status != PHX_OK) return status;
+    const std::shared_ptr<phx::Symm> symm = group->ptr->find_symm(block->serial);
+    if (!symm)
+      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this memory has had no rendezvous on group '%s'", operation, group->ptr->name().c_str());
+    *out = symm->handle();
+    return PHX_OK;
+  });
+}
+
+phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
+  const char *operation = "symm_get_info";
+  if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+  const phx::Symm &s = *symm->symm;
+  phx_symm_info info{};
+  info.struct_size = sizeof info;
+  info.group_rank = s.group_rank();
+  info.group_size = s.size();
+  info.signal_channels = s.channels();
+  info.base = s.block().base;
+  info.size = s.block().size;
+  info.signal_pad_bytes = size_t{s.channels()} * s.size() * sizeof(uint32_t);
+  info.device = s.block().device;
+  info.group = s.group().name().c_str();
+  return phx::copy_out(info, out, operation);
+}
+
+void *phx_symm_buffer(phx_symm *symm, int32_t group_rank) {
+  return valid_rank("symm_buffer", symm, group_rank) ? symm->symm->buffer(group_rank) : nullptr;
+}
+
+uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank) {
+  return valid_rank("symm_signal_pad", symm, group_rank) ? symm->symm->pad(group_rank) : nullptr;
+}
+
+void *const *phx_symm_buffers_device(phx_symm *symm) { return valid_rank("symm_buffers_device", symm, 0) ? symm->symm->buffers() : nullptr; }
+
+void *const *phx_symm_signal_pads_device(phx_symm *symm) {
+  return valid_rank("symm_signal_pads_device", symm, 0) ? symm->symm->pads() : nullptr;
+}
+
+phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel) {
+  return guarded("symm_put_signal", [&]() -> phx_status {
+    if (symm == nullptr) return fail(PHX_ERR_INVALID, "symm_put_signal", "symm_put_signal: symm is NULL");
+    return symm->symm->put_signal(group_rank, channel);
+  });
+}
+
+phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms) {
+  const char *operation = "symm_wait_signal";
+  return guarded(operation, [&]() -> phx_status {
+    if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+    int64_t timeout = 0;
+    const phx_status status = symm->symm->group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    return status != PHX_OK ? status : symm->symm->wait_signal(group_rank, channel, timeout);
+  });
+}
+
+phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms) {
+  const char *operation = "symm_barrier";
+  return guarded(operation, [&]() -> phx_status {
+    if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+    int64_t timeout = 0;
+    const phx_status status = symm->symm->group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    return status != PHX_OK ? status : symm->symm->barrier(channel, timeout);
+  });
+}
+
+phx_symm *phx_symm_retain(phx_symm *symm) { return symm == nullptr ? nullptr : symm->symm->handle(); }
+
+void phx_symm_release(phx_symm *symm) {
+  if (symm != nullptr) symm->symm->drop_handle();
+}
+}

@@ -1,0 +1,180 @@
+// Rendezvous: every rank of a group offers a block, and all map all of them.
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+#include "group/group.h"
+#include "symm/symm.h"
+
+namespace phx {
+namespace {
+
+constexpr const char *kOperation = "symm_rendezvous";
+constexpr uint32_t kParcelVersion = 1;
+
+// What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one.
+struct SymmParcel {
+  uint32_t version;
+  uint32_t channels;
+  uint64_t ordinal;
+  uint64_t size;
+  uint64_t alloc_id;
+  int32_t persistent;
+  int32_t device_type;
+  int32_t device_index;
+  uint32_t handle_size;
+  char handle[PHX_HANDLE_BYTES];
+};
+
+// "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
+template <class Value> std::string tell_apart(const Group &group, const std::vector<SymmParcel> &all, Value value) {
+  std::string text;
+  std::vector<bool> told(all.size(), false);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (told[i]) continue;
+    std::string ranks;
+    size_t count = 0;
+    for (size_t j = i; j < all.size(); ++j) {
+      if (value(all[j]) != value(all[i])) continue;
+      told[j] = true;
+      ++count;
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(group.rank_of(static_cast<int>(j)));
+    }
+    text += (text.empty() ? "" : "; ") + value(all[i]) + " on " + (count > 1 ? "ranks " : "rank ") + ranks;
+  }
+  return text;
+}
+
+// The first rank that differs from most of the others, -1 if all agree.
+template <class Value> int odd_one(const std::vector<SymmParcel> &all, Value value) {
+  int odd = -1;
+  size_t fewest = all.size();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const size_t same = static_cast<size_t>(std::count_if(all.begin(), all.end(), [&](const SymmParcel &p) { return value(p) == value(all[i]); }));
+    if (same < fewest) {
+      fewest = same;
+      odd = static_cast<int>(i);
+    }
+  }
+  return fewest == all.size() ? -1 : odd;
+}
+
+}  // namespace
+
+struct Rendezvous {
+  Group &group;
+  Symm &symm;
+  SymmParcel mine;
+  std::vector<SymmParcel> all;
+
+  template <class Value> phx_status must_agree(const char *what, Value value) {
+    const int odd = odd_one(all, value);
+    if (odd < 0) return PHX_OK;
+    fail(PHX_ERR_MISMATCH, kOperation, "%s on group '%s': the ranks offer blocks with different %s: %s. Every rank must offer the same.",
+         kOperation, group.name().c_str(), what, tell_apart(group, all, value).c_str());
+    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(odd));
+    return PHX_ERR_MISMATCH;
+  }
+
+  // Everybody looks at the same parcels, so everybody comes to the same verdict.
+  phx_status agree() {
+    phx_status status = must_agree("layout versions", [](const SymmParcel &p) { return std::to_string(p.version); });
+    if (status == PHX_OK) status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
+    if (status == PHX_OK) status = must_agree("device types", [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); });
+    if (status == PHX_OK)
+      status = must_agree("alloc ids", [](const SymmParcel &p) {
+        return p.persistent != 0 ? "alloc_id " + std::to_string(p.alloc_id) : std::string("no alloc_id");
+      });
+    if (status == PHX_OK) status = must_agree("signal_channels", [](const SymmParcel &p) { return std::to_string(p.channels) + " channels"; });
+    if (status == PHX_OK) status = must_agree("ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); });
+    return status;
+  }
+
+  phx_status prepare(Fd *pad, std::vector<int> *fds) {
+    const size_t size = symm.pad_segment_bytes();
+    phx_status status = create_segment(kOperation, "phalanx-pad", size, pad);
+    if (status != PHX_OK) return status;
+    SharedMappingRef segment;
+    status = map_segment(kOperation, pad->get(), size, true, &segment);
+    if (status != PHX_OK) return status;
+    symm.adopt_pad(symm.group_rank(), std::move(segment));
+
+    const Block &block = symm.block();
+    mine.version = kParcelVersion;
+    mine.channels = symm.channels();
+    mine.ordinal = symm.ordinal();
+    mine.size = block.size;
+    mine.alloc_id = block.alloc_id;
+    mine.persistent = block.persistent ? 1 : 0;
+    mine.device_type = block.device.type;
+    mine.device_index = block.device.index;
+    size_t handle_size = sizeof mine.handle;
+    int32_t fd = -1;
+    const auto &ops = block.allocator->ops();
+    status = ops.export_handle(block.allocator->self(), block.base, block.cookie, mine.handle, &handle_size, &fd);
+    if (status != PHX_OK) return status;
+    mine.handle_size = static_cast<uint32_t>(handle_size);
+    fds->push_back(pad->get());
+    if (fd >= 0) fds->push_back(fd);
+    return PHX_OK;
+  }
+
+  phx_status read(const std::vector<Parcel> &parcels) {
+    all.resize(parcels.size());
+    for (size_t i = 0; i < parcels.size(); ++i) {
+      const bool self = static_cast<int>(i) == symm.group_rank();
+      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && (parcels[i].fds.empty() || parcels[i].fds.size() > 2)))
+        return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
+                    group.rank_of(static_cast<int>(i)));
+      std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
+      all[i].handle_size = std::min<uint32_t>(all[i].handle_size, sizeof all[i].handle);
+    }
+    return PHX_OK;
+  }
+
+  phx_status map(int i, const Parcel &parcel) {
+    const size_t pad_bytes = symm.pad_segment_bytes();
+    phx_status status = verify_segment(kOperation, parcel.fds[0].get(), pad_bytes);
+    if (status != PHX_OK) return status;
+    SharedMappingRef segment;
+    status = map_segment(kOperation, parcel.fds[0].get(), pad_bytes, true, &segment);
+    if (status != PHX_OK) return status;
+    symm.adopt_pad(i, std::move(segment));
+
+    const Block &block = symm.block();
+    const phx_device device{all[i].device_type, all[i].device_index};
+    void *base = nullptr;
+    uint64_t cookie = 0;
+    const auto &ops = block.allocator->ops();
+    status = ops.import_handle(block.allocator->self(), &device, all[i].handle, all[i].handle_size,
+                               parcel.fds.size() > 1 ? parcel.fds[1].get() : -1, block.size, &base, &cookie);
+    if (status != PHX_OK) return status;
+    symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
+    symm.buffers_[i] = base;
+    return PHX_OK;
+  }
+};
+
+phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline &deadline, std::shared_ptr<Symm> *out) {
+  std::shared_ptr<Symm> symm(new Symm(group, block, group.next_symm_ordinal()));
+  Rendezvous meeting{group, *symm, {}, {}};
+  Fd pad;
+  std::vector<int> fds;
+  phx_status status = meeting.prepare(&pad, &fds);
+  if (status != PHX_OK) return group.fail_with(last_error(), true);  // the others are on their way here
+  std::vector<Parcel> parcels;
+  const std::string bytes(reinterpret_cast<const char *>(&meeting.mine), sizeof meeting.mine);
+  status = group.exchange(kOperation, bytes, fds, deadline, &parcels);
+  if (status != PHX_OK) return status;
+  status = meeting.read(parcels);
+  if (status == PHX_OK) status = meeting.agree();
+  if (status == PHX_ERR_MISMATCH) return status;  // on every rank alike: nothing to confirm
+  for (int i = 0; i < group.size() && status == PHX_OK; ++i)
+    if (i != group.group_rank()) status = meeting.map(i, parcels[i]);
+  status = group.confirm(kOperation, status, deadline);
+  if (status != PHX_OK) return status;
+  *out = std::move(symm);
+  return PHX_OK;
+}
+
+}  // namespace phx

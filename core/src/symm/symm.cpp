@@ -1,0 +1,151 @@
+// A symmetric allocation: its signals, its barriers, and the life of its handle.
+#include "symm/symm.h"
+
+#include <cstdio>
+
+#include "base/error.h"
+#include "group/group.h"
+
+namespace phx {
+
+Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
+    : group_(&group),
+      block_(std::move(block)),
+      ordinal_(ordinal),
+      self_(group.group_rank()),
+      channels_(group.world().signal_channels()),
+      imported_(group.size()),
+      pad_segments_(group.size()),
+      buffers_(group.size()),
+      pads_(group.size()),
+      consumed_(static_cast<size_t>(channels_) * group.size()),
+      barriers_(channels_) {
+  buffers_[self_] = block_->base;
+}
+
+size_t Symm::pad_segment_bytes() const {
+  return round_up(sizeof(PadHeader) + channels_ * sizeof(BarrierLine) + static_cast<size_t>(channels_) * size() * sizeof(uint32_t), page_bytes());
+}
+
+void Symm::adopt_pad(int of, SharedMappingRef segment) {
+  pads_[of] = segment->bytes() + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
+  pad_segments_[of] = std::move(segment);
+}
+
+SharedWord &Symm::signal_word(int pad_of, uint32_t channel, int from) const {
+  return static_cast<SharedWord *>(pads_[pad_of])[static_cast<size_t>(channel) * size() + from];
+}
+
+SharedWord &Symm::barrier_word(int of, uint32_t channel) const {
+  return reinterpret_cast<BarrierLine *>(pad_segments_[of]->bytes() + sizeof(PadHeader))[channel].epoch;
+}
+
+phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) const {
+  if (group_rank < 0 || group_rank >= size())
+    return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank, size());
+  if (channel >= channels_)
+    return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; this allocation has channels 0 to %u (pad words / group size)", operation,
+                channel, channels_ - 1);
+  if (group_->failed()) return group_->raise_revoked(operation);
+  return PHX_OK;
+}
+
+phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channel, int group_rank, int64_t timeout_ms) const {
+  if (result == WaitResult::kInterrupted) return group_->raise_in_flight(operation, 0);
+  fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.",
+       operation, group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),
+       group_->describe(group_rank).c_str());
+  amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), group_->rank_of(group_rank));
+  return PHX_ERR_TIMEOUT;
+}
+
+phx_status Symm::put_signal(int group_rank, uint32_t channel) {
+  const phx_status status = check("symm_put_signal", group_rank, channel);
+  if (status != PHX_OK) return status;
+  SharedWord &word = signal_word(group_rank, channel, self_);
+  // One rank writes the word, but perhaps several of its threads. seq_cst: release for the data, and see store_and_wake.
+  word.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers(group_rank).load(std::memory_order_seq_cst) != 0) wake_all(word);
+  return PHX_OK;
+}
+
+phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms) {
+  const char *operation = "symm_wait_signal";
+  const phx_status status = check(operation, group_rank, channel);
+  if (status != PHX_OK) return status;
+  SharedWord &consumed = consumed_[static_cast<size_t>(channel) * size() + group_rank];
+  LazyDeadline deadline(timeout_ms);
+  for (;;) {
+    uint32_t taken = consumed.load(std::memory_order_relaxed);
+    const WaitResult result =
+        wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_), group_->failed_flag(), deadline);
+    if (result != WaitResult::kReached) return raise(result, operation, channel, group_rank, timeout_ms);
+    // Another thread may have taken this one; then wait for the next.
+    if (consumed.compare_exchange_strong(taken, taken + 1, std::memory_order_relaxed)) return PHX_OK;
+  }
+}
+
+phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
+  const char *operation = "symm_barrier";
+  const phx_status status = check(operation, self_, channel);
+  if (status != PHX_OK) return status;
+  Barrier &state = barriers_[channel];
+  std::lock_guard<std::mutex> lock(state.mutex);  // its holder waits no longer than its deadline
+  if (!state.pending) {
+    store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_));
+    state.pending = true;
+  }
+  LazyDeadline deadline(timeout_ms);
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (self_ + i) % size();
+    const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer), group_->failed_flag(), deadline);
+    if (result != WaitResult::kReached) return raise(result, operation, channel, peer, timeout_ms);
+  }
+  state.pending = false;
+  return PHX_OK;
+}
+
+phx_symm *Symm::handle() {
+  std::lock_guard<std::mutex> lock(handle_mutex_);
+  if (handle_count_++ == 0) {
+    keep_self_ = shared_from_this();
+    keep_group_ = group_->shared_from_this();
+  }
+  return &handle_;
+}
+
+void Symm::drop_handle() {
+  std::shared_ptr<Symm> self;  // destroyed after the lock, and last: it holds the mutex
+  std::shared_ptr<Group> group;
+  {
+    std::lock_guard<std::mutex> lock(handle_mutex_);
+    if (--handle_count_ != 0) return;
+    self = std::move(keep_self_);
+    group = std::move(keep_group_);
+  }
+  group.reset();
+}
+
+// ---- the group's cache
+
+std::shared_ptr<Symm> Group::find_symm(uint64_t block_serial) const {
+  std::lock_guard<std::mutex> lock(cache_mutex_);
+  auto found = symms_.find(block_serial);
+  return found == symms_.end() ? nullptr : found->second;
+}
+
+void Group::keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm) {
+  std::lock_guard<std::mutex> lock(cache_mutex_);
+  symms_[block_serial] = std::move(symm);
+}
+
+void Group::forget_block(uint64_t block_serial) {
+  std::shared_ptr<Symm> gone;
+  std::lock_guard<std::mutex> lock(cache_mutex_);
+  auto found = symms_.find(block_serial);
+  if (found == symms_.end()) return;
+  gone = std::move(found->second);
+  symms_.erase(found);
+}
+
+}  // namespace phx

@@ -1,0 +1,109 @@
+// One allocation as every rank of one group sees it: the mapped blocks of all, and a signal pad for each.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/deadline.h"
+#include "memory/allocator.h"
+#include "memory/shared_memory.h"
+#include "phalanx/phalanx.h"
+#include "wait/wait.h"
+
+namespace phx {
+class Group;
+class Symm;
+}  // namespace phx
+
+struct phx_symm {
+  phx::Symm *symm;
+};
+
+namespace phx {
+
+// A rank's pad segment: this head, one line for each channel's barrier, then the public pad. Private to one (allocation, group).
+struct alignas(64) PadHeader {
+  SharedWord sleepers;  // ranks that sleep on words of this segment
+};
+struct alignas(64) BarrierLine {
+  SharedWord epoch;  // barriers of this channel at which the owner has arrived
+};
+
+// A peer's block as mapped here.
+class ImportedBlock {
+ public:
+  ImportedBlock(AllocatorRef allocator, void *base, uint64_t cookie) : allocator_(std::move(allocator)), base_(base), cookie_(cookie) {}
+  ImportedBlock(const ImportedBlock &) = delete;
+  ImportedBlock &operator=(const ImportedBlock &) = delete;
+  ~ImportedBlock() { allocator_->ops().unmap(allocator_->self(), base_, cookie_); }
+  void *base() const { return base_; }
+
+ private:
+  AllocatorRef allocator_;
+  void *base_;
+  uint64_t cookie_;
+};
+
+class Symm : public std::enable_shared_from_this<Symm> {
+ public:
+  // Collective; the group's symm_mutex is held.
+  static phx_status rendezvous(Group &group, const BlockRef &block, const Deadline &deadline, std::shared_ptr<Symm> *out);
+
+  Group &group() const { return *group_; }
+  const Block &block() const { return *block_; }
+  uint64_t ordinal() const { return ordinal_; }
+  int size() const { return static_cast<int>(buffers_.size()); }
+  int group_rank() const { return self_; }
+  uint32_t channels() const { return channels_; }
+  char *buffer(int group_rank) const { return static_cast<char *>(buffers_[group_rank]); }
+  uint32_t *pad(int group_rank) const { return static_cast<uint32_t *>(pads_[group_rank]); }
+  void *const *buffers() const { return buffers_.data(); }
+  void *const *pads() const { return pads_.data(); }
+
+  phx_status put_signal(int group_rank, uint32_t channel);
+  phx_status wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms);
+  phx_status barrier(uint32_t channel, int64_t timeout_ms);
+
+  // The C handle: one per Symm, counted. It keeps this object and its group alive while anybody holds it.
+  phx_symm *handle();  // one more reference
+  void drop_handle();
+
+ private:
+  Symm(Group &group, BlockRef block, uint64_t ordinal);
+
+  friend struct Rendezvous;
+  size_t pad_segment_bytes() const;
+  void adopt_pad(int of, SharedMappingRef segment);
+  SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
+  SharedWord &barrier_word(int of, uint32_t channel) const;
+  SharedWord &sleepers(int of) const { return static_cast<PadHeader *>(pad_segments_[of]->base)->sleepers; }
+  phx_status check(const char *operation, int group_rank, uint32_t channel) const;
+  phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank, int64_t timeout_ms) const;
+
+  Group *const group_;
+  const BlockRef block_;
+  const uint64_t ordinal_;
+  const int self_;
+  const uint32_t channels_;
+  std::vector<std::unique_ptr<ImportedBlock>> imported_;
+  std::vector<SharedMappingRef> pad_segments_;
+  std::vector<void *> buffers_;
+  std::vector<void *> pads_;
+
+  std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]
+  struct Barrier {
+    std::mutex mutex;
+    uint32_t epoch = 0;
+    bool pending = false;  // arrived, but the wait failed: the next call goes on with it
+  };
+  std::vector<Barrier> barriers_;  // by channel
+
+  std::mutex handle_mutex_;
+  int64_t handle_count_ = 0;
+  phx_symm handle_{this};
+  std::shared_ptr<Symm> keep_self_;
+  std::shared_ptr<Group> keep_group_;
+};
+
+}  // namespace phx

@@ -1,0 +1,59 @@
+#include "wait/wait.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace phx {
+namespace {
+
+constexpr int64_t kYieldNs = 100 * 1000;        // yields are free when nobody else wants the core
+constexpr int64_t kSliceNs = 5 * 1000 * 1000;   // bounds how late an interruption is seen by a sleeper
+
+void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
+  timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+  // Not FUTEX_PRIVATE: the word lies in memory that other processes share. Spurious returns are fine: the caller loops.
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+}
+
+}  // namespace
+
+void wake_all(const SharedWord &word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+
+WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
+                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
+  int64_t now = now_ns();
+  const int64_t end_of_yields = now + kYieldNs;
+  while (now < end_of_yields) {
+    if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+    if (interrupted.load(std::memory_order_acquire) != 0) break;
+    if (now >= deadline.at_ns()) break;
+    sched_yield();
+    now = now_ns();
+  }
+  WaitResult result = WaitResult::kReached;
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t seen = word.load(std::memory_order_seq_cst);
+    if (reached(seen, target)) break;
+    if (interrupted.load(std::memory_order_acquire) != 0) {
+      result = WaitResult::kInterrupted;
+      break;
+    }
+    const int64_t left = deadline.at_ns() - now_ns();
+    if (left <= 0) {
+      result = WaitResult::kTimeout;
+      break;
+    }
+    futex_wait(word, seen, left < kSliceNs ? left : kSliceNs);
+  }
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+  // One more look: what arrived meanwhile wins over the interruption and the deadline.
+  if (result != WaitResult::kReached && reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+  return result;
+}
+
+}  // namespace phx

@@ -1,0 +1,72 @@
+// Waiting for a word that another rank writes: spin briefly, then yield, then sleep on a futex in slices.
+//
+// A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the core
+// to the rank that is waited for; and a rank that waits long costs no core at all. Sleeping waiters announce themselves in
+// a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/deadline.h"
+
+namespace phx {
+
+using SharedWord = std::atomic<uint32_t>;
+static_assert(sizeof(SharedWord) == 4 && SharedWord::is_always_lock_free);
+
+// a >= b on a counter that wraps around.
+inline bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A deadline that reads the clock only once somebody has to wait for long.
+class LazyDeadline {
+ public:
+  explicit LazyDeadline(int64_t ms) : ms_(ms) {}
+  int64_t budget_ms() const { return ms_; }
+  int64_t at_ns() {
+    if (at_ns_ == 0) at_ns_ = Deadline::after_ms(ms_).at_ns();
+    return at_ns_;
+  }
+
+ private:
+  int64_t ms_;
+  int64_t at_ns_ = 0;
+};
+
+enum class WaitResult { kReached, kInterrupted, kTimeout };
+
+// Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been reached
+// wins over it. `sleepers` is the announcement word that the writer of `word` looks at.
+// The acquire load pairs with the writer's release (or stronger) store: what it wrote before is visible on kReached.
+WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers, const std::atomic<int32_t> &interrupted,
+                             LazyDeadline &deadline);
+
+inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
+                               const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
+  constexpr int kSpins = 20;  // about a microsecond: goals.md measured 20 as the best with idle and with busy cores
+  for (int i = 0; i < kSpins; ++i) {
+    if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+    cpu_relax();
+  }
+  return wait_reached_slow(word, target, sleepers, interrupted, deadline);
+}
+
+// Stores and wakes. seq_cst on both: the store must not pass the load of `sleepers` (Dekker with wait_reached_slow, which
+// announces itself and then looks at the word again).
+inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers);
+void wake_all(const SharedWord &word);
+
+inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers) {
+  word.exchange(value, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
+}
+
+}  // namespace phx

@@ -1,0 +1,48 @@
+// Who a rank is: its process, its host, and the record by which peers find it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace phx {
+
+struct Uuid {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  bool operator==(const Uuid &other) const { return high == other.high && low == other.low; }
+  bool operator!=(const Uuid &other) const { return !(*this == other); }
+  bool operator<(const Uuid &other) const { return high != other.high ? high < other.high : low < other.low; }
+};
+
+Uuid random_uuid();  // from the kernel's generator: not guessable
+
+// FNV-1a. Not for secrets.
+uint64_t hash_bytes(const void *data, size_t size, uint64_t seed = 0xcbf29ce484222325ull);
+
+// Equal on two ranks exactly if they run under one kernel and in one network namespace (abstract sockets are per namespace).
+uint64_t detect_host_id();
+
+// Start time of a process in clock ticks after boot, 0 if it cannot be read. With the pid it names one process for ever.
+uint64_t process_start_time(int32_t pid);
+// "running", "sleeping", "stopped", "zombie", "gone" or "unknown".
+const char *process_state(int32_t pid);
+
+// What a rank publishes in the store. Read back by peers built from the same sources or newer: fields only ever append.
+struct PeerRecord {
+  char magic[8];
+  uint32_t version;
+  int32_t rank;
+  int32_t pid;
+  uint32_t uid;
+  uint64_t start_time;
+  uint64_t host_id;
+  Uuid uuid;   // of the world; also the name of its socket
+  Uuid token;  // whoever shows it has read the store
+};
+inline constexpr char kPeerMagic[8] = {'P', 'H', 'X', 'P', 'E', 'E', 'R', '\n'};
+inline constexpr uint32_t kPeerVersion = 1;
+
+// Name of the abstract socket on which the world `uuid` listens (without the leading zero byte).
+std::string socket_name(const Uuid &uuid);
+
+}  // namespace phx

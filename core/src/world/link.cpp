@@ -1,0 +1,228 @@
+#include "world/link.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace phx {
+namespace {
+
+socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
+  std::memset(address, 0, sizeof *address);
+  address->sun_family = AF_UNIX;
+  std::memcpy(address->sun_path + 1, name.data(), name.size());  // [0] stays zero: the abstract namespace
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+bool wait_for(int fd, short events, const Deadline &deadline) {
+  for (;;) {
+    pollfd entry{fd, events, 0};
+    const int64_t left = deadline.left_ms();
+    const int ready = poll(&entry, 1, static_cast<int>(left > 1000 ? 1000 : left));
+    if (ready > 0) return true;
+    if (ready == 0 && deadline.passed()) return false;
+    if (ready < 0 && errno != EINTR) return false;
+  }
+}
+
+phx_status refused(const PeerRecord &record, const char *why) {
+  fail(PHX_ERR_PERMISSION, "group_create", "group_create: rank %d (pid %d) %s", record.rank, record.pid, why);
+  amend_last_error(nullptr, nullptr, -1, record.rank);
+  return PHX_ERR_PERMISSION;
+}
+
+phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, Fd *out) {
+  sockaddr_un address;
+  const socklen_t length = abstract_address(socket_name(record.uuid), &address);
+  for (;;) {
+    Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.valid()) return fail_errno(errno, "group_create", "group_create: could not make a socket");
+    if (connect(fd.get(), reinterpret_cast<sockaddr *>(&address), length) == 0) {
+      *out = std::move(fd);
+      return PHX_OK;
+    }
+    const int error = errno;
+    if (error != EAGAIN && error != EINTR) {
+      fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections", record.rank, record.pid,
+                 process_state(record.pid));
+      amend_last_error(nullptr, nullptr, -1, record.rank);
+      return PHX_ERR_SYSTEM;
+    }
+    if (deadline.passed())
+      return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms",
+                  record.rank, record.pid, process_state(record.pid), static_cast<long long>(deadline.budget_ms()));
+    usleep(200);  // EAGAIN: its queue of waiting connections is full; the kernel offers nothing to wait on
+  }
+}
+
+}  // namespace
+
+void Link::close() {
+  if (socket.valid()) shutdown(socket.get(), SHUT_RDWR);
+  std::lock_guard<std::mutex> sending(send_mutex);
+  socket.reset();
+  pidfd.reset();
+}
+
+phx_status listen_abstract(const std::string &name, Fd *out) {
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return fail_errno(errno, "world_create", "world_create: could not make a socket");
+  sockaddr_un address;
+  const socklen_t length = abstract_address(name, &address);
+  if (bind(fd.get(), reinterpret_cast<sockaddr *>(&address), length) != 0 || listen(fd.get(), 128) != 0)
+    return fail_errno(errno, "world_create", "world_create: could not listen on the abstract socket %s", name.c_str());
+  *out = std::move(fd);
+  return PHX_OK;
+}
+
+bool peer_credentials(int socket, uint32_t *uid, int32_t *pid) {
+  ucred credentials;
+  socklen_t size = sizeof credentials;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 || size != sizeof credentials) return false;
+  *uid = credentials.uid;
+  *pid = credentials.pid;
+  return true;
+}
+
+Fd open_pidfd(int32_t pid) {
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+  if (pid <= 0 || pid == getpid()) return Fd();
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, LinkRef *out) {
+  Fd fd;
+  const phx_status status = connect_abstract(record, deadline, &fd);
+  if (status != PHX_OK) return status;
+  uint32_t uid = 0;
+  int32_t pid = 0;
+  // Anybody may bind a free abstract name, so who answers is checked before a word is said.
+  if (!peer_credentials(fd.get(), &uid, &pid)) return refused(record, "answers on a socket without credentials; refused");
+  if (uid != geteuid()) return refused(record, "runs as another user; ranks of a group must run as one user");
+
+  const Hello hello{kWireMagic, PHX_ABI_VERSION, self, record.uuid, record.token, self_rank, getpid()};
+  if (!send_record(fd.get(), &hello, sizeof hello)) return refused(record, "closed the connection during the handshake");
+  Welcome welcome{};
+  for (;;) {
+    const Receive got = receive_record(fd.get(), &welcome, sizeof welcome);
+    if (got == Receive::kMessage) break;
+    if (got != Receive::kNothing) return refused(record, "refused the handshake (another user, or a stale record in the store)");
+    if (!wait_for(fd.get(), POLLIN, deadline))
+      return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not finish the handshake within %lld ms",
+                  record.rank, pid, process_state(pid), static_cast<long long>(deadline.budget_ms()));
+  }
+  if (welcome.magic != kWireMagic || welcome.from != record.uuid) return refused(record, "sent a malformed handshake; refused");
+  if (welcome.abi != PHX_ABI_VERSION)
+    return fail(PHX_ERR_ABI, "group_create", "group_create: rank %d speaks ABI %u and this rank ABI %d; install one version everywhere",
+                record.rank, welcome.abi, PHX_ABI_VERSION);
+  LinkRef link = std::make_shared<Link>();
+  link->uuid = record.uuid;
+  link->rank = record.rank;
+  link->pid = pid;
+  link->pidfd = open_pidfd(pid);
+  link->socket = std::move(fd);
+  *out = std::move(link);
+  return PHX_OK;
+}
+
+bool send_record(int socket, const void *record, size_t size) {
+  return send(socket, record, size, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size);
+}
+
+Receive receive_record(int socket, void *record, size_t size) {
+  char buffer[256];
+  const ssize_t got = recv(socket, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
+  if (got < 0) return errno == EAGAIN || errno == EINTR ? Receive::kNothing : Receive::kClosed;
+  if (got == 0) return Receive::kClosed;
+  if (static_cast<size_t>(got) != size) return Receive::kMalformed;
+  std::memcpy(record, buffer, size);
+  return Receive::kMessage;
+}
+
+phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline) {
+  char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
+  iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope}, {const_cast<void *>(payload), envelope.payload_bytes}};
+  msghdr header{};
+  header.msg_iov = parts;
+  header.msg_iovlen = envelope.payload_bytes > 0 ? 2 : 1;
+  if (envelope.fd_count > 0) {
+    std::memset(control, 0, sizeof control);
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(sizeof(int) * envelope.fd_count);
+    cmsghdr *item = CMSG_FIRSTHDR(&header);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(sizeof(int) * envelope.fd_count);
+    std::memcpy(CMSG_DATA(item), fds, sizeof(int) * envelope.fd_count);
+  }
+  std::lock_guard<std::mutex> lock(link.send_mutex);
+  for (;;) {
+    // After close() the descriptor is -1, and the kernel's EBADF would say less than this.
+    if (!link.socket.valid()) {
+      fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d) is gone", link.rank, link.pid);
+      amend_last_error(nullptr, nullptr, -1, link.rank);
+      return PHX_ERR_PEER_DEAD;
+    }
+    if (sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return PHX_OK;
+    const int error = errno;
+    if (error == EINTR) continue;
+    phx_status status = PHX_ERR_PEER_DEAD;
+    if (error == EAGAIN) {
+      if (wait_for(link.socket.get(), POLLOUT, deadline)) continue;
+      status = fail(PHX_ERR_TIMEOUT, "send", "rank %d (pid %d, %s) takes no messages", link.rank, link.pid, process_state(link.pid));
+    } else if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) {
+      fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid, process_state(link.pid));
+    } else {
+      status = fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid);
+    }
+    amend_last_error(nullptr, nullptr, -1, link.rank);
+    return status;
+  }
+}
+
+Receive receive_message(int socket, Message *out) {
+  char payload[kMaxPayload];
+  char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
+  Envelope envelope{};
+  iovec parts[2] = {{&envelope, sizeof envelope}, {payload, sizeof payload}};
+  msghdr header{};
+  header.msg_iov = parts;
+  header.msg_iovlen = 2;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got < 0) return errno == EAGAIN || errno == EINTR ? Receive::kNothing : Receive::kClosed;
+
+  // Descriptors first: whatever is wrong with the rest, they are ours now and must be closed.
+  std::vector<Fd> fds;
+  for (cmsghdr *item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof fd, sizeof fd);
+      fds.emplace_back(fd);
+    }
+  }
+  if (got == 0) return Receive::kClosed;
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Receive::kMalformed;
+  if (static_cast<size_t>(got) < sizeof envelope || envelope.magic != kWireMagic) return Receive::kMalformed;
+  if (envelope.payload_bytes != static_cast<size_t>(got) - sizeof envelope || envelope.fd_count != fds.size())
+    return Receive::kMalformed;
+  out->envelope = envelope;
+  out->payload.assign(payload, envelope.payload_bytes);
+  out->fds = std::move(fds);
+  return Receive::kMessage;
+}
+
+}  // namespace phx

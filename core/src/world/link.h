@@ -1,0 +1,95 @@
+// One kept connection to a peer: an abstract SOCK_SEQPACKET socket that carries small messages and file descriptors.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/fd.h"
+#include "phalanx/phalanx.h"
+#include "world/identity.h"
+
+namespace phx {
+
+// ---- what crosses
+
+inline constexpr uint32_t kWireMagic = 0x31584850;  // "PHX1"
+inline constexpr size_t kMaxPayload = 1024;
+inline constexpr size_t kMaxFds = 4;
+
+struct Hello {  // dialer -> listener, first
+  uint32_t magic;
+  uint32_t abi;
+  Uuid from;
+  Uuid to;
+  Uuid token;  // the listener's, from its record in the store
+  int32_t rank;
+  int32_t pid;
+};
+struct Welcome {  // the answer
+  uint32_t magic;
+  uint32_t abi;
+  Uuid from;
+  int32_t rank;
+  int32_t pid;
+};
+
+enum class MessageKind : uint16_t { kExchange = 1, kRevoke = 2, kGoodbye = 3 };
+
+struct Envelope {
+  uint32_t magic;
+  MessageKind kind;
+  uint16_t fd_count;
+  uint64_t group_id;
+  uint64_t ordinal;
+  uint32_t payload_bytes;
+  uint32_t reserved;
+};
+
+struct Message {
+  Envelope envelope{};
+  std::string payload;
+  std::vector<Fd> fds;
+};
+
+// ---- the connection
+
+enum class LinkState : int { kAlive = 0, kLeft = 1, kDead = 2 };
+
+struct Link {
+  Uuid uuid;
+  int32_t rank = -1;  // as the peer's world numbers itself
+  int32_t pid = 0;    // by SO_PEERCRED, not by what the peer says
+  Fd socket;
+  Fd pidfd;  // invalid for a peer in this process, or on kernels without it
+  std::atomic<LinkState> state{LinkState::kAlive};
+  std::mutex send_mutex;
+  uint32_t queued = 0;  // messages received and not yet taken; guarded by the monitor's mutex
+
+  void close();  // ends a send that is waiting, then closes both descriptors
+};
+using LinkRef = std::shared_ptr<Link>;
+
+// A listening socket of that name, non-blocking.
+phx_status listen_abstract(const std::string &name, Fd *out);
+// Connects to `record`'s world, checks the user on the other end and shakes hands.
+phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, LinkRef *out);
+
+// The user and process on the other end. False if the kernel will not say.
+bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);
+Fd open_pidfd(int32_t pid);
+
+phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline);
+
+enum class Receive { kMessage, kNothing, kClosed, kMalformed };
+// Never blocks. A malformed message is one that no correct peer sends; its descriptors are closed.
+Receive receive_message(int socket, Message *out);
+// Likewise for a raw fixed-size record (the handshake).
+Receive receive_record(int socket, void *record, size_t size);
+bool send_record(int socket, const void *record, size_t size);
+
+}  // namespace phx

@@ -1,0 +1,351 @@
+#include "world/monitor.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace phx {
+namespace {
+
+constexpr size_t kMaxPending = 64;                       // strangers that may wait for their handshake at once
+constexpr int64_t kHandshakeNs = int64_t{5} * 1000000000;  // and for how long
+constexpr uint32_t kMaxQueued = 4096;                    // messages of one peer that nobody has asked for yet
+constexpr size_t kMaxEarly = 1024;
+
+}  // namespace
+
+phx_status Monitor::start() {
+  phx_status status = listen_abstract(socket_name(self_.uuid), &listener_);
+  if (status != PHX_OK) return status;
+  epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
+  wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_.valid() || !wake_.valid()) return fail_errno(errno, "world_create", "world_create: could not make epoll or eventfd");
+  watch_fd(wake_.get());
+  watch_fd(listener_.get());
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error &error) {
+    return fail_errno(error.code().value(), "world_create", "world_create: could not start the monitor thread");
+  }
+  return PHX_OK;
+}
+
+void Monitor::stop() {
+  if (stopping_.exchange(true)) return;
+  std::vector<LinkRef> links;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto &entry : links_) links.push_back(entry.second);
+  }
+  const Envelope goodbye{kWireMagic, MessageKind::kGoodbye, 0, 0, 0, 0, 0};
+  for (const LinkRef &link : links)  // a peer that takes nothing sees the connection close instead
+    if (link->state.load() == LinkState::kAlive) send_message(*link, goodbye, nullptr, nullptr, Deadline::after_ms(50));
+  const uint64_t one = 1;
+  if (wake_.valid()) (void)!write(wake_.get(), &one, sizeof one);
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const LinkRef &link : links) {
+    link->state.store(LinkState::kLeft);
+    link->close();
+  }
+  pending_.clear();
+  by_fd_.clear();
+  inbox_.clear();
+  listener_.reset();
+  epoll_.reset();
+  changed_.notify_all();
+}
+
+void Monitor::watch_fd(int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+}
+
+// ---- the thread
+
+void Monitor::run() {
+  while (!stopping_.load()) {
+    epoll_event events[16];
+    const int timeout_ms = pending_.empty() ? -1 : 500;  // only strangers need a clock
+    const int count = epoll_wait(epoll_.get(), events, 16, timeout_ms);
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[i].data.fd;
+      if (fd == wake_.get()) continue;
+      if (fd == listener_.get()) {
+        accept_peers();
+      } else if (pending_.count(fd) != 0) {
+        greet(fd);
+      } else {
+        LinkRef link;
+        {
+          std::lock_guard<std::mutex> lock(mutex_);
+          auto found = by_fd_.find(fd);
+          if (found != by_fd_.end()) link = found->second;
+        }
+        if (link) read_link(link);
+      }
+    }
+    drop_expired();
+  }
+}
+
+void Monitor::accept_peers() {
+  for (;;) {
+    Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) return;
+    Pending stranger;
+    if (!peer_credentials(fd.get(), &stranger.uid, &stranger.pid) || stranger.uid != self_.uid) {
+      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user", stranger.pid,
+              stranger.uid);
+      continue;
+    }
+    if (pending_.size() >= kMaxPending) {
+      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d: %zu handshakes are pending", stranger.pid, pending_.size());
+      continue;
+    }
+    stranger.expires_ns = now_ns() + kHandshakeNs;
+    const int number = fd.get();
+    stranger.fd = std::move(fd);
+    pending_[number] = std::move(stranger);
+    watch_fd(number);
+  }
+}
+
+void Monitor::drop_expired() {
+  if (pending_.empty()) return;
+  const int64_t now = now_ns();
+  for (auto it = pending_.begin(); it != pending_.end();) it = it->second.expires_ns < now ? pending_.erase(it) : std::next(it);
+}
+
+void Monitor::greet(int fd) {
+  Pending &stranger = pending_[fd];
+  Hello hello{};
+  const Receive got = receive_record(fd, &hello, sizeof hello);
+  if (got == Receive::kNothing) return;
+  const bool valid = got == Receive::kMessage && hello.magic == kWireMagic && hello.to == self_.uuid &&
+                     hello.token == self_.token && hello.from != self_.uuid;
+  if (!valid) {
+    PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from pid %d", stranger.pid);
+    pending_.erase(fd);
+    return;
+  }
+  LinkRef link = std::make_shared<Link>();
+  link->uuid = hello.from;
+  link->rank = hello.rank;
+  link->pid = stranger.pid;
+  link->pidfd = open_pidfd(stranger.pid);
+  link->socket = std::move(stranger.fd);
+  pending_.erase(fd);
+  const Welcome welcome{kWireMagic, PHX_ABI_VERSION, self_.uuid, self_.rank, getpid()};
+  // An older or newer peer gets the answer as well, so that it can say which versions met.
+  if (!send_record(link->socket.get(), &welcome, sizeof welcome) || hello.abi != PHX_ABI_VERSION) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  by_fd_[fd] = link;
+  if (link->pidfd.valid()) {
+    by_fd_[link->pidfd.get()] = link;
+    watch_fd(link->pidfd.get());
+  }
+  links_[link->uuid] = std::move(link);
+  changed_.notify_all();
+}
+
+void Monitor::read_link(const LinkRef &link) {
+  for (;;) {
+    Message message;
+    switch (receive_message(link->socket.get(), &message)) {
+      case Receive::kMessage:
+        deliver(link, std::move(message));
+        if (link->state.load() != LinkState::kAlive) return;
+        continue;
+      case Receive::kNothing: {
+        // Readable, but not the socket: the pidfd says that the process has ended.
+        pollfd entry{link->pidfd.get(), POLLIN, 0};
+        if (link->pidfd.valid() && poll(&entry, 1, 0) > 0) end_link(link, LinkState::kDead);
+        return;
+      }
+      case Receive::kMalformed:
+        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent a malformed message; its connection is closed", link->rank, link->pid);
+        end_link(link, LinkState::kDead);
+        return;
+      case Receive::kClosed: {
+        // The sockets of a dying process close a moment before it counts as ended. Look again, so as to say which it was.
+        if (link->pidfd.valid()) {
+          pollfd entry{link->pidfd.get(), POLLIN, 0};
+          poll(&entry, 1, 20);
+        }
+        end_link(link, LinkState::kDead);
+        return;
+      }
+    }
+  }
+}
+
+void Monitor::deliver(const LinkRef &link, Message &&message) {
+  switch (message.envelope.kind) {
+    case MessageKind::kGoodbye: end_link(link, LinkState::kLeft); return;
+    case MessageKind::kExchange: {
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (retired_.count(message.envelope.group_id) != 0) return;
+      if (++link->queued > kMaxQueued) {
+        lock.unlock();
+        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent %u messages that nobody asked for", link->rank, link->pid, kMaxQueued);
+        end_link(link, LinkState::kDead);
+        return;
+      }
+      const Key key{link->uuid, message.envelope.group_id, message.envelope.ordinal};
+      inbox_[key] = std::move(message);
+      changed_.notify_all();
+      return;
+    }
+    case MessageKind::kRevoke: {
+      phx_error_info cause = make_error_info();
+      if (message.payload.size() != sizeof cause) return;
+      std::memcpy(&cause, message.payload.data(), sizeof cause);
+      cause.struct_size = sizeof cause;
+      cause.operation[sizeof cause.operation - 1] = cause.group[sizeof cause.group - 1] = cause.text[sizeof cause.text - 1] = '\0';
+      std::shared_ptr<GroupListener> group;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto found = groups_.find(message.envelope.group_id);
+        if (found != groups_.end()) group = found->second.lock();
+        if (!group && retired_.count(message.envelope.group_id) == 0 && early_revocations_.size() < kMaxEarly)
+          early_revocations_[message.envelope.group_id] = cause;
+      }
+      if (group) group->on_revoked(cause);
+      return;
+    }
+  }
+}
+
+void Monitor::end_link(const LinkRef &link, LinkState state) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    by_fd_.erase(link->socket.get());
+    if (link->pidfd.valid()) by_fd_.erase(link->pidfd.get());
+  }
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->socket.get(), nullptr);
+  if (link->pidfd.valid()) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->pidfd.get(), nullptr);
+  link->state.store(state);
+  for (const auto &group : listeners())
+    if (group->has_peer(link->uuid)) group->on_peer_gone(*link, state);
+  link->close();
+  std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+// ---- for the other threads
+
+LinkRef Monitor::find_link(const Uuid &uuid) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = links_.find(uuid);
+  return found == links_.end() ? nullptr : found->second;
+}
+
+void Monitor::adopt(LinkRef link) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  by_fd_[link->socket.get()] = link;
+  watch_fd(link->socket.get());
+  if (link->pidfd.valid()) {
+    by_fd_[link->pidfd.get()] = link;
+    watch_fd(link->pidfd.get());
+  }
+  links_[link->uuid] = std::move(link);
+}
+
+LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at_ns()));
+  for (;;) {
+    auto found = links_.find(uuid);
+    if (found != links_.end()) return found->second;
+    if (stopping_.load() || changed_.wait_until(lock, until) == std::cv_status::timeout) {
+      found = links_.find(uuid);
+      return found == links_.end() ? nullptr : found->second;
+    }
+  }
+}
+
+void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
+  std::shared_ptr<GroupListener> group = listener.lock();
+  phx_error_info cause{};
+  bool revoked = false;
+  std::vector<LinkRef> ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    groups_[group_id] = std::move(listener);
+    retired_.erase(group_id);
+    auto early = early_revocations_.find(group_id);
+    if (early != early_revocations_.end()) {
+      revoked = true;
+      cause = early->second;
+      early_revocations_.erase(early);
+    }
+    for (const auto &entry : links_)
+      if (entry.second->state.load() != LinkState::kAlive) ended.push_back(entry.second);
+  }
+  // A peer that ended between its handshake and now was not reported to this group.
+  for (const LinkRef &link : ended)
+    if (group->has_peer(link->uuid)) group->on_peer_gone(*link, link->state.load());
+  if (revoked) group->on_revoked(cause);
+}
+
+void Monitor::unwatch(uint64_t group_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  groups_.erase(group_id);
+  early_revocations_.erase(group_id);
+  retired_.insert(group_id);
+  for (auto it = inbox_.begin(); it != inbox_.end();) {
+    if (it->first.group_id != group_id) {
+      ++it;
+      continue;
+    }
+    auto link = links_.find(it->first.from);
+    if (link != links_.end()) --link->second->queued;
+    it = inbox_.erase(it);
+  }
+}
+
+std::vector<std::shared_ptr<GroupListener>> Monitor::listeners() const {
+  std::vector<std::shared_ptr<GroupListener>> all;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto &entry : groups_)
+    if (auto group = entry.second.lock()) all.push_back(std::move(group));
+  return all;
+}
+
+phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, const Deadline &deadline,
+                         const std::atomic<int32_t> &interrupted, Message *out) {
+  const Key key{from, group_id, ordinal};
+  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at_ns()));
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (bool last_look = false;;) {
+    auto found = inbox_.find(key);
+    auto link = links_.find(from);
+    if (found != inbox_.end()) {
+      *out = std::move(found->second);
+      inbox_.erase(found);
+      if (link != links_.end()) --link->second->queued;
+      return PHX_OK;
+    }
+    if (last_look) return PHX_ERR_TIMEOUT;
+    if (interrupted.load() != 0) return PHX_ERR_REVOKED;
+    if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load()) return PHX_ERR_PEER_DEAD;
+    last_look = changed_.wait_until(lock, until) == std::cv_status::timeout;
+  }
+}
+
+void Monitor::poke() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+}  // namespace phx

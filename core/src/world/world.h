@@ -1,0 +1,80 @@
+// One rank's context: its store, its monitor, its memory and its groups. No state of the process is involved.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "memory/allocator.h"
+#include "store/store.h"
+#include "world/identity.h"
+#include "world/monitor.h"
+
+namespace phx {
+
+class Group;
+
+inline constexpr int64_t kDefaultTimeoutMs = 300000;
+inline constexpr size_t kDefaultSlotBytes = size_t{256} << 10;  // a chunk of one stays in the second-level cache
+inline constexpr uint32_t kDefaultChannels = 64;
+inline constexpr int32_t kMaxRanks = 4096;
+
+class World : public std::enable_shared_from_this<World> {
+ public:
+  static phx_status create(const phx_world_params &params, std::shared_ptr<World> *out);
+  ~World();
+
+  int32_t rank() const { return record_.rank; }
+  int32_t size() const { return size_; }
+  const PeerRecord &record() const { return record_; }
+  const std::string &job() const { return job_; }
+  phx_store *store() const { return store_.get(); }
+  size_t slot_bytes() const { return slot_bytes_; }
+  uint32_t signal_channels() const { return signal_channels_; }
+  int64_t default_timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
+  void set_default_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
+  // 0 means the default; a negative one is PHX_ERR_INVALID.
+  phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const;
+
+  Monitor &monitor() { return monitor_; }
+  AllocatorRegistry &allocators() { return allocators_; }
+  BlockTable &blocks() { return blocks_; }
+
+  // The connection to a peer, made if there is none.
+  phx_status connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out);
+  // How many groups of that name were made before: makes the keys of a name that is used again new ones.
+  uint64_t next_ordinal(const std::string &name);
+
+  void add_group(const std::shared_ptr<Group> &group);
+  void forget_block(const BlockRef &block);  // in the caches of all groups
+  std::vector<std::shared_ptr<Group>> groups() const;
+  bool finalized() const { return finalized_.load(); }
+  void finalize();
+
+ private:
+  World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
+
+  const PeerRecord record_;
+  const int32_t size_;
+  StoreRef store_;
+  std::string job_;
+  size_t slot_bytes_ = kDefaultSlotBytes;
+  uint32_t signal_channels_ = kDefaultChannels;
+  std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
+  std::atomic<bool> finalized_{false};
+  AllocatorRegistry allocators_;
+  BlockTable blocks_;
+  std::mutex dial_mutex_;
+  mutable std::mutex mutex_;
+  std::map<std::string, uint64_t> ordinals_;
+  std::vector<std::weak_ptr<Group>> groups_;
+  Monitor monitor_;  // last: its thread ends before anything it uses
+};
+
+}  // namespace phx
+
+struct phx_world {
+  std::shared_ptr<phx::World> ptr;
+};

@@ -1,0 +1,408 @@
+"""Collectives on ordinary memory, against numpy: every rank computes what it must get by itself."""
+
+import itertools
+
+import pytest
+
+from phalanx.core import FileStore, InvalidArgumentError, Memory, PhalanxError, UnsupportedError, World
+from ranks import run_ranks, scratch
+
+np = pytest.importorskip("numpy", reason="needs numpy")
+
+FLOATS = ["float16", "float32", "float64"]
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+COUNTS = [0, 1, 7, 1000, 40_001]
+
+
+def join(rank, world_size, **options):
+    return World(rank, world_size, FileStore(scratch() / "store"), timeout_ms=30_000, **options)
+
+
+def data(seed, dtype, count):
+    """The input of one rank: any rank can make that of any other."""
+    random = np.random.default_rng([seed, count])
+    if dtype in FLOATS:
+        return random.standard_normal(count).astype(dtype)
+    if dtype == "bool":
+        return random.integers(0, 2, count).astype(bool)
+    low, high = max(np.iinfo(dtype).min, -50), 50
+    return random.integers(low, high, count).astype(dtype)
+
+
+def reduced(inputs, op, scale=1.0):
+    """The reduction in rank order: floats of 16 bits in float32, rounded once; integers wrap around."""
+    dtype = inputs[0].dtype
+    wide = [x.astype(np.float32) if dtype == np.float16 else x for x in inputs]
+    if op == "premul_sum":
+        wide = [x * x.dtype.type(scale) for x in wide]
+    step = {
+        "sum": np.add,
+        "avg": np.add,
+        "premul_sum": np.add,
+        "product": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+    }[op]
+    total = wide[0]
+    for each in wide[1:]:
+        total = step(total, each)
+    if op == "avg":
+        total = total / total.dtype.type(len(inputs)) if dtype.kind == "f" else np.trunc(total / len(inputs))
+    return total.astype(dtype)
+
+
+def all_reduce_everything(rank, world_size, staging_bytes, algo):
+    with join(rank, world_size, staging_bytes=staging_bytes) as world:
+        group = world.create_group("all", range(world_size))
+        cases = list(itertools.product(FLOATS + INTEGERS, ["sum", "avg", "product", "min", "max"], COUNTS[:4]))
+        cases += itertools.product(INTEGERS, ["band", "bor", "bxor"], COUNTS[:4])
+        cases += itertools.product(FLOATS, ["premul_sum"], COUNTS[:4])
+        cases += itertools.product(["float32", "int64"], ["sum"], COUNTS)
+        for dtype, op, count in cases:
+            if dtype == "int8" and op in ("sum", "avg") and world_size > 2:
+                continue  # the average of a sum that wrapped around is nobody's business
+            inputs = [data(r, dtype, count) for r in range(world_size)]
+            out = np.full(count, 77, dtype)
+            mine = inputs[rank].copy()
+            group.all_reduce(mine, out, op=op, scale=0.375, algo=algo)
+            np.testing.assert_array_equal(out, reduced(inputs, op, 0.375), err_msg=f"{dtype} {op} {count}")
+            np.testing.assert_array_equal(mine, inputs[rank])
+            group.all_reduce(mine, mine, op=op, scale=0.375, algo=algo)
+            np.testing.assert_array_equal(mine, out, err_msg=f"{dtype} {op} {count} in place")
+        return group.sequence
+
+
+@pytest.mark.parametrize(("world_size", "staging_bytes"), [(1, 0), (2, 0), (3, 4096), (4, 0), (4, 4096)])
+def test_all_reduce_equals_numpy_in_rank_order(world_size, staging_bytes):
+    sequences = run_ranks(all_reduce_everything, world_size, staging_bytes, "auto")
+    assert len(set(sequences)) == 1
+
+
+@pytest.mark.parametrize("algo", ["one_shot", "two_shot"])
+def test_each_algorithm_gives_the_same_bits(algo):
+    run_ranks(all_reduce_everything, 3, 4096, algo)
+
+
+def as_float(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bfloat16(values):
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def all_reduce_bfloat16(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        inputs = [to_bfloat16(data(r, "float32", 5000)) for r in range(world_size)]
+        out = np.empty(5000, np.uint16)
+        group.all_reduce(inputs[rank], out, dtype="bfloat16")
+        total = as_float(inputs[0])
+        for each in inputs[1:]:
+            total = total + as_float(each)
+        np.testing.assert_array_equal(out, to_bfloat16(total))
+
+
+def test_bfloat16_is_summed_in_float32_and_rounded_once():
+    run_ranks(all_reduce_bfloat16, 4)
+
+
+def propagate_nan(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        mine = np.array([1.0, 2.0, 3.0], np.float32)
+        mine[rank] = np.nan
+        out = np.empty(3, np.float32)
+        for op in ("min", "max", "sum"):
+            group.all_reduce(mine, out, op=op)
+            assert np.isnan(out[:2]).all(), op
+            assert not np.isnan(out[2]), op
+
+
+def test_minimum_and_maximum_propagate_nan():
+    run_ranks(propagate_nan, 2)
+
+
+def move_everything(rank, world_size, staging_bytes):
+    with join(rank, world_size, staging_bytes=staging_bytes) as world:
+        group = world.create_group("all", range(world_size))
+        for dtype, count in itertools.product(["bool", "float16", "int32", "float64"], COUNTS):
+            note = f"{dtype} {count}"
+            whole = [data(r, dtype, count * world_size) for r in range(world_size)]
+            part = [each[:count] for each in whole]
+
+            out = np.empty(count * world_size, dtype)
+            group.all_gather(part[rank].copy(), out)
+            np.testing.assert_array_equal(out, np.concatenate(part), err_msg=note)
+
+            group.all_to_all(whole[rank].copy(), out)
+            mine = slice(rank * count, (rank + 1) * count)
+            np.testing.assert_array_equal(out, np.concatenate([each[mine] for each in whole]), err_msg=note)
+
+            if dtype != "bool":
+                small = np.empty(count, dtype)
+                group.reduce_scatter(whole[rank].copy(), small, op="sum")
+                np.testing.assert_array_equal(small, reduced(whole, "sum")[mine], err_msg=note)
+
+            for root in range(world_size):
+                buffer = part[rank].copy()
+                group.broadcast(buffer, root_group_rank=root)
+                np.testing.assert_array_equal(buffer, part[root], err_msg=note)
+        group.barrier()
+
+
+@pytest.mark.parametrize(("world_size", "staging_bytes"), [(1, 0), (2, 0), (2, 4096), (3, 0), (4, 4096)])
+def test_gather_scatter_exchange_and_broadcast_equal_numpy(world_size, staging_bytes):
+    run_ranks(move_everything, world_size, staging_bytes)
+
+
+def exchange_uneven(rank, world_size, staging_bytes):
+    with join(rank, world_size, staging_bytes=staging_bytes) as world:
+        group = world.create_group("all", range(world_size))
+        for scale in (1, 500):
+            # Rank i sends (i + 2 j) mod 4 times scale elements to rank j: some blocks are empty.
+            def length(i, j, scale=scale):
+                return (i + 2 * j) % 4 * scale
+
+            def block(i, j):
+                return data(10 * i + j, "float32", length(i, j))
+
+            everyone = range(world_size)
+            source = np.concatenate([block(rank, j) for j in everyone])
+            expected = np.concatenate([block(i, rank) for i in everyone])
+            out = np.full_like(expected, -1)
+            sent, received = [length(rank, j) for j in everyone], [length(i, rank) for i in everyone]
+            group.all_to_all_v(source, sent, out, received)
+            np.testing.assert_array_equal(out, expected)
+            work = group.all_to_all_v(source, sent, out, received, blocking=False)
+            del sent, received
+            work.wait()
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(("world_size", "staging_bytes"), [(1, 0), (2, 0), (3, 4096), (4, 0)])
+def test_all_to_all_with_uneven_and_empty_blocks(world_size, staging_bytes):
+    run_ranks(exchange_uneven, world_size, staging_bytes)
+
+
+# ---- what may be given --------------------------------------------------------------------------
+
+
+def use_every_kind_of_buffer(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        total = sum(range(1, world_size + 1))
+        array = np.full(4, rank + 1, np.int32)
+        out = np.zeros(4, np.int32)
+
+        def result():
+            values = out.copy()
+            out[:] = -1
+            return values.tolist()
+
+        group.all_reduce(array, out)
+        assert result() == [total] * 4
+        group.all_reduce(array.ctypes.data, out.ctypes.data, 4, "int32", "sum")
+        assert result() == [total] * 4
+        group.all_reduce(array.ctypes.data, out, count=2, op="SUM")
+        assert result() == [total, total, -1, -1]
+        group.all_reduce(bytes(array), memoryview(out).cast("B"), dtype=9)
+        assert result() == [total] * 4
+        block = world.alloc(16)
+        assert isinstance(block, Memory)
+        block.buffer()[:] = array.tobytes()
+        group.all_reduce(block, out, dtype="int32")
+        assert result() == [total] * 4
+        group.all_reduce(array.reshape(2, 2), out.reshape(2, 2))
+        assert result() == [total] * 4
+        several = bytearray(16 * world_size)
+        group.all_gather(block, several, 4, "int32")
+        assert np.frombuffer(several, np.int32).tolist() == [r + 1 for r in range(world_size) for _ in range(4)]
+        root_only = bytes(4) if rank == 0 else bytearray(b"xxxx")  # the root's buffer may be read-only
+        group.broadcast(root_only, dtype="uint8")
+        assert root_only == bytes(4)
+
+
+def test_addresses_memory_and_all_buffers_are_accepted():
+    run_ranks(use_every_kind_of_buffer, 2)
+
+
+def bad_calls(group, world):
+    """Name, what the text must hold, and the call; rank 0 makes them alone, so nothing may be sent."""
+    a, b = np.ones(4, np.float32), np.ones(4, np.float32)
+    wide = np.ones(8, np.float32)
+    return [
+        ("unknown dtype", "float8", lambda: group.all_reduce(a.ctypes.data, b.ctypes.data, 4, "float8")),
+        ("unknown op", "median", lambda: group.all_reduce(a, b, op="median")),
+        ("unknown algorithm", "ring", lambda: group.all_reduce(a, b, algo="ring")),
+        ("bitwise op on floats", "band", lambda: group.all_reduce(a, b, op="band")),
+        ("no dtype", "dtype is needed", lambda: group.all_reduce(a.ctypes.data, b.ctypes.data, 4)),
+        ("no count", "count is needed", lambda: group.all_reduce(a.ctypes.data, b, dtype="float32")),
+        ("negative count", "count", lambda: group.all_reduce(a, b, -1)),
+        ("fractional count", "count", lambda: group.all_reduce(a, b, 1.5)),
+        ("count beyond the buffer", "too few", lambda: group.all_reduce(a, b, 5)),
+        ("count that overflows", "overflow|too|count", lambda: group.all_reduce(1 << 20, 1 << 21, 2**62, "float64")),
+        ("short output", "must have 16 bytes", lambda: group.all_reduce(a, b[:2])),
+        ("output of all_gather", "must have 32 bytes", lambda: group.all_gather(a, b)),
+        ("output of reduce_scatter", "must have 16 bytes", lambda: group.reduce_scatter(wide, wide.copy())),
+        ("indivisible input", "multiple of 2", lambda: group.reduce_scatter(np.ones(3, np.float32), b)),
+        ("different dtypes", "float64", lambda: group.all_reduce(a, np.ones(4))),
+        ("other dtype than the buffer's", "int32", lambda: group.all_reduce(a, b, dtype="int32")),
+        ("read-only output", "read-only", lambda: group.all_reduce(a, bytes(16), dtype="float32")),
+        ("strided input", "not contiguous", lambda: group.all_reduce(wide[::2], b)),
+        ("no buffer", "address", lambda: group.all_reduce("text", b)),
+        ("NULL input", "NULL|null", lambda: group.all_reduce(0, b, 4)),
+        ("NULL output", "NULL|null", lambda: group.all_reduce(a, 0, 4)),
+        ("overlap", "overlap", lambda: group.all_reduce(wide[:4], wide[2:6])),
+        ("aliasing at the wrong place", "overlap", lambda: group.all_gather(wide[2:6], wide)),
+        ("root beyond the group", "root_group_rank", lambda: group.broadcast(a, root_group_rank=2)),
+        ("negative root", "root_group_rank", lambda: group.broadcast(a, root_group_rank=-1)),
+        ("counts of the wrong length", "one for each rank", lambda: group.all_to_all_v(a, [4], b, [2, 2])),
+        ("counts beyond the buffer", "source_counts", lambda: group.all_to_all_v(a, [4, 1], b, [2, 2])),
+        ("negative counts", r"out_counts\[0\]", lambda: group.all_to_all_v(a, [2, 2], b, [-1, 2])),
+        ("negative timeout", "timeout_ms", lambda: group.all_reduce(a, b, timeout_ms=-1)),
+    ]
+
+
+def refuse_bad_calls(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        if rank == 0:
+            for name, text, call in bad_calls(group, world):
+                with pytest.raises((InvalidArgumentError, UnsupportedError), match=text) as caught:
+                    call()
+                assert isinstance(caught.value, ValueError) or name == "bitwise op on floats", name
+        assert (group.sequence, group.state, group.error()) == (0, "active", None)
+        out = np.empty(1, np.float32)
+        group.all_reduce(np.array([rank + 1], np.float32), out)
+        assert out[0] == 3
+        world.check()
+
+
+def test_a_wrong_argument_is_named_sends_nothing_and_leaves_the_group_usable():
+    run_ranks(refuse_bad_calls, 2)
+
+
+# ---- works --------------------------------------------------------------------------------------
+
+
+def start_several(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        inputs = [np.full(2000, (rank + 1) * (i + 1), np.int64) for i in range(20)]
+        outs = [np.zeros(2000, np.int64) for _ in inputs]
+        works = [group.all_reduce(a, b, blocking=False) for a, b in zip(inputs, outs, strict=True)]
+        total = sum(range(1, world_size + 1))
+        for i in (7, 0, 19, *range(20)):  # in any order, and again
+            works[i].wait()
+            assert works[i].test()
+            assert works[i].error() is None
+            assert (outs[i] == total * (i + 1)).all()
+        assert group.sequence == 20
+        assert group.slot_bytes >= 2000 * 8
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_works_may_be_waited_for_in_any_order_and_again(world_size):
+    run_ranks(start_several, world_size)
+
+
+def drop_works(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        for i in range(50):
+            # Neither the buffers nor the work are kept by anybody here.
+            group.all_reduce(np.full(5000, i, np.float32), np.empty(5000, np.float32), blocking=False)
+        out = np.empty(3, np.float32)
+        group.all_reduce(np.ones(3, np.float32), out)
+        assert (out == world_size).all()
+        group.barrier()
+        group.all_reduce(np.ones(3, np.float32), out)
+        assert group._abandoned._works == []
+
+
+def test_dropped_works_still_run_and_their_buffers_live_until_then():
+    run_ranks(drop_works, 3)
+
+
+def poll_until_complete(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        out = np.empty(4, np.float32)
+        if rank == 0:
+            work = group.all_reduce(np.ones(4, np.float32), out, blocking=False)
+            assert not work.test()  # the other comes only after the file
+            (scratch() / "go").touch()
+            while not work.test():
+                pass
+        else:
+            while not (scratch() / "go").exists():
+                pass
+            group.all_reduce(np.ones(4, np.float32), out)
+        assert (out == 2).all()
+
+
+def test_a_work_can_be_polled():
+    run_ranks(poll_until_complete, 2)
+
+
+def reuse_input_at_once(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        count = min(group.slot_bytes, 1 << 16) // 4
+        mine, out = np.full(count, rank + 1, np.float32), np.empty(count, np.float32)
+        work = group.all_reduce(mine, out, blocking=False)
+        mine[:] = -1000
+        work.wait()
+        assert (out == sum(range(1, world_size + 1))).all()
+
+
+def test_an_input_of_at_most_slot_bytes_is_taken_when_the_start_returns():
+    run_ranks(reuse_input_at_once, 3)
+
+
+def leave_early(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        for _ in range(20):
+            out = np.empty(1, np.int64)
+            group.all_reduce(np.array([rank], np.int64), out)
+        return int(out[0])
+
+
+def test_a_rank_that_is_done_may_leave_while_others_finish_the_same_collective():
+    for _ in range(5):
+        assert run_ranks(leave_early, 4) == [6, 6, 6, 6]
+
+
+def many_small(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        mine, out = np.array([rank], np.int64), np.empty(1, np.int64)
+        for i in range(3000):
+            mine[0] = rank + i
+            group.all_reduce(mine, out)
+            assert out[0] == sum(range(world_size)) + i * world_size
+
+
+def test_thousands_of_small_collectives_in_a_row():
+    run_ranks(many_small, 4)
+
+
+def errors_name_everything(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("tp", range(world_size))
+        try:
+            group.all_reduce(0, 0, 4, "float32")
+        except PhalanxError as error:
+            return error.operation, error.group, error.rank, error.status_name
+    return None
+
+
+def test_an_error_carries_operation_group_and_rank():
+    results = run_ranks(errors_name_everything, 2)
+    assert results == [("all_reduce", "tp", rank, "PHX_ERR_INVALID") for rank in range(2)]
