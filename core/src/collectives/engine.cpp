@@ -40,12 +40,12 @@ phx_status Engine::begin(Operation &operation, LazyDeadline &deadline) {
 phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
   while (operation.taken < operation.rounds) {
     if (operation.published == operation.taken) {
-      if (!may_block && !group_->failed() && !lane_->can_reserve()) return PHX_IN_PROGRESS;
+      if (!may_block && lane_->reserve_would_block()) return PHX_IN_PROGRESS;
       const phx_status status = publish(operation, deadline);
       if (status != PHX_OK) return status;
     }
     const uint64_t epoch = operation.first_epoch + operation.taken;
-    if (!may_block && !group_->failed() && !lane_->arrived(epoch)) return PHX_IN_PROGRESS;
+    if (!may_block && lane_->await_would_block(epoch)) return PHX_IN_PROGRESS;
     if (const AwaitResult all = lane_->await(epoch, operation.record, deadline); !all)
       return raise(all, operation, operation.taken, deadline);
     const phx_status status = operation.take(*lane_, operation.taken, epoch);

@@ -23,7 +23,7 @@ struct Geometry {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)), params_(std::move(params)), engine_(this, &lane_) {}
+    : world_(std::move(world)), params_(std::move(params)), engine_(this, &lane_), interruptions_(params_.ranks.size()) {}
 
 Group::~Group() {
   if (watched_) world_->monitor().unwatch(id_);
@@ -128,7 +128,7 @@ struct GroupMaker {
       if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
     status = group.confirm(kOperation, status, deadline);
     if (status != PHX_OK) return status;
-    group.lane_.open(std::move(segments), group.group_rank(), slot_bytes, &group.failed_);
+    group.lane_.open(std::move(segments), group.group_rank(), slot_bytes, group.interruptions_.data());
     return PHX_OK;
   }
 

@@ -12,7 +12,7 @@ phx_error_info Group::cause() const {
   return cause_;
 }
 
-phx_status Group::fail_with(const phx_error_info &cause, bool tell) {
+phx_status Group::fail_with(const phx_error_info &cause, bool tell, int only) {
   bool first = false;
   {
     std::lock_guard<std::mutex> lock(cause_mutex_);
@@ -23,16 +23,15 @@ phx_status Group::fail_with(const phx_error_info &cause, bool tell) {
       failed_.store(1, std::memory_order_release);
     }
   }
-  if (first) {
-    lane_.wake_waiters();
-    world_->monitor().poke();
-    if (tell) {
-      const phx_error_info wire = this->cause();
-      Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
-      for (const LinkRef &link : links_)  // best effort: a peer that takes no messages runs into its own deadline
-        if (link && link->state.load() == LinkState::kAlive)
-          send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
-    }
+  for (int i = 0; i < size(); ++i)
+    if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
+  lane_.wake_waiters();
+  world_->monitor().poke();
+  if (first && tell) {
+    const phx_error_info wire = this->cause();
+    const Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
+    for (const LinkRef &link : links_)  // best effort: a peer that takes no messages runs into its own deadline
+      if (link && link->state.load() == LinkState::kAlive) send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
   }
   return set_last_error(cause);
 }
@@ -123,7 +122,7 @@ void Group::on_peer_gone(const Link &link, LinkState state) {
       what = ended ? "died" : "closed its connection";
     }
     std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
-    fail_with(info, false);  // every survivor sees it for itself
+    fail_with(info, false, state == LinkState::kLeft ? i : -1);  // not told: everybody sees it for himself
   }
 }
 

@@ -53,10 +53,13 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
-  const std::atomic<int32_t> &failed_flag() const { return failed_; }
+  // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in good
+  // order must not disturb others that are still completing what it has completed.)
+  const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
   phx_error_info cause() const;
-  // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well.
-  phx_status fail_with(const phx_error_info &cause, bool tell);
+  // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the one
+  // rank for which to interrupt waits; -1 = all.
+  phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause.
   phx_status raise_revoked(const char *operation) const;
   // For a call that was under way when the group failed: the cause itself.
@@ -99,6 +102,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Engine engine_;
 
   std::atomic<int32_t> failed_{0};
+  std::vector<std::atomic<int32_t>> interruptions_;  // by group rank
   mutable std::mutex cause_mutex_;
   phx_error_info cause_ = make_error_info();
 

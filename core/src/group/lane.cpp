@@ -9,10 +9,10 @@ AwaitResult failed(WaitResult result, int group_rank) {
 
 }  // namespace
 
-void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interrupted) {
+void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions) {
   self_ = self;
   slot_bytes_ = slot_bytes;
-  interrupted_ = interrupted;
+  interruptions_ = interruptions;
   peers_.resize(segments.size());
   for (size_t i = 0; i < segments.size(); ++i) {
     Peer &peer = peers_[i];
@@ -28,18 +28,19 @@ AwaitResult Lane::reserve(LazyDeadline &deadline) {
   for (int i = 0; i < group_size(); ++i) {
     Peer &peer = peers_[i];
     if (i == self_ || reached(peer.known_done, needed)) continue;
-    const WaitResult result = wait_reached(peer.control->done, needed, peer.control->sleepers, *interrupted_, deadline);
+    const WaitResult result = wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline);
     if (result != WaitResult::kReached) return failed(result, i);
     peer.known_done = peer.control->done.load(std::memory_order_acquire);
   }
   return {};
 }
 
-bool Lane::can_reserve() const {
+bool Lane::reserve_would_block() const {
   const uint32_t needed = static_cast<uint32_t>(epoch_ + 1 - kSlots);
   for (int i = 0; i < group_size(); ++i)
-    if (i != self_ && !reached(peers_[i].known_done, needed) && !reached(done_of(i), needed)) return false;
-  return true;
+    if (i != self_ && !reached(peers_[i].known_done, needed) && !reached(done_of(i), needed))
+      return interruptions_[i].load(std::memory_order_acquire) == 0;
+  return false;
 }
 
 uint64_t Lane::publish(const CallRecord &record, uint64_t done) {
@@ -59,7 +60,7 @@ AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &
     if (i == self_) continue;
     Peer &peer = peers_[i];
     const SlotHeader *header = peer.header(epoch);
-    const WaitResult result = wait_reached(header->epoch, target, peer.control->sleepers, *interrupted_, deadline);
+    const WaitResult result = wait_reached(header->epoch, target, peer.control->sleepers, interruptions_[i], deadline);
     if (result != WaitResult::kReached) return failed(result, i);
     if (!(header->record == record)) return {AwaitFailure::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
@@ -71,10 +72,10 @@ bool Lane::arrived(uint64_t epoch, int group_rank) const {
   return reached(peers_[group_rank].header(epoch)->epoch.load(std::memory_order_acquire), static_cast<uint32_t>(epoch));
 }
 
-bool Lane::arrived(uint64_t epoch) const {
+bool Lane::await_would_block(uint64_t epoch) const {
   for (int i = 0; i < group_size(); ++i)
-    if (i != self_ && !arrived(epoch, i)) return false;
-  return true;
+    if (i != self_ && !arrived(epoch, i)) return interruptions_[i].load(std::memory_order_acquire) == 0;
+  return false;
 }
 
 void Lane::publish_done(uint64_t epoch) {

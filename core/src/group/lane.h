@@ -21,8 +21,8 @@ struct AwaitResult {
 
 class Lane {
  public:
-  // One control segment per group rank; [self] is this rank's own.
-  void open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interrupted);
+  // One control segment per group rank; [self] is this rank's own. interruptions[i] ends waits for rank i.
+  void open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions);
 
   size_t slot_bytes() const { return slot_bytes_; }
   int group_rank() const { return self_; }
@@ -33,12 +33,12 @@ class Lane {
 
   // Waits until the slot of the next epoch may be filled.
   AwaitResult reserve(LazyDeadline &deadline);
-  bool can_reserve() const;  // whether reserve would return at once; never blocks
+  bool reserve_would_block() const;
   // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader.
   uint64_t publish(const CallRecord &record, uint64_t done);
   // Waits for everybody's publication of `epoch`; compares the records.
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
-  bool arrived(uint64_t epoch) const;  // never blocks
+  bool await_would_block(uint64_t epoch) const;
   bool arrived(uint64_t epoch, int group_rank) const;
   // Tells peers that this rank has read everything up to `epoch`.
   void publish_done(uint64_t epoch);
@@ -63,7 +63,7 @@ class Lane {
   int self_ = 0;
   size_t slot_bytes_ = 0;
   uint64_t epoch_ = 0;  // the last one published
-  const std::atomic<int32_t> *interrupted_ = nullptr;
+  const std::atomic<int32_t> *interruptions_ = nullptr;
 };
 
 }  // namespace phx

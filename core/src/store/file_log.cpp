@@ -166,6 +166,7 @@ phx_status FileLog::refresh(const char *operation) {
 
 phx_status FileLog::read_records(const char *operation, uint64_t committed) {
   uint64_t at = std::max<uint64_t>(known_.load(std::memory_order_relaxed), sizeof(FileHeader));
+  known_.store(at, std::memory_order_relaxed);
   std::string chunk;
   uint64_t chunk_at = 0;
   while (at < committed) {
@@ -236,17 +237,20 @@ phx_status FileLog::append(const char *operation, uint32_t kind, const char *key
                 operation, path_.c_str(), static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
   std::string record(reinterpret_cast<const char *>(&header), sizeof header);
   record.append(key, header.key_size);
-  phx_status status = write_at(operation, record.data(), record.size(), at);
+  phx_status status = known == 0 ? write_header(operation) : PHX_OK;
+  if (status == PHX_OK) status = write_at(operation, record.data(), record.size(), at);
   if (status == PHX_OK) status = write_at(operation, value, size, at + record.size());
-  FileHeader head;
-  std::memcpy(head.magic, kMagic, sizeof kMagic);
-  head.committed = end;
-  // Only the count may change under the eyes of may_have_grown, so an existing magic number is left alone.
-  if (status == PHX_OK && known == 0) status = write_at(operation, &head, sizeof head, 0);
-  if (status == PHX_OK && known != 0)
-    status = write_at(operation, &head.committed, sizeof head.committed, offsetof(FileHeader, committed));
-  // The index follows at the next refresh, which reads what is really there.
+  // Last, for now the record counts. The index follows at the next refresh, which reads what is really there.
+  if (status == PHX_OK) status = write_at(operation, &end, sizeof end, offsetof(FileHeader, committed));
   return status;
+}
+
+// Before anything else, so that a process that dies here leaves an empty store or an empty file, and no third thing.
+phx_status FileLog::write_header(const char *operation) const {
+  FileHeader header;
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.committed = sizeof header;
+  return write_at(operation, &header, sizeof header, 0);
 }
 
 // ---- system calls

@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -49,9 +50,9 @@ class FileLog {
   FileLog(std::string path, Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
   phx_status try_lock(const char *operation, Access access, bool *taken);
   phx_status follow_fork(const char *operation);
-  phx_status start_if_empty(const char *operation, uint64_t *committed, uint64_t *file_size);
   phx_status read_records(const char *operation, uint64_t committed);
   phx_status append(const char *operation, uint32_t kind, const char *key, const void *value, size_t size);
+  phx_status write_header(const char *operation) const;
   phx_status read_at(const char *operation, void *data, size_t size, uint64_t offset) const;
   phx_status write_at(const char *operation, const void *data, size_t size, uint64_t offset) const;
   phx_status damaged(const char *operation, uint64_t offset, const char *what) const;

@@ -78,7 +78,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   for (;;) {
     uint32_t taken = consumed.load(std::memory_order_relaxed);
     const WaitResult result =
-        wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_), group_->failed_flag(), deadline);
+        wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_), group_->interruption(group_rank), deadline);
     if (result != WaitResult::kReached) return raise(result, operation, channel, group_rank, timeout_ms);
     // Another thread may have taken this one; then wait for the next.
     if (consumed.compare_exchange_strong(taken, taken + 1, std::memory_order_relaxed)) return PHX_OK;
@@ -98,7 +98,7 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   LazyDeadline deadline(timeout_ms);
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
-    const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer), group_->failed_flag(), deadline);
+    const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer), group_->interruption(peer), deadline);
     if (result != WaitResult::kReached) return raise(result, operation, channel, peer, timeout_ms);
   }
   state.pending = false;

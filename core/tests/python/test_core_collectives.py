@@ -276,11 +276,11 @@ def refuse_bad_calls(rank, world_size):
                 with pytest.raises((InvalidArgumentError, UnsupportedError), match=text) as caught:
                     call()
                 assert isinstance(caught.value, ValueError) or name == "bitwise op on floats", name
+        world.check()
         assert (group.sequence, group.state, group.error()) == (0, "active", None)
         out = np.empty(1, np.float32)
         group.all_reduce(np.array([rank + 1], np.float32), out)
         assert out[0] == 3
-        world.check()
 
 
 def test_a_wrong_argument_is_named_sends_nothing_and_leaves_the_group_usable():

@@ -224,10 +224,10 @@ def revoke(rank, world_size):
             total(group, 1)
         assert group.state == "failed"
         assert "the loss is NaN" in str(group.error())
-        assert total(other, 1) == world_size
-        assert other.state == "active"
         with pytest.raises(PhalanxError, match="the loss is NaN"):
             world.check()
+        assert other.state == "active"
+        assert total(other, 1) == world_size  # after it a faster rank may leave
 
 
 def test_a_revoked_group_fails_everywhere_with_the_reason_and_others_work_on():
