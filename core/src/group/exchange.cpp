@@ -20,6 +20,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     if (status == PHX_OK) continue;
     if (failed()) return raise_in_flight(operation, 0);
     amend_last_error(operation, name().c_str(), self_rank(), -1);
+    reported_.store(true);
     return fail_with(last_error(), true);
   }
 
@@ -48,6 +49,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': after %lld ms rank %d still waits for %s to make the same call.", operation,
          name().c_str(), static_cast<long long>(deadline.budget_ms()), self_rank(), late.c_str());
     amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(first_late));
+    reported_.store(true);
     return fail_with(last_error(), true);
   }
   *out = std::move(parcels);

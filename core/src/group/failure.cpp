@@ -37,6 +37,7 @@ phx_status Group::fail_with(const phx_error_info &cause, bool tell, int only) {
 }
 
 phx_status Group::raise_revoked(const char *operation) const {
+  if (!reported_.load()) return raise_in_flight(operation, 0);
   const phx_error_info first = cause();
   fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation, name().c_str(),
        first.text);
@@ -45,6 +46,7 @@ phx_status Group::raise_revoked(const char *operation) const {
 }
 
 phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) const {
+  reported_.store(true);
   phx_error_info info = cause();
   char text[sizeof info.text];
   const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation, sequence, name().c_str())
@@ -99,6 +101,7 @@ phx_status Group::raise_await(const AwaitResult &result, const char *operation, 
     std::snprintf(info.text, sizeof info.text, "%s #%" PRIu64 " on group '%s': after %lld ms rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
                   operation, sequence, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), late.c_str());
   }
+  reported_.store(true);
   return fail_with(info, true);
 }
 

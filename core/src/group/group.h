@@ -60,7 +60,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the one
   // rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
-  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause.
+  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has reported the
+  // cause yet (a peer may die between two collectives) it is the cause itself.
   phx_status raise_revoked(const char *operation) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
@@ -103,6 +104,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   std::atomic<int32_t> failed_{0};
   std::vector<std::atomic<int32_t>> interruptions_;  // by group rank
+  mutable std::atomic<bool> reported_{false};        // a call of this rank has raised the cause
   mutable std::mutex cause_mutex_;
   phx_error_info cause_ = make_error_info();
 

@@ -23,7 +23,8 @@ phx_status check_store_and_key(const char *operation, const phx_store *store, co
 
 phx_status check_keys(const char *operation, const char *const *keys, size_t count) {
   if (keys == nullptr && count > 0)
-    return phx::fail(PHX_ERR_INVALID, operation, "%s: the array of keys is NULL but its count is %zu", operation, count);
+    return phx::fail(PHX_ERR_INVALID, operation, "%s: the array of keys is NULL but its count is %zu", operation,
+                     count);
   for (size_t i = 0; i < count; ++i) {
     const phx_status status = check_key(operation, keys[i]);
     if (status != PHX_OK) return status;
@@ -37,7 +38,7 @@ extern "C" {
 
 phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size) {
   constexpr const char *kOperation = "store_set";
-  return guarded(kOperation, [&] {
+  return guarded(kOperation, [&]() -> phx_status {
     phx_status status = check_store_and_key(kOperation, store, key);
     if (status == PHX_OK) status = check_value(kOperation, value, size);
     // Implementations copy with memcpy, to which NULL is no address even for 0 bytes.
@@ -48,7 +49,7 @@ phx_status phx_store_set(phx_store *store, const char *key, const void *value, s
 phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size,
                          int64_t timeout_ms) {
   constexpr const char *kOperation = "store_get";
-  return guarded(kOperation, [&] {
+  return guarded(kOperation, [&]() -> phx_status {
     phx_status status = check_store_and_key(kOperation, store, key);
     if (status == PHX_OK) status = check_out(kOperation, size);
     if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
@@ -68,7 +69,7 @@ phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t 
 
 phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms) {
   constexpr const char *kOperation = "store_wait";
-  return guarded(kOperation, [&] {
+  return guarded(kOperation, [&]() -> phx_status {
     phx_status status = check_store(kOperation, store);
     if (status == PHX_OK) status = check_keys(kOperation, keys, count);
     if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
@@ -78,7 +79,7 @@ phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t coun
 
 phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result) {
   constexpr const char *kOperation = "store_add";
-  return guarded(kOperation, [&] {
+  return guarded(kOperation, [&]() -> phx_status {
     phx_status status = check_store_and_key(kOperation, store, key);
     if (status == PHX_OK) status = check_out(kOperation, result);
     return status != PHX_OK ? status : store->add(key, delta, result);
@@ -87,7 +88,7 @@ phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64
 
 phx_status phx_store_remove(phx_store *store, const char *key) {
   constexpr const char *kOperation = "store_remove";
-  return guarded(kOperation, [&] {
+  return guarded(kOperation, [&]() -> phx_status {
     const phx_status status = check_store_and_key(kOperation, store, key);
     return status != PHX_OK ? status : store->remove(key);
   });

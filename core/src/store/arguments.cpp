@@ -29,8 +29,8 @@ phx_status check_key(const char *operation, const char *key) {
   const size_t length = strnlen(key, kMaxStoreKey + 1);
   if (length == 0) return fail(PHX_ERR_INVALID, operation, "%s: the key is empty", operation);
   if (length > kMaxStoreKey)
-    return fail(PHX_ERR_INVALID, operation, "%s: the key '%.64s...' has more than %zu bytes; shorten it", operation, key,
-                kMaxStoreKey);
+    return fail(PHX_ERR_INVALID, operation, "%s: the key '%.64s...' has more than %zu bytes; shorten it", operation,
+                key, kMaxStoreKey);
   return PHX_OK;
 }
 
@@ -39,8 +39,8 @@ phx_status check_value(const char *operation, const void *value, size_t size) {
     return fail(PHX_ERR_INVALID, operation, "%s: the value is NULL but its size is %zu", operation, size);
   if (size > kMaxStoreValue)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: the value has %zu bytes, but a store takes at most %zu; split it over several keys", operation, size,
-                kMaxStoreValue);
+                "%s: the value has %zu bytes, but a store takes at most %zu; split it over several keys", operation,
+                size, kMaxStoreValue);
   return PHX_OK;
 }
 
@@ -57,8 +57,8 @@ phx_status check_token(const char *operation, const void *token, size_t token_si
 phx_status check_timeout(const char *operation, int64_t *timeout_ms) {
   if (*timeout_ms < 0)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: timeout_ms is %lld; no wait is unbounded: give milliseconds, or 0 for the default of %lld", operation,
-                static_cast<long long>(*timeout_ms), static_cast<long long>(kDefaultTimeoutMs));
+                "%s: timeout_ms is %lld; no wait is unbounded: give milliseconds, or 0 for the default of %lld",
+                operation, static_cast<long long>(*timeout_ms), static_cast<long long>(kDefaultTimeoutMs));
   if (*timeout_ms == 0) *timeout_ms = kDefaultTimeoutMs;
   return PHX_OK;
 }

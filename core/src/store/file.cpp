@@ -13,7 +13,8 @@ class FileStore final : public phx_store {
   explicit FileStore(std::unique_ptr<FileLog> log) : log_(std::move(log)) {}
 
   phx_status set(const char *key, const void *value, size_t size) override {
-    return exclusively("store_set", [&](const char *operation) { return log_->append_set(operation, key, value, size); });
+    return exclusively("store_set",
+                       [&](const char *operation) { return log_->append_set(operation, key, value, size); });
   }
   phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
     return get_before("store_get", key, value, Deadline::after_ms(timeout_ms));
@@ -37,7 +38,8 @@ class FileStore final : public phx_store {
 
  private:
   // Runs `body` with the lock and with all that is in the file known.
-  template <class Body> phx_status exclusively(const char *operation, Body &&body) {
+  template <class Body>
+  phx_status exclusively(const char *operation, Body &&body) {
     FileLock lock(operation, *log_, FileLog::Access::kExclusive, Deadline::after_ms(kDefaultTimeoutMs));
     if (lock.status() != PHX_OK) return lock.status();
     const phx_status status = log_->refresh(operation);

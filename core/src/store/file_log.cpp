@@ -61,13 +61,15 @@ phx_status check_owner(const char *operation, const char *path, int fd) {
   if (!S_ISREG(info.st_mode))
     return fail(PHX_ERR_INVALID, operation, "%s: '%s' is no regular file; give another path", operation, path);
   if (info.st_uid != geteuid())
-    return fail(PHX_ERR_PERMISSION, operation, "%s: '%s' belongs to user %u, but this process runs as user %u; give another path",
-                operation, path, info.st_uid, geteuid());
+    return fail(PHX_ERR_PERMISSION, operation,
+                "%s: '%s' belongs to user %u, but this process runs as user %u; give another path", operation, path,
+                info.st_uid, geteuid());
   // Reading counts too: ranks prove themselves to each other with what they put in the store.
   if ((info.st_mode & 077) != 0)
-    return fail(PHX_ERR_PERMISSION, operation,
-                "%s: other users have access to '%s' (mode %03o); chmod it to 600, or remove it and let the store make it",
-                operation, path, info.st_mode & 0777);
+    return fail(
+        PHX_ERR_PERMISSION, operation,
+        "%s: other users have access to '%s' (mode %03o); chmod it to 600, or remove it and let the store make it",
+        operation, path, info.st_mode & 0777);
   return PHX_OK;
 }
 
@@ -79,7 +81,8 @@ phx_status FileLog::open(const char *operation, const char *path, std::unique_pt
   if (!fd.valid()) {
     const int error = errno;
     if (error == ELOOP)
-      return fail_errno(error, operation, "%s: '%s' is a symbolic link, which the store does not follow", operation, path);
+      return fail_errno(error, operation, "%s: '%s' is a symbolic link, which the store does not follow", operation,
+                        path);
     return fail_errno(error, operation, "%s: could not open or make '%s'", operation, path);
   }
   const phx_status status = check_owner(operation, path, fd.get());
@@ -98,14 +101,16 @@ phx_status FileLog::lock(const char *operation, Access access, const Deadline &d
     const phx_status status = try_lock(operation, access, &taken);
     if (status != PHX_OK || taken) return status;
     if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, operation,
-                  "%s: the lock of '%s' was not free within %lld ms; see whether a process that uses the file is stopped",
-                  operation, path_.c_str(), static_cast<long long>(deadline.budget_ms()));
+      return fail(
+          PHX_ERR_TIMEOUT, operation,
+          "%s: the lock of '%s' was not free within %lld ms; see whether a process that uses the file is stopped",
+          operation, path_.c_str(), static_cast<long long>(deadline.budget_ms()));
     backoff.pause(deadline);
   }
 }
 
-// Both locks are polled: neither flock() nor a mutex that a fork copied while it was held can be waited for with an end.
+// Both locks are polled: neither flock() nor a mutex that a fork copied while it was held can be waited for with an
+// end.
 phx_status FileLog::try_lock(const char *operation, Access access, bool *taken) {
   if (!mutex_.try_lock()) return PHX_OK;
   std::unique_lock<std::mutex> guard(mutex_, std::adopt_lock);
@@ -133,7 +138,8 @@ phx_status FileLog::follow_fork(const char *operation) {
   if (pid == owner_) return PHX_OK;
   const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
   Fd own(::open(self.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-  if (!own.valid()) return fail_errno(errno, operation, "%s: could not open '%s' again after a fork", operation, path_.c_str());
+  if (!own.valid())
+    return fail_errno(errno, operation, "%s: could not open '%s' again after a fork", operation, path_.c_str());
   fd_ = std::move(own);
   owner_ = pid;
   return PHX_OK;
@@ -149,7 +155,8 @@ bool FileLog::may_have_grown() {
 
 phx_status FileLog::refresh(const char *operation) {
   struct stat info;
-  if (fstat(fd_.get(), &info) != 0) return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path_.c_str());
+  if (fstat(fd_.get(), &info) != 0)
+    return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path_.c_str());
   const uint64_t known = known_.load(std::memory_order_relaxed);
   const auto file_size = static_cast<uint64_t>(info.st_size);
   if (file_size == 0 && known == 0) return PHX_OK;  // new: the first writer puts the header there
@@ -210,7 +217,8 @@ phx_status FileLog::read_value(const char *operation, const char *key, const Pla
   if (status != PHX_OK) return status;
   if (checksum(bytes.data(), bytes.size()) != place.checksum)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: the value of key '%.128s' in '%s' is damaged (wrong checksum at byte %llu); remove the file and start again",
+                "%s: the value of key '%.128s' in '%s' is damaged (wrong checksum at byte %llu); remove the file and "
+                "start again",
                 operation, key, path_.c_str(), static_cast<unsigned long long>(place.offset));
   *value = std::move(bytes);
   return PHX_OK;
@@ -227,14 +235,16 @@ phx_status FileLog::append_remove(const char *operation, const char *key) {
 }
 
 phx_status FileLog::append(const char *operation, uint32_t kind, const char *key, const void *value, size_t size) {
-  RecordHeader header{kind, static_cast<uint32_t>(std::strlen(key)), static_cast<uint32_t>(size), checksum(value, size), 0};
+  RecordHeader header{kind, static_cast<uint32_t>(std::strlen(key)), static_cast<uint32_t>(size), checksum(value, size),
+                      0};
   header.checksum = head_checksum(header, key);
   const uint64_t known = known_.load(std::memory_order_relaxed);
   const uint64_t at = std::max<uint64_t>(known, sizeof(FileHeader));
   const uint64_t end = at + sizeof header + header.key_size + size;
   if (end > kMaxFileBytes)
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: '%s' is full: it holds %llu bytes of at most %llu; go on with a new file",
-                operation, path_.c_str(), static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
+    return fail(PHX_ERR_NO_MEMORY, operation,
+                "%s: '%s' is full: it holds %llu bytes of at most %llu; go on with a new file", operation,
+                path_.c_str(), static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
   std::string record(reinterpret_cast<const char *>(&header), sizeof header);
   record.append(key, header.key_size);
   phx_status status = known == 0 ? write_header(operation) : PHX_OK;

@@ -31,7 +31,7 @@ class MemoryStore final : public phx_store {
 
 extern "C" phx_status phx_store_memory(phx_store **out) {
   constexpr const char *kOperation = "store_memory";
-  return phx::guarded(kOperation, [&] {
+  return phx::guarded(kOperation, [&]() -> phx_status {
     const phx_status status = phx::store::check_out(kOperation, out);
     if (status != PHX_OK) return status;
     *out = new phx::store::MemoryStore;

@@ -40,7 +40,8 @@ class PrefixStore final : public phx_store {
   }
 
  private:
-  template <class Call> phx_status with_key(const char *operation, const char *key, Call &&call) const {
+  template <class Call>
+  phx_status with_key(const char *operation, const char *key, Call &&call) const {
     const std::string full = prefix_ + key;
     const phx_status status = check_key(operation, full.c_str());  // the two together may be too long
     return status != PHX_OK ? status : call(full.c_str());

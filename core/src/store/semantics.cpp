@@ -16,25 +16,27 @@ phx_status add_to_counter(const char *key, const std::string *current, int64_t d
     const char *end = current->data() + current->size();
     const auto parsed = std::from_chars(current->data(), end, value);
     if (parsed.ec != std::errc() || parsed.ptr != end)
-      return fail(PHX_ERR_INVALID, "store_add",
-                  "store_add: key '%.128s' holds %zu bytes that are not a decimal 64-bit number; use another key for the "
-                  "counter, or remove this one",
-                  key, current->size());
+      return fail(
+          PHX_ERR_INVALID, "store_add",
+          "store_add: key '%.128s' holds %zu bytes that are not a decimal 64-bit number; use another key for the "
+          "counter, or remove this one",
+          key, current->size());
   }
   int64_t sum = 0;
   if (__builtin_add_overflow(value, delta, &sum))
     return fail(PHX_ERR_INVALID, "store_add",
-                "store_add: key '%.128s' is at %lld; adding %lld leaves the range of 64 bits, so it stays as it was", key,
-                static_cast<long long>(value), static_cast<long long>(delta));
+                "store_add: key '%.128s' is at %lld; adding %lld leaves the range of 64 bits, so it stays as it was",
+                key, static_cast<long long>(value), static_cast<long long>(delta));
   *result = sum;
   return PHX_OK;
 }
 
 phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline) {
-  return fail(PHX_ERR_TIMEOUT, operation,
-              "%s: key '%.128s' was not set within %lld ms; see whether the rank that sets it is running, or give a longer "
-              "timeout",
-              operation, key, static_cast<long long>(deadline.budget_ms()));
+  return fail(
+      PHX_ERR_TIMEOUT, operation,
+      "%s: key '%.128s' was not set within %lld ms; see whether the rank that sets it is running, or give a longer "
+      "timeout",
+      operation, key, static_cast<long long>(deadline.budget_ms()));
 }
 
 phx_status fail_key_missing(const char *operation, const char *key) {

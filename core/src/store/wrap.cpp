@@ -68,10 +68,11 @@ class WrapStore final : public phx_store {
 
   static phx_status judge_wait(const char *const *keys, size_t count, int64_t timeout_ms, phx_status status) {
     if (status != PHX_ERR_TIMEOUT) return judge("store_wait", keys[0], status);
-    return fail(PHX_ERR_TIMEOUT, "store_wait",
-                "store_wait: not all of %zu keys ('%.128s' is the first) were set within %lld ms; see whether the ranks "
-                "that set them are running, or give a longer timeout",
-                count, keys[0], static_cast<long long>(timeout_ms));
+    return fail(
+        PHX_ERR_TIMEOUT, "store_wait",
+        "store_wait: not all of %zu keys ('%.128s' is the first) were set within %lld ms; see whether the ranks "
+        "that set them are running, or give a longer timeout",
+        count, keys[0], static_cast<long long>(timeout_ms));
   }
 
   // Asks again with a larger buffer as long as the value does not fit. value may be NULL.

@@ -57,7 +57,6 @@ def survive_a_kill(rank, world_size, operation):
         "symm.barrier": lambda: symm.barrier(2),
         "wait_signal": lambda: symm.wait_signal(VICTIM, 1),
         "barrier": group.barrier,
-        "work": lambda: group.all_reduce(np.ones(1000, np.float32), out[:1000], blocking=False).wait(),
         "rendezvous": lambda: group.rendezvous(world.alloc(64)),
     }
     group.barrier()
@@ -65,7 +64,8 @@ def survive_a_kill(rank, world_size, operation):
     victim = pid_of(VICTIM)
     if rank == VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
-    error = raised_soon(calls[operation], PeerDeadError)
+    # Revoked: when the death was noticed before the call began.
+    error = raised_soon(calls[operation], PeerDeadError, RevokedError)
     assert error.peer == VICTIM
     assert error.group == "tp"
     assert f"rank {VICTIM}" in str(error)
@@ -92,7 +92,6 @@ def survive_a_kill(rank, world_size, operation):
         "symm.barrier",
         "wait_signal",
         "barrier",
-        "work",
         "rendezvous",
     ],
 )
@@ -102,13 +101,40 @@ def test_every_survivor_is_told_who_died(operation):
     assert not [name for name in set(os.listdir("/dev/shm")) - shared if "phalanx" in name or "phx" in name]
 
 
+def die_while_others_wait(rank, world_size):
+    world = join(rank, world_size)
+    group = world.create_group("tp", range(world_size))
+    group.barrier()
+    publish_pid(rank)
+    victim = pid_of(VICTIM)
+    if rank == VICTIM:
+        for other in (0, 2):
+            while not (scratch() / f"started.{other}").exists():
+                pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = group.all_reduce(np.ones(8, np.float32), np.empty(8, np.float32), blocking=False)
+    (scratch() / f"started.{rank}").touch()
+    error = raised_soon(work.wait, PeerDeadError)
+    assert (error.peer, error.rank, error.group, error.operation) == (VICTIM, rank, "tp", "all_reduce")
+    assert error.sequence == group.sequence > 0
+    assert f"rank {VICTIM} (pid {victim}) died" in str(error)
+    assert type(work.error()) is PeerDeadError
+    with pytest.raises(PeerDeadError):  # and again, the same
+        work.test()
+    world.finalize()
+
+
+def test_a_death_in_the_middle_of_a_collective_is_told_with_rank_pid_and_number():
+    run_ranks(die_while_others_wait, 3, expect_exit={VICTIM: -signal.SIGKILL})
+
+
 def survive_with_a_new_group(rank, world_size):
     world = join(rank, world_size)
     group = world.create_group("all", range(world_size))
     group.barrier()
     if rank == VICTIM:
         os.kill(os.getpid(), signal.SIGKILL)
-    raised_soon(group.barrier, PeerDeadError)
+    raised_soon(group.barrier, PeerDeadError, RevokedError)
     rest = world.create_group("rest", [r for r in range(world_size) if r != VICTIM])
     out = np.empty(1, np.float32)
     rest.all_reduce(np.ones(1, np.float32), out)
@@ -128,7 +154,9 @@ def leave_without_a_word(rank, world_size):
     if rank == VICTIM:
         world.finalize()
         return ""
-    error = raised_soon(lambda: group.all_reduce(np.ones(1, np.float32), np.empty(1, np.float32)), PeerDeadError)
+    error = raised_soon(
+        lambda: group.all_reduce(np.ones(1, np.float32), np.empty(1, np.float32)), PeerDeadError, RevokedError
+    )
     assert error.peer == VICTIM
     world.finalize()
     return str(error)

@@ -173,6 +173,7 @@ def test_schemas_are_torchs_but_for_the_str_group_and_the_void_of_what_writes_in
         expected = expected.replace("Any group_name", "str group_name").replace("_c10d_functional::", "phalanx::")
         expected = expected.replace("-> Tensor(a!)", "-> ()")
         assert str(getattr(P, name).default._schema) == expected
+    assert str(P.wait_tensor_.default._schema) == "phalanx::wait_tensor_(Tensor(a!) tensor) -> ()"
 
 
 def test_ops_carry_torchs_tags():
@@ -310,6 +311,7 @@ def test_waiting_for_a_tensor_without_work_returns_it(alone):
     x = torch.ones(3)
     assert P.wait_tensor(x).data_ptr() == x.data_ptr()
     assert P.wait_tensor(torch.empty(0)).numel() == 0
+    assert P.wait_tensor_(x) is None
 
 
 # ---- several ranks: values --------------------------------------------------------------------------------------
@@ -487,7 +489,8 @@ def pending_work(rank, size):
         assert P.wait_tensor(second[7:]).data_ptr() == second[7:].data_ptr()  # a view finds it
         assert ops.phxt_pending_count() == 1
         same(second, total + size)
-        same(P.wait_tensor(P.wait_tensor(first)), total)  # a second wait does nothing
+        assert P.wait_tensor_(first) is None
+        same(P.wait_tensor(first), total)  # a second wait does nothing
         assert ops.phxt_pending_count() == 0
         # Many works on one storage.
         whole = torch.empty(4, 100)

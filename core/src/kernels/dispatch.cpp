@@ -1,0 +1,66 @@
+// Chooses the instruction set: once, from what the processor and the operating system offer.
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "kernels/select.h"
+
+namespace phx::kernels {
+namespace {
+
+struct Isa {
+  const char *name;
+  ReduceFn (*find)(int32_t dtype, int32_t op);
+  bool (*available)();
+};
+
+bool always() { return true; }
+
+#if defined(__x86_64__)
+// Each asks for all that the build lets the compiler use in that file; see the flags in core/CMakeLists.txt.
+bool has_avx2() {
+  __builtin_cpu_init();
+  // Not every compiler's __builtin_cpu_supports knows "f16c".
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+constexpr Isa kIsas[] = {  // the best first
+#if defined(__x86_64__)
+    {"avx512", &find_avx512, &has_avx512},
+    {"avx2", &find_avx2, &has_avx2},
+#endif
+    {"scalar", &find_scalar, &always}};
+
+const Isa &choose() {
+  const Isa *isa = kIsas;
+  while (!isa->available()) ++isa;
+  return *isa;
+}
+
+const Isa &active() {
+  static const Isa &chosen = choose();
+  return chosen;
+}
+
+}  // namespace
+
+ReduceFn find_reduce(int32_t dtype, int32_t op) { return active().find(dtype, op); }
+
+ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
+  for (const Isa &known : kIsas)
+    if (std::strcmp(known.name, isa) == 0) return known.available() ? known.find(dtype, op) : nullptr;
+  return nullptr;
+}
+
+const char *active_isa() { return active().name; }
+
+}  // namespace phx::kernels

@@ -1,0 +1,43 @@
+// The kernels for x86-64 with AVX2 and F16C.
+#include <immintrin.h>
+
+#include "kernels/vector_kernel.h"
+
+namespace phx::kernels {
+namespace {
+
+struct Avx2 {
+  static constexpr int kBytes = 32;
+
+  // vminps returns its second operand when the two are equal or one is NaN. So the two orders agree, except that of -0 and
+  // +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
+  static PHX_ALWAYS_INLINE __m256 minimum(__m256 a, __m256 b) {
+    return _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
+  }
+  static PHX_ALWAYS_INLINE __m256d minimum(__m256d a, __m256d b) {
+    return _mm256_or_pd(_mm256_min_pd(a, b), _mm256_min_pd(b, a));
+  }
+
+  // Which NaN an operation returns depends on the order of its operands, which is the compiler's to choose.
+  static PHX_ALWAYS_INLINE __m256 canonical(__m256 v) {
+    const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+    return _mm256_blendv_ps(v, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  }
+  static PHX_ALWAYS_INLINE __m256d canonical(__m256d v) {
+    const __m256d nan = _mm256_castsi256_pd(_mm256_set1_epi64x(0x7ff8000000000000));
+    return _mm256_blendv_pd(v, nan, _mm256_cmp_pd(v, v, _CMP_UNORD_Q));
+  }
+
+  static PHX_ALWAYS_INLINE __m256 widen_f16(const char *from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+  }
+  static PHX_ALWAYS_INLINE void narrow_f16(char *to, __m256 v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+}  // namespace
+
+ReduceFn find_avx2(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2>>(dtype, op); }
+
+}  // namespace phx::kernels

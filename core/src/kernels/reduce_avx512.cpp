@@ -1,0 +1,45 @@
+// The kernels for x86-64 with AVX-512 F, BW, DQ and VL.
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined value that its own intrinsics start from for a mistake (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+
+#include "kernels/vector_kernel.h"
+
+namespace phx::kernels {
+namespace {
+
+// For the why of minimum and canonical see reduce_avx2.cpp.
+struct Avx512 {
+  static constexpr int kBytes = 64;
+
+  static PHX_ALWAYS_INLINE __m512 minimum(__m512 a, __m512 b) {
+    return _mm512_or_ps(_mm512_min_ps(a, b), _mm512_min_ps(b, a));
+  }
+  static PHX_ALWAYS_INLINE __m512d minimum(__m512d a, __m512d b) {
+    return _mm512_or_pd(_mm512_min_pd(a, b), _mm512_min_pd(b, a));
+  }
+
+  static PHX_ALWAYS_INLINE __m512 canonical(__m512 v) {
+    const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000));
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), nan);
+  }
+  static PHX_ALWAYS_INLINE __m512d canonical(__m512d v) {
+    const __m512d nan = _mm512_castsi512_pd(_mm512_set1_epi64(0x7ff8000000000000));
+    return _mm512_mask_mov_pd(v, _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q), nan);
+  }
+
+  static PHX_ALWAYS_INLINE __m512 widen_f16(const char *from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+  }
+  static PHX_ALWAYS_INLINE void narrow_f16(char *to, __m512 v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+}  // namespace
+
+ReduceFn find_avx512(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512>>(dtype, op); }
+
+}  // namespace phx::kernels

@@ -1,0 +1,125 @@
+// Which kernel serves which pair of dtype and op; the same for every instruction set.
+//
+// Everything here, and in vector_kernel.h, is in an unnamed namespace although it is a header: each file that includes it
+// is compiled for another instruction set, and the linker must never give one file a function compiled for another.
+// For the same reason those files use no templates or inline functions of the standard library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/kernels.h"
+
+namespace phx::kernels {
+
+// One per reduce_*.cpp. The caller has made sure that the host can execute what they return.
+ReduceFn find_scalar(int32_t dtype, int32_t op);
+ReduceFn find_avx2(int32_t dtype, int32_t op);
+ReduceFn find_avx512(int32_t dtype, int32_t op);
+
+namespace {
+
+// Elements that C++17 has no type for, or, for bool, none whose arithmetic is the one we want. The others are themselves.
+struct F16 {};
+struct BF16 {};
+struct Bool {};
+
+// Ops by what they do to a lane. bool has no ops of its own: its elements are 0 or 1, of which `or`, `and` and `xor` do all.
+struct Sum {};
+struct Average {};
+struct Product {};
+struct Minimum {};
+struct Maximum {};
+struct BitAnd {};
+struct BitOr {};
+struct BitXor {};
+struct PremulSum {};
+
+template <size_t kBytes>
+struct UnsignedOf;
+template <>
+struct UnsignedOf<1> {
+  using Type = uint8_t;
+};
+template <>
+struct UnsignedOf<2> {
+  using Type = uint16_t;
+};
+template <>
+struct UnsignedOf<4> {
+  using Type = uint32_t;
+};
+template <>
+struct UnsignedOf<8> {
+  using Type = uint64_t;
+};
+template <class T>
+using Unsigned = typename UnsignedOf<sizeof(T)>::Type;
+
+// `Kernels` is a family: Kernels::run<Element, Op> is a ReduceFn.
+template <class Kernels, class E>
+ReduceFn floating(int32_t op) {
+  switch (op) {
+    case PHX_SUM: return &Kernels::template run<E, Sum>;
+    case PHX_AVG: return &Kernels::template run<E, Average>;
+    case PHX_PROD: return &Kernels::template run<E, Product>;
+    case PHX_MIN: return &Kernels::template run<E, Minimum>;
+    case PHX_MAX: return &Kernels::template run<E, Maximum>;
+    case PHX_PREMUL_SUM: return &Kernels::template run<E, PremulSum>;
+    default: return nullptr;
+  }
+}
+
+// Where two's complement makes signed and unsigned the same, both use the unsigned kernel, in which wrapping is defined.
+template <class Kernels, class T>
+ReduceFn integer(int32_t op) {
+  using U = Unsigned<T>;
+  switch (op) {
+    case PHX_SUM: return &Kernels::template run<U, Sum>;
+    case PHX_AVG: return &Kernels::template run<T, Average>;
+    case PHX_PROD: return &Kernels::template run<U, Product>;
+    case PHX_MIN: return &Kernels::template run<T, Minimum>;
+    case PHX_MAX: return &Kernels::template run<T, Maximum>;
+    case PHX_BAND: return &Kernels::template run<U, BitAnd>;
+    case PHX_BOR: return &Kernels::template run<U, BitOr>;
+    case PHX_BXOR: return &Kernels::template run<U, BitXor>;
+    default: return nullptr;
+  }
+}
+
+template <class Kernels>
+ReduceFn boolean(int32_t op) {
+  switch (op) {
+    case PHX_SUM:
+    case PHX_MAX:
+    case PHX_BOR: return &Kernels::template run<Bool, BitOr>;
+    case PHX_PROD:
+    case PHX_MIN:
+    case PHX_BAND: return &Kernels::template run<Bool, BitAnd>;
+    case PHX_BXOR: return &Kernels::template run<Bool, BitXor>;
+    default: return nullptr;
+  }
+}
+
+template <class Kernels>
+ReduceFn select(int32_t dtype, int32_t op) {
+  switch (dtype) {
+    case PHX_F16: return floating<Kernels, F16>(op);
+    case PHX_BF16: return floating<Kernels, BF16>(op);
+    case PHX_F32: return floating<Kernels, float>(op);
+    case PHX_F64: return floating<Kernels, double>(op);
+    case PHX_I8: return integer<Kernels, int8_t>(op);
+    case PHX_U8: return integer<Kernels, uint8_t>(op);
+    case PHX_I16: return integer<Kernels, int16_t>(op);
+    case PHX_U16: return integer<Kernels, uint16_t>(op);
+    case PHX_I32: return integer<Kernels, int32_t>(op);
+    case PHX_U32: return integer<Kernels, uint32_t>(op);
+    case PHX_I64: return integer<Kernels, int64_t>(op);
+    case PHX_U64: return integer<Kernels, uint64_t>(op);
+    case PHX_BOOL: return boolean<Kernels>(op);
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace phx::kernels

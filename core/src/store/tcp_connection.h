@@ -1,0 +1,57 @@
+// One client as the TCP store's server sees it: bytes in, bytes out, and what it is waiting for.
+//
+// A connection is never read beyond the frame that is due, and not read at all while a reply is owed. So it holds at
+// most one request and one reply, whatever its client sends; the rest stays with the kernel and then with the sender.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/fd.h"
+#include "store/table.h"
+#include "store/tcp_protocol.h"
+
+namespace phx::store {
+
+class TcpConnection {
+ public:
+  TcpConnection(Fd fd, const Nonce &nonce, const Nonce &server_id);
+
+  int fd() const { return fd_.get(); }
+  bool in_handshake() const { return state_ == State::kHandshake; }
+  bool is_parked() const { return state_ == State::kParked; }
+  int64_t born_ns() const { return born_ns_; }
+  const Deadline &parked_until() const { return parked_until_; }
+
+  // False, with the reason in *why ("" for a plain end), when the connection is to be closed.
+  bool on_readable(const std::string &token, Table &table, const char **why);
+  bool on_writable(const char **why) { return flush(why); }
+  // Answers a parked request whose key has come or whose time is over.
+  bool try_parked(Table &table, const char **why);
+
+  uint32_t wanted_events() const;  // of epoll
+  uint32_t watched_events = 0;     // those that epoll knows; the server keeps it
+
+ private:
+  enum class State { kHandshake, kReady, kParked, kClosing };
+
+  bool read_some(size_t wanted, const char **why);  // towards in_.size() == wanted
+  bool on_answer(const std::string &token, const char **why);
+  bool on_request(Table &table, const char **why);
+  Reply execute(const Request &request, Table &table);
+  bool reply_with(const Reply &reply, const char **why);
+  bool flush(const char **why);
+
+  Fd fd_;
+  State state_ = State::kHandshake;
+  int64_t born_ns_;
+  Greeting greeting_;
+  std::string in_;   // of the frame that is being received
+  std::string out_;  // of what is being sent
+  size_t sent_ = 0;
+  Request parked_;
+  Deadline parked_until_;
+};
+
+}  // namespace phx::store
