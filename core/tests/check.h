@@ -57,22 +57,24 @@ inline int run_all(int argc, char **argv) {
   static void name();                                           \
   static const ::check::Register register_##name(#name, &name); \
   static void name()
-#define CHECK(condition)                                                             \
-  do {                                                                               \
+#define CHECK(condition)                                                            \
+  do {                                                                              \
     if (!(condition)) ::check::failed(__FILE__, __LINE__, "CHECK(" #condition ")"); \
   } while (0)
 // A phx call that must succeed.
-#define CHECK_OK(call)                                                                                                     \
-  do {                                                                                                                     \
-    const phx_status check_status = (call);                                                                                \
-    if (check_status != PHX_OK)                                                                                            \
-      ::check::failed(__FILE__, __LINE__, std::string(#call ": ") + phx_status_name(check_status) + ": " + phx_last_error()); \
+#define CHECK_OK(call)                                                                                    \
+  do {                                                                                                    \
+    const phx_status check_status = (call);                                                               \
+    if (check_status != PHX_OK)                                                                           \
+      ::check::failed(__FILE__, __LINE__,                                                                 \
+                      std::string(#call ": ") + phx_status_name(check_status) + ": " + phx_last_error()); \
   } while (0)
 // A phx call that must fail with `status` and with `words` somewhere in its text.
-#define CHECK_FAILS(status, words, call)                                                                         \
-  do {                                                                                                           \
-    const phx_status check_status = (call);                                                                      \
-    if (check_status != (status) || std::strstr(phx_last_error(), words) == nullptr)                             \
-      ::check::failed(__FILE__, __LINE__, std::string(#call ": got ") + phx_status_name(check_status) + ": " +   \
-                                              phx_last_error() + "; expected " #status " with '" + words + "'"); \
+#define CHECK_FAILS(status, words, call)                                                                      \
+  do {                                                                                                        \
+    const phx_status check_status = (call);                                                                   \
+    if (check_status != (status) || std::strstr(phx_last_error(), words) == nullptr)                          \
+      ::check::failed(__FILE__, __LINE__,                                                                     \
+                      std::string(#call ": got ") + phx_status_name(check_status) + ": " + phx_last_error() + \
+                          "; expected " #status " with '" + words + "'");                                     \
   } while (0)

@@ -106,15 +106,19 @@ TEST(collectives_among_threads_give_the_reference_values) {
 TEST(tiny_staging_slots_reach_the_chunked_paths) {
   ranks::Options options;
   options.staging_bytes = 512;
-  for (int n : {2, 3}) ranks::as_threads(n, [](int rank, phx_world *world) {
-    const int size = phx_world_size(world);
-    phx_group *group = ranks::make_group(world);
-    for (size_t count : {size_t{100}, size_t{1000}, size_t{3001}}) {
-      check_all_reduce(group, rank, size, count, PHX_ALGO_AUTO, false);
-      check_all_reduce(group, rank, size, count, PHX_ALGO_AUTO, true);
-    }
-    phx_group_release(group);
-  }, options);
+  for (int n : {2, 3})
+    ranks::as_threads(
+        n,
+        [](int rank, phx_world *world) {
+          const int size = phx_world_size(world);
+          phx_group *group = ranks::make_group(world);
+          for (size_t count : {size_t{100}, size_t{1000}, size_t{3001}}) {
+            check_all_reduce(group, rank, size, count, PHX_ALGO_AUTO, false);
+            check_all_reduce(group, rank, size, count, PHX_ALGO_AUTO, true);
+          }
+          phx_group_release(group);
+        },
+        options);
 }
 
 TEST(collectives_among_processes_give_the_reference_values) {
@@ -184,18 +188,21 @@ TEST(small_input_may_change_as_soon_as_start_returns) {
 TEST(a_test_loop_alone_completes_a_collective_of_many_rounds) {
   ranks::Options options;
   options.staging_bytes = 1024;
-  ranks::as_threads(2, [](int rank, phx_world *world) {
-    phx_group *group = ranks::make_group(world);
-    std::vector<float> in(10000, static_cast<float>(rank + 1)), out(10000);
-    phx_work *work = nullptr;
-    CHECK_OK(phx_all_reduce(group, in.data(), out.data(), in.size(), PHX_F32, PHX_SUM, nullptr, &work));
-    phx_status status;
-    while ((status = phx_work_test(work)) == PHX_IN_PROGRESS) std::this_thread::yield();
-    CHECK(status == PHX_OK);
-    phx_work_release(work);
-    for (float x : out) CHECK(x == 3.0f);
-    phx_group_release(group);
-  }, options);
+  ranks::as_threads(
+      2,
+      [](int rank, phx_world *world) {
+        phx_group *group = ranks::make_group(world);
+        std::vector<float> in(10000, static_cast<float>(rank + 1)), out(10000);
+        phx_work *work = nullptr;
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), in.size(), PHX_F32, PHX_SUM, nullptr, &work));
+        phx_status status;
+        while ((status = phx_work_test(work)) == PHX_IN_PROGRESS) std::this_thread::yield();
+        CHECK(status == PHX_OK);
+        phx_work_release(work);
+        for (float x : out) CHECK(x == 3.0f);
+        phx_group_release(group);
+      },
+      options);
 }
 
 TEST(subgroups_and_larger_groups_do_not_disturb_each_other) {  // M20

@@ -28,15 +28,20 @@ TEST(wrong_arguments_fail_before_anything_is_sent) {
     CHECK_FAILS(PHX_ERR_INVALID, "is NULL", phx_all_reduce(nullptr, a, b, 8, PHX_F32, PHX_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "is NULL", phx_all_reduce(group, nullptr, b, 8, PHX_F32, PHX_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "no dtype", phx_all_reduce(group, a, b, 8, 99, PHX_SUM, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "Invalid reduce operation 42", phx_all_reduce(group, a, b, 8, PHX_F32, 42, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "band is not defined for float32", phx_all_reduce(group, a, b, 8, PHX_F32, PHX_BAND, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "Invalid reduce operation 42",
+                phx_all_reduce(group, a, b, 8, PHX_F32, 42, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "band is not defined for float32",
+                phx_all_reduce(group, a, b, 8, PHX_F32, PHX_BAND, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "overlap", phx_all_reduce(group, a, a + 1, 4, PHX_F32, PHX_SUM, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "more than memory", phx_all_reduce(group, a, b, SIZE_MAX / 2, PHX_F32, PHX_SUM, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "root is group rank 2 in a group of 2", phx_broadcast(group, a, 8, PHX_F32, 2, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
+                phx_all_reduce(group, a, b, SIZE_MAX / 2, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "root is group rank 2 in a group of 2",
+                phx_broadcast(group, a, 8, PHX_F32, 2, nullptr, nullptr));
     phx_options options{};
     options.struct_size = sizeof options;
     options.timeout_ms = -5;
-    CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -5", phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -5",
+                phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, &options, nullptr));
     options.struct_size = 3;
     CHECK_FAILS(PHX_ERR_ABI, "struct_size", phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, &options, nullptr));
     const int32_t twice[] = {0, 1, 0}, strange[] = {0, 7}, alone[] = {1 - phx_world_rank(world)};
@@ -85,7 +90,8 @@ TEST(counts_that_do_not_fit_in_all_to_all_v_fail_alike_and_leave_the_group_usabl
     phx_group *group = ranks::make_group(world);
     int32_t in[16] = {}, out[16] = {};
     const size_t ins[2] = {2, 3}, outs[2] = {2, rank == 0 ? size_t{4} : size_t{3}};
-    CHECK_FAILS(PHX_ERR_MISMATCH, "all_to_all_v", phx_all_to_all_v(group, in, ins, out, outs, PHX_I32, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_MISMATCH, "all_to_all_v",
+                phx_all_to_all_v(group, in, ins, out, outs, PHX_I32, nullptr, nullptr));
     CHECK_OK(phx_group_barrier(group, 0));
     phx_group_release(group);
   });
@@ -94,26 +100,31 @@ TEST(counts_that_do_not_fit_in_all_to_all_v_fail_alike_and_leave_the_group_usabl
 TEST(a_peer_that_never_comes_is_named_at_the_deadline) {
   ranks::Options options;
   options.timeout_ms = 300;
-  ranks::as_threads(2, [](int rank, phx_world *world) {
-    phx_group *none = nullptr;
-    const int32_t both[] = {0, 1};
-    if (rank == 0) {
-      CHECK_FAILS(PHX_ERR_TIMEOUT, "waits for rank(s) 1", phx_group_create(world, "lonely", both, 2, 0, &none));
-      CHECK(last_info().peer == 1);
-    }
-    phx_group *group = nullptr;
-    CHECK_OK(phx_group_create(world, "pair", both, 2, 20000, &group));
-    CHECK_OK(phx_group_barrier(group, 20000));
-    float x = 1;
-    if (rank == 0) {
-      CHECK_FAILS(PHX_ERR_TIMEOUT, "all_reduce #2 on group 'pair'", phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
-      CHECK(std::strstr(phx_last_error(), "rank 1 (pid") != nullptr);
-    } else {
-      while (phx_world_check(world) == PHX_OK) std::this_thread::yield();  // told by rank 0
-      CHECK_FAILS(PHX_ERR_TIMEOUT, "still waits for rank 1", phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
-    }
-    phx_group_release(group);
-  }, options);
+  ranks::as_threads(
+      2,
+      [](int rank, phx_world *world) {
+        phx_group *none = nullptr;
+        const int32_t both[] = {0, 1};
+        if (rank == 0) {
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "waits for rank(s) 1", phx_group_create(world, "lonely", both, 2, 0, &none));
+          CHECK(last_info().peer == 1);
+        }
+        phx_group *group = nullptr;
+        CHECK_OK(phx_group_create(world, "pair", both, 2, 20000, &group));
+        CHECK_OK(phx_group_barrier(group, 20000));
+        float x = 1;
+        if (rank == 0) {
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "all_reduce #2 on group 'pair'",
+                      phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+          CHECK(std::strstr(phx_last_error(), "rank 1 (pid") != nullptr);
+        } else {
+          while (phx_world_check(world) == PHX_OK) std::this_thread::yield();  // told by rank 0
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "still waits for rank 1",
+                      phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+        }
+        phx_group_release(group);
+      },
+      options);
 }
 
 TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
@@ -125,7 +136,8 @@ TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
     CHECK_OK(phx_all_gather(group, &pid, pids.data(), 1, PHX_I32, nullptr, nullptr));
     for (int i = 0;; ++i) {
       if (rank == 2 && i == 20) raise(SIGKILL);
-      const phx_status status = phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_F32, PHX_MAX, nullptr, nullptr);
+      const phx_status status =
+          phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_F32, PHX_MAX, nullptr, nullptr);
       if (status == PHX_OK) continue;
       CHECK(status == PHX_ERR_PEER_DEAD);
       const std::string expected = "rank 2 (pid " + std::to_string(pids[2]) + ") died";
@@ -136,7 +148,8 @@ TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
     CHECK_FAILS(PHX_ERR_REVOKED, "died", phx_group_barrier(group, 0));
     phx_group_release(group);
   });
-  for (int rank = 0; rank < 4; ++rank) CHECK(rank == 2 ? WIFSIGNALED(codes[rank]) && WTERMSIG(codes[rank]) == SIGKILL : codes[rank] == 0);
+  for (int rank = 0; rank < 4; ++rank)
+    CHECK(rank == 2 ? WIFSIGNALED(codes[rank]) && WTERMSIG(codes[rank]) == SIGKILL : codes[rank] == 0);
 }
 
 TEST(survivors_learn_of_a_death_while_they_wait_for_somebody_else) {
@@ -238,7 +251,8 @@ TEST(malformed_handshakes_are_refused_and_disturb_nobody) {
   ranks::as_threads(1, [](int, phx_world *) {
     const phx::Uuid uuid = uuid_of_listener();
     phx::Hello hello{phx::kWireMagic, PHX_ABI_VERSION, phx::random_uuid(), uuid, phx::random_uuid(), 1, getpid()};
-    std::vector<std::string> attacks = {"x", std::string(sizeof hello, '\xff'), std::string(sizeof hello - 1, 0), std::string(4000, 'a')};
+    std::vector<std::string> attacks = {"x", std::string(sizeof hello, '\xff'), std::string(sizeof hello - 1, 0),
+                                        std::string(4000, 'a')};
     attacks.emplace_back(reinterpret_cast<const char *>(&hello), sizeof hello);  // all right but for the token
     for (const std::string &attack : attacks) {
       const int fd = connect_to(uuid);

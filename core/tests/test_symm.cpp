@@ -25,7 +25,8 @@ TEST(an_alloc_id_gives_the_same_zeroed_then_kept_address_again) {  // M6 M7 M8 M
     std::memset(a, 5, 1000);
     CHECK_OK(phx_mem_free(world, a));
     CHECK(info_of(world, a).live == 0);
-    CHECK_FAILS(PHX_ERR_MISMATCH, "1000 bytes and is now asked for with 2000", phx_mem_alloc_persistent(world, nullptr, 2000, "g", 7, &b));
+    CHECK_FAILS(PHX_ERR_MISMATCH, "1000 bytes and is now asked for with 2000",
+                phx_mem_alloc_persistent(world, nullptr, 2000, "g", 7, &b));
     CHECK(b == nullptr);
     CHECK_OK(phx_mem_alloc_persistent(world, nullptr, 1000, "g", 7, &b));
     CHECK(b == a);
@@ -83,16 +84,18 @@ TEST(allocators_are_looked_up_by_device_type_and_can_be_replaced) {  // M13
     std::free(pointer);
     return PHX_OK;
   };
-  ops.export_handle = [](void *, void *, uint64_t, void *, size_t *, int32_t *) -> phx_status { return PHX_ERR_UNSUPPORTED; };
-  ops.import_handle = [](void *, const phx_device *, const void *, size_t, int32_t, size_t, void **, uint64_t *) -> phx_status {
+  ops.export_handle = [](void *, void *, uint64_t, void *, size_t *, int32_t *) -> phx_status {
     return PHX_ERR_UNSUPPORTED;
   };
+  ops.import_handle = [](void *, const phx_device *, const void *, size_t, int32_t, size_t, void **,
+                         uint64_t *) -> phx_status { return PHX_ERR_UNSUPPORTED; };
   ops.unmap = [](void *, void *, uint64_t) -> phx_status { return PHX_OK; };
   ops.destroy = [](void *self) { ++static_cast<Counting *>(self)->destroyed; };
   ranks::as_threads(1, [&](int, phx_world *world) {
     const phx_device device{PHX_DEV_CUDA, 0};
     void *p = nullptr;
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "SymmetricMemory does not support device type 2", phx_mem_alloc(world, &device, 8, &p));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "SymmetricMemory does not support device type 2",
+                phx_mem_alloc(world, &device, 8, &p));
     CHECK_OK(phx_allocator_register(world, PHX_DEV_CUDA, &ops, &counting));
     const char *name = nullptr;
     CHECK_OK(phx_allocator_name(world, PHX_DEV_CUDA, &name));
@@ -208,7 +211,8 @@ TEST(ranks_that_offer_different_sizes_all_learn_who_is_odd) {  // M19
     void *mine = nullptr;
     phx_symm *symm = nullptr;
     CHECK_OK(phx_mem_alloc(world, nullptr, rank == 1 ? 2048 : 1024, &mine));
-    CHECK_FAILS(PHX_ERR_MISMATCH, "1024 bytes on ranks 0, 2; 2048 bytes on rank 1", phx_symm_rendezvous(group, mine, 0, &symm));
+    CHECK_FAILS(PHX_ERR_MISMATCH, "1024 bytes on ranks 0, 2; 2048 bytes on rank 1",
+                phx_symm_rendezvous(group, mine, 0, &symm));
     phx_error_info info{};
     info.struct_size = sizeof info;
     CHECK_OK(phx_last_error_info(&info));
@@ -268,8 +272,10 @@ void symmetric_collectives(int rank, phx_world *world) {
     for (size_t i = 0; i < count; ++i) CHECK(mine[i] == value(n - 1, i));
   }
   std::vector<float> out(10);
-  CHECK_FAILS(PHX_ERR_INVALID, "do not fit", phx_symm_all_reduce(symm, offset, out.data(), kMost * n + 1, PHX_F32, PHX_SUM, nullptr, nullptr));
-  CHECK_FAILS(PHX_ERR_INVALID, "no multiple", phx_symm_all_reduce(symm, 2, out.data(), 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+  CHECK_FAILS(PHX_ERR_INVALID, "do not fit",
+              phx_symm_all_reduce(symm, offset, out.data(), kMost * n + 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+  CHECK_FAILS(PHX_ERR_INVALID, "no multiple",
+              phx_symm_all_reduce(symm, 2, out.data(), 1, PHX_F32, PHX_SUM, nullptr, nullptr));
   CHECK_OK(phx_group_barrier(group, 0));
   CHECK_OK(phx_mem_free(world, block));
   phx_symm_release(symm);

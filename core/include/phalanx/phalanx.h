@@ -47,14 +47,14 @@ enum {
   PHX_ERR_INVALID = -1,     /* an argument is wrong; nothing was sent */
   PHX_ERR_UNSUPPORTED = -2, /* right, but not something this build, host or group can do */
   PHX_ERR_NO_MEMORY = -3,
-  PHX_ERR_TIMEOUT = -4,     /* peers did not come in time; the text names them */
-  PHX_ERR_PEER_DEAD = -5,   /* a peer died or left; `peer` says which */
-  PHX_ERR_REVOKED = -6,     /* an earlier failure put the ranks out of step; the text gives the first cause */
-  PHX_ERR_MISMATCH = -7,    /* ranks disagree about a call; the text gives both sides */
+  PHX_ERR_TIMEOUT = -4,   /* peers did not come in time; the text names them */
+  PHX_ERR_PEER_DEAD = -5, /* a peer died or left; `peer` says which */
+  PHX_ERR_REVOKED = -6,   /* an earlier failure put the ranks out of step; the text gives the first cause */
+  PHX_ERR_MISMATCH = -7,  /* ranks disagree about a call; the text gives both sides */
   PHX_ERR_EXISTS = -8,
   PHX_ERR_NOT_FOUND = -9,
   PHX_ERR_IN_USE = -10,
-  PHX_ERR_SYSTEM = -11,     /* an operating system call failed; sys_errno says how */
+  PHX_ERR_SYSTEM = -11, /* an operating system call failed; sys_errno says how */
   PHX_ERR_DEVICE = -12,
   PHX_ERR_ABI = -13,        /* the two sides were built from headers that do not fit */
   PHX_ERR_PERMISSION = -14, /* another user, a wrong token */
@@ -124,15 +124,15 @@ typedef struct phx_error_info {
 /* ---- library ------------------------------------------------------------------------------------------------ */
 
 PHX_API uint32_t phx_abi_version(void);
-PHX_API const char *phx_version(void);    /* static */
-PHX_API const char *phx_build_info(void); /* static, one JSON object: version, compiler, isa, features */
-PHX_API int32_t phx_has(const char *feature);              /* 1 or 0; features: see phx_build_info */
-PHX_API size_t phx_struct_size(const char *struct_name);   /* sizeof of a public struct, 0 if unknown: bindings check */
-PHX_API const char *phx_status_name(phx_status status);    /* static */
-PHX_API const char *phx_dtype_name(int32_t dtype);         /* static, "float32"; "?" if unknown */
-PHX_API const char *phx_reduce_op_name(int32_t op);        /* static, "sum"; "?" if unknown */
-PHX_API size_t phx_dtype_size(int32_t dtype);              /* bytes, 0 if unknown */
-PHX_API const char *phx_last_error(void);                  /* text of this thread's last error, until its next one */
+PHX_API const char *phx_version(void);                   /* static */
+PHX_API const char *phx_build_info(void);                /* static, one JSON object: version, compiler, isa, features */
+PHX_API int32_t phx_has(const char *feature);            /* 1 or 0; features: see phx_build_info */
+PHX_API size_t phx_struct_size(const char *struct_name); /* sizeof of a public struct, 0 if unknown: bindings check */
+PHX_API const char *phx_status_name(phx_status status);  /* static */
+PHX_API const char *phx_dtype_name(int32_t dtype);       /* static, "float32"; "?" if unknown */
+PHX_API const char *phx_reduce_op_name(int32_t op);      /* static, "sum"; "?" if unknown */
+PHX_API size_t phx_dtype_size(int32_t dtype);            /* bytes, 0 if unknown */
+PHX_API const char *phx_last_error(void);                /* text of this thread's last error, until its next one */
 PHX_API phx_status phx_last_error_info(phx_error_info *out);
 
 /* Called from any thread, also while calls are in progress; must not call back into phalanx. NULL turns logging off. */
@@ -147,7 +147,8 @@ typedef struct phx_store_ops {
   uint32_t struct_size;
   uint32_t flags; /* 0 */
   phx_status (*set)(void *self, const char *key, const void *value, size_t size);
-  /* Waits for the key; copies min(capacity, length) bytes; *size = length of the value. PHX_ERR_TIMEOUT if it never came. */
+  /* Waits for the key; copies min(capacity, length) bytes; *size = length of the value. PHX_ERR_TIMEOUT if it never
+   * came. */
   phx_status (*get)(void *self, const char *key, void *value, size_t capacity, size_t *size, int64_t timeout_ms);
   /* Adds to a decimal counter that starts at 0; *result is the new value. */
   phx_status (*add)(void *self, const char *key, int64_t delta, int64_t *result);
@@ -157,14 +158,18 @@ typedef struct phx_store_ops {
 } phx_store_ops;
 
 PHX_API phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out);
-PHX_API phx_status phx_store_memory(phx_store **out);                  /* among the threads of one process */
-PHX_API phx_status phx_store_file(const char *path, phx_store **out);  /* a file all ranks see; made 0600, removed by its user */
+PHX_API phx_status phx_store_memory(phx_store **out); /* among the threads of one process */
+PHX_API phx_status phx_store_file(const char *path,
+                                  phx_store **out); /* a file all ranks see; made 0600, removed by its user */
 /* Binds to bind_address only ("127.0.0.1", "::1", ...). *port: in, the wish (0 = any); out, the port bound. */
-PHX_API phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port, phx_store **out);
-PHX_API phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size, int64_t timeout_ms, phx_store **out);
+PHX_API phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port,
+                                       phx_store **out);
+PHX_API phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size,
+                                         int64_t timeout_ms, phx_store **out);
 PHX_API phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out); /* a view; retains base */
 PHX_API phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size);
-PHX_API phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size, int64_t timeout_ms);
+PHX_API phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size,
+                                 int64_t timeout_ms);
 PHX_API phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms);
 PHX_API phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result);
 PHX_API phx_status phx_store_remove(phx_store *store, const char *key);
@@ -189,11 +194,11 @@ typedef struct phx_world_params {
 
 /* Not collective. Publishes this rank in the store; peers are met when the first group is made. */
 PHX_API phx_status phx_world_create(const phx_world_params *params, phx_world **out);
-/* Leaves: tells the peers, closes every connection, ends the monitor thread. Groups of this world are unusable after it;
- * memory stays valid until it is freed. Not collective; a second call does nothing. */
+/* Leaves: tells the peers, closes every connection, ends the monitor thread. Groups of this world are unusable after
+ * it; memory stays valid until it is freed. Not collective; a second call does nothing. */
 PHX_API phx_status phx_world_finalize(phx_world *world);
-/* Finalizes; the handle is invalid after it. Free memory before: blocks still in the table are freed now, except those that
- * a phx_symm holds. Groups, symms and works may be released later. */
+/* Finalizes; the handle is invalid after it. Free memory before: blocks still in the table are freed now, except those
+ * that a phx_symm holds. Groups, symms and works may be released later. */
 PHX_API void phx_world_release(phx_world *world);
 PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
 PHX_API int32_t phx_world_rank(const phx_world *world);
@@ -217,15 +222,18 @@ typedef struct phx_group_info {
   uint64_t slot_bytes;  /* a collective with at most so many bytes of input has taken them all when its start returns */
 } phx_group_info;
 
-/* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when the
- * ranks are not on one host. A name may be used again; then it is a new group. */
-PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms, phx_group **out);
+/* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when
+ * the ranks are not on one host. A name may be used again; then it is a new group. */
+PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
+                                    int64_t timeout_ms, phx_group **out);
 /* A logical group that need not be part of the world: `group_size` participants meet through `store` under `name`. */
-PHX_API phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size, phx_store *store, int64_t timeout_ms, phx_group **out);
+PHX_API phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
+                                    phx_store *store, int64_t timeout_ms, phx_group **out);
 PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 /* Every later call on the group, on every rank, fails with PHX_ERR_REVOKED and this reason. Not collective. */
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
-PHX_API phx_status phx_group_error(phx_group *group, phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
+PHX_API phx_status phx_group_error(phx_group *group,
+                                   phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
 PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
 PHX_API phx_group *phx_group_retain(phx_group *group);
 PHX_API void phx_group_release(phx_group *group);
@@ -242,16 +250,20 @@ typedef struct phx_allocator_ops {
   /* Zeroed memory of at least `size` bytes that export_handle can share. *cookie identifies it to the other calls. */
   phx_status (*alloc)(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie);
   phx_status (*free)(void *self, void *pointer, uint64_t cookie);
-  /* What a peer needs to map the block: up to PHX_HANDLE_BYTES of data and one file descriptor (borrowed; -1 = none). */
-  phx_status (*export_handle)(void *self, void *pointer, uint64_t cookie, void *handle, size_t *handle_size, int32_t *fd);
+  /* What a peer needs to map the block: up to PHX_HANDLE_BYTES of data and one file descriptor (borrowed; -1 = none).
+   */
+  phx_status (*export_handle)(void *self, void *pointer, uint64_t cookie, void *handle, size_t *handle_size,
+                              int32_t *fd);
   /* Takes no ownership of fd. Must verify that the object really spans `size` bytes. */
-  phx_status (*import_handle)(void *self, const phx_device *device, const void *handle, size_t handle_size, int32_t fd, size_t size, void **pointer, uint64_t *cookie);
+  phx_status (*import_handle)(void *self, const phx_device *device, const void *handle, size_t handle_size, int32_t fd,
+                              size_t size, void **pointer, uint64_t *cookie);
   phx_status (*unmap)(void *self, void *pointer, uint64_t cookie); /* an imported block */
-  void (*destroy)(void *self); /* after the last block is gone */
+  void (*destroy)(void *self);                                     /* after the last block is gone */
 } phx_allocator_ops;
 
 /* CPU (memfd) is registered in every new world. Registering again replaces; blocks made before stay valid. */
-PHX_API phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops, void *self);
+PHX_API phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops,
+                                          void *self);
 PHX_API phx_status phx_allocator_unregister(phx_world *world, int32_t device_type);
 PHX_API phx_status phx_allocator_name(phx_world *world, int32_t device_type, const char **out); /* static string */
 
@@ -270,7 +282,8 @@ typedef struct phx_mem_info {
 PHX_API phx_status phx_mem_alloc(phx_world *world, const phx_device *device, size_t size, void **out);
 /* One block per (scope, device, alloc_id), kept when freed: the next call with the same id returns the same address.
  * PHX_ERR_IN_USE while it is live, PHX_ERR_MISMATCH when it has another size. scope: a group name, or NULL. */
-PHX_API phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, size_t size, const char *scope, uint64_t alloc_id, void **out);
+PHX_API phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, size_t size, const char *scope,
+                                            uint64_t alloc_id, void **out);
 PHX_API phx_status phx_mem_retain(phx_world *world, void *pointer); /* one more phx_mem_free is needed */
 PHX_API phx_status phx_mem_free(phx_world *world, void *pointer);   /* local, never collective */
 /* Really frees an idle persistent block. PHX_ERR_IN_USE while live. */
@@ -297,11 +310,12 @@ typedef struct phx_symm_info {
 PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
 PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
-/* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as the handle. */
+/* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
+ * the handle. */
 PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
-/* A rank's signal pad as mapped here: word [channel * group_size + r] is written only by group rank r, holds a count that
- * only grows (modulo 2^32), and is zero when the handle appears. put_signal and wait_signal use the same words: use a
- * channel either through them or by hand, not both. */
+/* A rank's signal pad as mapped here: word [channel * group_size + r] is written only by group rank r, holds a count
+ * that only grows (modulo 2^32), and is zero when the handle appears. put_signal and wait_signal use the same words:
+ * use a channel either through them or by hand, not both. */
 PHX_API uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank);
 PHX_API void *const *phx_symm_buffers_device(phx_symm *symm);     /* group_size pointers that the device can read */
 PHX_API void *const *phx_symm_signal_pads_device(phx_symm *symm); /* likewise */
@@ -326,29 +340,46 @@ typedef struct phx_options {
   double scale;       /* of PHX_PREMUL_SUM */
 } phx_options;        /* NULL wherever it is asked for means all defaults */
 
-/* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete. Otherwise
- * it returns a handle; then `out` must stay valid and unread until phx_work_wait, and so must `in`, and unchanged, unless it
- * has at most phx_group_info.slot_bytes bytes: then it was copied before the call returned. in == out is allowed where the two have the same size; other overlaps are errors.
- * After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked. (Only
- * all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and leaves it usable.) */
-PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);                    /* out: group_size * count */
-PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);    /* in: group_size * count */
-PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);                    /* both: group_size * count */
-/* Element counts per group rank; in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one after another. */
-PHX_API phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_counts, void *out, const size_t *out_counts, int32_t dtype, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank, const phx_options *options, phx_work **work);
+/* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
+ * Otherwise it returns a handle; then `out` must stay valid and unread until phx_work_wait, and so must `in`, and
+ * unchanged, unless it has at most phx_group_info.slot_bytes bytes: then it was copied before the call returned. in ==
+ * out is allowed where the two have the same size; other overlaps are errors. After PHX_ERR_TIMEOUT, PEER_DEAD or
+ * MISMATCH the contents of `out` are unspecified and the group is revoked. (Only all_to_all_v, whose counts every rank
+ * can compare before data moves, fails alike everywhere and leaves it usable.) */
+PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+                                  const phx_options *options, phx_work **work);
+PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                                  const phx_options *options, phx_work **work); /* out: group_size * count */
+PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                                      int32_t op, const phx_options *options,
+                                      phx_work **work); /* in: group_size * count */
+PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                                  const phx_options *options, phx_work **work); /* both: group_size * count */
+/* Element counts per group rank; in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one after
+ * another. */
+PHX_API phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_counts, void *out,
+                                    const size_t *out_counts, int32_t dtype, const phx_options *options,
+                                    phx_work **work);
+PHX_API phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank,
+                                 const phx_options *options, phx_work **work);
 
-/* The same with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy into
- * a staging area. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in place. */
-PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype, int32_t root_group_rank, const phx_options *options, phx_work **work); /* in place on every rank */
+/* The same with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
+ * into a staging area. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in
+ * place. */
+PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                       int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                       const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                           int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                       const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype,
+                                      int32_t root_group_rank, const phx_options *options,
+                                      phx_work **work); /* in place on every rank */
 
 PHX_API phx_status phx_work_test(phx_work *work); /* PHX_OK: complete; PHX_IN_PROGRESS; or the error. Never blocks. */
-PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms); /* idempotent */
+PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms);   /* idempotent */
 PHX_API phx_status phx_work_error(phx_work *work, phx_error_info *out); /* PHX_ERR_NOT_FOUND when it has none */
 PHX_API phx_work *phx_work_retain(phx_work *work);
 PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */

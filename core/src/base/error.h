@@ -16,30 +16,37 @@ const phx_error_info &last_error();
 phx_status set_last_error(const phx_error_info &info);  // returns info.status
 
 // Records an error of this thread and returns `status`. `operation` is the public name without "phx_".
-__attribute__((format(printf, 3, 4))) phx_status fail(phx_status status, const char *operation, const char *format, ...);
+__attribute__((format(printf, 3, 4))) phx_status fail(phx_status status, const char *operation, const char *format,
+                                                      ...);
 // Likewise for a failed system call: appends the text of `error_number` and records it.
-__attribute__((format(printf, 3, 4))) phx_status fail_errno(int error_number, const char *operation, const char *format, ...);
+__attribute__((format(printf, 3, 4))) phx_status fail_errno(int error_number, const char *operation, const char *format,
+                                                            ...);
 
 // Adds where it happened to the thread's last error: nothing else of it changes.
 void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer);
 
 // Copies a struct out to a caller whose version of it may be shorter. T starts with struct_size.
-template <class T> phx_status copy_out(const T &value, T *out, const char *operation);
+template <class T>
+phx_status copy_out(const T &value, T *out, const char *operation);
 
-void log_message(int32_t level, const char *file, int32_t line, const char *format, ...) __attribute__((format(printf, 4, 5)));
+void log_message(int32_t level, const char *file, int32_t line, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 #define PHX_LOG(level, ...) ::phx::log_message(level, __FILE__, __LINE__, __VA_ARGS__)
 
 }  // namespace phx
 
 #include <cstring>
 
-template <class T> phx_status phx::copy_out(const T &value, T *out, const char *operation) {
+template <class T>
+phx_status phx::copy_out(const T &value, T *out, const char *operation) {
   if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the out-parameter is NULL", operation);
   uint32_t size = 0;
   std::memcpy(&size, out, sizeof size);
   if (size < sizeof size || size > sizeof(T) * 16)
-    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation, size);
+    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation,
+                size);
   const size_t shared = size < sizeof(T) ? size : sizeof(T);
-  std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size, shared - sizeof size);
+  std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size,
+              shared - sizeof size);
   return PHX_OK;
 }

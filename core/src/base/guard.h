@@ -9,7 +9,8 @@
 namespace phx {
 
 // Runs `body` (which returns a phx_status) and turns what it throws into an error of `operation`.
-template <class Body> phx_status guarded(const char *operation, Body &&body) noexcept {
+template <class Body>
+phx_status guarded(const char *operation, Body &&body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc &) {

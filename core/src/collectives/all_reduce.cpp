@@ -1,9 +1,9 @@
 // all_reduce on ordinary memory: one-shot for what is small, chunked two-shot for the rest.
 //
-// One-shot: every rank copies its input into its slot and reduces everybody's slots. One barrier; each rank reads (n-1) x
-// the input. Two-shot: chunk by chunk, rank p reduces part p of the chunk from all slots and writes the sum over its own
-// input of that part, in its own slot, where the others fetch it. One barrier per chunk and one more: the arrival that
-// offers chunk k+1 also says that the sums of chunk k are ready. A chunk fits a slot and so stays in the cache.
+// One-shot: every rank copies its input into its slot and reduces everybody's slots. One barrier; each rank reads (n-1)
+// x the input. Two-shot: chunk by chunk, rank p reduces part p of the chunk from all slots and writes the sum over its
+// own input of that part, in its own slot, where the others fetch it. One barrier per chunk and one more: the arrival
+// that offers chunk k+1 also says that the sums of chunk k are ready. A chunk fits a slot and so stays in the cache.
 #include <algorithm>
 
 #include "collectives/operation.h"
@@ -19,7 +19,9 @@ class OneShotAllReduce final : public Operation {
  public:
   OneShotAllReduce(const Buffers &buffers, const Reduction &reduction) : b_(buffers), reduction_(reduction) {}
 
-  void put(const Lane &lane, uint32_t, uint64_t epoch) override { copy_bytes(lane.data(lane.group_rank(), epoch), b_.in, b_.count * b_.item); }
+  void put(const Lane &lane, uint32_t, uint64_t epoch) override {
+    copy_bytes(lane.data(lane.group_rank(), epoch), b_.in, b_.count * b_.item);
+  }
 
   phx_status take(const Lane &lane, uint32_t, uint64_t epoch) override {
     const int n = lane.group_size();
@@ -36,7 +38,8 @@ class OneShotAllReduce final : public Operation {
 
 class TwoShotAllReduce final : public Operation {
  public:
-  TwoShotAllReduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction) : b_(buffers), reduction_(reduction) {
+  TwoShotAllReduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction)
+      : b_(buffers), reduction_(reduction) {
     const int n = lane.group_size();
     // A chunk is n parts of whole cache lines.
     const size_t most = lane.slot_bytes() / b_.item / n / (kLine / b_.item) * (kLine / b_.item) * n;
@@ -115,9 +118,12 @@ class TwoShotAllReduce final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_all_reduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction, int32_t algo) {
+std::unique_ptr<Operation> make_all_reduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction,
+                                           int32_t algo) {
   const size_t bytes = buffers.count * buffers.item;
-  const size_t limit = algo == PHX_ALGO_ONE_SHOT ? lane.slot_bytes() : algo == PHX_ALGO_TWO_SHOT ? 0 : std::min(kOneShotBytes, lane.slot_bytes());
+  const size_t limit = algo == PHX_ALGO_ONE_SHOT   ? lane.slot_bytes()
+                       : algo == PHX_ALGO_TWO_SHOT ? 0
+                                                   : std::min(kOneShotBytes, lane.slot_bytes());
   if (bytes <= limit) return std::make_unique<OneShotAllReduce>(buffers, reduction);
   return std::make_unique<TwoShotAllReduce>(lane, buffers, reduction);
 }

@@ -1,7 +1,7 @@
 // all_to_all with a count per pair of ranks.
 //
-// Round 0 publishes each rank's counts; then everybody knows the whole matrix, checks that both sides of every pair agree
-// (so that all ranks fail alike if not), and derives how many rounds of data follow.
+// Round 0 publishes each rank's counts; then everybody knows the whole matrix, checks that both sides of every pair
+// agree (so that all ranks fail alike if not), and derives how many rounds of data follow.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -16,8 +16,13 @@ namespace {
 
 class AllToAllV final : public Operation {
  public:
-  AllToAllV(const Lane &lane, const Buffers &buffers, const size_t *in_counts, const size_t *out_counts, bool keep_input)
-      : b_(buffers), n_(lane.group_size()), self_(lane.group_rank()), in_counts_(in_counts, in_counts + n_), out_counts_(out_counts, out_counts + n_) {
+  AllToAllV(const Lane &lane, const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
+            bool keep_input)
+      : b_(buffers),
+        n_(lane.group_size()),
+        self_(lane.group_rank()),
+        in_counts_(in_counts, in_counts + n_),
+        out_counts_(out_counts, out_counts + n_) {
     segment_ = lane.slot_bytes() / n_ / kLine * (kLine / b_.item);
     in_starts_ = starts(in_counts_);
     out_starts_ = starts(out_counts_);
@@ -40,7 +45,8 @@ class AllToAllV final : public Operation {
     }
     for (int to = 0; to < n_; ++to) {
       const size_t done = (round - 1) * segment_;
-      copy_bytes(slot + to * segment_ * b_.item, b_.in + (in_starts_[to] + done) * b_.item, length(in_counts_[to], round) * b_.item);
+      copy_bytes(slot + to * segment_ * b_.item, b_.in + (in_starts_[to] + done) * b_.item,
+                 length(in_counts_[to], round) * b_.item);
     }
   }
 
@@ -102,8 +108,8 @@ class AllToAllV final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_all_to_all_v(const Lane &lane, const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
-                                             bool keep_input) {
+std::unique_ptr<Operation> make_all_to_all_v(const Lane &lane, const Buffers &buffers, const size_t *in_counts,
+                                             const size_t *out_counts, bool keep_input) {
   return std::make_unique<AllToAllV>(lane, buffers, in_counts, out_counts, keep_input);
 }
 

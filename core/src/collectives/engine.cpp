@@ -4,14 +4,17 @@
 
 namespace phx {
 
-phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline) {
+phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round,
+                         const LazyDeadline &deadline) {
   return group_->raise_await(result, kind_name(static_cast<Kind>(operation.record.operation)), operation.sequence,
-                             operation.first_epoch + round, static_cast<int32_t>(round), operation.record, deadline.budget_ms());
+                             operation.first_epoch + round, static_cast<int32_t>(round), operation.record,
+                             deadline.budget_ms());
 }
 
 // Fills and publishes the next round of `operation`, which must be the newest.
 phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
-  if (const AwaitResult room = lane_->reserve(deadline); !room) return raise(room, operation, operation.published, deadline);
+  if (const AwaitResult room = lane_->reserve(deadline); !room)
+    return raise(room, operation, operation.published, deadline);
   const uint64_t epoch = lane_->last_epoch() + 1;
   operation.put(*lane_, operation.published, epoch);
   uint64_t done = epoch - 1;  // all that came before has been taken, except:

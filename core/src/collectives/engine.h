@@ -43,7 +43,7 @@ class Engine {
 
   Group *const group_;
   Lane *const lane_;
-  std::mutex mutex_;            // one collective of a group at a time; its waits are bounded, so is this
+  std::mutex mutex_;             // one collective of a group at a time; its waits are bounded, so is this
   std::deque<WorkRef> pending_;  // started, not complete, in the order of their epochs
   std::atomic<uint64_t> sequence_{0};
 };

@@ -1,5 +1,5 @@
-// A collective as a sequence of rounds. In each, every rank puts something into its slot, all arrive, and every rank takes
-// from everybody's slots. The engine does the waiting; operations only move and reduce data.
+// A collective as a sequence of rounds. In each, every rank puts something into its slot, all arrive, and every rank
+// takes from everybody's slots. The engine does the waiting; operations only move and reduce data.
 #pragma once
 
 #include <cstring>
@@ -30,7 +30,7 @@ enum class Kind : uint8_t {
   kSymmAllToAll,
   kSymmBroadcast
 };
-const char *kind_name(Kind kind);  // the public name: "all_reduce"
+const char *kind_name(Kind kind);                     // the public name: "all_reduce"
 std::string describe_call(const CallRecord &record);  // "all_reduce(float32, 512, sum)"
 
 class Operation {
@@ -38,7 +38,8 @@ class Operation {
   virtual ~Operation() = default;
   // Fills this rank's slot of `epoch` (that of `round`).
   virtual void put(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
-  // Everybody has arrived at `epoch`. May change `rounds`, alike on all ranks. An error must be one that every rank finds.
+  // Everybody has arrived at `epoch`. May change `rounds`, alike on all ranks. An error must be one that every rank
+  // finds.
   virtual phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
   // Up to which epoch this rank reads no slot any more once it has taken `epoch` of a round that is not the last.
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
@@ -61,8 +62,8 @@ class Operation {
 struct Buffers {
   const char *in = nullptr;
   char *out = nullptr;
-  size_t count = 0;      // elements, as in the public call
-  size_t item = 0;       // bytes of one
+  size_t count = 0;  // elements, as in the public call
+  size_t item = 0;   // bytes of one
 };
 
 inline constexpr int kMaxGroupSize = 1024;  // ranks of one host; bounds arrays on the stack
@@ -80,11 +81,13 @@ struct Reduction {
 };
 
 std::unique_ptr<Operation> make_barrier();
-std::unique_ptr<Operation> make_all_reduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction, int32_t algo);
+std::unique_ptr<Operation> make_all_reduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction,
+                                           int32_t algo);
 std::unique_ptr<Operation> make_all_gather(const Lane &lane, const Buffers &buffers);
 std::unique_ptr<Operation> make_reduce_scatter(const Lane &lane, const Buffers &buffers, const Reduction &reduction);
 std::unique_ptr<Operation> make_all_to_all(const Lane &lane, const Buffers &buffers);
-std::unique_ptr<Operation> make_all_to_all_v(const Lane &lane, const Buffers &buffers, const size_t *in_counts, const size_t *out_counts, bool keep_input);
+std::unique_ptr<Operation> make_all_to_all_v(const Lane &lane, const Buffers &buffers, const size_t *in_counts,
+                                             const size_t *out_counts, bool keep_input);
 std::unique_ptr<Operation> make_broadcast(const Lane &lane, const Buffers &buffers, int root);
 
 // On symmetric memory: `offset` bytes into every rank's block. buffers.in is this rank's own.

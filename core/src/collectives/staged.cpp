@@ -11,7 +11,9 @@
 namespace phx {
 namespace {
 
-uint32_t rounds_for(size_t count, size_t chunk) { return std::max<uint32_t>(1, static_cast<uint32_t>((count + chunk - 1) / chunk)); }
+uint32_t rounds_for(size_t count, size_t chunk) {
+  return std::max<uint32_t>(1, static_cast<uint32_t>((count + chunk - 1) / chunk));
+}
 
 // Elements of whole cache lines that fit in `bytes`.
 size_t elements_in(size_t bytes, size_t item) { return bytes / kLine * (kLine / item); }
@@ -32,7 +34,8 @@ class AllGather final : public Operation {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     for (int i = 1; i < lane.group_size(); ++i) {
       const int from = (lane.group_rank() + i) % lane.group_size();
-      copy_bytes(b_.out + (from * b_.count + round * chunk_) * b_.item, lane.data(from, epoch), length(round) * b_.item);
+      copy_bytes(b_.out + (from * b_.count + round * chunk_) * b_.item, lane.data(from, epoch),
+                 length(round) * b_.item);
     }
     return PHX_OK;
   }
@@ -48,7 +51,9 @@ class AllGather final : public Operation {
 class Segmented : public Operation {
  protected:
   Segmented(const Lane &lane, const Buffers &buffers)
-      : b_(buffers), segment_(std::min(elements_in(lane.slot_bytes() / lane.group_size(), b_.item), part_elements(std::max<size_t>(b_.count, 1), b_.item, 1))) {
+      : b_(buffers),
+        segment_(std::min(elements_in(lane.slot_bytes() / lane.group_size(), b_.item),
+                          part_elements(std::max<size_t>(b_.count, 1), b_.item, 1))) {
     rounds = rounds_for(b_.count, segment_);
   }
 
@@ -70,7 +75,8 @@ class Segmented : public Operation {
 
 class ReduceScatter final : public Segmented {
  public:
-  ReduceScatter(const Lane &lane, const Buffers &buffers, const Reduction &reduction) : Segmented(lane, buffers), reduction_(reduction) {}
+  ReduceScatter(const Lane &lane, const Buffers &buffers, const Reduction &reduction)
+      : Segmented(lane, buffers), reduction_(reduction) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size();
@@ -110,11 +116,13 @@ class Broadcast final : public Operation {
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() == root_) copy_bytes(lane.data(root_, epoch), b_.out + round * chunk_ * b_.item, length(round) * b_.item);
+    if (lane.group_rank() == root_)
+      copy_bytes(lane.data(root_, epoch), b_.out + round * chunk_ * b_.item, length(round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_) copy_bytes(b_.out + round * chunk_ * b_.item, lane.data(root_, epoch), length(round) * b_.item);
+    if (lane.group_rank() != root_)
+      copy_bytes(b_.out + round * chunk_ * b_.item, lane.data(root_, epoch), length(round) * b_.item);
     return PHX_OK;
   }
 
@@ -128,13 +136,17 @@ class Broadcast final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_all_gather(const Lane &lane, const Buffers &buffers) { return std::make_unique<AllGather>(lane, buffers); }
+std::unique_ptr<Operation> make_all_gather(const Lane &lane, const Buffers &buffers) {
+  return std::make_unique<AllGather>(lane, buffers);
+}
 
 std::unique_ptr<Operation> make_reduce_scatter(const Lane &lane, const Buffers &buffers, const Reduction &reduction) {
   return std::make_unique<ReduceScatter>(lane, buffers, reduction);
 }
 
-std::unique_ptr<Operation> make_all_to_all(const Lane &lane, const Buffers &buffers) { return std::make_unique<AllToAll>(lane, buffers); }
+std::unique_ptr<Operation> make_all_to_all(const Lane &lane, const Buffers &buffers) {
+  return std::make_unique<AllToAll>(lane, buffers);
+}
 
 std::unique_ptr<Operation> make_broadcast(const Lane &lane, const Buffers &buffers, int root) {
   return std::make_unique<Broadcast>(lane, buffers, root);

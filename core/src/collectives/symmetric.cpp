@@ -1,4 +1,5 @@
-// Collectives whose input lies in symmetric memory: peers read (and for all_reduce in place, write) the blocks themselves.
+// Collectives whose input lies in symmetric memory: peers read (and for all_reduce in place, write) the blocks
+// themselves.
 //
 // Two barriers and no copy: after the first every input is ready, after the second nobody reads or writes any more.
 #include <algorithm>
@@ -13,7 +14,8 @@ namespace {
 
 class Symmetric final : public Operation {
  public:
-  Symmetric(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction, int root)
+  Symmetric(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
+            int root)
       : kind_(kind), offset_(offset), b_(buffers), reduction_(reduction), root_(root) {
     symm = std::move(handle);
     rounds = 2;
@@ -45,7 +47,8 @@ class Symmetric final : public Operation {
         for (int i = 0; i < n; ++i) copy_bytes(b_.out + ((self + i) % n) * bytes, at((self + i) % n, 0), bytes);
         return;
       case Kind::kSymmAllToAll:
-        for (int i = 0; i < n; ++i) copy_bytes(b_.out + ((self + i) % n) * bytes, at((self + i) % n, self * b_.count), bytes);
+        for (int i = 0; i < n; ++i)
+          copy_bytes(b_.out + ((self + i) % n) * bytes, at((self + i) % n, self * b_.count), bytes);
         return;
       case Kind::kSymmBroadcast:
         if (self != root_) copy_bytes(at(self, 0), at(root_, 0), bytes);

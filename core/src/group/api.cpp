@@ -6,6 +6,7 @@
 #include "base/guard.h"
 #include "group/group.h"
 
+using phx::check_world;
 using phx::fail;
 using phx::guarded;
 
@@ -15,29 +16,36 @@ constexpr size_t kMaxName = 255;
 
 phx_status check_name(const char *operation, const char *name) {
   if (name == nullptr || *name == '\0') return fail(PHX_ERR_INVALID, operation, "%s: a group needs a name", operation);
-  if (std::strlen(name) > kMaxName) return fail(PHX_ERR_INVALID, operation, "%s: the name has more than %zu bytes", operation, kMaxName);
+  if (std::strlen(name) > kMaxName)
+    return fail(PHX_ERR_INVALID, operation, "%s: the name has more than %zu bytes", operation, kMaxName);
   return PHX_OK;
 }
 
 phx_status check_size(const char *operation, const char *name, int32_t size) {
-  if (size < 1) return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d ranks; it needs at least one", operation, name, size);
+  if (size < 1)
+    return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d ranks; it needs at least one", operation, name,
+                size);
   if (size > phx::kMaxGroupSize)
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': %d ranks; at most %d can share memory", operation, name, size, phx::kMaxGroupSize);
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': %d ranks; at most %d can share memory", operation, name, size,
+                phx::kMaxGroupSize);
   return PHX_OK;
 }
 
-phx_status check_ranks(const char *operation, const phx::World &world, const char *name, const int32_t *ranks, int32_t count, int *self) {
+phx_status check_ranks(const char *operation, const phx::World &world, const char *name, const int32_t *ranks,
+                       int32_t count, int *self) {
   if (ranks == nullptr) return fail(PHX_ERR_INVALID, operation, "%s '%s': ranks is NULL", operation, name);
   *self = -1;
   for (int32_t i = 0; i < count; ++i) {
     if (ranks[i] < 0 || ranks[i] >= world.size())
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d does not exist in a world of %d", operation, name, ranks[i], world.size());
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d does not exist in a world of %d", operation, name,
+                  ranks[i], world.size());
     if (std::find(ranks, ranks + i, ranks[i]) != ranks + i)
       return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice", operation, name, ranks[i]);
     if (ranks[i] == world.rank()) *self = i;
   }
   if (*self < 0)
-    return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is not in the list; only members make a group", operation, name, world.rank());
+    return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is not in the list; only members make a group", operation,
+                name, world.rank());
   return PHX_OK;
 }
 
@@ -56,21 +64,17 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   return PHX_OK;
 }
 
-phx_status check_world(const char *operation, const phx_world *world, phx_group **out) {
-  if (world == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world or out is NULL", operation);
-  if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
-  return PHX_OK;
-}
-
 }  // namespace
 
 extern "C" {
 
-phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms, phx_group **out) {
+phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms,
+                            phx_group **out) {
   const char *operation = "group_create";
   return guarded(operation, [&]() -> phx_status {
     int self = -1;
-    phx_status status = check_world(operation, world, out);
+    phx_status status = check_world(operation, world);
+    if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK) status = check_name(operation, name);
     if (status == PHX_OK) status = check_size(operation, name, count);
     if (status == PHX_OK) status = check_ranks(operation, *world->ptr, name, ranks, count, &self);
@@ -87,18 +91,21 @@ phx_status phx_group_create(phx_world *world, const char *name, const int32_t *r
   });
 }
 
-phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size, phx_store *store, int64_t timeout_ms,
-                            phx_group **out) {
+phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
+                            phx_store *store, int64_t timeout_ms, phx_group **out) {
   const char *operation = "group_attach";
   return guarded(operation, [&]() -> phx_status {
-    phx_status status = check_world(operation, world, out);
+    phx_status status = check_world(operation, world);
+    if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK) status = check_name(operation, name);
     if (status == PHX_OK) status = check_size(operation, name, group_size);
     if (status != PHX_OK) return status;
     if (group_rank < 0 || group_rank >= group_size)
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': group_rank is %d in a group of %d", operation, name, group_rank, group_size);
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': group_rank is %d in a group of %d", operation, name, group_rank,
+                  group_size);
     if (store == nullptr && group_size > 1)
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d needs a store through which its ranks meet", operation, name, group_size);
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d needs a store through which its ranks meet",
+                  operation, name, group_size);
     phx::GroupParams params;
     params.name = name;
     for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
@@ -135,7 +142,8 @@ phx_status phx_group_revoke(phx_group *group, const char *reason) {
     cause.rank = group->ptr->self_rank();
     cause.peer = cause.rank;
     phx::copy_text(cause.operation, sizeof cause.operation, operation);
-    const std::string text = "rank " + std::to_string(cause.rank) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
+    const std::string text =
+        "rank " + std::to_string(cause.rank) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
     phx::copy_text(cause.text, sizeof cause.text, text.c_str());
     group->ptr->fail_with(cause, true);
     return PHX_OK;
@@ -145,7 +153,8 @@ phx_status phx_group_revoke(phx_group *group, const char *reason) {
 phx_status phx_group_error(phx_group *group, phx_error_info *out) {
   const char *operation = "group_error";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-  if (!group->ptr->failed()) return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
+  if (!group->ptr->failed())
+    return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
   return phx::copy_out(group->ptr->cause(), out, operation);
 }
 

@@ -28,8 +28,8 @@ struct CallRecord {
   uint64_t count = 0;
   uint64_t aux = 0;  // the symmetric allocation and offset, or the scale's bits
   bool operator==(const CallRecord &o) const {
-    return operation == o.operation && dtype == o.dtype && op == o.op && algo == o.algo && root == o.root && count == o.count &&
-           aux == o.aux;
+    return operation == o.operation && dtype == o.dtype && op == o.op && algo == o.algo && root == o.root &&
+           count == o.count && aux == o.aux;
   }
 };
 static_assert(sizeof(CallRecord) == 24);

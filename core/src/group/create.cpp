@@ -23,7 +23,10 @@ struct Geometry {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)), params_(std::move(params)), engine_(this, &lane_), interruptions_(params_.ranks.size()) {}
+    : world_(std::move(world)),
+      params_(std::move(params)),
+      engine_(this, &lane_),
+      interruptions_(params_.ranks.size()) {}
 
 Group::~Group() {
   if (watched_) world_->monitor().unwatch(id_);
@@ -63,7 +66,8 @@ struct GroupMaker {
       if (read != PHX_OK) return read;
     }
     if (first_late < 0) return PHX_OK;
-    fail(PHX_ERR_TIMEOUT, kOperation, "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
+    fail(PHX_ERR_TIMEOUT, kOperation,
+         "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
          group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(), late.c_str());
     amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(first_late));
     return PHX_ERR_TIMEOUT;
@@ -72,8 +76,8 @@ struct GroupMaker {
   phx_status read_record(const std::string &value, int i) {
     PeerRecord &record = group.records_[i];
     if (value.size() < sizeof record || std::memcmp(value.data(), kPeerMagic, sizeof kPeerMagic) != 0)
-      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s", kOperation,
-                  group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s",
+                  kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
     std::memcpy(&record, value.data(), sizeof record);
     return PHX_OK;
   }
@@ -82,8 +86,8 @@ struct GroupMaker {
   phx_status same_host() {
     for (int i = 1; i < group.size(); ++i) {
       if (group.records_[i].host_id == group.records_[0].host_id) continue;
-      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': ranks %d and %d are on different hosts and share no memory", kOperation,
-           group.name().c_str(), group.rank_of(0), group.rank_of(i));
+      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': ranks %d and %d are on different hosts and share no memory",
+           kOperation, group.name().c_str(), group.rank_of(0), group.rank_of(i));
       amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
       return PHX_ERR_UNSUPPORTED;
     }
@@ -122,7 +126,8 @@ struct GroupMaker {
 
     const Geometry mine{kControlVersion, kSlots, slot_bytes, group.group_rank(), group.size()};
     std::vector<Parcel> all;
-    status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()}, deadline, &all);
+    status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()},
+                            deadline, &all);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
@@ -135,17 +140,20 @@ struct GroupMaker {
   phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
     Geometry theirs;
     if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
-      return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(), group.rank_of(i));
+      return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
+                  group.rank_of(i));
     std::memcpy(&theirs, parcel.bytes.data(), sizeof theirs);
     if (theirs.version != mine.version || theirs.slots != mine.slots)
-      return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d was built with another layout of shared memory; install one version everywhere",
+      return fail(PHX_ERR_ABI, kOperation,
+                  "%s '%s': rank %d was built with another layout of shared memory; install one version everywhere",
                   kOperation, group.name().c_str(), group.rank_of(i));
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
-      return fail(PHX_ERR_MISMATCH, kOperation,
-                  "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d with %llu", kOperation,
-                  group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
-                  static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
-                  static_cast<unsigned long long>(mine.slot_bytes));
+      return fail(
+          PHX_ERR_MISMATCH, kOperation,
+          "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d with %llu",
+          kOperation, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
+          static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
+          static_cast<unsigned long long>(mine.slot_bytes));
     const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
     return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, true, out);
   }
@@ -156,7 +164,8 @@ struct GroupMaker {
   }
 };
 
-phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, std::shared_ptr<Group> *out) {
+phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
+                         std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(world, std::move(params)));
   GroupMaker maker{*group, Deadline::after_ms(timeout_ms)};
   phx_status status = maker.meet();

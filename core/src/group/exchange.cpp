@@ -6,14 +6,20 @@
 
 namespace phx {
 
-phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds, const Deadline &deadline,
-                           std::vector<Parcel> *out) {
-  if (bytes.size() > kMaxPayload || fds.size() > kMaxFds) return fail(PHX_ERR_INTERNAL, operation, "%s: parcel too large", operation);
+phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
+                           const Deadline &deadline, std::vector<Parcel> *out) {
+  if (bytes.size() > kMaxPayload || fds.size() > kMaxFds)
+    return fail(PHX_ERR_INTERNAL, operation, "%s: parcel too large", operation);
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   if (failed()) return raise_revoked(operation);
   const uint64_t ordinal = ++exchange_ordinal_;
-  const Envelope envelope{kWireMagic, MessageKind::kExchange, static_cast<uint16_t>(fds.size()), id_, ordinal,
-                          static_cast<uint32_t>(bytes.size()), 0};
+  const Envelope envelope{kWireMagic,
+                          MessageKind::kExchange,
+                          static_cast<uint16_t>(fds.size()),
+                          id_,
+                          ordinal,
+                          static_cast<uint32_t>(bytes.size()),
+                          0};
   for (const LinkRef &link : links_) {
     if (!link) continue;
     const phx_status status = send_message(*link, envelope, bytes.data(), fds.data(), deadline);
@@ -31,7 +37,8 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank()) continue;
     Message message;
-    const phx_status status = world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, interruptions_[i], &message);
+    const phx_status status =
+        world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, interruptions_[i], &message);
     if (status == PHX_OK) {
       parcels[i].bytes = std::move(message.payload);
       parcels[i].fds = std::move(message.fds);
@@ -46,8 +53,9 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     late += describe(i);
   }
   if (first_late >= 0) {
-    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': after %lld ms rank %d still waits for %s to make the same call.", operation,
-         name().c_str(), static_cast<long long>(deadline.budget_ms()), self_rank(), late.c_str());
+    fail(PHX_ERR_TIMEOUT, operation,
+         "%s on group '%s': after %lld ms rank %d still waits for %s to make the same call.", operation, name().c_str(),
+         static_cast<long long>(deadline.budget_ms()), self_rank(), late.c_str());
     amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(first_late));
     reported_.store(true);
     return fail_with(last_error(), true);
@@ -66,11 +74,13 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
   if (status != PHX_OK) return set_last_error(mine);
   for (int i = 0; i < size(); ++i) {
     phx_error_info theirs;
-    if (all[i].bytes.size() != sizeof theirs) return fail(PHX_ERR_INTERNAL, operation, "%s: malformed confirmation", operation);
+    if (all[i].bytes.size() != sizeof theirs)
+      return fail(PHX_ERR_INTERNAL, operation, "%s: malformed confirmation", operation);
     std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
     theirs.text[sizeof theirs.text - 1] = '\0';
     if (theirs.status == PHX_OK) continue;
-    fail(theirs.status, operation, "%s on group '%s': it failed on rank %d: %s", operation, name().c_str(), rank_of(i), theirs.text);
+    fail(theirs.status, operation, "%s on group '%s': it failed on rank %d: %s", operation, name().c_str(), rank_of(i),
+         theirs.text);
     amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
     return theirs.status;
   }

@@ -31,7 +31,8 @@ phx_status Group::fail_with(const phx_error_info &cause, bool tell, int only) {
     const phx_error_info wire = this->cause();
     const Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
     for (const LinkRef &link : links_)  // best effort: a peer that takes no messages runs into its own deadline
-      if (link && link->state.load() == LinkState::kAlive) send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
+      if (link && link->state.load() == LinkState::kAlive)
+        send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
   }
   return set_last_error(cause);
 }
@@ -39,8 +40,8 @@ phx_status Group::fail_with(const phx_error_info &cause, bool tell, int only) {
 phx_status Group::raise_revoked(const char *operation) const {
   if (!reported_.load()) return raise_in_flight(operation, 0);
   const phx_error_info first = cause();
-  fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation, name().c_str(),
-       first.text);
+  fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation,
+       name().c_str(), first.text);
   amend_last_error(nullptr, name().c_str(), self_rank(), first.peer);
   return PHX_ERR_REVOKED;
 }
@@ -49,9 +50,11 @@ phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) cons
   reported_.store(true);
   phx_error_info info = cause();
   char text[sizeof info.text];
-  const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation, sequence, name().c_str())
+  const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation,
+                                                   sequence, name().c_str())
                                    : std::snprintf(text, sizeof text, "%s on group '%s': ", operation, name().c_str());
-  if (length > 0 && static_cast<size_t>(length) < sizeof text) copy_text(text + length, sizeof text - length, info.text);
+  if (length > 0 && static_cast<size_t>(length) < sizeof text)
+    copy_text(text + length, sizeof text - length, info.text);
   copy_text(info.text, sizeof info.text, text);
   copy_text(info.operation, sizeof info.operation, operation);
   info.rank = self_rank();
@@ -71,8 +74,8 @@ std::string Group::describe(int group_rank) const {
   return text;
 }
 
-phx_status Group::raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch, int32_t round,
-                              const CallRecord &record, int64_t timeout_ms) {
+phx_status Group::raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch,
+                              int32_t round, const CallRecord &record, int64_t timeout_ms) {
   if (result.failure == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
   phx_error_info info = make_error_info();
   info.rank = self_rank();
@@ -86,9 +89,11 @@ phx_status Group::raise_await(const AwaitResult &result, const char *operation, 
     const std::string theirs = describe_call(lane_.record(result.group_rank, epoch));
     const std::string mine = describe_call(record);
     std::snprintf(info.text, sizeof info.text,
-                  "%s #%" PRIu64 " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
+                  "%s #%" PRIu64
+                  " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
                   "the same collectives in the same order with the same dtype, count, reduce op and root.",
-                  operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank), theirs.c_str(), self_rank(), mine.c_str());
+                  operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank), theirs.c_str(),
+                  self_rank(), mine.c_str());
   } else {
     info.status = PHX_ERR_TIMEOUT;
     std::string late;
@@ -98,8 +103,11 @@ phx_status Group::raise_await(const AwaitResult &result, const char *operation, 
       late += describe(i);
     }
     if (late.empty()) late = describe(result.group_rank) + " with an earlier collective";
-    std::snprintf(info.text, sizeof info.text, "%s #%" PRIu64 " on group '%s': after %lld ms rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
-                  operation, sequence, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), late.c_str());
+    std::snprintf(
+        info.text, sizeof info.text,
+        "%s #%" PRIu64
+        " on group '%s': after %lld ms rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
+        operation, sequence, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), late.c_str());
   }
   reported_.store(true);
   return fail_with(info, true);

@@ -35,7 +35,8 @@ struct GroupParams {
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
   // Collective. On failure every peer that was reached is told.
-  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, std::shared_ptr<Group> *out);
+  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
+                           std::shared_ptr<Group> *out);
   ~Group() override;
 
   World &world() const { return *world_; }
@@ -53,21 +54,21 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
-  // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in good
-  // order must not disturb others that are still completing what it has completed.)
+  // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
+  // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
   phx_error_info cause() const;
-  // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the one
-  // rank for which to interrupt waits; -1 = all.
+  // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the
+  // one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
-  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has reported the
-  // cause yet (a peer may die between two collectives) it is the cause itself.
+  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
+  // reported the cause yet (a peer may die between two collectives) it is the cause itself.
   phx_status raise_revoked(const char *operation) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
   // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
-  phx_status raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch, int32_t round,
-                         const CallRecord &record, int64_t timeout_ms);
+  phx_status raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch,
+                         int32_t round, const CallRecord &record, int64_t timeout_ms);
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
 
@@ -75,10 +76,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void on_peer_gone(const Link &link, LinkState state) override;
   void on_revoked(const phx_error_info &cause) override;
 
-  // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without descriptors).
-  // `fds` are borrowed. A failure revokes the group.
-  phx_status exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds, const Deadline &deadline,
-                      std::vector<Parcel> *out);
+  // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
+  // descriptors). `fds` are borrowed. A failure revokes the group.
+  phx_status exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
+                      const Deadline &deadline, std::vector<Parcel> *out);
   // Collective: all succeed, or all fail with the text of the first that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 

@@ -9,7 +9,8 @@ AwaitResult failed(WaitResult result, int group_rank) {
 
 }  // namespace
 
-void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions) {
+void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes,
+                const std::atomic<int32_t> *interruptions) {
   self_ = self;
   slot_bytes_ = slot_bytes;
   interruptions_ = interruptions;
@@ -28,7 +29,8 @@ AwaitResult Lane::reserve(LazyDeadline &deadline) {
   for (int i = 0; i < group_size(); ++i) {
     Peer &peer = peers_[i];
     if (i == self_ || reached(peer.known_done, needed)) continue;
-    const WaitResult result = wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline);
+    const WaitResult result =
+        wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline);
     if (result != WaitResult::kReached) return failed(result, i);
     peer.known_done = peer.control->done.load(std::memory_order_acquire);
   }

@@ -1,7 +1,8 @@
 // The protocol of the slots: publish an epoch, await everybody's, and never overwrite what a peer still reads.
 //
 // Why no closing barrier is needed: before a rank fills the slot of epoch e it makes sure (reserve) that every peer is
-// `done` with epoch e - kSlots. A blocking collective learns that for free, because each arrival carries the peer's done.
+// `done` with epoch e - kSlots. A blocking collective learns that for free, because each arrival carries the peer's
+// done.
 #pragma once
 
 #include <vector>
@@ -22,7 +23,8 @@ struct AwaitResult {
 class Lane {
  public:
   // One control segment per group rank; [self] is this rank's own. interruptions[i] ends waits for rank i.
-  void open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions);
+  void open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes,
+            const std::atomic<int32_t> *interruptions);
 
   size_t slot_bytes() const { return slot_bytes_; }
   int group_rank() const { return self_; }

@@ -74,9 +74,10 @@ struct Element<BF16> {
   }
 };
 
-// Instead of `condition ? a : b` where a branch around floating-point arithmetic would keep compilers from vectorizing.
-inline uint32_t choose(bool condition, uint32_t a, uint32_t b) {
-  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
+// `x < limit ? a : b` for x and limit below 2^31. Not written so: compilers would branch around the floating-point arithmetic
+// of the other case, which keeps them from vectorizing.
+inline uint32_t below(uint32_t x, uint32_t limit, uint32_t a, uint32_t b) {
+  const uint32_t mask = 0u - ((x - limit) >> 31);
   return (a & mask) | (b & ~mask);
 }
 
@@ -90,17 +91,17 @@ struct Element<F16> {
     // A subnormal has no leading 1: give it one with the exponent of the smallest normal, and take it off again. No f32
     // in this is subnormal, so a thread that flushes those gets the same.
     const float subnormal = bits_as<float>(magnitude + (113u << 23)) - 0x1p-14f;
-    const uint32_t rebias = choose(magnitude >= 31u << 23, 224u << 23, 112u << 23);  // 31, of inf and NaN, becomes 255
-    return bits_as<float>(choose(magnitude < 1u << 23, bits_as<uint32_t>(subnormal), magnitude + rebias) | sign);
+    const uint32_t rebias = below(magnitude, 31u << 23, 112u << 23, 224u << 23);  // 31, of inf and NaN, becomes 255
+    return bits_as<float>(below(magnitude, 1u << 23, bits_as<uint32_t>(subnormal), magnitude + rebias) | sign);
   }
   static Raw narrow(Acc acc) {
     const uint32_t bits = Element<float>::narrow(acc), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
     const uint32_t normal = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) >> 13) - (112u << 10);
     // Added to 0.5, whose last bit is worth the smallest f16, the processor rounds it to a multiple of that.
     const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - bits_as<uint32_t>(0.5f);
-    uint32_t result = choose(magnitude < 113u << 23, subnormal, normal);
-    result = choose(magnitude >= 0x477ff000u, 0x7c00u, result);  // 65520, halfway from the largest f16 to 65536
-    result = choose(magnitude > 0x7f800000u, 0x7e00u, result);
+    uint32_t result = below(magnitude, 113u << 23, subnormal, normal);
+    result = below(magnitude, 0x477ff000u, result, 0x7c00u);  // 65520, halfway from the largest f16 to 65536
+    result = below(magnitude, 0x7f800001u, result, 0x7e00u);
     return static_cast<Raw>(result | sign);
   }
 };

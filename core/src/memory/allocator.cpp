@@ -29,7 +29,8 @@ AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) 
   auto found = by_type_.find(device_type);
   if (found != by_type_.end()) return found->second;
   fail(PHX_ERR_UNSUPPORTED, operation,
-       "%s: SymmetricMemory does not support device type %d%s; register an allocator for it (phx_allocator_register) or use "
+       "%s: SymmetricMemory does not support device type %d%s; register an allocator for it (phx_allocator_register) "
+       "or use "
        "CPU memory (device type 1)",
        operation, device_type, device_type == PHX_DEV_CUDA ? " (cuda)" : "");
   return nullptr;

@@ -50,7 +50,7 @@ struct Block {
   phx_device device{};
   void *base = nullptr;
   uint64_t cookie = 0;
-  size_t size = 0;    // as asked for
+  size_t size = 0;      // as asked for
   uint64_t serial = 0;  // unique in the process of this world: never used again, unlike addresses
   bool persistent = false;
   std::string scope;

@@ -47,15 +47,17 @@ phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device
   if (found != persistent_.end()) {
     Block &block = *found->second;
     if (block.live())
-      return fail(PHX_ERR_IN_USE, operation,
-                  "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
-                  "active. Let its tensors (views count) die first, or use another alloc_id.",
-                  id);
+      return fail(
+          PHX_ERR_IN_USE, operation,
+          "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
+          "active. Let its tensors (views count) die first, or use another alloc_id.",
+          id);
     if (block.size != size)
-      return fail(PHX_ERR_MISMATCH, operation,
-                  "alloc_id %llu was allocated with %zu bytes and is now asked for with %zu. A persistent allocation keeps "
-                  "its size: use another alloc_id, or drop this one first.",
-                  id, block.size, size);
+      return fail(
+          PHX_ERR_MISMATCH, operation,
+          "alloc_id %llu was allocated with %zu bytes and is now asked for with %zu. A persistent allocation keeps "
+          "its size: use another alloc_id, or drop this one first.",
+          id, block.size, size);
     block.references = 1;
     *out = block.base;
     return PHX_OK;
@@ -113,7 +115,8 @@ phx_status BlockTable::drop(const phx_device &device, const std::string &scope, 
   if (found == persistent_.end())
     return fail(PHX_ERR_NOT_FOUND, "mem_drop", "mem_drop: there is no persistent allocation with alloc_id %llu", id);
   if (found->second->live())
-    return fail(PHX_ERR_IN_USE, "mem_drop", "mem_drop: the allocation with alloc_id %llu is still active; free it first", id);
+    return fail(PHX_ERR_IN_USE, "mem_drop",
+                "mem_drop: the allocation with alloc_id %llu is still active; free it first", id);
   *gone = found->second;
   by_address_.erase(reinterpret_cast<uintptr_t>((*gone)->base));
   persistent_.erase(found);
@@ -123,8 +126,7 @@ phx_status BlockTable::drop(const phx_device &device, const std::string &scope, 
 phx_status BlockTable::info(const void *pointer, phx_mem_info *out) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const BlockRef block = find_locked(pointer);
-  if (!block)
-    return fail(PHX_ERR_NOT_FOUND, "mem_find", "mem_find: %p lies in no block of this world", pointer);
+  if (!block) return fail(PHX_ERR_NOT_FOUND, "mem_find", "mem_find: %p lies in no block of this world", pointer);
   phx_mem_info info{};
   info.struct_size = sizeof info;
   info.live = block->live() ? 1 : 0;

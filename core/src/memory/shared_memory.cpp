@@ -30,8 +30,9 @@ namespace phx {
 namespace {
 
 #ifdef PHX_ALIAS_MAPPINGS
-// ThreadSanitizer knows memory by address. With ranks as threads, two mappings of one memfd would hide every race between
-// ranks, so under it all ranks of the process share one mapping per inode. (Such builds only: state of the process.)
+// ThreadSanitizer knows memory by address. With ranks as threads, two mappings of one memfd would hide every race
+// between ranks, so under it all ranks of the process share one mapping per inode. (Such builds only: state of the
+// process.)
 struct AliasTable {
   std::mutex mutex;
   std::map<ino_t, std::weak_ptr<SharedMapping>> by_inode;
@@ -59,7 +60,8 @@ size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * un
 phx_status create_segment(const char *operation, const char *label, size_t size, Fd *out) {
   const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   if (size > physical)
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: %zu bytes were asked for, this host has %zu", operation, size, physical);
+    return fail(PHX_ERR_NO_MEMORY, operation, "%s: %zu bytes were asked for, this host has %zu", operation, size,
+                physical);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return fail_errno(errno, operation, "%s: memfd_create failed", operation);
   if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
@@ -73,12 +75,13 @@ phx_status create_segment(const char *operation, const char *label, size_t size,
 phx_status verify_segment(const char *operation, int fd, size_t size) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    return fail(PHX_ERR_PERMISSION, operation, "%s: a peer sent a file that is no memfd sealed against shrinking; refused", operation);
+    return fail(PHX_ERR_PERMISSION, operation,
+                "%s: a peer sent a file that is no memfd sealed against shrinking; refused", operation);
   struct stat info;
   if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: fstat of a peer's memory failed", operation);
   if (info.st_size < 0 || static_cast<uint64_t>(info.st_size) < size)
-    return fail(PHX_ERR_PERMISSION, operation, "%s: a peer announced %zu bytes and sent memory of %lld; refused", operation, size,
-                static_cast<long long>(info.st_size));
+    return fail(PHX_ERR_PERMISSION, operation, "%s: a peer announced %zu bytes and sent memory of %lld; refused",
+                operation, size, static_cast<long long>(info.st_size));
   return PHX_OK;
 }
 
@@ -93,7 +96,8 @@ phx_status map_segment(const char *operation, int fd, size_t size, bool prefault
   }
 #endif
   void *base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
+  if (base == MAP_FAILED)
+    return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
   // Best effort: older kernels do not know it, and then pages come at first touch.
   if (prefault && madvise(base, size, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
     munmap(base, size);

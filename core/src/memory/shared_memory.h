@@ -19,7 +19,8 @@ struct SharedMapping {
 };
 using SharedMappingRef = std::shared_ptr<SharedMapping>;  // unmapped with the last reference
 
-// A zeroed memfd of `size` bytes (a multiple of the page, at least one) that can neither shrink, grow nor lose its seals.
+// A zeroed memfd of `size` bytes (a multiple of the page, at least one) that can neither shrink, grow nor lose its
+// seals.
 phx_status create_segment(const char *operation, const char *label, size_t size, Fd *out);
 
 // Refuses what is not a memfd, is shorter than `size` or could be shortened later: touching it could then kill us.

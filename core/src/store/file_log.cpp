@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "store/arguments.h"
 #include "store/semantics.h"
 #include "store/store.h"
 
@@ -95,7 +96,7 @@ phx_status FileLog::open(const char *operation, const char *path, std::unique_pt
 // ---- the lock
 
 phx_status FileLog::lock(const char *operation, Access access, const Deadline &deadline) {
-  Backoff backoff(20, 1000);
+  Backoff backoff(20, 250);  // short: whoever has it keeps it for microseconds, and nobody queues
   for (;;) {
     bool taken = false;
     const phx_status status = try_lock(operation, access, &taken);
@@ -235,6 +236,10 @@ phx_status FileLog::append_remove(const char *operation, const char *key) {
 }
 
 phx_status FileLog::append(const char *operation, uint32_t kind, const char *key, const void *value, size_t size) {
+  // The library's own calls are not checked by the C functions, and what is too long would spoil the file for all.
+  phx_status status = check_key(operation, key);
+  if (status == PHX_OK) status = check_value(operation, value, size);
+  if (status != PHX_OK) return status;
   RecordHeader header{kind, static_cast<uint32_t>(std::strlen(key)), static_cast<uint32_t>(size), checksum(value, size),
                       0};
   header.checksum = head_checksum(header, key);
@@ -247,7 +252,7 @@ phx_status FileLog::append(const char *operation, uint32_t kind, const char *key
                 path_.c_str(), static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
   std::string record(reinterpret_cast<const char *>(&header), sizeof header);
   record.append(key, header.key_size);
-  phx_status status = known == 0 ? write_header(operation) : PHX_OK;
+  if (known == 0) status = write_header(operation);
   if (status == PHX_OK) status = write_at(operation, record.data(), record.size(), at);
   if (status == PHX_OK) status = write_at(operation, value, size, at + record.size());
   // Last, for now the record counts. The index follows at the next refresh, which reads what is really there.

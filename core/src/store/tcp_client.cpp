@@ -108,8 +108,11 @@ phx_status TcpClientStore::start(const char *operation, const Deadline &deadline
 // ---- one call
 
 phx_status TcpClientStore::call(const char *operation, Request &request, const Deadline &deadline, Reply *reply) {
+  // The library's own calls are not checked by the C functions, and the server would close on what is too long.
+  phx_status status = check_key(operation, request.key.c_str());
+  if (status == PHX_OK) status = check_value(operation, request.value, request.value_size);
   Fd fd;
-  phx_status status = take(operation, deadline, &fd);
+  if (status == PHX_OK) status = take(operation, deadline, &fd);
   if (status != PHX_OK) return status;
   const bool waits = request.op == Op::kGet || request.op == Op::kWait;
   if (waits) request.number = deadline.left_ms();

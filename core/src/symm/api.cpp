@@ -13,8 +13,10 @@ phx_status find_block(const char *operation, phx_group *group, const void *point
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
   *out = group->ptr->world().blocks().find(pointer);
   if (!*out || !(*out)->live())
-    return fail(PHX_ERR_NOT_FOUND, operation,
-                "%s: %p is not symmetric memory of this world. Allocate it with phx_mem_alloc (phalanx.symm_mem.empty).", operation, pointer);
+    return fail(
+        PHX_ERR_NOT_FOUND, operation,
+        "%s: %p is not symmetric memory of this world. Allocate it with phx_mem_alloc (phalanx.symm_mem.empty).",
+        operation, pointer);
   return PHX_OK;
 }
 
@@ -23,7 +25,8 @@ bool valid_rank(const char *operation, phx_symm *symm, int32_t group_rank) {
   if (symm == nullptr)
     fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
   else
-    fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank, symm->symm->size());
+    fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank,
+         symm->symm->size());
   return false;
 }
 
@@ -64,7 +67,8 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
     if (status != PHX_OK) return status;
     const std::shared_ptr<phx::Symm> symm = group->ptr->find_symm(block->serial);
     if (!symm)
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this memory has had no rendezvous on group '%s'", operation, group->ptr->name().c_str());
+      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this memory has had no rendezvous on group '%s'", operation,
+                  group->ptr->name().c_str());
     *out = symm->handle();
     return PHX_OK;
   });
@@ -95,7 +99,9 @@ uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank) {
   return valid_rank("symm_signal_pad", symm, group_rank) ? symm->symm->pad(group_rank) : nullptr;
 }
 
-void *const *phx_symm_buffers_device(phx_symm *symm) { return valid_rank("symm_buffers_device", symm, 0) ? symm->symm->buffers() : nullptr; }
+void *const *phx_symm_buffers_device(phx_symm *symm) {
+  return valid_rank("symm_buffers_device", symm, 0) ? symm->symm->buffers() : nullptr;
+}
 
 void *const *phx_symm_signal_pads_device(phx_symm *symm) {
   return valid_rank("symm_signal_pads_device", symm, 0) ? symm->symm->pads() : nullptr;

@@ -27,7 +27,8 @@ struct SymmParcel {
 };
 
 // "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
-template <class Value> std::string tell_apart(const Group &group, const std::vector<SymmParcel> &all, Value value) {
+template <class Value>
+std::string tell_apart(const Group &group, const std::vector<SymmParcel> &all, Value value) {
   std::string text;
   std::vector<bool> told(all.size(), false);
   for (size_t i = 0; i < all.size(); ++i) {
@@ -46,11 +47,13 @@ template <class Value> std::string tell_apart(const Group &group, const std::vec
 }
 
 // The first rank that differs from most of the others, -1 if all agree.
-template <class Value> int odd_one(const std::vector<SymmParcel> &all, Value value) {
+template <class Value>
+int odd_one(const std::vector<SymmParcel> &all, Value value) {
   int odd = -1;
   size_t fewest = all.size();
   for (size_t i = 0; i < all.size(); ++i) {
-    const size_t same = static_cast<size_t>(std::count_if(all.begin(), all.end(), [&](const SymmParcel &p) { return value(p) == value(all[i]); }));
+    const size_t same = static_cast<size_t>(
+        std::count_if(all.begin(), all.end(), [&](const SymmParcel &p) { return value(p) == value(all[i]); }));
     if (same < fewest) {
       fewest = same;
       odd = static_cast<int>(i);
@@ -67,11 +70,13 @@ struct Rendezvous {
   SymmParcel mine;
   std::vector<SymmParcel> all;
 
-  template <class Value> phx_status must_agree(const char *what, Value value) {
+  template <class Value>
+  phx_status must_agree(const char *what, Value value) {
     const int odd = odd_one(all, value);
     if (odd < 0) return PHX_OK;
-    fail(PHX_ERR_MISMATCH, kOperation, "%s on group '%s': the ranks offer blocks with different %s: %s. Every rank must offer the same.",
-         kOperation, group.name().c_str(), what, tell_apart(group, all, value).c_str());
+    fail(PHX_ERR_MISMATCH, kOperation,
+         "%s on group '%s': the ranks offer blocks with different %s: %s. Every rank must offer the same.", kOperation,
+         group.name().c_str(), what, tell_apart(group, all, value).c_str());
     amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(odd));
     return PHX_ERR_MISMATCH;
   }
@@ -79,14 +84,20 @@ struct Rendezvous {
   // Everybody looks at the same parcels, so everybody comes to the same verdict.
   phx_status agree() {
     phx_status status = must_agree("layout versions", [](const SymmParcel &p) { return std::to_string(p.version); });
-    if (status == PHX_OK) status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
-    if (status == PHX_OK) status = must_agree("device types", [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); });
+    if (status == PHX_OK)
+      status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
+    if (status == PHX_OK)
+      status = must_agree("device types",
+                          [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); });
     if (status == PHX_OK)
       status = must_agree("alloc ids", [](const SymmParcel &p) {
         return p.persistent != 0 ? "alloc_id " + std::to_string(p.alloc_id) : std::string("no alloc_id");
       });
-    if (status == PHX_OK) status = must_agree("signal_channels", [](const SymmParcel &p) { return std::to_string(p.channels) + " channels"; });
-    if (status == PHX_OK) status = must_agree("ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); });
+    if (status == PHX_OK)
+      status =
+          must_agree("signal_channels", [](const SymmParcel &p) { return std::to_string(p.channels) + " channels"; });
+    if (status == PHX_OK)
+      status = must_agree("ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); });
     return status;
   }
 
@@ -123,9 +134,10 @@ struct Rendezvous {
     all.resize(parcels.size());
     for (size_t i = 0; i < parcels.size(); ++i) {
       const bool self = static_cast<int>(i) == symm.group_rank();
-      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && (parcels[i].fds.empty() || parcels[i].fds.size() > 2)))
-        return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
-                    group.rank_of(static_cast<int>(i)));
+      if (parcels[i].bytes.size() != sizeof(SymmParcel) ||
+          (!self && (parcels[i].fds.empty() || parcels[i].fds.size() > 2)))
+        return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
+                    group.name().c_str(), group.rank_of(static_cast<int>(i)));
       std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
       all[i].handle_size = std::min<uint32_t>(all[i].handle_size, sizeof all[i].handle);
     }

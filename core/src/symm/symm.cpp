@@ -24,7 +24,9 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
 }
 
 size_t Symm::pad_segment_bytes() const {
-  return round_up(sizeof(PadHeader) + channels_ * sizeof(BarrierLine) + static_cast<size_t>(channels_) * size() * sizeof(uint32_t), page_bytes());
+  return round_up(
+      sizeof(PadHeader) + channels_ * sizeof(BarrierLine) + static_cast<size_t>(channels_) * size() * sizeof(uint32_t),
+      page_bytes());
 }
 
 void Symm::adopt_pad(int of, SharedMappingRef segment) {
@@ -44,16 +46,19 @@ phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) 
   if (group_rank < 0 || group_rank >= size())
     return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank, size());
   if (channel >= channels_)
-    return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; this allocation has channels 0 to %u (pad words / group size)", operation,
-                channel, channels_ - 1);
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: channel is %u; this allocation has channels 0 to %u (pad words / group size)", operation, channel,
+                channels_ - 1);
   if (group_->failed()) return group_->raise_revoked(operation);
   return PHX_OK;
 }
 
-phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channel, int group_rank, int64_t timeout_ms) const {
+phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
+                       int64_t timeout_ms) const {
   if (result == WaitResult::kInterrupted) return group_->raise_in_flight(operation, 0);
-  fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.",
-       operation, group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),
+  fail(PHX_ERR_TIMEOUT, operation,
+       "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.", operation,
+       group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),
        group_->describe(group_rank).c_str());
   amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), group_->rank_of(group_rank));
   return PHX_ERR_TIMEOUT;
@@ -63,7 +68,8 @@ phx_status Symm::put_signal(int group_rank, uint32_t channel) {
   const phx_status status = check("symm_put_signal", group_rank, channel);
   if (status != PHX_OK) return status;
   SharedWord &word = signal_word(group_rank, channel, self_);
-  // One rank writes the word, but perhaps several of its threads. seq_cst: release for the data, and see store_and_wake.
+  // One rank writes the word, but perhaps several of its threads. seq_cst: release for the data, and see
+  // store_and_wake.
   word.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers(group_rank).load(std::memory_order_seq_cst) != 0) wake_all(word);
   return PHX_OK;
@@ -77,8 +83,8 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   LazyDeadline deadline(timeout_ms);
   for (;;) {
     uint32_t taken = consumed.load(std::memory_order_relaxed);
-    const WaitResult result =
-        wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_), group_->interruption(group_rank), deadline);
+    const WaitResult result = wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_),
+                                           group_->interruption(group_rank), deadline);
     if (result != WaitResult::kReached) return raise(result, operation, channel, group_rank, timeout_ms);
     // Another thread may have taken this one; then wait for the next.
     if (consumed.compare_exchange_strong(taken, taken + 1, std::memory_order_relaxed)) return PHX_OK;
@@ -98,7 +104,8 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   LazyDeadline deadline(timeout_ms);
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
-    const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer), group_->interruption(peer), deadline);
+    const WaitResult result =
+        wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer), group_->interruption(peer), deadline);
     if (result != WaitResult::kReached) return raise(result, operation, channel, peer, timeout_ms);
   }
   state.pending = false;

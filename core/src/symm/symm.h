@@ -22,7 +22,8 @@ struct phx_symm {
 
 namespace phx {
 
-// A rank's pad segment: this head, one line for each channel's barrier, then the public pad. Private to one (allocation, group).
+// A rank's pad segment: this head, one line for each channel's barrier, then the public pad. Private to one
+// (allocation, group).
 struct alignas(64) PadHeader {
   SharedWord sleepers;  // ranks that sleep on words of this segment
 };
@@ -33,7 +34,8 @@ struct alignas(64) BarrierLine {
 // A peer's block as mapped here.
 class ImportedBlock {
  public:
-  ImportedBlock(AllocatorRef allocator, void *base, uint64_t cookie) : allocator_(std::move(allocator)), base_(base), cookie_(cookie) {}
+  ImportedBlock(AllocatorRef allocator, void *base, uint64_t cookie)
+      : allocator_(std::move(allocator)), base_(base), cookie_(cookie) {}
   ImportedBlock(const ImportedBlock &) = delete;
   ImportedBlock &operator=(const ImportedBlock &) = delete;
   ~ImportedBlock() { allocator_->ops().unmap(allocator_->self(), base_, cookie_); }
@@ -48,7 +50,8 @@ class ImportedBlock {
 class Symm : public std::enable_shared_from_this<Symm> {
  public:
   // Collective; the group's symm_mutex is held.
-  static phx_status rendezvous(Group &group, const BlockRef &block, const Deadline &deadline, std::shared_ptr<Symm> *out);
+  static phx_status rendezvous(Group &group, const BlockRef &block, const Deadline &deadline,
+                               std::shared_ptr<Symm> *out);
 
   Group &group() const { return *group_; }
   const Block &block() const { return *block_; }
@@ -79,7 +82,8 @@ class Symm : public std::enable_shared_from_this<Symm> {
   SharedWord &barrier_word(int of, uint32_t channel) const;
   SharedWord &sleepers(int of) const { return static_cast<PadHeader *>(pad_segments_[of]->base)->sleepers; }
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
-  phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank, int64_t timeout_ms) const;
+  phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
+                   int64_t timeout_ms) const;
 
   Group *const group_;
   const BlockRef block_;

@@ -10,8 +10,8 @@
 namespace phx {
 namespace {
 
-constexpr int64_t kYieldNs = 100 * 1000;        // yields are free when nobody else wants the core
-constexpr int64_t kSliceNs = 5 * 1000 * 1000;   // bounds how late an interruption is seen by a sleeper
+constexpr int64_t kYieldNs = 100 * 1000;       // yields are free when nobody else wants the core
+constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
 
 void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
@@ -52,7 +52,8 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
   }
   sleepers.fetch_sub(1, std::memory_order_relaxed);
   // One more look: what arrived meanwhile wins over the interruption and the deadline.
-  if (result != WaitResult::kReached && reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+  if (result != WaitResult::kReached && reached(word.load(std::memory_order_acquire), target))
+    return WaitResult::kReached;
   return result;
 }
 

@@ -1,8 +1,8 @@
 // Waiting for a word that another rank writes: spin briefly, then yield, then sleep on a futex in slices.
 //
-// A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the core
-// to the rank that is waited for; and a rank that waits long costs no core at all. Sleeping waiters announce themselves in
-// a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
+// A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the
+// core to the rank that is waited for; and a rank that waits long costs no core at all. Sleeping waiters announce
+// themselves in a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
 #pragma once
 
 #include <atomic>
@@ -43,11 +43,11 @@ class LazyDeadline {
 
 enum class WaitResult { kReached, kInterrupted, kTimeout };
 
-// Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been reached
-// wins over it. `sleepers` is the announcement word that the writer of `word` looks at.
-// The acquire load pairs with the writer's release (or stronger) store: what it wrote before is visible on kReached.
-WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers, const std::atomic<int32_t> &interrupted,
-                             LazyDeadline &deadline);
+// Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been
+// reached wins over it. `sleepers` is the announcement word that the writer of `word` looks at. The acquire load pairs
+// with the writer's release (or stronger) store: what it wrote before is visible on kReached.
+WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
+                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline);
 
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                                const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
@@ -59,8 +59,8 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   return wait_reached_slow(word, target, sleepers, interrupted, deadline);
 }
 
-// Stores and wakes. seq_cst on both: the store must not pass the load of `sleepers` (Dekker with wait_reached_slow, which
-// announces itself and then looks at the word again).
+// Stores and wakes. seq_cst on both: the store must not pass the load of `sleepers` (Dekker with wait_reached_slow,
+// which announces itself and then looks at the word again).
 inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers);
 void wake_all(const SharedWord &word);
 

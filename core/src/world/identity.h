@@ -19,10 +19,12 @@ Uuid random_uuid();  // from the kernel's generator: not guessable
 // FNV-1a. Not for secrets.
 uint64_t hash_bytes(const void *data, size_t size, uint64_t seed = 0xcbf29ce484222325ull);
 
-// Equal on two ranks exactly if they run under one kernel and in one network namespace (abstract sockets are per namespace).
+// Equal on two ranks exactly if they run under one kernel and in one network namespace (abstract sockets are per
+// namespace).
 uint64_t detect_host_id();
 
-// Start time of a process in clock ticks after boot, 0 if it cannot be read. With the pid it names one process for ever.
+// Start time of a process in clock ticks after boot, 0 if it cannot be read. With the pid it names one process for
+// ever.
 uint64_t process_start_time(int32_t pid);
 // "running", "sleeping", "stopped", "zombie", "gone" or "unknown".
 const char *process_state(int32_t pid);

@@ -51,14 +51,15 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
     }
     const int error = errno;
     if (error != EAGAIN && error != EINTR) {
-      fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections", record.rank, record.pid,
-                 process_state(record.pid));
+      fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections", record.rank,
+                 record.pid, process_state(record.pid));
       amend_last_error(nullptr, nullptr, -1, record.rank);
       return PHX_ERR_SYSTEM;
     }
     if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms",
-                  record.rank, record.pid, process_state(record.pid), static_cast<long long>(deadline.budget_ms()));
+      return fail(PHX_ERR_TIMEOUT, "group_create",
+                  "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms", record.rank, record.pid,
+                  process_state(record.pid), static_cast<long long>(deadline.budget_ms()));
     usleep(200);  // EAGAIN: its queue of waiting connections is full; the kernel offers nothing to wait on
   }
 }
@@ -107,24 +108,30 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
   uint32_t uid = 0;
   int32_t pid = 0;
   // Anybody may bind a free abstract name, so who answers is checked before a word is said.
-  if (!peer_credentials(fd.get(), &uid, &pid)) return refused(record, "answers on a socket without credentials; refused");
+  if (!peer_credentials(fd.get(), &uid, &pid))
+    return refused(record, "answers on a socket without credentials; refused");
   if (uid != geteuid()) return refused(record, "runs as another user; ranks of a group must run as one user");
 
   const Hello hello{kWireMagic, PHX_ABI_VERSION, self, record.uuid, record.token, self_rank, getpid()};
-  if (!send_record(fd.get(), &hello, sizeof hello)) return refused(record, "closed the connection during the handshake");
+  if (!send_record(fd.get(), &hello, sizeof hello))
+    return refused(record, "closed the connection during the handshake");
   Welcome welcome{};
   for (;;) {
     const Receive got = receive_record(fd.get(), &welcome, sizeof welcome);
     if (got == Receive::kMessage) break;
-    if (got != Receive::kNothing) return refused(record, "refused the handshake (another user, or a stale record in the store)");
+    if (got != Receive::kNothing)
+      return refused(record, "refused the handshake (another user, or a stale record in the store)");
     if (!wait_for(fd.get(), POLLIN, deadline))
-      return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not finish the handshake within %lld ms",
-                  record.rank, pid, process_state(pid), static_cast<long long>(deadline.budget_ms()));
+      return fail(PHX_ERR_TIMEOUT, "group_create",
+                  "group_create: rank %d (pid %d, %s) did not finish the handshake within %lld ms", record.rank, pid,
+                  process_state(pid), static_cast<long long>(deadline.budget_ms()));
   }
-  if (welcome.magic != kWireMagic || welcome.from != record.uuid) return refused(record, "sent a malformed handshake; refused");
+  if (welcome.magic != kWireMagic || welcome.from != record.uuid)
+    return refused(record, "sent a malformed handshake; refused");
   if (welcome.abi != PHX_ABI_VERSION)
-    return fail(PHX_ERR_ABI, "group_create", "group_create: rank %d speaks ABI %u and this rank ABI %d; install one version everywhere",
-                record.rank, welcome.abi, PHX_ABI_VERSION);
+    return fail(PHX_ERR_ABI, "group_create",
+                "group_create: rank %d speaks ABI %u and this rank ABI %d; install one version everywhere", record.rank,
+                welcome.abi, PHX_ABI_VERSION);
   LinkRef link = std::make_shared<Link>();
   link->uuid = record.uuid;
   link->rank = record.rank;
@@ -149,9 +156,11 @@ Receive receive_record(int socket, void *record, size_t size) {
   return Receive::kMessage;
 }
 
-phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline) {
+phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds,
+                        const Deadline &deadline) {
   char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
-  iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope}, {const_cast<void *>(payload), envelope.payload_bytes}};
+  iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},
+                    {const_cast<void *>(payload), envelope.payload_bytes}};
   msghdr header{};
   header.msg_iov = parts;
   header.msg_iovlen = envelope.payload_bytes > 0 ? 2 : 1;
@@ -179,9 +188,11 @@ phx_status send_message(Link &link, const Envelope &envelope, const void *payloa
     phx_status status = PHX_ERR_PEER_DEAD;
     if (error == EAGAIN) {
       if (wait_for(link.socket.get(), POLLOUT, deadline)) continue;
-      status = fail(PHX_ERR_TIMEOUT, "send", "rank %d (pid %d, %s) takes no messages", link.rank, link.pid, process_state(link.pid));
+      status = fail(PHX_ERR_TIMEOUT, "send", "rank %d (pid %d, %s) takes no messages", link.rank, link.pid,
+                    process_state(link.pid));
     } else if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) {
-      fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid, process_state(link.pid));
+      fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
+           process_state(link.pid));
     } else {
       status = fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid);
     }

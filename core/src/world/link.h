@@ -83,7 +83,8 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
 bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);
 Fd open_pidfd(int32_t pid);
 
-phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline);
+phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds,
+                        const Deadline &deadline);
 
 enum class Receive { kMessage, kNothing, kClosed, kMalformed };
 // Never blocks. A malformed message is one that no correct peer sends; its descriptors are closed.

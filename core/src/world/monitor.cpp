@@ -14,9 +14,9 @@
 namespace phx {
 namespace {
 
-constexpr size_t kMaxPending = 64;                       // strangers that may wait for their handshake at once
+constexpr size_t kMaxPending = 64;                         // strangers that may wait for their handshake at once
 constexpr int64_t kHandshakeNs = int64_t{5} * 1000000000;  // and for how long
-constexpr uint32_t kMaxQueued = 4096;                    // messages of one peer that nobody has asked for yet
+constexpr uint32_t kMaxQueued = 4096;                      // messages of one peer that nobody has asked for yet
 constexpr size_t kMaxEarly = 1024;
 
 }  // namespace
@@ -26,7 +26,8 @@ phx_status Monitor::start() {
   if (status != PHX_OK) return status;
   epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_.valid() || !wake_.valid()) return fail_errno(errno, "world_create", "world_create: could not make epoll or eventfd");
+  if (!epoll_.valid() || !wake_.valid())
+    return fail_errno(errno, "world_create", "world_create: could not make epoll or eventfd");
   watch_fd(wake_.get());
   watch_fd(listener_.get());
   try {
@@ -104,12 +105,13 @@ void Monitor::accept_peers() {
     if (!fd.valid()) return;
     Pending stranger;
     if (!peer_credentials(fd.get(), &stranger.uid, &stranger.pid) || stranger.uid != self_.uid) {
-      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user", stranger.pid,
-              stranger.uid);
+      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user",
+              stranger.pid, stranger.uid);
       continue;
     }
     if (pending_.size() >= kMaxPending) {
-      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d: %zu handshakes are pending", stranger.pid, pending_.size());
+      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d: %zu handshakes are pending", stranger.pid,
+              pending_.size());
       continue;
     }
     stranger.expires_ns = now_ns() + kHandshakeNs;
@@ -123,7 +125,8 @@ void Monitor::accept_peers() {
 void Monitor::drop_expired() {
   if (pending_.empty()) return;
   const int64_t now = now_ns();
-  for (auto it = pending_.begin(); it != pending_.end();) it = it->second.expires_ns < now ? pending_.erase(it) : std::next(it);
+  for (auto it = pending_.begin(); it != pending_.end();)
+    it = it->second.expires_ns < now ? pending_.erase(it) : std::next(it);
 }
 
 void Monitor::greet(int fd) {
@@ -173,11 +176,13 @@ void Monitor::read_link(const LinkRef &link) {
         return;
       }
       case Receive::kMalformed:
-        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent a malformed message; its connection is closed", link->rank, link->pid);
+        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent a malformed message; its connection is closed", link->rank,
+                link->pid);
         end_link(link, LinkState::kDead);
         return;
       case Receive::kClosed: {
-        // The sockets of a dying process close a moment before it counts as ended. Look again, so as to say which it was.
+        // The sockets of a dying process close a moment before it counts as ended. Look again, so as to say which it
+        // was.
         if (link->pidfd.valid()) {
           pollfd entry{link->pidfd.get(), POLLIN, 0};
           poll(&entry, 1, 20);
@@ -197,7 +202,8 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       if (retired_.count(message.envelope.group_id) != 0) return;
       if (++link->queued > kMaxQueued) {
         lock.unlock();
-        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent %u messages that nobody asked for", link->rank, link->pid, kMaxQueued);
+        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent %u messages that nobody asked for", link->rank, link->pid,
+                kMaxQueued);
         end_link(link, LinkState::kDead);
         return;
       }
@@ -211,7 +217,8 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       if (message.payload.size() != sizeof cause) return;
       std::memcpy(&cause, message.payload.data(), sizeof cause);
       cause.struct_size = sizeof cause;
-      cause.operation[sizeof cause.operation - 1] = cause.group[sizeof cause.group - 1] = cause.text[sizeof cause.text - 1] = '\0';
+      cause.operation[sizeof cause.operation - 1] = cause.group[sizeof cause.group - 1] =
+          cause.text[sizeof cause.text - 1] = '\0';
       std::shared_ptr<GroupListener> group;
       {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -338,7 +345,8 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
     }
     if (last_look) return PHX_ERR_TIMEOUT;
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
-    if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load()) return PHX_ERR_PEER_DEAD;
+    if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load())
+      return PHX_ERR_PEER_DEAD;
     last_look = changed_.wait_until(lock, until) == std::cv_status::timeout;
   }
 }

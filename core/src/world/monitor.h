@@ -81,9 +81,9 @@ class Monitor {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pending> pending_;       // by fd; the thread's own
-  std::map<int, LinkRef> by_fd_;         // socket and pidfd
-  std::map<Uuid, LinkRef> links_;        // also ended ones, so that later groups get a proper error
+  std::map<int, Pending> pending_;  // by fd; the thread's own
+  std::map<int, LinkRef> by_fd_;    // socket and pidfd
+  std::map<Uuid, LinkRef> links_;   // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, std::weak_ptr<GroupListener>> groups_;
   std::map<uint64_t, phx_error_info> early_revocations_;  // of groups that this rank has not made yet

@@ -38,8 +38,9 @@ World::~World() { finalize(); }
 
 phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
   if (timeout_ms < 0)
-    return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world",
-                operation, static_cast<long long>(timeout_ms));
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
+                static_cast<long long>(timeout_ms));
   *out = timeout_ms == 0 ? default_timeout_ms() : timeout_ms;
   return PHX_OK;
 }
@@ -50,8 +51,8 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, Link
   if (!link && record_.uuid < peer.uuid) {
     link = monitor_.await_link(peer.uuid, deadline);
     if (!link) {
-      fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not connect within %lld ms", peer.rank, peer.pid,
-           process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+      fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not connect within %lld ms",
+           peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
       amend_last_error(nullptr, nullptr, rank(), peer.rank);
       return PHX_ERR_TIMEOUT;
     }

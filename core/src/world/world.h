@@ -78,3 +78,8 @@ class World : public std::enable_shared_from_this<World> {
 struct phx_world {
   std::shared_ptr<phx::World> ptr;
 };
+
+namespace phx {
+// A world that can be used: not NULL, not finalized.
+phx_status check_world(const char *operation, const phx_world *world);
+}  // namespace phx

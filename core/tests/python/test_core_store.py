@@ -165,8 +165,10 @@ def test_a_tcp_store_needs_its_token():
     assert server.get("key", 5000) == b"1"
     with pytest.raises(AccessDeniedError):
         TCPStore.connect(server.address, server.port, token=b"wrong", timeout_ms=5000)
-    with pytest.raises(AccessDeniedError):
-        TCPStore.connect(server.address, server.port, timeout_ms=5000)
+    with pytest.raises(InvalidArgumentError, match="token"):
+        TCPStore.connect(server.address, server.port, token="", timeout_ms=5000)
+    with pytest.raises(InvalidArgumentError, match="token"):
+        TCPStore.serve(token=b"")
 
 
 def test_a_tcp_store_that_nobody_serves_is_a_timeout():

@@ -273,9 +273,12 @@ def test_calls_on_unknown_groups_go_to_the_other_road_with_the_same_arguments(al
     library = torch.library.Library("phalanx_c10d", "IMPL")
     calls = []
 
+    def text(number):
+        return alone.ffi.string(alone.ops.phxt_text(number)).decode()
+
     def implement(name, result):
         def implementation(*args, **kwargs):
-            calls.append((name, args, kwargs))
+            calls.append((name, args))
             return result(*args, **kwargs)
 
         library.impl(name, implementation, "CompositeExplicitAutograd")
@@ -292,10 +295,11 @@ def test_calls_on_unknown_groups_go_to_the_other_road_with_the_same_arguments(al
     assert P.all_reduce_(x, "max", "other") is None
     assert out.tolist() == [5.0] * 8
     assert x.tolist() == [0.0] * 4
-    assert [(name, [a for a in args if not isinstance(a, torch.Tensor)]) for name, args, _ in calls] == [
-        ("all_reduce", ["SUM", "other"]), ("all_to_all_single", [[1, 3], [2, 2], "other"]),
-        ("all_gather_into_tensor_out", [2, "other"]), ("all_reduce_", ["max", "other"]),
-    ]  # fmt: skip
+    assert [name for name, _ in calls] == ["all_reduce", "all_to_all_single", "all_gather_into_tensor_out", "all_reduce_"]
+    assert [[text(number) for number in calls[i][1][1:]] for i in (0, 3)] == [["SUM", "other"], ["max", "other"]]
+    assert (calls[1][1][1:3], text(calls[1][1][3])) == (([1, 3], [2, 2]), "other")
+    assert (calls[2][1][1], text(calls[2][1][2])) == (2, "other")
+    assert alone.ops.phxt_text(-1) == alone.ops.phxt_text(1 << 40) == alone.ffi.NULL
     assert alone.ops.phxt_fallback_count() == before + 4
 
     def fail(*_):
@@ -621,9 +625,14 @@ def beside_gloo(rank, size):
     import torch.distributed as dist
 
     library = torch.library.Library("phalanx_c10d", "IMPL")
-    library.impl("all_reduce", lambda x, op, name: torch.ops._c10d_functional.all_reduce(x, op, name), "CompositeExplicitAutograd")
     other = dist.group.WORLD.group_name
     with World(rank, size) as world:
+
+        def all_reduce(x, *texts):
+            op, name = (world.ffi.string(world.ops.phxt_text(number)).decode() for number in texts)
+            return torch.ops._c10d_functional.all_reduce(x, op, name)
+
+        library.impl("all_reduce", all_reduce, "CompositeExplicitAutograd")
         x = torch.full((5,), float(rank + 1))
         total = torch.full((5,), float(size * (size + 1) // 2))
         ours, theirs = P.all_reduce(x, "sum", "g"), P.all_reduce(x * 2, "sum", other)
