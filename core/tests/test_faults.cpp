@@ -283,6 +283,30 @@ TEST(a_process_of_another_user_is_refused) {
   });
 }
 
+TEST(a_forked_child_can_neither_use_nor_end_the_world_of_its_parent) {
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    CHECK_OK(phx_group_barrier(group, 0));
+    if (rank == 0) {
+      const pid_t pid = fork();
+      CHECK(pid >= 0);
+      if (pid == 0) {
+        void *block = nullptr;
+        const bool refused = phx_mem_alloc(world, nullptr, 8, &block) == PHX_ERR_INVALID &&
+                             std::strstr(phx_last_error(), "belongs to the parent") != nullptr;
+        phx_group_release(group);
+        phx_world_release(world);
+        _exit(refused ? 0 : 1);
+      }
+      int status = -1;
+      waitpid(pid, &status, 0);
+      CHECK(status == 0);
+    }
+    CHECK_OK(phx_group_barrier(group, 0));
+    phx_group_release(group);
+  });
+}
+
 int open_descriptors() {
   int count = 0;
   for (int fd = 0; fd < 1024; ++fd)

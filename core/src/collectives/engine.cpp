@@ -31,8 +31,8 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
 
 phx_status Engine::begin(Operation &operation, LazyDeadline &deadline) {
   const char *name = kind_name(static_cast<Kind>(operation.record.operation));
-  if (group_->failed()) return group_->raise_revoked(name);
   operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (group_->failed()) return group_->raise_revoked(name, operation.sequence);
   const phx_status room = make_room(deadline);
   if (room != PHX_OK) return room;
   operation.first_epoch = lane_->last_epoch() + 1;

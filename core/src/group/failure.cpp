@@ -37,13 +37,17 @@ phx_status Group::fail_with(const phx_error_info &cause, bool tell, int only) {
   return set_last_error(cause);
 }
 
-phx_status Group::raise_revoked(const char *operation) const {
-  if (!reported_.load()) return raise_in_flight(operation, 0);
+phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const {
+  if (!reported_.load()) return raise_in_flight(operation, sequence);
   const phx_error_info first = cause();
   fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation,
        name().c_str(), first.text);
-  amend_last_error(nullptr, name().c_str(), self_rank(), first.peer);
-  return PHX_ERR_REVOKED;
+  phx_error_info info = last_error();
+  copy_text(info.group, sizeof info.group, name().c_str());
+  info.rank = self_rank();
+  info.peer = first.peer;
+  info.sequence = sequence;
+  return set_last_error(info);
 }
 
 phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) const {

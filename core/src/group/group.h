@@ -63,7 +63,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
   // reported the cause yet (a peer may die between two collectives) it is the cause itself.
-  phx_status raise_revoked(const char *operation) const;
+  phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
   // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.

@@ -9,8 +9,8 @@ namespace {
 struct Avx2 {
   static constexpr int kBytes = 32;
 
-  // vminps returns its second operand when the two are equal or one is NaN. So the two orders agree, except that of -0 and
-  // +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
+  // vminps returns its second operand when the two are equal or one is NaN. So the two orders agree, except that of -0
+  // and +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
   static PHX_ALWAYS_INLINE __m256 minimum(__m256 a, __m256 b) {
     return _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
   }

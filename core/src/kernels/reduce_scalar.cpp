@@ -1,7 +1,7 @@
 // The kernels in plain C++: for every processor, and the reference for the others.
 //
-// Chunk by chunk through accumulators that stay in the first-level cache, in loops without branches, which compilers turn
-// into whatever vector instructions their target always has (SSE2, NEON).
+// Chunk by chunk through accumulators that stay in the first-level cache, in loops without branches, which compilers
+// turn into whatever vector instructions their target always has (SSE2, NEON).
 #include <cstring>
 
 #include "kernels/select.h"
@@ -74,8 +74,8 @@ struct Element<BF16> {
   }
 };
 
-// `x < limit ? a : b` for x and limit below 2^31. Not written so: compilers would branch around the floating-point arithmetic
-// of the other case, which keeps them from vectorizing.
+// `x < limit ? a : b` for x and limit below 2^31. Not written so: compilers would branch around the floating-point
+// arithmetic of the other case, which keeps them from vectorizing.
 inline uint32_t below(uint32_t x, uint32_t limit, uint32_t a, uint32_t b) {
   const uint32_t mask = 0u - ((x - limit) >> 31);
   return (a & mask) | (b & ~mask);
@@ -95,20 +95,20 @@ struct Element<F16> {
     return bits_as<float>(below(magnitude, 1u << 23, bits_as<uint32_t>(subnormal), magnitude + rebias) | sign);
   }
   static Raw narrow(Acc acc) {
-    const uint32_t bits = Element<float>::narrow(acc), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+    const uint32_t bits = bits_as<uint32_t>(acc), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
     const uint32_t normal = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) >> 13) - (112u << 10);
     // Added to 0.5, whose last bit is worth the smallest f16, the processor rounds it to a multiple of that.
     const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - bits_as<uint32_t>(0.5f);
     uint32_t result = below(magnitude, 113u << 23, subnormal, normal);
     result = below(magnitude, 0x477ff000u, result, 0x7c00u);  // 65520, halfway from the largest f16 to 65536
-    result = below(magnitude, 0x7f800001u, result, 0x7e00u);
-    return static_cast<Raw>(result | sign);
+    return static_cast<Raw>(below(magnitude, 0x7f800001u, result | sign, 0x7e00u));
   }
 };
 
 // ---- ops ---------------------------------------------------------------------------------------------------------
 
-// The type in which T wraps around. Not T itself where that is narrower than int: it would be promoted to a signed type.
+// The type in which T wraps around. Not T itself where that is narrower than int: it would be promoted to a signed
+// type.
 template <class T>
 struct WrapOf {
   using Type = typename UnsignedOf<(sizeof(T) < 4 ? 4 : sizeof(T))>::Type;
@@ -128,8 +128,8 @@ template <class T>
 inline T smaller(T a, T b) {
   return a < b ? a : b;
 }
-// IEEE 754-2019 minimum: -0 below +0, and NaN when one is. smaller() gives b for equals and NaN, so its two orders agree
-// except that of -0 and +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
+// IEEE 754-2019 minimum: -0 below +0, and NaN when one is. smaller() gives b for equals and NaN, so its two orders
+// agree except that of -0 and +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
 inline float smaller(float a, float b) {
   return bits_as<float>(bits_as<uint32_t>(a < b ? a : b) | bits_as<uint32_t>(b < a ? b : a));
 }

@@ -13,6 +13,10 @@ using phx::read_in;
 phx_status phx::check_world(const char *operation, const phx_world *world) {
   if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
   if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
+  if (world->ptr->forked())
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: this world belongs to the parent process (pid %d); make one after the fork instead", operation,
+                world->ptr->record().pid);
   return PHX_OK;
 }
 

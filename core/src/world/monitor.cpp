@@ -40,6 +40,11 @@ phx_status Monitor::start() {
 
 void Monitor::stop() {
   if (stopping_.exchange(true)) return;
+  if (getpid() != self_.pid) {
+    // A forked child: the thread is the parent's, and so are the connections. Speaking or waiting here would harm it.
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
   std::vector<LinkRef> links;
   {
     std::lock_guard<std::mutex> lock(mutex_);

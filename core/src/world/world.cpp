@@ -98,6 +98,7 @@ void World::forget_block(const BlockRef &block) {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
+  if (forked()) return monitor_.stop();
   phx_error_info cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;
   cause.rank = rank();

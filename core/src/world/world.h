@@ -1,6 +1,8 @@
 // One rank's context: its store, its monitor, its memory and its groups. No state of the process is involved.
 #pragma once
 
+#include <unistd.h>
+
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,6 +53,7 @@ class World : public std::enable_shared_from_this<World> {
   void forget_block(const BlockRef &block);  // in the caches of all groups
   std::vector<std::shared_ptr<Group>> groups() const;
   bool finalized() const { return finalized_.load(); }
+  bool forked() const { return getpid() != record_.pid; }  // this is a child of the process that made the world
   void finalize();
 
  private:
