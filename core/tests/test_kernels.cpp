@@ -1,7 +1,7 @@
 // The reduction kernels against a naive reference, for every dtype, op and instruction set of this host.
 //
-// The reference shares nothing with the kernels: it decodes and encodes f16 and bf16 by arithmetic on powers of two instead
-// of on bits, and does integers modulo 2^64 before cutting them off.
+// The reference shares nothing with the kernels: it decodes and encodes f16 and bf16 by arithmetic on powers of two
+// instead of on bits, and does integers modulo 2^64 before cutting them off.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -22,9 +22,7 @@ constexpr int kInputs[] = {1, 2, 3, 4, 5, 8, 17};
 constexpr double kScale = 0.3;
 
 bool is_float(int32_t dtype) { return dtype <= PHX_F64; }
-bool is_signed(int32_t dtype) {
-  return dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64;
-}
+bool is_signed(int32_t dtype) { return dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64; }
 bool is_defined(int32_t dtype, int32_t op) {
   const bool bitwise = op == PHX_BAND || op == PHX_BOR || op == PHX_BXOR;
   if (is_float(dtype)) return !bitwise;
@@ -45,7 +43,8 @@ constexpr Format kF16{5, 10}, kBF16{8, 7};
 double decode(Format f, uint16_t bits) {
   const int exponent = bits >> f.fraction & ((1 << f.exponent) - 1), fraction = bits & ((1 << f.fraction) - 1);
   const double sign = bits >> 15 != 0 ? -1 : 1;
-  if (exponent == (1 << f.exponent) - 1) return fraction != 0 ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+  if (exponent == (1 << f.exponent) - 1)
+    return fraction != 0 ? std::nan("") : sign * std::numeric_limits<double>::infinity();
   if (exponent == 0) return sign * std::ldexp(fraction, 1 - f.bias() - f.fraction);
   return sign * std::ldexp(fraction + (1 << f.fraction), exponent - f.bias() - f.fraction);
 }
@@ -58,7 +57,8 @@ uint16_t encode(Format f, float value) {
   if (std::isinf(magnitude)) return static_cast<uint16_t>(sign | infinite);
   int power = 1 - f.bias();
   if (magnitude != 0 && std::ilogb(magnitude) > power) power = std::ilogb(magnitude);
-  const double units = std::nearbyint(std::ldexp(magnitude, f.fraction - power));  // to nearest even, and exact until here
+  const double units =
+      std::nearbyint(std::ldexp(magnitude, f.fraction - power));  // to nearest even, and exact until here
   // Where units is one more than fits, and where it is one bit less (subnormals), the sum carries into the exponent.
   const int bits = static_cast<int>(units) + ((power + f.bias() - 1) << f.fraction);
   return static_cast<uint16_t>(sign | (bits < infinite ? bits : infinite));
@@ -171,7 +171,8 @@ Bytes reference(const std::vector<Bytes> &in, size_t count, int32_t dtype, int32
 
 // ---- inputs and calls -------------------------------------------------------------------------------------------
 
-// Half of them any bits at all (infinities, NaNs and subnormals among them), half of them numbers near 1 or small integers.
+// Half of them any bits at all (infinities, NaNs and subnormals among them), half of them numbers near 1 or small
+// integers.
 Bytes random_elements(std::mt19937_64 &random, int32_t dtype, size_t count) {
   const size_t size = phx_dtype_size(dtype);
   Bytes bytes(count * size);
@@ -191,9 +192,10 @@ Bytes random_elements(std::mt19937_64 &random, int32_t dtype, size_t count) {
   return bytes;
 }
 
-// Places inputs and output `shift` bytes off alignment, each a little differently, and checks that nothing around the output
-// is written. alias: the input that the output shall be; -1 for none.
-Bytes call(ReduceFn fn, const std::vector<Bytes> &in, size_t bytes, size_t count, int64_t divisor, double scale, size_t shift, int alias) {
+// Places inputs and output `shift` bytes off alignment, each a little differently, and checks that nothing around the
+// output is written. alias: the input that the output shall be; -1 for none.
+Bytes call(ReduceFn fn, const std::vector<Bytes> &in, size_t bytes, size_t count, int64_t divisor, double scale,
+           size_t shift, int alias) {
   constexpr size_t kGuard = 64;
   std::vector<Bytes> places;
   std::vector<const void *> pointers;
@@ -212,25 +214,29 @@ Bytes call(ReduceFn fn, const std::vector<Bytes> &in, size_t bytes, size_t count
   return Bytes(out, out + bytes);
 }
 
-void expect(const Bytes &got, const Bytes &wanted, const char *isa, int32_t dtype, int32_t op, size_t n, const char *what) {
+void expect(const Bytes &got, const Bytes &wanted, const char *isa, int32_t dtype, int32_t op, size_t n,
+            const char *what) {
   if (got == wanted) return;
   size_t i = 0;
   while (got[i] == wanted[i]) ++i;
   const size_t element = i / phx_dtype_size(dtype);
   char text[256];
-  std::snprintf(text, sizeof text, "%s %s %s of %zu inputs, %s: element %zu of %zu is wrong", isa, phx_dtype_name(dtype),
-                phx_reduce_op_name(op), n, what, element, got.size() / phx_dtype_size(dtype));
+  std::snprintf(text, sizeof text, "%s %s %s of %zu inputs, %s: element %zu of %zu is wrong", isa,
+                phx_dtype_name(dtype), phx_reduce_op_name(op), n, what, element, got.size() / phx_dtype_size(dtype));
   check::failed(__FILE__, __LINE__, text);
 }
 
 // The same inputs through every instruction set.
-void expect_all(const std::vector<Bytes> &in, size_t count, int32_t dtype, int32_t op, int64_t divisor, double scale, size_t shift = 0, int alias = -1) {
+void expect_all(const std::vector<Bytes> &in, size_t count, int32_t dtype, int32_t op, int64_t divisor, double scale,
+                size_t shift = 0, int alias = -1) {
   const Bytes wanted = reference(in, count, dtype, op, divisor, scale);
   for (const char *isa : kIsas) {
     if (!available(isa)) continue;
     char what[80];
-    std::snprintf(what, sizeof what, "shifted by %zu, output %d, divisor %lld", shift, alias, static_cast<long long>(divisor));
-    expect(call(find_reduce_isa(isa, dtype, op), in, wanted.size(), count, divisor, scale, shift, alias), wanted, isa, dtype, op, in.size(), what);
+    std::snprintf(what, sizeof what, "shifted by %zu, output %d, divisor %lld", shift, alias,
+                  static_cast<long long>(divisor));
+    expect(call(find_reduce_isa(isa, dtype, op), in, wanted.size(), count, divisor, scale, shift, alias), wanted, isa,
+           dtype, op, in.size(), what);
   }
 }
 
@@ -266,7 +272,8 @@ TEST(scalar_is_everywhere_and_the_active_instruction_set_is_an_available_one) {
   CHECK(!available("no such thing"));
   CHECK(available(phx::kernels::active_isa()));
   CHECK(phx::kernels::find_reduce(PHX_BF16, PHX_SUM) == find_reduce_isa(phx::kernels::active_isa(), PHX_BF16, PHX_SUM));
-  for (const char *isa : kIsas) std::fprintf(stderr, "    %s: %s\n", isa, available(isa) ? "tested" : "not available, skipped");
+  for (const char *isa : kIsas)
+    std::fprintf(stderr, "    %s: %s\n", isa, available(isa) ? "tested" : "not available, skipped");
 }
 
 TEST(results_equal_the_reference_bit_for_bit_for_all_sizes_and_numbers_of_inputs) {
@@ -331,10 +338,12 @@ TEST(all_65536_values_of_f16_and_bf16_widen_and_round_as_the_reference_does) {
     }
     expect_all({all}, 65536, dtype, PHX_SUM, 1, 1);
     // Products that are not representable, from far below the smallest to far above the largest number.
-    for (double scale : {1.0 / 3, 0.7, 1.5, -2.25, 0x1p-1, 0x1p-3, 0x1.8p-9, 0x1.ffep-14, 0x1p-24, 0x1p-30, 0x1p8, 0x1.fp15, 0x1p120, 0x1p-126})
+    for (double scale : {1.0 / 3, 0.7, 1.5, -2.25, 0x1p-1, 0x1p-3, 0x1.8p-9, 0x1.ffep-14, 0x1p-24, 0x1p-30, 0x1p8,
+                         0x1.fp15, 0x1p120, 0x1p-126})
       expect_all({all}, 65536, dtype, PHX_PREMUL_SUM, 1, scale);
     // Sums that lie halfway between two numbers, or just beside.
-    for (double other : {0x1p-25, 0x1p-24, 0x1.8p-24, 0x1p-14, 0x1p-11, 0x1.004p-11, 0x1p-8, 0x1p-9, 1.0, 16.0, 65504.0, -65504.0, 0x1p-133, 0x1p127}) {
+    for (double other : {0x1p-25, 0x1p-24, 0x1.8p-24, 0x1p-14, 0x1p-11, 0x1.004p-11, 0x1p-8, 0x1p-9, 1.0, 16.0, 65504.0,
+                         -65504.0, 0x1p-133, 0x1p127}) {
       Bytes addend(all.size());
       for (size_t i = 0; i < 65536; ++i) put(addend, i, encode(format, static_cast<float>(other)));
       expect_all({all, addend}, 65536, dtype, PHX_SUM, 2, 1);
@@ -382,8 +391,9 @@ TEST(min_and_max_propagate_nan_and_order_minus_zero_below_zero) {
 
 TEST(special_values_meet_in_all_combinations_with_the_same_bits_everywhere) {
   // NaNs of all kinds included: whatever comes in, one and the same NaN goes out.
-  const std::vector<uint32_t> f32 = {0x00000000, 0x80000000, 0x00000001, 0x807fffff, 0x00800000, 0x3f800000, 0xbf800000, 0x7f7fffff,
-                                     0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001, 0xffbfffff, 0x7fffffff};
+  const std::vector<uint32_t> f32 = {0x00000000, 0x80000000, 0x00000001, 0x807fffff, 0x00800000, 0x3f800000,
+                                     0xbf800000, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000,
+                                     0xffc00001, 0x7f800001, 0xffbfffff, 0x7fffffff};
   for (int32_t dtype : {PHX_F16, PHX_BF16, PHX_F32, PHX_F64})
     for (int32_t op : {PHX_SUM, PHX_AVG, PHX_PROD, PHX_MIN, PHX_MAX, PHX_PREMUL_SUM}) {
       const size_t count = f32.size() * f32.size();
@@ -397,7 +407,10 @@ TEST(special_values_meet_in_all_combinations_with_the_same_bits_everywhere) {
           if (dtype == PHX_F16) put(in[k], i, static_cast<uint16_t>(sign << 15 | small << 10 | narrow_fraction));
           if (dtype == PHX_BF16) put(in[k], i, static_cast<uint16_t>(bits >> 16 | (fraction & 1)));
           if (dtype == PHX_F32) put(in[k], i, bits);
-          const uint64_t wide = exponent == 0xff ? 0x7ff : exponent == 0xfe ? 0x7fe : exponent == 0 ? 0 : exponent + 896;
+          const uint64_t wide = exponent == 0xff   ? 0x7ff
+                                : exponent == 0xfe ? 0x7fe
+                                : exponent == 0    ? 0
+                                                   : exponent + 896;
           if (dtype == PHX_F64) put(in[k], i, static_cast<uint64_t>(sign) << 63 | wide << 52 | fraction);
         }
       expect_all(in, count, dtype, op, 2, 0.5);
@@ -410,7 +423,8 @@ TEST(integer_averages_are_exact_for_every_divisor) {
   std::vector<int64_t> divisors;
   for (int64_t d = 1; d <= 66; ++d) divisors.push_back(d);
   for (int64_t d : {100, 127, 128, 255, 256, 257, 1000, 32767, 32768, 65535, 65536, 65537}) divisors.push_back(d);
-  for (int64_t d : {int64_t{16777217}, int64_t{2147483647}, int64_t{2147483648}, int64_t{4294967295}, int64_t{1} << 40}) divisors.push_back(d);
+  for (int64_t d : {int64_t{16777217}, int64_t{2147483647}, int64_t{2147483648}, int64_t{4294967295}, int64_t{1} << 40})
+    divisors.push_back(d);
   for (int32_t dtype = PHX_I8; dtype <= PHX_U64; ++dtype)
     for (int64_t divisor : divisors) {
       // All values of the narrow dtypes; for the others, those around multiples of the divisor, where a quotient turns.
@@ -418,10 +432,13 @@ TEST(integer_averages_are_exact_for_every_divisor) {
       Bytes bytes(count * size);
       for (size_t i = 0; i < count; ++i) {
         uint64_t value = i;
-        if (size > 2) value = random() / static_cast<uint64_t>(divisor) * static_cast<uint64_t>(divisor) + random() % 3 - 1;
+        if (size > 2)
+          value = random() / static_cast<uint64_t>(divisor) * static_cast<uint64_t>(divisor) + random() % 3 - 1;
         if (size == 4) {
           const uint64_t multiples = (is_signed(dtype) ? 0x7fffffffu : 0xffffffffu) / static_cast<uint64_t>(divisor);
-          value = (i % 2 == 0 ? multiples - (multiples > 7 ? random() % 8 : 0) : random() % (multiples + 1)) * static_cast<uint64_t>(divisor) + random() % 3 - 1;
+          value = (i % 2 == 0 ? multiples - (multiples > 7 ? random() % 8 : 0) : random() % (multiples + 1)) *
+                      static_cast<uint64_t>(divisor) +
+                  random() % 3 - 1;
           if (is_signed(dtype) && random() % 2 == 0) value = 0 - value;
         }
         for (size_t b = 0; b < size; ++b) bytes[i * size + b] = static_cast<unsigned char>(value >> 8 * b);

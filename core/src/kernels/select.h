@@ -1,7 +1,7 @@
 // Which kernel serves which pair of dtype and op; the same for every instruction set.
 //
-// Everything here, and in vector_kernel.h, is in an unnamed namespace although it is a header: each file that includes it
-// is compiled for another instruction set, and the linker must never give one file a function compiled for another.
+// Everything here, and in vector_kernel.h, is in an unnamed namespace although it is a header: each file that includes
+// it is compiled for another instruction set, and the linker must never give one file a function compiled for another.
 // For the same reason those files use no templates or inline functions of the standard library.
 #pragma once
 
@@ -19,12 +19,14 @@ ReduceFn find_avx512(int32_t dtype, int32_t op);
 
 namespace {
 
-// Elements that C++17 has no type for, or, for bool, none whose arithmetic is the one we want. The others are themselves.
+// Elements that C++17 has no type for, or, for bool, none whose arithmetic is the one we want. The others are
+// themselves.
 struct F16 {};
 struct BF16 {};
 struct Bool {};
 
-// Ops by what they do to a lane. bool has no ops of its own: its elements are 0 or 1, of which `or`, `and` and `xor` do all.
+// Ops by what they do to a lane. bool has no ops of its own: its elements are 0 or 1, of which `or`, `and` and `xor` do
+// all.
 struct Sum {};
 struct Average {};
 struct Product {};
@@ -70,7 +72,8 @@ ReduceFn floating(int32_t op) {
   }
 }
 
-// Where two's complement makes signed and unsigned the same, both use the unsigned kernel, in which wrapping is defined.
+// Where two's complement makes signed and unsigned the same, both use the unsigned kernel, in which wrapping is
+// defined.
 template <class Kernels, class T>
 ReduceFn integer(int32_t op) {
   using U = Unsigned<T>;

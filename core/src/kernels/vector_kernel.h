@@ -1,8 +1,8 @@
 // The reduction loop over vectors of any width, as templates over (instruction set, element, op).
 //
-// Written with the vector extensions of GCC and Clang, so that arithmetic reads as arithmetic and the compiler picks the
-// instructions; an instruction set supplies the few operations that the extensions cannot say (see reduce_avx2.cpp).
-// See select.h for why all is in an unnamed namespace.
+// Written with the vector extensions of GCC and Clang, so that arithmetic reads as arithmetic and the compiler picks
+// the instructions; an instruction set supplies the few operations that the extensions cannot say (see
+// reduce_avx2.cpp). See select.h for why all is in an unnamed namespace.
 #pragma once
 
 #include <cstring>
@@ -67,11 +67,13 @@ struct Lanes<Isa, F16> {
   static constexpr int kElement = 2, kBytes = Isa::kBytes / 2, kVectors = 1;
 
   static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = Isa::widen_f16(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { Isa::narrow_f16(to, Isa::canonical(v[0])); }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
+    Isa::narrow_f16(to, Isa::canonical(v[0]));
+  }
 };
 
-// A bf16 is the upper half of an f32. A vector of pairs is taken apart into the even and the odd elements and put together
-// again with shifts and masks, which spares the lane crossings that elements in order would need.
+// A bf16 is the upper half of an f32. A vector of pairs is taken apart into the even and the odd elements and put
+// together again with shifts and masks, which spares the lane crossings that elements in order would need.
 template <class Isa>
 struct Lanes<Isa, BF16> {
   using Acc = float;
@@ -89,8 +91,8 @@ struct Lanes<Isa, BF16> {
   }
 
  private:
-  // To nearest even in the upper half. The carry makes infinity of what is too large; the canonical NaN keeps its upper half.
-  // Not vcvtneps2bf16: it takes denormals for zeros.
+  // To nearest even in the upper half. The carry makes infinity of what is too large; the canonical NaN keeps its upper
+  // half. Not vcvtneps2bf16: it takes denormals for zeros.
   static PHX_ALWAYS_INLINE typename Bits::Type rounded(typename V::Type v) {
     const typename Bits::Type bits = (typename Bits::Type)Isa::canonical(v);
     return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -221,9 +223,9 @@ struct Combine<Isa, T, PremulSum> : Combine<Isa, T, Sum> {
   const T scale_;
 };
 
-// Integers. No instruction set divides vectors of them, so the lanes pass through a small array. Up to 32 bits the quotient
-// is the product with a reciprocal that is a little too large, cut off: with dividends below 2^16 in float and 2^32 in double
-// the excess never reaches the next integer, so it is exact. 64 bits are divided one by one.
+// Integers. No instruction set divides vectors of them, so the lanes pass through a small array. Up to 32 bits the
+// quotient is the product with a reciprocal that is a little too large, cut off: with dividends below 2^16 in float and
+// 2^32 in double the excess never reaches the next integer, so it is exact. 64 bits are divided one by one.
 template <class Isa, class T>
 struct Combine<Isa, T, Average> : Combine<Isa, T, Sum> {
   Combine(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<Wide>(divisor)) {
@@ -284,7 +286,8 @@ struct SumDivided : Combine<Isa, T, Sum> {
 };
 template <class Isa, class T>
 struct SumHalved : Combine<Isa, T, Sum> {
-  SumHalved(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), factor_(1 / static_cast<T>(divisor)) {}
+  SumHalved(int64_t divisor, double scale)
+      : Combine<Isa, T, Sum>(divisor, scale), factor_(1 / static_cast<T>(divisor)) {}
   template <class V>
   PHX_ALWAYS_INLINE V finish(V a) const {
     return a * factor_;
@@ -313,8 +316,8 @@ struct Padded {
   }
 };
 
-// kSteps steps at once, so that their dependency chains overlap. All inputs are read before anything is written, so `out`
-// may be one of them. The accumulators stay in registers whatever n is.
+// kSteps steps at once, so that their dependency chains overlap. All inputs are read before anything is written, so
+// `out` may be one of them. The accumulators stay in registers whatever n is.
 template <class L, int kSteps, class Op, class Where>
 PHX_ALWAYS_INLINE void reduce_steps(char *out, Where &&where, int n, const Op &op) {
   constexpr int kVectors = kSteps * L::kVectors;
@@ -347,7 +350,8 @@ PHX_ALWAYS_INLINE void reduce_all(char *out, const void *const *in, int n, size_
   const size_t last_at = bytes - kStep;
   reduce_steps<L, 1>(last, InPlace{in, last_at}, n, op);
   size_t at = 0;
-  for (; at + kUnroll * kStep <= bytes; at += kUnroll * kStep) reduce_steps<L, kUnroll>(out + at, InPlace{in, at}, n, op);
+  for (; at + kUnroll * kStep <= bytes; at += kUnroll * kStep)
+    reduce_steps<L, kUnroll>(out + at, InPlace{in, at}, n, op);
   for (; at < last_at; at += kStep) reduce_steps<L, 1>(out + at, InPlace{in, at}, n, op);
   std::memcpy(out + last_at, last, kStep);
 }

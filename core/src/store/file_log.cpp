@@ -36,17 +36,22 @@ struct RecordHeader {  // the key and the value follow
   uint32_t value_checksum;
   uint32_t checksum;  // of the fields above and the key
 };
-constexpr size_t kCheckedBytes = offsetof(RecordHeader, checksum);
 
 // FNV-1a. It finds damage, not malice: whoever can write the file may do so.
-uint32_t checksum(const void *data, size_t size, uint32_t sum = 2166136261u) {
+uint32_t mix(uint32_t sum, uint32_t value) { return (sum ^ value) * 16777619u; }
+
+uint32_t checksum(const void *data, size_t size) {
   const auto *bytes = static_cast<const uint8_t *>(data);
-  for (size_t i = 0; i < size; ++i) sum = (sum ^ bytes[i]) * 16777619u;
+  uint32_t sum = 2166136261u;
+  for (size_t i = 0; i < size; ++i) sum = mix(sum, bytes[i]);
   return sum;
 }
 
 uint32_t head_checksum(const RecordHeader &header, const char *key) {
-  return checksum(key, header.key_size, checksum(&header, kCheckedBytes));
+  uint32_t sum = checksum(key, header.key_size);
+  for (const uint32_t field : {header.kind, header.key_size, header.value_size, header.value_checksum})
+    sum = mix(sum, field);
+  return sum;
 }
 
 const char *wrong_with(const RecordHeader &header) {

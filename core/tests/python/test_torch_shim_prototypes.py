@@ -1,4 +1,4 @@
-"""libphalanx_torch.so is built with prototypes of its own for torch's stable C shim: do they fit the installed torch?"""
+"""libphalanx_torch.so has prototypes of its own for torch's stable C shim: do they fit the installed torch?"""
 
 import ctypes
 import importlib.util
@@ -72,7 +72,7 @@ def library() -> Path:
 
 
 def dynamic_section(path: Path) -> tuple[set[str], dict[int, list[str]]]:
-    """Of a 64-bit little-endian ELF file: its undefined dynamic symbols, and the strings of its dynamic entries by tag."""
+    """Of a 64-bit little-endian ELF file: undefined dynamic symbols, and the strings of the dynamic entries by tag."""
     data = path.read_bytes()
     assert data[:6] == b"\x7fELF\x02\x01"
     (table,) = struct.unpack_from("<Q", data, 0x28)

@@ -1,0 +1,129 @@
+"""Phalanx core: symmetric memory and collectives among the ranks of one host, without torch.
+
+A `World` is one rank's context; a `Group` is a named, ordered set of ranks that share memory;
+`World.alloc` makes memory that a group can map (`Group.rendezvous`, which gives a `Symm`).
+
+Importing this package does nothing: the shared library is loaded when the first name is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phalanx.core._lib import ffi, lib
+    from phalanx.core.dtypes import Algo, DType, ReduceOp
+    from phalanx.core.errors import (
+        AbiError,
+        AccessDeniedError,
+        AlreadyExistsError,
+        DeviceError,
+        InternalError,
+        InUseError,
+        InvalidArgumentError,
+        MismatchError,
+        NotFoundError,
+        OutOfMemoryError,
+        PeerDeadError,
+        PhalanxError,
+        RevokedError,
+        SystemCallError,
+        UnsupportedError,
+        WaitTimeoutError,
+        check,
+    )
+    from phalanx.core.group import Group
+    from phalanx.core.log import set_log
+    from phalanx.core.memory import Memory, MemoryCount, MemoryInfo
+    from phalanx.core.store import (
+        CallbackStore,
+        FileStore,
+        MemoryStore,
+        PrefixStore,
+        Store,
+        TCPStore,
+        as_store,
+    )
+    from phalanx.core.symm import Symm
+    from phalanx.core.torch_ops import load_torch_ops
+    from phalanx.core.work import Work
+    from phalanx.core.world import World
+
+__all__ = [
+    "AbiError",
+    "AccessDeniedError",
+    "Algo",
+    "AlreadyExistsError",
+    "CallbackStore",
+    "DType",
+    "DeviceError",
+    "FileStore",
+    "Group",
+    "InUseError",
+    "InternalError",
+    "InvalidArgumentError",
+    "Memory",
+    "MemoryCount",
+    "MemoryInfo",
+    "MemoryStore",
+    "MismatchError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PeerDeadError",
+    "PhalanxError",
+    "PrefixStore",
+    "ReduceOp",
+    "RevokedError",
+    "Store",
+    "Symm",
+    "SystemCallError",
+    "TCPStore",
+    "UnsupportedError",
+    "WaitTimeoutError",
+    "Work",
+    "World",
+    "as_store",
+    "check",
+    "ffi",
+    "lib",
+    "load_torch_ops",
+    "set_log",
+]
+
+# Where each public name lives. Names ending in Error are in `errors`.
+_HOMES = {
+    "Algo": "dtypes",
+    "CallbackStore": "store",
+    "DType": "dtypes",
+    "FileStore": "store",
+    "Group": "group",
+    "Memory": "memory",
+    "MemoryCount": "memory",
+    "MemoryInfo": "memory",
+    "MemoryStore": "store",
+    "PrefixStore": "store",
+    "ReduceOp": "dtypes",
+    "Store": "store",
+    "Symm": "symm",
+    "TCPStore": "store",
+    "Work": "work",
+    "World": "world",
+    "as_store": "store",
+    "check": "errors",
+    "ffi": "_lib",
+    "lib": "_lib",
+    "load_torch_ops": "torch_ops",
+    "set_log": "log",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'phalanx.core' has no attribute {name!r}")
+    home = _HOMES.get(name, "errors")
+    value = getattr(import_module(f"phalanx.core.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

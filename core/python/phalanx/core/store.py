@@ -1,0 +1,357 @@
+"""Key-value stores, through which ranks find each other."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from phalanx.core import _callbacks
+from phalanx.core._handle import (
+    INT64_MAX,
+    Handle,
+    c_integer,
+    c_text,
+    c_timeout,
+)
+from phalanx.core._lib import ffi, lib
+from phalanx.core.errors import InvalidArgumentError, check
+
+_FIRST_CAPACITY = 4096  # bytes; a longer value costs a second call
+
+
+class Store:
+    """A key-value store that all ranks see. Make one of the subclasses.
+
+    A `timeout_ms` of 0 means the core's default. Thread-safe. Nothing here is collective.
+    """
+
+    def __init__(self, pointer: Any, what: str, keep: object = None) -> None:
+        self._handle = Handle(pointer, lib.phx_store_release, what, keep=keep)
+
+    @property
+    def pointer(self) -> Any:
+        """The phx_store pointer, for calls through `lib`."""
+        return self._handle.pointer
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set a key, replacing its value.
+
+        Args:
+            key: Not empty, without NUL characters.
+            value: Bytes, or text that is stored as UTF-8.
+
+        Raises:
+            PhalanxError: The store cannot be reached.
+        """
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._call(lib.phx_store_set, c_text(key, "key"), data, len(data))
+
+    def get(self, key: str, timeout_ms: int = 0) -> bytes:
+        """Wait for a key and return its value.
+
+        Args:
+            key: What to wait for.
+            timeout_ms: How long, in milliseconds.
+
+        Raises:
+            WaitTimeoutError: The key did not appear in time.
+        """
+        name, wait_ms = c_text(key, "key"), c_timeout(timeout_ms)
+        size = ffi.new("size_t *")
+        capacity = _FIRST_CAPACITY
+        while True:
+            value = ffi.new("char[]", capacity)
+            self._call(lib.phx_store_get, name, value, capacity, size, wait_ms)
+            if size[0] <= capacity:
+                return bytes(ffi.buffer(value, size[0]))
+            capacity = size[0]
+
+    def wait(self, keys: Sequence[str], timeout_ms: int = 0) -> None:
+        """Wait until all of these keys are set.
+
+        Args:
+            keys: What to wait for.
+            timeout_ms: How long, in milliseconds, for all of them together.
+
+        Raises:
+            WaitTimeoutError: Not all of them appeared in time.
+        """
+        names = [ffi.new("char[]", c_text(key, "key")) for key in keys]
+        array = ffi.new("char *[]", names)
+        self._call(lib.phx_store_wait, array, len(names), c_timeout(timeout_ms))
+
+    def add(self, key: str, delta: int) -> int:
+        """Add to a decimal counter that starts at 0.
+
+        Args:
+            key: Name of the counter.
+            delta: What to add; may be negative.
+
+        Returns:
+            The new value.
+        """
+        result = ffi.new("int64_t *")
+        number = c_integer(delta, "delta", -INT64_MAX - 1, INT64_MAX)
+        self._call(lib.phx_store_add, c_text(key, "key"), number, result)
+        return int(result[0])
+
+    def remove(self, key: str) -> None:
+        """Remove a key.
+
+        Raises:
+            NotFoundError: There is none.
+        """
+        self._call(lib.phx_store_remove, c_text(key, "key"))
+
+    def _call(self, function: Callable[..., int], *args: Any) -> None:
+        check(function(self._handle.pointer, *args))
+
+
+def _out() -> Any:
+    return ffi.new("phx_store **")
+
+
+class MemoryStore(Store):
+    """A store for ranks that are threads of one process."""
+
+    def __init__(self) -> None:
+        out = _out()
+        check(lib.phx_store_memory(out))
+        super().__init__(out[0], "memory store")
+
+
+class FileStore(Store):
+    """A store in a file that all ranks see, made with mode 0600. Removing it is the user's job.
+
+    Args:
+        path: The file; made if it does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        out = _out()
+        self.path = os.fspath(path)
+        check(lib.phx_store_file(c_text(self.path, "path"), out))
+        super().__init__(out[0], f"file store {self.path!r}")
+
+
+class TCPStore(Store):
+    """A store served by one rank over TCP: `serve` there, `connect` everywhere else.
+
+    Attributes:
+        address: Where it is bound or connected to.
+        port: Likewise.
+    """
+
+    def __init__(self, pointer: Any, address: str, port: int) -> None:
+        super().__init__(pointer, f"TCP store {address}:{port}")
+        self.address = address
+        self.port = port
+
+    @classmethod
+    def serve(cls, address: str = "127.0.0.1", port: int = 0, *, token: bytes | str) -> "TCPStore":
+        """Serve a store; it ends when the last reference to it is gone.
+
+        Args:
+            address: The address to bind to, and no other.
+            port: The port; 0 takes a free one (see the attribute `port`).
+            token: A secret that clients must present; not empty.
+
+        Raises:
+            InvalidArgumentError: The token is empty.
+            SystemCallError: The address cannot be bound.
+        """
+        secret = token.encode() if isinstance(token, str) else bytes(token)
+        chosen = ffi.new("uint16_t *", c_integer(port, "port", 0, 65535))
+        out = _out()
+        check(lib.phx_store_tcp_serve(c_text(address, "address"), secret, len(secret), chosen, out))
+        return cls(out[0], address, int(chosen[0]))
+
+    @classmethod
+    def connect(cls, address: str, port: int, *, token: bytes | str, timeout_ms: int = 0) -> "TCPStore":
+        """Connect to a store that another process serves, or will serve in time.
+
+        Args:
+            address: Where it is bound.
+            port: Likewise.
+            token: The secret that it was given.
+            timeout_ms: How long to try, in milliseconds.
+
+        Raises:
+            WaitTimeoutError: Nobody served it in time.
+            AccessDeniedError: The token is wrong.
+        """
+        secret = token.encode() if isinstance(token, str) else bytes(token)
+        out = _out()
+        check(
+            lib.phx_store_tcp_connect(
+                c_text(address, "address"),
+                c_integer(port, "port", 1, 65535),
+                secret,
+                len(secret),
+                c_timeout(timeout_ms),
+                out,
+            )
+        )
+        return cls(out[0], address, port)
+
+
+class PrefixStore(Store):
+    """A view of another store: each key gets a prefix.
+
+    Args:
+        base: The store looked at; kept alive.
+        prefix: Put before each key.
+    """
+
+    def __init__(self, base: Store, prefix: str) -> None:
+        out = _out()
+        check(lib.phx_store_prefix(base.pointer, c_text(prefix, "prefix"), out))
+        super().__init__(out[0], f"store with prefix {prefix!r}")
+
+
+class CallbackStore(Store):
+    """An object with the methods of torch.distributed.Store, as a store of the core.
+
+    It needs `set(key, bytes)`, `get(key) -> bytes`, `add(key, int) -> int` and
+    `wait(list of keys, timedelta)`; `delete_key(key) -> bool` is optional. They are called from any
+    thread that calls the core, and must not call the core themselves. What they raise becomes the
+    `__cause__` of the PhalanxError that the failed call raises.
+
+    Args:
+        target: The object; kept alive for as long as the core uses the store.
+    """
+
+    def __init__(self, target: Any) -> None:
+        missing = [name for name in ("set", "get", "add", "wait") if not callable(getattr(target, name, None))]
+        if missing:
+            raise InvalidArgumentError(
+                f"a store needs the methods set, get, add and wait, as torch.distributed.Store has "
+                f"them; {type(target).__name__} has no {', '.join(missing)}"
+            )
+        number = next(_numbers)
+        _targets[number] = target
+        out = _out()
+        table = _ops()
+        try:
+            check(lib.phx_store_wrap(table[0], ffi.cast("void *", number), out))
+        except BaseException:
+            del _targets[number]
+            raise
+        # At exit this module may be emptied first: whoever holds the handle holds the callbacks.
+        super().__init__(out[0], f"store of type {type(target).__name__}", table)
+
+
+def as_store(store: Any) -> Store:
+    """A Store as it is; any other object through CallbackStore.
+
+    Raises:
+        InvalidArgumentError: The object lacks the methods of a store.
+    """
+    return store if isinstance(store, Store) else CallbackStore(store)
+
+
+# ---- the callbacks of CallbackStore -------------------------------------------------------------
+
+_OK, _TIMEOUT, _NOT_FOUND, _UNSUPPORTED, _INTERNAL = 0, -4, -9, -2, -15
+
+# The core knows a store by a number, so that a late call finds nothing instead of freed memory.
+_numbers = itertools.count(1)
+_targets: dict[int, Any] = {}
+_table: list[Any] = []  # the one phx_store_ops, and its callbacks
+
+
+def _target(self: Any) -> Any:
+    return _targets[int(ffi.cast("uintptr_t", self))]
+
+
+def _key(key: Any) -> str:
+    return str(ffi.string(key).decode())
+
+
+def _is_timeout(error: BaseException, started: float, timeout_ms: int) -> bool:
+    # torch raises DistStoreError, a RuntimeError, for a timeout and for other failures alike.
+    if isinstance(error, TimeoutError):
+        return True
+    text = str(error).lower()
+    if "timeout" in text or "timed out" in text:
+        return True
+    return (time.monotonic() - started) * 1000 >= timeout_ms
+
+
+def _wait_for(target: Any, keys: list[str], timeout_ms: int) -> int:
+    started = time.monotonic()
+    try:
+        target.wait(keys, timedelta(milliseconds=timeout_ms))
+    except Exception as error:
+        if not _is_timeout(error, started, timeout_ms):
+            raise
+        error.callback_status = _TIMEOUT  # type: ignore[attr-defined]
+        raise
+    return _OK
+
+
+def _set(self: Any, key: Any, value: Any, size: int) -> int:
+    _target(self).set(_key(key), bytes(ffi.buffer(value, size)) if size else b"")
+    return _OK
+
+
+def _get(self: Any, key: Any, value: Any, capacity: int, size: Any, timeout_ms: int) -> int:
+    target, name = _target(self), _key(key)
+    # get() alone would block for the timeout of the store, which may be far longer than ours.
+    _wait_for(target, [name], timeout_ms)
+    found = target.get(name)
+    data = found.encode() if isinstance(found, str) else bytes(found)
+    ffi.memmove(value, data, min(capacity, len(data)))
+    size[0] = len(data)
+    return _OK
+
+
+def _add(self: Any, key: Any, delta: int, result: Any) -> int:
+    result[0] = int(_target(self).add(_key(key), delta))
+    return _OK
+
+
+def _wait(self: Any, keys: Any, count: int, timeout_ms: int) -> int:
+    return _wait_for(_target(self), [_key(keys[i]) for i in range(count)], timeout_ms)
+
+
+def _remove(self: Any, key: Any) -> int:
+    delete = getattr(_target(self), "delete_key", None)
+    if delete is None:
+        return _UNSUPPORTED
+    return _OK if delete(_key(key)) else _NOT_FOUND
+
+
+def _forget(self: Any) -> int:
+    _targets.pop(int(ffi.cast("uintptr_t", self)), None)
+    return _OK
+
+
+def _destroy(self: Any) -> None:
+    _callbacks.guarded(_forget, _INTERNAL)(self)
+
+
+def _ops() -> Any:
+    if not _table:
+        ops = ffi.new("phx_store_ops *")
+        ops.struct_size = ffi.sizeof("phx_store_ops")
+        bodies: dict[str, Callable[..., int]] = {
+            "set": _set,
+            "get": _get,
+            "add": _add,
+            "wait": _wait,
+            "remove": _remove,
+        }
+        # What is read back from `ops` is a bare pointer: the callbacks themselves must be kept.
+        callbacks = []
+        for name, body in bodies.items():
+            kind = ffi.typeof(getattr(ops, name))
+            callbacks.append(ffi.callback(kind, _callbacks.guarded(body, _INTERNAL), error=_INTERNAL))
+            setattr(ops, name, callbacks[-1])
+        callbacks.append(ffi.callback(ffi.typeof(ops.destroy), _destroy))
+        ops.destroy = callbacks[-1]
+        # One item, so that two threads that race here do no harm: one table merely goes unused.
+        _table.append((ops, callbacks))
+    return _table[0]

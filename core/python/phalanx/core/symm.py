@@ -1,0 +1,364 @@
+"""Symmetric memory: one allocation as seen by every rank of a group."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from phalanx.core._handle import (
+    INT32_MAX,
+    UINT32_MAX,
+    UINT64_MAX,
+    Handle,
+    c_integer,
+    c_timeout,
+    view,
+)
+from phalanx.core._lib import ffi, lib
+from phalanx.core._operand import Operand, operand, resolve_count, resolve_dtype
+from phalanx.core._options import options
+from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
+from phalanx.core.errors import UnsupportedError, check, raise_last
+from phalanx.core.work import Work
+
+if TYPE_CHECKING:
+    from phalanx.core.group import Group
+
+_CPU = 1
+
+
+class Symm:
+    """The blocks of all ranks of a group, mapped here. Made by `Group.rendezvous`.
+
+    Two handles of the same mapping compare equal. The mappings live until the last handle and the
+    last view are gone.
+
+    Attributes:
+        group: The group whose ranks gave the blocks.
+        group_rank: This rank's position in it.
+        group_size: Number of ranks.
+        size: Bytes of one block, the same on all ranks.
+        signal_channels: Number of independent channels of signals and of barriers.
+        signal_pad_bytes: Bytes of one rank's signal pad: signal_channels * group_size words.
+    """
+
+    def __init__(self, group: "Group", pointer: Any) -> None:
+        # The handle of the group, not the Group: views do not need its Python side.
+        what = f"a block of group {group.name!r}"
+        self._handle = Handle(pointer, lib.phx_symm_release, what, (group._handle,))
+        info = ffi.new("phx_symm_info *")
+        info.struct_size = ffi.sizeof("phx_symm_info")
+        check(lib.phx_symm_get_info(pointer, info))
+        self.group = group
+        self.group_rank = int(info.group_rank)
+        self.group_size = int(info.group_size)
+        self.size = int(info.size)
+        self.signal_channels = int(info.signal_channels)
+        self.signal_pad_bytes = int(info.signal_pad_bytes)
+        self._device_type = int(info.device.type)
+
+    @property
+    def pointer(self) -> Any:
+        """The phx_symm pointer, for calls through `lib` and the torch ops."""
+        return self._handle.pointer
+
+    # ---- memory of all ranks --------------------------------------------------------------------
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        """Address, here, of the block of each rank."""
+        return [self._mapped(lib.phx_symm_buffer, rank) for rank in range(self.group_size)]
+
+    @property
+    def signal_pad_ptrs(self) -> list[int]:
+        """Address, here, of the signal pad of each rank."""
+        return [self._mapped(lib.phx_symm_signal_pad, rank) for rank in range(self.group_size)]
+
+    @property
+    def buffer_ptrs_device(self) -> int:
+        """Address of an array of the block addresses that the device can read."""
+        return self._array(lib.phx_symm_buffers_device)
+
+    @property
+    def signal_pad_ptrs_device(self) -> int:
+        """Address of an array of the signal pad addresses that the device can read."""
+        return self._array(lib.phx_symm_signal_pads_device)
+
+    def buffer(self, group_rank: int) -> memoryview:
+        """The block of a rank as writable bytes. The mapping stays while the view is alive.
+
+        Args:
+            group_rank: Whose block.
+
+        Raises:
+            InvalidArgumentError: There is no such rank.
+            UnsupportedError: The blocks are not in host memory.
+        """
+        return self._view(lib.phx_symm_buffer, group_rank, self.size)
+
+    def signal_pad(self, group_rank: int) -> memoryview:
+        """The signal pad of a rank as writable bytes: unsigned 32-bit words.
+
+        Word [channel * group_size + r] is written only by group rank r, holds a count that only
+        grows (modulo 2^32), and starts at zero. Use a channel either by hand or through
+        `put_signal` and `wait_signal`, not both.
+
+        Args:
+            group_rank: Whose pad.
+
+        Raises:
+            InvalidArgumentError: There is no such rank.
+            UnsupportedError: The pads are not in host memory.
+        """
+        return self._view(lib.phx_symm_signal_pad, group_rank, self.signal_pad_bytes)
+
+    def _mapped(self, function: Callable[..., Any], group_rank: int) -> int:
+        rank = c_integer(group_rank, "group_rank", 0, self.group_size - 1)
+        pointer = function(self._handle.pointer, rank)
+        if pointer == ffi.NULL:
+            raise_last()
+        return int(ffi.cast("uintptr_t", pointer))
+
+    def _array(self, function: Callable[..., Any]) -> int:
+        pointer = function(self._handle.pointer)
+        if pointer == ffi.NULL:
+            raise_last()
+        return int(ffi.cast("uintptr_t", pointer))
+
+    def _view(self, function: Callable[..., Any], group_rank: int, size: int) -> memoryview:
+        address = self._mapped(function, group_rank)
+        if self._device_type != _CPU:
+            raise UnsupportedError("device memory cannot be viewed as bytes on the host; use the addresses")
+        return view(address, size, self._handle)
+
+    # ---- signals --------------------------------------------------------------------------------
+
+    def put_signal(self, group_rank: int, channel: int = 0) -> None:
+        """Send one signal to a rank. Never blocks. Not collective.
+
+        What this rank wrote before is visible to the receiver after its `wait_signal`.
+
+        Args:
+            group_rank: The receiver.
+            channel: Below `signal_channels`; channels do not disturb each other.
+        """
+        number = c_integer(channel, "channel", 0, UINT32_MAX)
+        check(lib.phx_symm_put_signal(self._handle.pointer, self._rank(group_rank), number))
+
+    def wait_signal(self, group_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for one signal of a rank. Not collective.
+
+        Args:
+            group_rank: The sender.
+            channel: Below `signal_channels`.
+            timeout_ms: How long, in milliseconds; 0 is the world's default.
+
+        Raises:
+            WaitTimeoutError: It did not come; no signal was taken, so the wait may be repeated.
+            PeerDeadError: The sender died.
+        """
+        number = c_integer(channel, "channel", 0, UINT32_MAX)
+        rank, wait_ms = self._rank(group_rank), c_timeout(timeout_ms)
+        check(lib.phx_symm_wait_signal(self._handle.pointer, rank, number, wait_ms))
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait until every rank has come to this barrier. Collective.
+
+        Args:
+            channel: Below `signal_channels`; independent of other channels and of the signals.
+            timeout_ms: How long, in milliseconds; 0 is the world's default.
+
+        Raises:
+            WaitTimeoutError: Ranks did not come. A repeated call goes on with the same barrier.
+        """
+        number = c_integer(channel, "channel", 0, UINT32_MAX)
+        check(lib.phx_symm_barrier(self._handle.pointer, number, c_timeout(timeout_ms)))
+
+    def _rank(self, group_rank: int) -> int:
+        return c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX)
+
+    # ---- collectives ----------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.all_reduce` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: `count` elements; ordinary memory, or this rank's own block at the same offset.
+            count, dtype, op, algo, timeout_ms, scale, blocking: As in `Group.all_reduce`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.all_reduce`.
+        """
+        taken = operand(out, "out", True)
+        start, kind, n = self._input(offset, count, dtype, ("out", taken, 1))
+        arguments = (start, taken.pointer, n, kind, reduce_op_of(op))
+        made = options(algo, timeout_ms, scale)
+        return self._issue(lib.phx_symm_all_reduce, (*arguments, made), taken, blocking)
+
+    def all_gather(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.all_gather` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: group_size * `count` elements of ordinary memory.
+            count, dtype, algo, timeout_ms, blocking: As in `Group.all_gather`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.all_gather`.
+        """
+        taken = operand(out, "out", True)
+        start, kind, n = self._input(offset, count, dtype, ("out", taken, self.group_size))
+        made = options(algo, timeout_ms, 1.0)
+        arguments = (start, taken.pointer, n, kind, made)
+        return self._issue(lib.phx_symm_all_gather, arguments, taken, blocking)
+
+    def reduce_scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.reduce_scatter` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: `count` elements of ordinary memory.
+            count, dtype, op, algo, timeout_ms, scale, blocking: As in `Group.reduce_scatter`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.reduce_scatter`.
+        """
+        taken = operand(out, "out", True)
+        start, kind, n = self._input(offset, count, dtype, ("out", taken, 1))
+        arguments = (start, taken.pointer, n, kind, reduce_op_of(op))
+        made = options(algo, timeout_ms, scale)
+        return self._issue(lib.phx_symm_reduce_scatter, (*arguments, made), taken, blocking)
+
+    def all_to_all(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.all_to_all` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: group_size * `count` elements of ordinary memory.
+            count, dtype, algo, timeout_ms, blocking: As in `Group.all_to_all`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.all_to_all`.
+        """
+        taken = operand(out, "out", True)
+        start, kind, n = self._input(offset, count, dtype, ("out", taken, self.group_size))
+        made = options(algo, timeout_ms, 1.0)
+        arguments = (start, taken.pointer, n, kind, made)
+        return self._issue(lib.phx_symm_all_to_all, arguments, taken, blocking)
+
+    def broadcast(
+        self,
+        offset: int,
+        count: int,
+        dtype: DType | int | str,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.broadcast` inside the blocks, in place on every rank. Collective.
+
+        Args:
+            offset: Where the elements start in every rank's block, in bytes; the same on all.
+            count, dtype, root_group_rank, algo, timeout_ms, blocking: As in `Group.broadcast`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.broadcast`.
+        """
+        start, kind, n = self._input(offset, count, dtype)
+        root = c_integer(root_group_rank, "root_group_rank", 0, self.group_size - 1)
+        made = options(algo, timeout_ms, 1.0)
+        return self._issue(lib.phx_symm_broadcast, (start, n, kind, root, made), None, blocking)
+
+    def _input(
+        self,
+        offset: int,
+        count: int | None,
+        dtype: DType | int | str | None,
+        *sides: tuple[str, Operand, int],
+    ) -> tuple[int, DType, int]:
+        # Whether the input lies inside the block is the core's to check.
+        start = c_integer(offset, "offset", 0, UINT64_MAX)
+        kind = resolve_dtype(dtype, [side[1] for side in sides])
+        return start, kind, resolve_count(count, kind.itemsize, sides)
+
+    def _issue(
+        self,
+        function: Callable[..., int],
+        arguments: tuple[Any, ...],
+        taken: Operand | None,
+        blocking: bool,
+    ) -> Work | None:
+        from phalanx.core.group import issue
+
+        whole = (self._handle.pointer, *arguments)
+        operands = () if taken is None else (taken,)
+        return issue(function, whole, self._handle, self.group._abandoned, operands, (), blocking)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Symm) and bool(self._handle._pointer == other._handle._pointer)
+
+    def __hash__(self) -> int:
+        return hash(self._handle._pointer)
+
+    def __repr__(self) -> str:
+        return f"Symm({self.size} bytes on {self.group!r})"

@@ -1,0 +1,104 @@
+"""The library that registers the ops of `torch.ops.phalanx`. Nothing here imports torch."""
+
+import sys
+import threading
+from typing import Any, NamedTuple
+
+from phalanx.core._lib import ffi, library_path, open_library
+from phalanx.core.errors import PhalanxError, error_from_status
+
+ABI_VERSION = 0  # of the phalanx_torch.h that this binding was written for
+
+
+class TorchOps(NamedTuple):
+    """The phxt_* functions.
+
+    Attributes:
+        ffi: The same as `phalanx.core.ffi`.
+        lib: Holds the functions of phalanx_torch.h.
+    """
+
+    ffi: Any
+    lib: Any
+
+    def last_error(self) -> PhalanxError | None:
+        """What the last op or phxt_* call that failed on this thread failed with, or None."""
+        status = int(self.lib.phxt_last_status())
+        if status >= 0:
+            return None
+        text = self.ffi.string(self.lib.phxt_last_error()).decode("utf-8", "replace")
+        return error_from_status(status, text)
+
+    def check(self, status: int) -> int:
+        """Turn the status of a phxt_* function into an exception.
+
+        Args:
+            status: What the function returned on this thread, as its last call.
+
+        Returns:
+            The status when it is no error.
+
+        Raises:
+            PhalanxError: The subclass that fits the status.
+        """
+        if status < 0:
+            raise self.last_error() or error_from_status(status, f"the torch ops returned status {status}")
+        return status
+
+
+_lock = threading.Lock()
+_loaded: list[TorchOps] = []
+
+
+def load_torch_ops() -> TorchOps:
+    """Load libphalanx_torch.so, which registers the ops. A later call returns the same.
+
+    The caller must have imported torch: the library uses the torch that is loaded. It is looked
+    for beside libphalanx.so.0. Thread-safe; not collective.
+
+    Returns:
+        ffi and lib for the phxt_* functions.
+
+    Raises:
+        ImportError: torch has not been imported, or the library is missing or does not fit it.
+    """
+    with _lock:
+        if not _loaded:
+            _loaded.append(_load())
+        return _loaded[0]
+
+
+def _load() -> TorchOps:
+    if "torch" not in sys.modules:
+        raise ImportError("phalanx.core: load_torch_ops() needs torch; import torch before calling it", name="torch")
+    path = library_path.with_name("libphalanx_torch.so")
+    if not path.is_file():
+        raise ImportError(
+            f"phalanx.core: no {path}; reinstall phalanx-core, or build with PHX_BUILD_TORCH=ON",
+            name="phalanx.core",
+            path=str(path),
+        )
+    lib = open_library(ffi, path)
+    try:
+        version = int(lib.phxt_abi_version())
+    except AttributeError as error:
+        raise ImportError(
+            "phalanx.core: the generated module phalanx.core._abi has no torch ops; reinstall phalanx-core",
+            name="phalanx.core._abi",
+        ) from error
+    if version != ABI_VERSION:
+        raise ImportError(
+            f"phalanx.core: {path} has ABI version {version}, this binding needs {ABI_VERSION}; "
+            "they come from different builds: reinstall phalanx-core",
+            name="phalanx.core",
+            path=str(path),
+        )
+    reason = lib.phxt_load_error()
+    if reason != ffi.NULL:
+        raise ImportError(
+            f"phalanx.core: {path}: {ffi.string(reason).decode('utf-8', 'replace')}; this version of phalanx-core "
+            "may not fit the installed torch",
+            name="phalanx.core",
+            path=str(path),
+        )
+    return TorchOps(ffi, lib)

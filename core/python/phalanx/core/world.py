@@ -1,0 +1,322 @@
+"""Worlds: one rank's context."""
+
+import atexit
+import contextlib
+import os
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from phalanx.core._handle import (
+    INT32_MAX,
+    UINT32_MAX,
+    UINT64_MAX,
+    Handle,
+    c_integer,
+    c_text,
+    c_timeout,
+)
+from phalanx.core._lib import ffi, lib
+from phalanx.core._operand import operand
+from phalanx.core.errors import InvalidArgumentError, PhalanxError, check
+from phalanx.core.group import Group
+from phalanx.core.memory import (
+    Device,
+    Memory,
+    MemoryCount,
+    MemoryInfo,
+    c_device,
+    c_size,
+    device_of,
+    info_from_c,
+)
+from phalanx.core.store import as_store
+
+_NOT_FOUND = -9
+
+
+class World:
+    """One rank's context. Several may live in one process, each on its own threads.
+
+    It publishes the rank in the store; peers are met when the first group is made. It can be used
+    as a context manager, which finalizes it. A world that is alive at interpreter exit is
+    finalized then.
+
+    A world does not survive a fork: in the child, each call raises UnsupportedError.
+
+    Args:
+        rank: This rank, 0 to size - 1.
+        size: Number of ranks.
+        store: Where the ranks meet: a Store, or an object with the methods of
+            torch.distributed.Store. May be left out when size is 1.
+        timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
+        host_id: Ranks of equal host id share memory. None takes the environment variable
+            PHALANX_HOST_ID, and without it detects the host.
+        staging_bytes: Of one slot of the area through which collectives on ordinary memory move;
+            0 is the default.
+        signal_channels: Of each symmetric allocation; 0 is the default, 64.
+        job: Prefix of all keys in the store; None is "phalanx".
+
+    Raises:
+        InvalidArgumentError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Any = None,
+        *,
+        timeout_ms: int = 0,
+        host_id: int | None = None,
+        staging_bytes: int = 0,
+        signal_channels: int = 0,
+        job: str | None = None,
+    ) -> None:
+        self._store = None if store is None else as_store(store)
+        params = ffi.new("phx_world_params *")
+        params.struct_size = ffi.sizeof("phx_world_params")
+        params.rank = c_integer(rank, "rank", -INT32_MAX, INT32_MAX)
+        params.size = c_integer(size, "size", -INT32_MAX, INT32_MAX)
+        params.store = ffi.NULL if self._store is None else self._store.pointer
+        params.timeout_ms = c_timeout(timeout_ms)
+        params.host_id = _host_id(host_id)
+        params.staging_bytes = c_integer(staging_bytes, "staging_bytes", 0, UINT64_MAX)
+        params.signal_channels = c_integer(signal_channels, "signal_channels", 0, UINT32_MAX)
+        name = None if job is None else ffi.new("char[]", c_text(job, "job"))
+        params.job = ffi.NULL if name is None else name
+        out = ffi.new("phx_world **")
+        check(lib.phx_world_create(params, out))
+        what = f"the world of rank {rank}"
+        owners = () if self._store is None else (self._store._handle,)
+        self._handle = Handle(out[0], lib.phx_world_release, what, owners)
+        _live.add(self)
+
+    @property
+    def pointer(self) -> Any:
+        """The phx_world pointer, for calls through `lib` and the torch ops."""
+        return self._handle.pointer
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return int(lib.phx_world_rank(self._handle.pointer))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return int(lib.phx_world_size(self._handle.pointer))
+
+    @property
+    def host_id(self) -> int:
+        """Ranks of equal host id share memory."""
+        return int(lib.phx_world_host_id(self._handle.pointer))
+
+    def set_timeout(self, timeout_ms: int) -> None:
+        """Set the default of every wait.
+
+        Args:
+            timeout_ms: In milliseconds, more than 0.
+        """
+        check(lib.phx_world_set_timeout(self._handle.pointer, c_timeout(timeout_ms)))
+
+    # ---- groups ---------------------------------------------------------------------------------
+
+    def create_group(self, name: str, ranks: Sequence[int], timeout_ms: int = 0) -> Group:
+        """Make a group of ranks of this world. Collective among `ranks`.
+
+        Args:
+            name: May be used again; then it is a new group.
+            ranks: Global ranks in order; this one among them.
+            timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+
+        Raises:
+            InvalidArgumentError: This rank is not among `ranks`, or one is there twice.
+            UnsupportedError: The ranks are not on one host; raised on every rank alike.
+            WaitTimeoutError: Ranks did not come; the text names them.
+        """
+        members = [c_integer(rank, "a rank", -INT32_MAX, INT32_MAX) for rank in ranks]
+        out = ffi.new("phx_group **")
+        check(
+            lib.phx_group_create(
+                self._handle.pointer,
+                c_text(name, "name"),
+                ffi.new("int32_t[]", members),
+                len(members),
+                c_timeout(timeout_ms),
+                out,
+            )
+        )
+        return Group(self, out[0])
+
+    def attach_group(self, name: str, group_rank: int, group_size: int, store: Any, timeout_ms: int = 0) -> Group:
+        """Make a group that need not be part of this world. Collective among its participants.
+
+        Args:
+            name: Under which the participants meet.
+            group_rank: This participant, 0 to group_size - 1.
+            group_size: Number of participants.
+            store: Through which they meet: a Store, or an object with the methods of
+                torch.distributed.Store.
+            timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+
+        Raises:
+            UnsupportedError: The participants are not on one host.
+            WaitTimeoutError: Participants did not come; the text names them.
+        """
+        shared = as_store(store)
+        out = ffi.new("phx_group **")
+        check(
+            lib.phx_group_attach(
+                self._handle.pointer,
+                c_text(name, "name"),
+                c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX),
+                c_integer(group_size, "group_size", -INT32_MAX, INT32_MAX),
+                shared.pointer,
+                c_timeout(timeout_ms),
+                out,
+            )
+        )
+        return Group(self, out[0], shared)
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def alloc(
+        self,
+        size: int,
+        *,
+        alloc_id: int | None = None,
+        scope: str | None = None,
+        device: Device = ("cpu", 0),
+    ) -> Memory:
+        """Allocate zeroed memory that ranks can share. Not collective.
+
+        With an alloc id the block is persistent: when its Memory and all views of it are gone it
+        is kept, and the next call with the same id returns the same address, its bytes untouched.
+
+        Args:
+            size: Bytes; 0 is allowed.
+            alloc_id: A number that stands for the block, or None for one that is freed.
+            scope: Group name that the alloc id is meant in; None is a scope of its own.
+            device: Such as "cpu" or ("cuda", 1).
+
+        Raises:
+            InUseError: The block of this alloc id is still alive.
+            MismatchError: The block of this alloc id has another size; the text gives both.
+            OutOfMemoryError: There is not enough memory.
+        """
+        length, place = c_size(size), device_of(device)
+        if alloc_id is None and scope is not None:
+            raise InvalidArgumentError("scope is of use only with an alloc_id; give both or none")
+        out = ffi.new("void **")
+        world = self._handle.pointer
+        if alloc_id is None:
+            check(lib.phx_mem_alloc(world, c_device(place), length, out))
+        else:
+            number = c_integer(alloc_id, "alloc_id", 0, UINT64_MAX)
+            name = _scope(scope)
+            check(lib.phx_mem_alloc_persistent(world, c_device(place), length, name, number, out))
+        return Memory(self, out[0], length, place, alloc_id, scope)
+
+    def drop(self, alloc_id: int, *, scope: str | None = None, device: Device = ("cpu", 0)) -> None:
+        """Free a persistent block for good. Not collective.
+
+        Args:
+            alloc_id, scope, device: As it was allocated.
+
+        Raises:
+            InUseError: It is alive.
+            NotFoundError: There is no such block.
+        """
+        number = c_integer(alloc_id, "alloc_id", 0, UINT64_MAX)
+        place = c_device(device_of(device))
+        check(lib.phx_mem_drop(self._handle.pointer, place, _scope(scope), number))
+
+    def find(self, address: Any) -> MemoryInfo | None:
+        """The block that an address lies in, or None. Not collective.
+
+        Args:
+            address: Any address; a Memory or an object with the buffer protocol stands for its
+                first byte.
+        """
+        info = ffi.new("phx_mem_info *")
+        info.struct_size = ffi.sizeof("phx_mem_info")
+        pointer = operand(address, "address", writable=False).pointer
+        status = lib.phx_mem_find(self._handle.pointer, pointer, info)
+        if status == _NOT_FOUND:
+            return None
+        check(status)
+        return info_from_c(info)
+
+    def mem_count(self) -> MemoryCount:
+        """Number and bytes of the blocks, idle persistent ones included. Not collective."""
+        blocks, size_bytes = ffi.new("size_t *"), ffi.new("size_t *")
+        check(lib.phx_mem_count(self._handle.pointer, blocks, size_bytes))
+        return MemoryCount(int(blocks[0]), int(size_bytes[0]))
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise what is known to have gone wrong. Never blocks. Not collective.
+
+        Raises:
+            PeerDeadError: A peer died; the first one found.
+            RevokedError: A group was revoked.
+        """
+        check(lib.phx_world_check(self._handle.pointer))
+
+    def finalize(self) -> None:
+        """Leave: tell the peers, close every connection, end the monitor thread. Not collective.
+
+        Groups of this world are of no use after it. Memory stays valid until it is freed. A second
+        call does nothing.
+        """
+        check(lib.phx_world_finalize(self._handle.pointer))
+        _live.discard(self)
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._handle.alive():
+            self.finalize()
+
+    def __repr__(self) -> str:
+        if not self._handle.alive():
+            return "World(of a parent process)"
+        return f"World(rank {self.rank} of {self.size})"
+
+
+def _scope(scope: str | None) -> Any:
+    return ffi.NULL if scope is None else c_text(scope, "scope")
+
+
+def _host_id(wish: int | None) -> int:
+    if wish is not None:
+        return c_integer(wish, "host_id", 0, UINT64_MAX)
+    text = os.environ.get("PHALANX_HOST_ID", "").strip()
+    try:
+        return c_integer(int(text or "0", 0), "PHALANX_HOST_ID", 0, UINT64_MAX)
+    except InvalidArgumentError:
+        raise
+    except ValueError:
+        raise InvalidArgumentError(
+            f"the environment variable PHALANX_HOST_ID is {text!r}; set it to a number, or unset it"
+        ) from None
+
+
+# Worlds to finalize at exit, while their threads and Python's can still meet.
+_live: weakref.WeakSet[World] = weakref.WeakSet()
+
+
+@atexit.register
+def _finalize_all() -> None:
+    for world in list(_live):
+        with contextlib.suppress(PhalanxError):  # among them UnsupportedError, in a forked child
+            world.finalize()

@@ -1,0 +1,83 @@
+// Routing, shared checks, and the road to torch.distributed.
+#include "call.h"
+
+#include <strings.h>
+
+#include <atomic>
+
+#include "library.h"
+#include "phalanx_torch.h"
+
+namespace phxt {
+namespace {
+
+std::atomic<uint64_t> fallbacks{0};
+
+std::string describe(const Call &call, const std::string &text) {
+  return std::string(call.op) + " on group '" + call.group->name + "' (rank " + std::to_string(call.group->rank) +
+         " of " + std::to_string(call.group->size) + "): " + text;
+}
+
+struct Reduction {
+  const char *name;
+  int32_t number;
+};
+constexpr Reduction kReductions[] = {{"sum", PHX_SUM}, {"avg", PHX_AVG},   {"product", PHX_PROD},
+                                     {"min", PHX_MIN}, {"max", PHX_MAX},   {"band", PHX_BAND},
+                                     {"bor", PHX_BOR}, {"bxor", PHX_BXOR}, {"premul_sum", PHX_PREMUL_SUM}};
+
+}  // namespace
+
+void Call::refuse(const std::string &text) const { raise(PHX_ERR_INVALID, describe(*this, text)); }
+void Call::unsupported(const std::string &text) const { raise(PHX_ERR_UNSUPPORTED, describe(*this, text)); }
+
+Call route(const char *op, const Tensor &input, const String &group_name) {
+  Call call{op, find_group(group_name.view())};
+  if (call.group && !on_cpu(input)) call.group.reset();  // as in a group "cpu:phalanx,cuda:nccl"
+  return call;
+}
+
+void call_fallback(const char *op, const std::string &group_name, StableIValue *stack) {
+  fallbacks.fetch_add(1, std::memory_order_relaxed);
+  const std::string name = std::string("phalanx_c10d::") + op;
+  if (torch_call_dispatcher(name.c_str(), "", stack, kTorchVersion) == 0) return;
+  std::string reason = torch_reason();
+  if (reason.find("Could not run '" + name) != std::string::npos)  // torch goes on to list all its dispatch keys
+    reason = "no implementation of " + name + " for this device; import phalanx.collectives, which has one";
+  raise(PHX_ERR_UNSUPPORTED, std::string(op) + " on group '" + group_name + "', which in context " +
+                                 std::to_string(current_context()) +
+                                 " is no group of phalanx for this device, failed in torch.distributed: " + reason);
+}
+
+uint64_t fallback_count() { return fallbacks.load(std::memory_order_relaxed); }
+
+int32_t parse_reduction(const String &name) {
+  const std::string_view text = name.view();
+  for (const Reduction &reduction : kReductions)
+    if (std::string_view(reduction.name).size() == text.size() &&
+        strncasecmp(reduction.name, text.data(), text.size()) == 0)
+      return reduction.number;
+  raise(PHX_ERR_INVALID, "Invalid reduce operation " + std::string(text));
+}
+
+void check_reduction(const Call &call, int32_t reduction, const ElementType &type) {
+  if (__builtin_expect(reduction == PHX_PREMUL_SUM, 0))
+    call.refuse("premul_sum needs a factor, which this op has no argument for: multiply the input by it and use sum");
+  if (__builtin_expect(type.reduce == Reducible::always, 1)) return;
+  if (type.reduce == Reducible::sums && (reduction == PHX_SUM || reduction == PHX_AVG)) return;
+  if (type.reduce == Reducible::sums)
+    call.unsupported(std::string("only sum and avg are defined for ") + type.name +
+                     "; reduce torch.view_as_real(input) instead");
+  call.unsupported(std::string("a tensor ") + type.name +
+                   " can be moved but not reduced; convert it to float32 or bfloat16 first");
+}
+
+void check_group_size(const Call &call, int64_t group_size) {
+  if (__builtin_expect(group_size != call.group->size, 0))
+    call.refuse("group_size is " + std::to_string(group_size) + ", but the group has " +
+                std::to_string(call.group->size) + " ranks");
+}
+
+}  // namespace phxt
+
+extern "C" uint64_t phxt_fallback_count(void) { return phxt::fallback_count(); }

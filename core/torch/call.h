@@ -1,0 +1,69 @@
+// One call of an op: which road it takes, the checks that all ops share, and how a collective is started.
+#pragma once
+
+#include "interned.h"
+#include "pending.h"
+
+namespace phxt {
+
+// The op and the group, for messages and for the call.
+struct Call {
+  const char *op;
+  GroupRef group;  // empty: the call belongs to torch.distributed
+
+  phx_group *handle() const { return group->handle; }
+  explicit operator bool() const { return group != nullptr; }
+  // ValueError "<op> on group 'g' (rank r): <text>"; nothing was sent.
+  [[noreturn]] void refuse(const std::string &text) const;
+  [[noreturn]] void unsupported(const std::string &text) const;
+};
+
+// Ours when the group is registered in this thread's context and the tensor is on the CPU.
+Call route(const char *op, const Tensor &input, const String &group_name);
+
+// Calls phalanx_c10d::<op> with the arguments on the stack, which it consumes; the result takes their place.
+void call_fallback(const char *op, const std::string &group_name, StableIValue *stack);
+uint64_t fallback_count();
+
+inline StableIValue release(int64_t value) { return static_cast<StableIValue>(value); }
+inline StableIValue release(const String &text) { return static_cast<StableIValue>(intern(text.view())); }
+inline StableIValue release(Tensor &tensor) { return tensor.release(); }
+inline StableIValue release(IntList &list) { return list.release(); }
+// All arguments of the op, in order, back onto its stack, texts as numbers, and on to torch.distributed.
+template <class... Arguments>
+void fallback(const Call &call, const String &group_name, StableIValue *stack, Arguments &&...arguments) {
+  const std::string name(group_name.view());
+  size_t next = 0;
+  ((stack[next++] = release(arguments)), ...);
+  call_fallback(call.op, name, stack);
+}
+
+// The number of a reduction. An unknown name is a ValueError on either road (`parse_reduction`); what the core cannot
+// do with this dtype is one on ours.
+int32_t parse_reduction(const String &name);
+void check_reduction(const Call &call, int32_t reduction, const ElementType &type);
+void check_group_size(const Call &call, int64_t group_size);
+
+// Runs `issue(phx_work **)`, one collective of the core that reads input_bytes and writes `output`, which belongs to
+// `tensor`. It is left pending where the core has taken all of its input when the start returns, so that the caller may
+// change the input; otherwise it is complete on return.
+template <class Issue>
+void run(const Call &call, const Tensor &tensor, const Range &output, size_t input_bytes, Issue issue) {
+  const Group &group = *call.group;
+  if (input_bytes == 0 || input_bytes > group.slot_bytes || group.size == 1) return check_core(issue(nullptr));
+  auto entry = std::make_shared<Pending>();
+  entry->storage = storage_base(tensor);
+  entry->output = output;
+  entry->group = call.group;
+  entry->tensor = tensor.share();
+  check_core(issue(&entry->work));
+  pending_add(std::move(entry));
+}
+
+// The ops, as torch calls them: registered in library.cpp.
+using Kernel = void(StableIValue *stack, uint64_t inputs, uint64_t outputs);
+Kernel all_reduce, all_reduce_, reduce_scatter_tensor, reduce_scatter_tensor_out;
+Kernel all_gather_into_tensor, all_gather_into_tensor_out;
+Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
+
+}  // namespace phxt

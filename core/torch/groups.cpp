@@ -1,0 +1,104 @@
+// The registry of groups. Lookups share a lock and take a reference, so a group may be removed while another thread is
+// in a call on it. Never destroyed: a kernel may run while the process exits.
+#include "groups.h"
+
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "errors.h"
+#include "pending.h"
+#include "phalanx_torch.h"
+
+namespace phxt {
+namespace {
+
+// A process has a handful of groups, so a scan of short names beats a hash of a pair.
+struct Registered {
+  uint64_t context;
+  GroupRef group;
+};
+struct Registry {
+  std::shared_mutex mutex;
+  std::vector<Registered> groups;
+
+  std::vector<Registered>::iterator find(uint64_t context, std::string_view name) {
+    auto found = groups.begin();
+    while (found != groups.end() && !(found->context == context && found->group->name == name)) ++found;
+    return found;
+  }
+};
+Registry &registry() {
+  static Registry *const made = new Registry;
+  return *made;
+}
+
+thread_local uint64_t thread_context = 0;
+
+std::string describe(uint64_t context, const char *name) {
+  return "group '" + std::string(name) + "' of context " + std::to_string(context);
+}
+
+}  // namespace
+
+uint64_t current_context() { return thread_context; }
+
+GroupRef find_group(uint64_t context, std::string_view name) {
+  Registry &all = registry();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.find(context, name);
+  return found == all.groups.end() ? nullptr : found->group;
+}
+
+}  // namespace phxt
+
+using namespace phxt;
+
+extern "C" {
+
+void phxt_set_context(uint64_t context) { thread_context = context; }
+uint64_t phxt_context(void) { return thread_context; }
+
+phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group) {
+  if (name == nullptr || group == nullptr)
+    return set_error(PHX_ERR_INVALID, "phxt_group_add: name and group must not be NULL");
+  phx_group_info info;
+  std::memset(&info, 0, sizeof info);
+  info.struct_size = sizeof info;
+  const phx_status status = phx_group_get_info(group, &info);
+  if (status != PHX_OK) return set_error(status, phx_last_error());
+  auto added = std::make_shared<Group>();
+  added->handle = phx_group_retain(group);
+  added->name = name;
+  added->rank = info.group_rank;
+  added->size = info.group_size;
+  added->slot_bytes = info.slot_bytes;
+  Registry &all = registry();
+  const std::unique_lock lock(all.mutex);
+  if (all.find(context, name) != all.groups.end())
+    return set_error(PHX_ERR_EXISTS, describe(context, name) + " is already registered: phxt_group_remove it first");
+  all.groups.push_back({context, std::move(added)});
+  return PHX_OK;
+}
+
+phx_status phxt_group_remove(uint64_t context, const char *name) {
+  if (name == nullptr) return set_error(PHX_ERR_INVALID, "phxt_group_remove: name must not be NULL");
+  GroupRef removed;  // released after the lock: that may unmap memory
+  {
+    Registry &all = registry();
+    const std::unique_lock lock(all.mutex);
+    const auto found = all.find(context, name);
+    if (found == all.groups.end()) return set_error(PHX_ERR_NOT_FOUND, describe(context, name) + " is not registered");
+    removed = std::move(found->group);
+    all.groups.erase(found);
+  }
+  pending_leave(removed.get());
+  return PHX_OK;
+}
+
+int32_t phxt_group_has(uint64_t context, const char *name) {
+  return name != nullptr && find_group(context, name) ? 1 : 0;
+}
+
+}  // extern "C"

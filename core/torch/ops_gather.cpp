@@ -1,0 +1,41 @@
+// all_gather_into_tensor, also into memory of the caller.
+#include "output.h"
+
+namespace phxt {
+namespace {
+
+phx_status all_gather(const Call &call, const Operand &in, const Operand &out, phx_work **work) {
+  return phx_all_gather(call.handle(), in.data, out.data, in.count(), in.type.code, nullptr, work);
+}
+
+}  // namespace
+
+void all_gather_into_tensor(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String group_name(stack[2]);
+  const auto group_size = static_cast<int64_t>(stack[1]);
+  const Call call = route("all_gather_into_tensor", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, group_size, group_name);
+  check_group_size(call, group_size);
+  const Operand in = read_operand(input);
+  const int64_t rows = in.dims == 0 ? 1 : in.sizes[0];  // a 0-d tensor counts as one row
+  Tensor result = empty(with_dim0(in, group_size * rows), in.dtype);
+  const Operand out = fresh_output(result, in, in.numel * group_size);
+  run(call, result, out.range(), in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
+  stack[0] = result.release();
+}
+
+void all_gather_into_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]), target(stack[3]);
+  String group_name(stack[2]);
+  const auto group_size = static_cast<int64_t>(stack[1]);
+  const Call call = route("all_gather_into_tensor_out", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, group_size, group_name, target);
+  check_group_size(call, group_size);
+  Operand in = read_operand(input);
+  const Operand out = caller_output(call, target, in, in.numel * group_size);
+  if (in.range().overlaps(out.range())) make_private(in);  // FSDP's input is a slice of out
+  run_into(call, target, out, in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
+}
+
+}  // namespace phxt

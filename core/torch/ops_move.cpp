@@ -1,0 +1,108 @@
+// broadcast, in place and not, and all_to_all_single.
+#include <cstring>
+#include <numeric>
+
+#include "output.h"
+
+namespace phxt {
+namespace {
+
+int32_t check_source(const Call &call, int64_t source) {
+  if (source < 0 || source >= call.group->size)
+    call.refuse("src is " + std::to_string(source) + ", but must be a rank within the group: 0 to " +
+                std::to_string(call.group->size - 1));
+  return static_cast<int32_t>(source);
+}
+
+phx_status broadcast_from(const Call &call, const Operand &buffer, int32_t root, phx_work **work) {
+  return phx_broadcast(call.handle(), buffer.data, buffer.count(), buffer.type.code, root, nullptr, work);
+}
+
+// Rows of dim 0 for each rank. An empty list is an even split.
+std::vector<int64_t> check_splits(const Call &call, const char *name, std::vector<int64_t> splits, int64_t rows) {
+  const auto ranks = static_cast<size_t>(call.group->size);
+  if (splits.empty()) {
+    if (rows % call.group->size != 0)
+      call.refuse("dimension 0 has size " + std::to_string(rows) + ", which must be a multiple of the group size " +
+                  std::to_string(ranks) + " when " + name + " is empty");
+    return std::vector<int64_t>(ranks, rows / call.group->size);
+  }
+  if (splits.size() != ranks)
+    call.refuse(std::string(name) + " has " + std::to_string(splits.size()) + " entries, but the group has " +
+                std::to_string(ranks) + " ranks");
+  for (const int64_t split : splits)
+    if (split < 0) call.refuse(std::string(name) + " has the negative entry " + std::to_string(split));
+  return splits;
+}
+
+std::vector<size_t> in_elements(const std::vector<int64_t> &rows, const Operand &like) {
+  std::vector<size_t> counts;
+  counts.reserve(rows.size());
+  const size_t row = static_cast<size_t>(like.numel_of_row()) * like.type.lanes;
+  for (const int64_t count : rows) counts.push_back(static_cast<size_t>(count) * row);
+  return counts;
+}
+
+}  // namespace
+
+void broadcast(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String group_name(stack[2]);
+  const auto source = static_cast<int64_t>(stack[1]);
+  const Call call = route("broadcast", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, source, group_name);
+  const int32_t root = check_source(call, source);
+  const Operand in = read_operand(input);
+  Tensor result = empty(in.sizes, in.dims, in.dtype);
+  const Operand out = fresh_output(result, in, in.numel);
+  if (root == call.group->rank && in.bytes() != 0) std::memcpy(out.data, in.data, in.bytes());
+  run(call, result, out.range(), in.bytes(), [&](phx_work **work) { return broadcast_from(call, out, root, work); });
+  stack[0] = result.release();
+}
+
+void broadcast_(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String group_name(stack[2]);
+  const auto source = static_cast<int64_t>(stack[1]);
+  const Call call = route("broadcast_", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, source, group_name);
+  const int32_t root = check_source(call, source);
+  const Operand self = write_operand(input);
+  run_into(call, input, self, self.bytes(), [&](phx_work **work) { return broadcast_from(call, self, root, work); });
+}
+
+void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  IntList output_list(stack[1]), input_list(stack[2]);
+  String group_name(stack[3]);
+  const Call call = route("all_to_all_single", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, output_list, input_list, group_name);
+  const Operand in = read_operand(input);
+  if (in.dims == 0) call.refuse("input has no dimension to split; it must have at least one");
+  const bool even = output_list.empty() && input_list.empty();
+  const std::vector<int64_t> input_rows = check_splits(call, "input_split_sizes", input_list.values(), in.sizes[0]);
+  const std::vector<int64_t> output_rows = check_splits(call, "output_split_sizes", output_list.values(), in.sizes[0]);
+  const int64_t sent = std::accumulate(input_rows.begin(), input_rows.end(), INT64_C(0));
+  if (sent != in.sizes[0])
+    call.refuse("input_split_sizes add up to " + std::to_string(sent) + ", but input dimension 0 has size " +
+                std::to_string(in.sizes[0]));
+  const int64_t rows = std::accumulate(output_rows.begin(), output_rows.end(), INT64_C(0));
+  Tensor result = empty(with_dim0(in, rows), in.dtype);
+  const Operand out = fresh_output(result, in, rows * in.numel_of_row());
+  // Which of the two calls it is depends on whether splits were given, not on their values, so that all ranks agree.
+  if (even)
+    run(call, result, out.range(), in.bytes(), [&](phx_work **work) {
+      return phx_all_to_all(call.handle(), in.data, out.data, in.count() / static_cast<size_t>(call.group->size),
+                            in.type.code, nullptr, work);
+    });
+  else {
+    const std::vector<size_t> in_counts = in_elements(input_rows, in), out_counts = in_elements(output_rows, in);
+    run(call, result, out.range(), in.bytes(), [&](phx_work **work) {
+      return phx_all_to_all_v(call.handle(), in.data, in_counts.data(), out.data, out_counts.data(), in.type.code,
+                              nullptr, work);
+    });
+  }
+  stack[0] = result.release();
+}
+
+}  // namespace phxt

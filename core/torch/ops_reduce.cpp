@@ -1,0 +1,85 @@
+// all_reduce and reduce_scatter_tensor, each also into memory of the caller.
+#include "output.h"
+
+namespace phxt {
+namespace {
+
+// The rows of dim 0 that each rank gets.
+int64_t rows_per_rank(const Call &call, const Operand &input) {
+  if (input.dims == 0) call.refuse("input has no dimension to scatter along; it must have at least one");
+  if (input.sizes[0] % call.group->size != 0)
+    call.refuse("input dimension 0 has size " + std::to_string(input.sizes[0]) +
+                ", which must be a multiple of group_size " + std::to_string(call.group->size));
+  return input.sizes[0] / call.group->size;
+}
+
+phx_status reduce_scatter(const Call &call, const Operand &in, const Operand &out, int32_t reduction, phx_work **work) {
+  return phx_reduce_scatter(call.handle(), in.data, out.data, out.count(), in.type.code, reduction, nullptr, work);
+}
+
+}  // namespace
+
+void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String reduce_op(stack[1]), group_name(stack[2]);
+  const int32_t reduction = parse_reduction(reduce_op);
+  const Call call = route("all_reduce", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
+  const Operand in = read_operand(input);
+  check_reduction(call, reduction, in.type);
+  Tensor result = empty(in.sizes, in.dims, in.dtype);
+  const Operand out = fresh_output(result, in, in.numel);
+  run(call, result, out.range(), in.bytes(), [&](phx_work **work) {
+    return phx_all_reduce(call.handle(), in.data, out.data, in.count(), in.type.code, reduction, nullptr, work);
+  });
+  stack[0] = result.release();
+}
+
+void all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String reduce_op(stack[1]), group_name(stack[2]);
+  const int32_t reduction = parse_reduction(reduce_op);
+  const Call call = route("all_reduce_", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
+  const Operand self = write_operand(input);
+  check_reduction(call, reduction, self.type);
+  run_into(call, input, self, self.bytes(), [&](phx_work **work) {
+    return phx_all_reduce(call.handle(), self.data, self.data, self.count(), self.type.code, reduction, nullptr, work);
+  });
+}
+
+void reduce_scatter_tensor(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String reduce_op(stack[1]), group_name(stack[3]);
+  const auto group_size = static_cast<int64_t>(stack[2]);
+  const int32_t reduction = parse_reduction(reduce_op);
+  const Call call = route("reduce_scatter_tensor", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name);
+  check_group_size(call, group_size);
+  const Operand in = read_operand(input);
+  check_reduction(call, reduction, in.type);
+  Tensor result = empty(with_dim0(in, rows_per_rank(call, in)), in.dtype);
+  const Operand out = fresh_output(result, in, in.numel / group_size);
+  run(call, result, out.range(), in.bytes(),
+      [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
+  stack[0] = result.release();
+}
+
+void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]), target(stack[4]);
+  String reduce_op(stack[1]), group_name(stack[3]);
+  const auto group_size = static_cast<int64_t>(stack[2]);
+  const int32_t reduction = parse_reduction(reduce_op);
+  const Call call = route("reduce_scatter_tensor_out", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name, target);
+  check_group_size(call, group_size);
+  Operand in = read_operand(input);
+  check_reduction(call, reduction, in.type);
+  rows_per_rank(call, in);
+  const Operand out = caller_output(call, target, in, in.numel / group_size);
+  if (in.range().overlaps(out.range())) make_private(in);  // FSDP's out is often a slice of the input
+  run_into(call, target, out, in.bytes(),
+           [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
+}
+
+}  // namespace phxt

@@ -1,0 +1,17 @@
+// Checks of an `out` argument.
+#include "output.h"
+
+namespace phxt {
+
+Operand caller_output(const Call &call, const Tensor &out, const Operand &like, int64_t numel) {
+  if (!on_cpu(out)) call.refuse("input is on the CPU, but out is not");
+  Operand result = write_operand(out);
+  if (result.dtype != like.dtype)
+    call.refuse(std::string("out must have the dtype of input, but input is ") + like.type.name + " and out " +
+                result.type.name);
+  if (result.numel != numel)
+    call.refuse("out must have " + std::to_string(numel) + " elements, but has " + std::to_string(result.numel));
+  return result;
+}
+
+}  // namespace phxt

@@ -1,0 +1,30 @@
+// Where a collective writes: a tensor made for it, or one of the caller's.
+#pragma once
+
+#include "call.h"
+
+namespace phxt {
+
+// A tensor that was just made to hold `numel` elements like those of `like`.
+inline Operand fresh_output(const Tensor &made, const Operand &like, int64_t numel) {
+  Operand result;
+  result.data = mutable_data(made);
+  result.type = like.type;
+  result.dtype = like.dtype;
+  result.numel = numel;
+  return result;
+}
+
+// The caller's `out`, checked: dtype, device, number of elements.
+Operand caller_output(const Call &call, const Tensor &out, const Operand &like, int64_t numel);
+
+// Runs a collective that writes `out`, which belongs to `tensor`; where `out` is a contiguous copy of a tensor with
+// strides, it completes at once and is copied back.
+template <class Issue>
+void run_into(const Call &call, const Tensor &tensor, const Operand &out, size_t input_bytes, Issue issue) {
+  if (!out.copy) return run(call, tensor, out.range(), input_bytes, issue);
+  check_core(issue(nullptr));
+  copy_into(tensor, out.copy);
+}
+
+}  // namespace phxt

@@ -1,0 +1,28 @@
+// Collectives that were started and not yet waited for, by the storage that they are going to write. Knows no contexts:
+// an address is unique in the process.
+#pragma once
+
+#include "groups.h"
+#include "tensors.h"
+
+namespace phxt {
+
+struct Pending {
+  ~Pending() { phx_work_release(work); }
+  uintptr_t storage = 0;
+  Range output;
+  GroupRef group;
+  Tensor tensor;  // keeps the memory until the work is done, and its address from being used again
+  phx_work *work = nullptr;
+};
+
+uint64_t pending_count();
+void pending_add(std::shared_ptr<Pending> entry);
+void pending_leave(const Group *group);  // forgets work that is over, also failed work of this group
+
+// Each of these waits for all that matches, forgets it, and returns the first error, with its text in
+// phxt_last_error(). `found` (may be NULL) tells whether anything matched.
+phx_status wait_storage(uintptr_t storage, int64_t timeout_ms, bool *found);
+phx_status wait_overlapping(uintptr_t storage, const Range &range);
+
+}  // namespace phxt

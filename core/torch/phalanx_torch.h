@@ -1,0 +1,67 @@
+/* phalanx_torch.h: libphalanx_torch.so, the ops torch.ops.phalanx.* over the C core, as a C program or Python sees it.
+ *
+ * Load the library after torch. Loading registers the ops (phxt_load_error says whether that worked). An op finds its
+ * group by (context, group name), where the context is the thread's own and stands for one rank of the process:
+ *
+ *   phxt_group_add(0, "tp", group);
+ *   torch.ops.phalanx.all_reduce(x, "sum", "tp")        from then on: the core
+ *   torch.ops.phalanx.all_reduce(x, "sum", "world")     not added: torch.ops.phalanx_c10d.all_reduce, which a binding
+ *                                                       implements by torch.distributed; same arguments, but each text
+ *                                                       comes as a number that phxt_text turns back
+ *
+ * Same rules as in phalanx.h: C99, statuses, cdef marks. An op that fails raises ValueError (an argument is wrong:
+ * nothing was sent) or RuntimeError with the full text; phxt_last_status() and phxt_last_error() of the same thread say
+ * which status it was, so that a binding can raise an exception class of its own. */
+#ifndef PHALANX_PHALANX_TORCH_H
+#define PHALANX_PHALANX_TORCH_H
+
+#include "phalanx/phalanx.h"
+
+#define PHXT_ABI_VERSION 0 /* 0: still free to change; from 1 on only additions */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cdef: begin */
+
+PHX_API uint32_t phxt_abi_version(void);
+PHX_API const char *phxt_version(void);    /* static */
+PHX_API const char *phxt_load_error(void); /* NULL when the ops were registered; else why not. Static. */
+
+/* The context of the calling thread, 0 at first. Ranks that are threads of one process take a context each. */
+PHX_API void phxt_set_context(uint64_t context);
+PHX_API uint64_t phxt_context(void);
+
+/* Retains the group until it is removed. PHX_ERR_EXISTS when the context has the name already. */
+PHX_API phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group);
+/* Work of the group that is still pending stays so, and can be waited for. PHX_ERR_NOT_FOUND when there is none. */
+PHX_API phx_status phxt_group_remove(uint64_t context, const char *name);
+PHX_API int32_t phxt_group_has(uint64_t context, const char *name); /* 1 or 0 */
+
+/* Collectives that were started and neither waited for nor found complete since. */
+PHX_API uint64_t phxt_pending_count(void);
+/* 1 when something is pending on the storage at this address (its first byte: untyped_storage().data_ptr()), else 0. */
+PHX_API int32_t phxt_pending_has(const void *storage);
+/* Waits for all that is pending on a storage: what wait_tensor does, but only for work of ours. OK when there is
+ * nothing. The first error is returned, and the work is gone from the table. timeout_ms 0 = the world's default. */
+PHX_API phx_status phxt_wait_storage(const void *storage, int64_t timeout_ms);
+/* Likewise for all pending work of a group: before the group is removed. */
+PHX_API phx_status phxt_wait_group(uint64_t context, const char *name, int64_t timeout_ms);
+/* Forgets completed work, which the table otherwise does by itself now and then; returns how much stays pending. */
+PHX_API uint64_t phxt_sweep(void);
+
+PHX_API uint64_t phxt_fallback_count(void); /* calls that went to phalanx_c10d */
+/* The reduction or group name that a phalanx_c10d op was given as this number. Lives for ever; NULL for any other number. */
+PHX_API const char *phxt_text(int64_t number);
+
+/* Of the last error that an op or a phxt call raised in this thread: PHX_OK and "" before the first. */
+PHX_API phx_status phxt_last_status(void);
+PHX_API const char *phxt_last_error(void); /* until the thread's next error */
+
+/* cdef: end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

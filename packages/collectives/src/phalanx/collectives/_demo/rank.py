@@ -1,0 +1,122 @@
+"""One rank: `python -m phalanx.collectives._demo.rank JOB`, started by launch.py and by nobody else."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives._demo import costs, report
+from phalanx.collectives._demo.options import Options
+from phalanx.collectives._demo.reference import CheckFailedError
+from phalanx.collectives._demo.show import say
+from phalanx.collectives._demo.train import Trainer
+from phalanx.core import PhalanxError
+
+TIMEOUT = timedelta(seconds=60)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What launch.py tells a rank.
+
+    Attributes:
+        rank: Its number.
+        port: Of the store, on 127.0.0.1.
+        parent: Process id of launch.py.
+        core: That the rank is pinned to, or -1.
+        options: Of the run.
+    """
+
+    rank: int
+    port: int
+    parent: int
+    core: int
+    options: Options
+
+    def to_text(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Job":
+        """The inverse of to_text."""
+        fields = json.loads(text)
+        return cls(**{**fields, "options": Options(**fields["options"])})
+
+
+def error_key(rank: int) -> str:
+    """Where in the store a rank leaves the text of the error that ended it."""
+    return f"error/{rank}"
+
+
+def main(text: str) -> int:
+    """Be a rank.
+
+    Args:
+        text: Job.to_text.
+
+    Returns:
+        Exit status.
+    """
+    job = Job.from_text(text)
+    _end_with_parent(job.parent)
+    # Ctrl-C goes to all processes of the terminal: launch.py alone answers it, and sends SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    store = None
+    try:
+        store = dist.TCPStore("127.0.0.1", job.port, is_master=False, timeout=TIMEOUT)
+        _run(job, store)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        named = isinstance(error, (PhalanxError, CheckFailedError, costs.WrongResultError, FileNotFoundError))
+        description = f"{type(error).__name__}: {error}" if named else traceback.format_exc().rstrip()
+        if store is None:
+            print(description, file=sys.stderr)
+        else:
+            store.set(error_key(job.rank), description)
+        return 1
+    return 0
+
+
+def _run(job: Job, store: dist.Store) -> None:
+    options = job.options
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=store, rank=job.rank, world_size=options.ranks, timeout=TIMEOUT)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        record = Trainer(options, group).run()
+        calls = list(report.collectives(record))
+        seen = costs.measure(calls, group, options.rounds) if options.gloo else {}
+        if job.rank == 0:
+            say(report.summary(options, record))
+            say()
+            report.show_costs(record, seen, options.rounds)
+    finally:
+        dist.destroy_process_group()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _end_with_parent(parent: int) -> None:
+    # If the parent is killed and can end nobody, the kernel ends this process.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

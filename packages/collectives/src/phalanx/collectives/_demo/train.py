@@ -1,0 +1,180 @@
+"""The training loop of one rank."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives._demo.data import Batches, read_text
+from phalanx.collectives._demo.meter import Call, Meter
+from phalanx.collectives._demo.model import Size, Transformer, first_weights
+from phalanx.collectives._demo.options import VOCABULARY_SIZE, Options
+from phalanx.collectives._demo.parallel import (
+    cut_dims,
+    from_rank_0,
+    join,
+    load_weights,
+    sum_copies,
+    sum_over_ranks,
+    whole_shapes,
+)
+from phalanx.collectives._demo.reference import CheckFailedError, compare
+from phalanx.collectives._demo.show import Progress, say
+
+_WARM_UP_STEPS = 20  # of the learning rate
+_METER_EVERY = 10  # steps; the meter costs time, so the steps between are the ones whose time counts
+
+
+@dataclass
+class Record:
+    """What the training was like.
+
+    Attributes:
+        first_loss, last_loss: The last is a mean over the last tenth of the steps.
+        step_seconds: Of each step that ran without a meter or a check.
+        metered_steps: How many steps ran with a meter.
+        communication_seconds: Of all of these together.
+        calls: Collectives of all of these together.
+        calls_at_start: Collectives before the first step.
+    """
+
+    first_loss: float = 0.0
+    last_loss: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+    metered_steps: int = 0
+    communication_seconds: float = 0.0
+    calls: Counter[Call] = field(default_factory=Counter)
+    calls_at_start: Counter[Call] = field(default_factory=Counter)
+
+
+class Trainer:
+    """One rank of the training. Every method is collective.
+
+    Args:
+        options: The same on all ranks.
+        group: The ranks.
+    """
+
+    def __init__(self, options: Options, group: dist.ProcessGroup) -> None:
+        self.options = options
+        self.group = group
+        self.size = Size(VOCABULARY_SIZE, options.sequence, options.layers, options.hidden, options.heads)
+        self.model = Transformer(self.size, group)
+        self.record = Record()
+        self._batches = None if group.rank() else self._read_batches()
+        self._load_first_weights()
+        dims = cut_dims(self.model)
+        self._copies = [parameter for name, parameter in self.model.named_parameters() if name not in dims]
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95))
+
+    def run(self) -> Record:
+        """Check the first steps, and train."""
+        options, record = self.options, self.record
+        checked = min(options.checked_steps, options.steps)
+        if checked:
+            self._say(f"the first {checked} steps beside an ordinary model in one process:")
+        losses = []
+        progress = None
+        for step in range(1, options.steps + 1):
+            if step <= checked:
+                losses.append(self._checked_step(step))
+                continue
+            if progress is None:
+                self._say("training:")
+                progress = Progress(options.steps)
+            started = time.perf_counter()
+            if step % _METER_EVERY == 0 or step == options.steps:
+                with Meter() as meter:
+                    losses.append(self._step(step))
+                record.metered_steps += 1
+                record.communication_seconds += meter.seconds
+                record.calls += meter.calls
+            else:
+                losses.append(self._step(step))
+                record.step_seconds.append(time.perf_counter() - started)
+            if self.group.rank() == 0:
+                progress.show(step, f"loss {losses[-1]:.4f}")
+        latest = losses[-max(1, len(losses) // 10) :]
+        record.first_loss, record.last_loss = losses[0], sum(latest) / len(latest)
+        return record
+
+    def _step(self, step: int) -> float:
+        loss = self._gradients(self._next_batch())
+        self._update(step)
+        return loss
+
+    def _gradients(self, characters: torch.Tensor) -> float:
+        self._optimizer.zero_grad(set_to_none=True)
+        share = self.model.loss(characters)
+        share.backward()  # type: ignore[no-untyped-call]
+        sum_copies(self._copies, self.group)
+        return sum_over_ranks(share.detach(), self.group).item()
+
+    def _update(self, step: int) -> None:
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self.options.learning_rate * min(1.0, step / _WARM_UP_STEPS)
+        self._optimizer.step()
+
+    def _checked_step(self, step: int) -> float:
+        characters = self._next_batch()
+        loss = self._gradients(characters)
+        self._check_copies()
+        named = list(self.model.named_parameters())
+        gradients = self._whole({name: parameter.grad for name, parameter in named if parameter.grad is not None})
+        weights = self._whole({name: parameter.detach() for name, parameter in named})
+        if self.group.rank() == 0:
+            seen = compare(self.size, weights, characters, loss, gradients)
+            say(
+                f"  step {step}  loss {loss:.6f}, one process {seen.loss:.6f}; all {len(named)} gradients agree "
+                f"(greatest difference {seen.gradient_difference:.0e}, in {seen.weight})"
+            )
+        self._update(step)
+        return loss
+
+    def _check_copies(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if any(parameter is copy for copy in self._copies):
+                if not torch.equal(from_rank_0(parameter.detach(), self.group), parameter):
+                    raise CheckFailedError(f"rank {self.group.rank()}'s copy of {name} is not the same as rank 0's")
+
+    def _whole(self, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        dims = cut_dims(self.model)
+        return {name: join(part, self.group, dims[name]) if name in dims else part for name, part in parts.items()}
+
+    def _next_batch(self) -> torch.Tensor:
+        if self._batches is not None:
+            characters = self._batches.next()
+        else:
+            characters = torch.empty(self.options.sequence + 1, self.options.batch, dtype=torch.int64)
+        return from_rank_0(characters, self.group)
+
+    def _read_batches(self) -> Batches:
+        options = self.options
+        text = read_text(options.text_bytes)
+        say(f"text: {len(text.characters):,} characters, {text.files} files of the Python standard library")
+        return Batches(text, options.sequence, options.batch, options.seed)
+
+    def _load_first_weights(self) -> None:
+        shapes = whole_shapes(self.model, self.group)
+        counts = [shape.numel() for shape in shapes.values()]
+        flat = torch.empty(sum(counts))
+        if self.group.rank() == 0:
+            first = first_weights(shapes, self.size.layers, self.options.seed)
+            flat = torch.cat([first[name].flatten() for name in shapes])
+        with Meter() as meter:
+            flat = from_rank_0(flat, self.group)
+        self.record.calls_at_start = meter.calls
+        parts = flat.split(counts)
+        weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        load_weights(self.model, weights, self.group)
+        own = sum(parameter.numel() for parameter in self.model.parameters())
+        self._say(
+            f"model: {self.size.layers} layers, {self.size.hidden} features, {self.size.heads} heads: {sum(counts):,} weights, "
+            f"of which each rank has {own:,}"
+        )
+
+    def _say(self, text: str) -> None:
+        if self.group.rank() == 0:
+            say(text)

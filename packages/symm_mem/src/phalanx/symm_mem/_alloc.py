@@ -1,0 +1,259 @@
+"""Symmetric tensors: how many bytes they need, how they are made, and when their memory is freed."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from phalanx.core import InvalidArgumentError, Memory, MemoryCount, UnsupportedError
+from phalanx.symm_mem._allocators import Allocator, get_allocator
+from phalanx.symm_mem._context import RankContext, current
+
+if TYPE_CHECKING:
+    from phalanx.symm_mem._groups import RankGroup
+    from phalanx.symm_mem._handle import SymmetricMemory
+
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(eq=False)
+class Allocation:
+    """One block of this rank, from its allocation until its storage dies (persistent: until it is dropped).
+
+    A storage may die in a garbage collection, on any thread and with any lock held, so its end takes
+    no lock: it is one atomic operation on `RankContext.allocations`.
+
+    Attributes:
+        address: Of its first byte.
+        size: Bytes.
+        device: Such as ("cpu", 0).
+        group_name: The group that it was allocated for, or None.
+        alloc_id: None unless persistent.
+        handles: One for each group and byte offset that a rendezvous was made for.
+    """
+
+    address: int
+    size: int
+    device: tuple[str, int]
+    group_name: str | None
+    alloc_id: int | None
+    handles: "dict[tuple[RankGroup, int], SymmetricMemory]" = field(default_factory=dict)
+
+
+class _Lease:
+    """What a storage holds. Gives the block back when the storage dies, on whatever thread that is."""
+
+    __slots__ = ("_allocations", "_allocator", "_memory")
+
+    def __init__(self, allocations: dict[int, Allocation], allocator: Allocator, memory: Memory) -> None:
+        self._allocations = allocations
+        self._allocator = allocator
+        self._memory = memory
+
+    def __del__(self) -> None:
+        # Before the block is freed, so that nobody else can have its address yet.
+        if self._memory.alloc_id is None:
+            self._allocations.pop(self._memory.address, None)
+        self._allocator.free(self._memory)
+
+
+@overload
+def empty(*size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor: ...
+
+
+@overload
+def empty(
+    size: Sequence[int], /, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> torch.Tensor: ...
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor:
+    """Like `torch.empty`, in memory that other ranks can map after `rendezvous`. Not collective.
+
+    As `torch.distributed._symmetric_memory.empty`; the memory is zeroed.
+
+    Args:
+        size: The shape, as several integers or as one sequence.
+        dtype: None is torch's default dtype.
+        device: None is torch's default device.
+
+    Returns:
+        A contiguous tensor. Its memory is freed when it and all views of it are gone.
+
+    Raises:
+        InvalidArgumentError: The size is wrong or too large.
+        UnsupportedError: The device type has no allocator.
+        OutOfMemoryError: There is not enough memory.
+    """
+    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
+    stride, elements = [], 1
+    for length in reversed(shape):
+        stride.append(elements)
+        elements *= length if isinstance(length, int) and length > 1 else 1
+    return empty_strided_p2p(
+        shape,
+        stride[::-1],
+        torch.get_default_dtype() if dtype is None else dtype,
+        torch.get_default_device() if device is None else device,
+    )
+
+
+def empty_strided_p2p(
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    group_name: str | None = None,
+    alloc_id: int | None = None,
+) -> torch.Tensor:
+    """Like `torch.empty_strided`, in memory that other ranks can map after `rendezvous`. Not collective.
+
+    As `_SymmetricMemory.empty_strided_p2p` of torch, but for this: the storage spans all that the
+    strides reach, not just the number of elements; new memory is zeroed.
+
+    With an alloc id the memory is persistent: it is kept when the tensor dies, and the next call
+    with the same id, group name and device gets the same address, its contents untouched, and its
+    handles without another rendezvous. `drop` frees it.
+
+    Args:
+        size: The shape.
+        stride: In elements, one for each dim.
+        dtype: Of the elements.
+        device: Where.
+        group_name: The group that `rendezvous` takes if it is given none. It need not exist yet.
+        alloc_id: 0 to 2**64 - 1; None for memory that is freed with the tensor.
+
+    Returns:
+        A tensor with this shape and these strides.
+
+    Raises:
+        InvalidArgumentError: The size, a stride or the alloc id is wrong.
+        InUseError: The storage of the previous tensor with this alloc id is alive; views count.
+        MismatchError: The alloc id was used with another number of bytes; the text gives both.
+        UnsupportedError: The device type has no allocator.
+        OutOfMemoryError: There is not enough memory.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
+    shape, steps = _integers("size", size), _integers("stride", stride)
+    nbytes = _storage_bytes(shape, steps, dtype)
+    place = torch.device(device)
+    allocator = get_allocator(place.type)
+    if place.type != "cpu":
+        raise UnsupportedError(f"empty_strided_p2p makes tensors in host memory, not yet on {place.type}; use 'cpu'")
+    context = current()
+    memory = allocator.alloc(context.world, nbytes, place, group_name, alloc_id)
+    storage = _storage_of(context, allocator, memory, group_name)
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, steps)
+
+
+def drop(alloc_id: int, group_name: str | None = None, device: torch.device | str = "cpu") -> None:
+    """Free the memory of an alloc id for good. Not collective.
+
+    Handles and peers that have it mapped keep what they have.
+
+    Args:
+        alloc_id, group_name, device: As they were allocated.
+
+    Raises:
+        InUseError: A tensor of it is alive.
+        NotFoundError: There is no such allocation.
+    """
+    context, place = current(), torch.device(device)
+    where = (place.type, place.index or 0)
+    dropped = [
+        each
+        for each in list(context.allocations.values())
+        if (each.alloc_id, each.group_name, each.device) == (alloc_id, group_name, where)
+    ]
+    context.world.drop(alloc_id, scope=group_name, device=where)
+    with context.lock:  # by now the address may be that of another block
+        for each in dropped:
+            if context.allocations.get(each.address) is each:
+                del context.allocations[each.address]
+
+
+def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or what it is a view of, was made by this package for this rank. Not collective.
+
+    Args:
+        tensor: Any tensor.
+    """
+    return find(tensor) is not None
+
+
+def get_mem_stats() -> MemoryCount:
+    """Blocks and bytes that this rank has allocated, idle persistent ones included. Not collective.
+
+    Returns:
+        A named tuple (blocks, size_bytes).
+    """
+    return current().world.mem_count()
+
+
+def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:
+    """The allocation that a tensor lies in, and the tensor's offset in it in bytes."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"tensor is a {type(tensor).__name__}; give a torch.Tensor")
+    try:  # not data_ptr(): that of a tensor without elements is 0
+        address = tensor.untyped_storage().data_ptr()
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+    except (RuntimeError, NotImplementedError):  # sparse, fake and other tensors without a storage
+        return None
+    context = current()
+    if address == 0 or tensor.device.type != "cpu" or not context.allocations:
+        return None
+    allocation = context.allocations.get(address)
+    if allocation is None:  # perhaps a storage that starts inside a block, as numpy's views give
+        block = context.world.find(address)
+        allocation = context.allocations.get(block.address) if block is not None and block.live else None
+        if allocation is None:
+            return None
+    return allocation, address + offset - allocation.address
+
+
+def _integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
+    try:
+        numbers = tuple(value.__index__() for value in values)
+    except (AttributeError, TypeError):
+        raise InvalidArgumentError(f"{what} is {values!r}; give a sequence of integers") from None
+    if any(number < 0 for number in numbers):
+        raise InvalidArgumentError(f"{what} is {list(numbers)}; negative values are not allowed")
+    return numbers
+
+
+def _storage_bytes(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Bytes up to the end of the last element that the strides reach."""
+    if len(shape) != len(steps):
+        raise InvalidArgumentError(
+            f"size {list(shape)} has {len(shape)} dims and stride {list(steps)} has {len(steps)}; give one stride a dim"
+        )
+    if 0 in shape:
+        nbytes = 0
+    else:
+        last = sum((length - 1) * step for length, step in zip(shape, steps, strict=True))
+        nbytes = (last + 1) * dtype.itemsize
+    if nbytes > _INT64_MAX or any(number > _INT64_MAX for number in (*shape, *steps)):
+        raise InvalidArgumentError(
+            f"size {list(shape)} with stride {list(steps)} of {dtype} overflows: it needs {nbytes} bytes, more than "
+            f"the {_INT64_MAX} that 64 bits can count"
+        )
+    return nbytes
+
+
+def _storage_of(
+    context: RankContext, allocator: Allocator, memory: Memory, group_name: str | None
+) -> torch.UntypedStorage:
+    """A storage over a block, which it keeps alive."""
+    allocation = Allocation(memory.address, memory.size, memory.device, group_name, memory.alloc_id)
+    with context.lock:
+        known = context.allocations.get(memory.address)
+        if known is None or known.alloc_id is None or known.alloc_id != memory.alloc_id:
+            context.allocations[memory.address] = allocation
+        # Otherwise it is a persistent block, with the handles of its previous life.
+    # torch refuses empty buffers, so one without bytes claims the first byte of its block, which is never touched.
+    array = (ctypes.c_char * max(memory.size, 1)).from_address(memory.address)
+    array.lease = _Lease(context.allocations, allocator, memory)  # type: ignore[attr-defined]
+    return torch.frombuffer(array, dtype=torch.uint8).untyped_storage()

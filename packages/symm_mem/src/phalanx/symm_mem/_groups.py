@@ -1,0 +1,225 @@
+"""Groups: logical ones by name and store, and those of torch."""
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.core import (
+    AlreadyExistsError,
+    Group,
+    InvalidArgumentError,
+    NotFoundError,
+    PhalanxError,
+    RevokedError,
+    UnsupportedError,
+    as_store,
+)
+from phalanx.symm_mem import _torch_compat
+from phalanx.symm_mem._context import RankContext, current
+
+GroupLike = str | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str]
+
+_STORE_PREFIX = "phalanx.symm_mem"  # of what this package writes to the store of a process group
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """What `set_group_info` was told.
+
+    Attributes:
+        rank: This rank's position in the group.
+        world_size: Number of ranks of the group.
+        store: Where they meet.
+    """
+
+    rank: int
+    world_size: int
+    store: Any
+
+
+class RankGroup:
+    """A group as this rank sees it. Its ranks meet at the first rendezvous."""
+
+    def __init__(self, name: str, info: GroupInfo, process_group: dist.ProcessGroup | None = None) -> None:
+        self.name = name
+        self.info = info
+        # Weak: whoever destroys a process group must not find it kept alive from here.
+        self.process_group = None if process_group is None else weakref.ref(process_group)
+        ranks = range(info.world_size) if process_group is None else dist.get_process_group_ranks(process_group)
+        self.global_ranks = tuple(ranks)
+        self._lock = threading.Lock()
+        self._group: Group | None = None
+        self._failure: PhalanxError | None = None
+
+    def meet(self, context: RankContext, timeout_ms: int) -> Group:
+        """The core's group. Collective the first time."""
+        if self._group is not None:
+            return self._group
+        with self._lock:
+            if self._group is None:
+                self._group = self._attach(context, timeout_ms)
+            return self._group
+
+    def met(self) -> Group | None:
+        """The core's group, or None when its ranks have not met yet. Not collective."""
+        return self._group
+
+    def _attach(self, context: RankContext, timeout_ms: int) -> Group:
+        if self._failure is not None:
+            raise RevokedError(
+                f"the ranks of group {self.name!r} could not meet before, so they may be out of step; use a group "
+                f"of another name. The first failure was: {self._failure}",
+                group=self.name,
+            )
+        info = self.info
+        try:
+            return context.world.attach_group(self.name, info.rank, info.world_size, info.store, timeout_ms)
+        except (InvalidArgumentError, UnsupportedError):  # no other rank took part, or all got the same
+            raise
+        except PhalanxError as error:
+            self._failure = self.in_global_ranks(error)
+            raise
+
+    def in_global_ranks(self, error: PhalanxError) -> PhalanxError:
+        """Make an error of the core, which knows the group's own ranks only, name the global ones."""
+        if self.global_ranks == tuple(range(len(self.global_ranks))):
+            return error
+        listed = ", ".join(map(str, self.global_ranks))
+        own = ", ".join(map(str, range(len(self.global_ranks))))
+        error.args = (f"{error} (Ranks {own} of group {self.name!r} are the global ranks {listed}.)",)
+        error.rank, error.peer = self._global(error.rank), self._global(error.peer)
+        return error
+
+    def _global(self, rank: int) -> int:
+        return self.global_ranks[rank] if 0 <= rank < len(self.global_ranks) else rank
+
+
+def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> None:
+    """Define a group by name. It needs no ProcessGroup. Not collective: the ranks meet at the first rendezvous.
+
+    As `torch._C._distributed_c10d._SymmetricMemory.set_group_info`.
+
+    Args:
+        group_name: The same on all ranks of the group.
+        rank: This rank's position in the group, 0 to world_size - 1.
+        world_size: Number of ranks of the group.
+        store: Through which they meet: a torch.distributed.Store, a phalanx.core.Store, or an object
+            with the methods of the former. Used at the first meeting only.
+
+    Raises:
+        AlreadyExistsError: The name is taken.
+        InvalidArgumentError: An argument is wrong.
+    """
+    if not isinstance(group_name, str) or not group_name:
+        raise InvalidArgumentError(f"set_group_info: group_name is {group_name!r}; give a name")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise InvalidArgumentError(f"set_group_info: world_size is {world_size!r}; group {group_name!r} needs a rank")
+    if not isinstance(rank, int) or not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"set_group_info: rank is {rank!r}; group {group_name!r} has the ranks 0 to {world_size - 1}"
+        )
+    as_store(store)  # refuses what is no store
+    group = RankGroup(group_name, GroupInfo(rank, world_size, store))
+    if current().groups.setdefault(group_name, group) is not group:
+        raise AlreadyExistsError(
+            f"set_group_info: there is a group info associated with the group name {group_name} already; "
+            "use another name",
+            group=group_name,
+        )
+
+
+def get_group_info(group_name: str) -> GroupInfo:
+    """What is known of a group. Not collective.
+
+    Args:
+        group_name: Given to `set_group_info`, or the name of a torch process group.
+
+    Raises:
+        NotFoundError: There is no such group.
+    """
+    return resolve(group_name).info
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """Prepare a torch process group. Not needed: `rendezvous` does it. Not collective.
+
+    As the function of this name in `torch.distributed._symmetric_memory`.
+
+    Args:
+        group_name: Name of the process group.
+
+    Raises:
+        NotFoundError: There is no such group.
+    """
+    resolve(group_name)
+
+
+def resolve(group: GroupLike) -> RankGroup:
+    """The group that a group argument means. Not collective.
+
+    Raises:
+        NotFoundError: No group has this name.
+        InvalidArgumentError: Not a group.
+    """
+    context = current()
+    if not isinstance(group, str):
+        return _from_process_group(context, _process_group_of(group))
+    known = context.groups.get(group)
+    if known is not None and known.process_group is None:
+        return known
+    process_group = _torch_compat.process_group_named(group)
+    if process_group is None:
+        raise NotFoundError(
+            f"get_group_info: no group info associated with the group name {group}; call set_group_info first, or "
+            "give the name of a torch process group",
+            group=group,
+        )
+    return _from_process_group(context, process_group)
+
+
+def _process_group_of(group: Any) -> dist.ProcessGroup:
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise InvalidArgumentError(
+                f"the mesh has {group.ndim} dims; give a 1-D mesh, or (mesh, dim) for the group of one dim"
+            )
+        return group.get_group()
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
+        return group[0].get_group(group[1])
+    raise InvalidArgumentError(
+        f"group is a {type(group).__name__}; give a group name, a ProcessGroup that has this rank, a 1-D DeviceMesh "
+        "or (DeviceMesh, dim)"
+    )
+
+
+def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) -> RankGroup:
+    name = process_group.group_name
+    known = context.groups.get(name)
+    if known is not None:
+        before = known.process_group() if known.process_group is not None else None
+        if before is process_group:
+            return known
+        if known.process_group is None:
+            raise AlreadyExistsError(
+                f"the process group {name!r} has the name of a group made by set_group_info; use another name there",
+                group=name,
+            )
+        if before is not None and before.rank() != process_group.rank():
+            raise InvalidArgumentError(
+                f"group {name!r} has rank {before.rank()} and rank {process_group.rank()} in this context; ranks that "
+                "are threads of one process need `with rank_context():` each",
+                group=name,
+            )
+        # Otherwise the process group was destroyed and this is a new one of the same name.
+    store = _torch_compat.PrefixStore(_STORE_PREFIX, _torch_compat.store_of(process_group))
+    group = RankGroup(name, GroupInfo(process_group.rank(), process_group.size(), store), process_group)
+    with context.lock:
+        if context.groups.get(name) is known:
+            context.groups[name] = group
+    return context.groups[name]

@@ -1,0 +1,241 @@
+"""The handle that a rendezvous gives: the blocks of all ranks, and their signals."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from phalanx.core import InvalidArgumentError, PhalanxError, Symm
+from phalanx.symm_mem._groups import RankGroup
+
+
+class SymmetricMemory:
+    """An allocation as every rank of a group sees it. Made by `rendezvous`.
+
+    Names and meaning are those of torch's `_SymmetricMemory`. Ranks are positions in the group. The
+    mappings live until the handle and all tensors of `get_buffer` and `get_signal_pad` are gone,
+    whatever becomes of the tensor.
+
+    A signal is counted, not a flag: `put_signal` never blocks, and n puts are taken by n waits.
+    What a rank wrote before `put_signal`, or before `barrier`, is visible to the other side after
+    the matching wait, whether torch wrote it or anything else. Timeouts are in milliseconds; 0 is
+    the default of the rank context, five minutes. After a timeout the handle is as before it, and
+    the call may be repeated.
+
+    Attributes:
+        rank: This rank's position in the group.
+        world_size: Number of ranks of the group.
+        group_name: Name of the group.
+        device: Where the blocks are.
+        offset: Bytes from the start of the block to the start of the tensor given to `rendezvous`.
+        buffer_size: Bytes of each rank's block.
+        signal_pad_size: Bytes of each rank's signal pad.
+        signal_channels: Number of channels: the words of a signal pad / world_size.
+        symm: The core's handle, with the collectives on symmetric memory.
+    """
+
+    def __init__(self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int) -> None:
+        self._group = group
+        self.symm = symm
+        self.rank = symm.group_rank
+        self.world_size = symm.group_size
+        self.group_name = group.name
+        self.device = torch.device(device[0]) if device[0] == "cpu" else torch.device(*device)
+        self.offset = offset
+        self.buffer_size = symm.size
+        self.signal_pad_size = symm.signal_pad_bytes
+        self.signal_channels = symm.signal_channels
+        self._buffers: dict[int, memoryview] = {}
+        self._signal_pads: dict[int, memoryview] = {}
+
+    # ---- memory of all ranks --------------------------------------------------------------------
+
+    @property
+    def buffer_ptrs(self) -> list[int]:
+        """Address, in this process, of the block of each rank."""
+        return self.symm.buffer_ptrs
+
+    @property
+    def signal_pad_ptrs(self) -> list[int]:
+        """Address, in this process, of the signal pad of each rank.
+
+        Word [channel * world_size + r] of a pad is written only by rank r, holds a count that only
+        grows (modulo 2^32), and starts at zero. Use a channel either by hand or through `put_signal`
+        and `wait_signal`, not both.
+        """
+        return self.symm.signal_pad_ptrs
+
+    @property
+    def buffer_ptrs_dev(self) -> int:
+        """Address of an array of world_size pointers, those of `buffer_ptrs`, that the device can read."""
+        return self.symm.buffer_ptrs_device
+
+    @property
+    def signal_pad_ptrs_dev(self) -> int:
+        """Address of an array of world_size pointers, those of `signal_pad_ptrs`, that the device can read."""
+        return self.symm.signal_pad_ptrs_device
+
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
+        """The memory of a rank as an ordinary contiguous tensor, without a copy. Not collective.
+
+        Args:
+            rank: Whose block.
+            sizes: The shape.
+            dtype: Of the elements; need not be that of the tensor given to `rendezvous`.
+            storage_offset: Elements of `dtype` from the start of the block. The start of a view is at
+                its `storage_offset()`.
+
+        Returns:
+            A tensor; what is written to it is in the rank's memory.
+
+        Raises:
+            InvalidArgumentError: There is no such rank, or the tensor would not fit into the block.
+        """
+        if not isinstance(dtype, torch.dtype):
+            raise InvalidArgumentError(f"get_buffer: dtype is {dtype!r}; give a torch.dtype")
+        start = self._offset("get_buffer", storage_offset) * dtype.itemsize
+        return self._tensor("get_buffer", self._buffers, rank, sizes, dtype, start)
+
+    def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The counterpart, on a rank, of the tensor given to `rendezvous`. Not collective.
+
+        Args:
+            peer: Whose block.
+            sizes: The shape.
+            dtype: Of the elements.
+
+        Returns:
+            As `get_buffer`, but it starts where the tensor given to `rendezvous` starts in its block.
+
+        Raises:
+            InvalidArgumentError: As `get_buffer`.
+        """
+        if not isinstance(dtype, torch.dtype):
+            raise InvalidArgumentError(f"get_remote_tensor: dtype is {dtype!r}; give a torch.dtype")
+        if self.offset % dtype.itemsize:
+            raise InvalidArgumentError(
+                f"get_remote_tensor: the tensor starts at byte {self.offset}, which is no multiple of the "
+                f"{dtype.itemsize} bytes of {dtype}; use a dtype that fits"
+            )
+        return self._tensor("get_remote_tensor", self._buffers, peer, sizes, dtype, self.offset)
+
+    def get_signal_pad(
+        self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None, storage_offset: int = 0
+    ) -> torch.Tensor:
+        """The signal pad of a rank as a tensor, without a copy. Not collective. See `signal_pad_ptrs` for its layout.
+
+        Args:
+            rank: Whose pad.
+            sizes: The shape; empty for one dim that reaches to the end of the pad.
+            dtype: None is torch.uint32.
+            storage_offset: Elements of `dtype` from the start of the pad.
+
+        Raises:
+            InvalidArgumentError: There is no such rank, or the tensor would not fit into the pad.
+        """
+        kind = torch.uint32 if dtype is None else dtype
+        if not isinstance(kind, torch.dtype):
+            raise InvalidArgumentError(f"get_signal_pad: dtype is {dtype!r}; give a torch.dtype")
+        start = self._offset("get_signal_pad", storage_offset) * kind.itemsize
+        shape = sizes if len(sizes) else (max(self.signal_pad_size - start, 0) // kind.itemsize,)
+        return self._tensor("get_signal_pad", self._signal_pads, rank, shape, kind, start)
+
+    def _offset(self, operation: str, storage_offset: int) -> int:
+        if not isinstance(storage_offset, int) or storage_offset < 0:
+            raise InvalidArgumentError(
+                f"{operation}: storage_offset is {storage_offset!r}; give the number of elements from the start"
+            )
+        return storage_offset
+
+    def _tensor(
+        self,
+        operation: str,
+        views: dict[int, memoryview],
+        rank: int,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+        start: int,
+    ) -> torch.Tensor:
+        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise InvalidArgumentError(
+                f"{operation}: rank is {rank!r}; group {self.group_name!r} has the ranks 0 to {self.world_size - 1}"
+            )
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise InvalidArgumentError(f"{operation}: sizes is {sizes!r}; give a shape")
+        pads = views is self._signal_pads
+        nbytes, end = self.signal_pad_size if pads else self.buffer_size, start + prod(sizes) * dtype.itemsize
+        if end > nbytes:
+            raise InvalidArgumentError(
+                f"{operation}: {list(sizes)} elements of {dtype} from byte {start} on need {end} bytes; the "
+                f"{'signal pad' if pads else 'block'} of rank {rank} in group {self.group_name!r} has {nbytes}"
+            )
+        if end == start:  # torch refuses empty buffers, and there is nothing to share
+            return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
+        view = views.get(rank)
+        if view is None:
+            view = views[rank] = self.symm.signal_pad(rank) if pads else self.symm.buffer(rank)
+        return torch.frombuffer(view, dtype=dtype, count=prod(sizes), offset=start).view(tuple(sizes))
+
+    # ---- signals --------------------------------------------------------------------------------
+
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Send one signal to a rank. Never blocks. Not collective.
+
+        Args:
+            dst_rank: The receiver.
+            channel: Below `signal_channels`; channels do not disturb each other.
+            timeout_ms: Not needed, and there because torch has it.
+
+        Raises:
+            InvalidArgumentError: There is no such rank or channel.
+            RevokedError: The group failed before.
+        """
+        try:
+            self.symm.put_signal(dst_rank, channel)
+        except PhalanxError as error:
+            self._group.in_global_ranks(error)
+            raise
+
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait for one signal of a rank. Not collective.
+
+        Args:
+            src_rank: The sender.
+            channel: Below `signal_channels`.
+            timeout_ms: How long to wait.
+
+        Raises:
+            WaitTimeoutError: It did not come; the text names the sender. No signal was taken.
+            PeerDeadError: The sender died.
+            InvalidArgumentError: There is no such rank or channel.
+        """
+        try:
+            self.symm.wait_signal(src_rank, channel, timeout_ms)
+        except PhalanxError as error:
+            self._group.in_global_ranks(error)
+            raise
+
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+        """Wait until every rank has come to this barrier. Collective.
+
+        Args:
+            channel: Below `signal_channels`; independent of other channels and of the signals.
+            timeout_ms: How long to wait.
+
+        Raises:
+            WaitTimeoutError: The text names a rank that did not come. A repeated call goes on with
+                the same barrier.
+            PeerDeadError: A rank died.
+            InvalidArgumentError: There is no such channel.
+        """
+        try:
+            self.symm.barrier(channel, timeout_ms)
+        except PhalanxError as error:
+            self._group.in_global_ranks(error)
+            raise
+
+    def __repr__(self) -> str:
+        return (
+            f"SymmetricMemory(rank {self.rank} of {self.world_size} in group {self.group_name!r}, "
+            f"{self.buffer_size} bytes on {self.device}, offset {self.offset})"
+        )

@@ -1,0 +1,79 @@
+"""The installed distributions, and the files that describe them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = {
+    "phalanx": ROOT,
+    "phalanx-core": ROOT / "core",
+    "phalanx-collectives": ROOT / "packages" / "collectives",
+    "phalanx-symm-mem": ROOT / "packages" / "symm_mem",
+}
+# Only downwards: what each may name among its dependencies.
+BELOW = {
+    "phalanx-core": set(),
+    "phalanx-collectives": {"phalanx-core"},
+    "phalanx-symm-mem": {"phalanx-core", "phalanx-collectives"},
+    "phalanx": {"phalanx-core", "phalanx-collectives", "phalanx-symm-mem"},
+}
+
+
+def project(name: str) -> dict:
+    return tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())
+
+
+def requirements(name: str) -> set[str]:
+    return {re.split(r"[<>=!~ ;\[]", text)[0] for text in project(name)["project"].get("dependencies", [])}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_dependencies_point_down_only(name: str) -> None:
+    assert {other for other in requirements(name) if other.startswith("phalanx")} <= BELOW[name]
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_no_distribution_needs_torch_to_be_built(name: str) -> None:
+    assert not any(text.startswith("torch") for text in project(name)["build-system"]["requires"])
+
+
+def test_core_does_not_need_torch() -> None:
+    assert "torch" not in requirements("phalanx-core")
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_the_installed_version_is_that_of_the_source(name: str) -> None:
+    declared = project(name)["project"].get("version") or (ROOT / "core" / "VERSION").read_text().strip()
+    assert importlib.metadata.version(name) == declared
+
+
+@pytest.mark.parametrize("name", [name for name in PROJECTS if name != "phalanx"])
+def test_the_changelog_has_an_entry_for_the_version(name: str) -> None:
+    version = importlib.metadata.version(name)
+    assert re.search(rf"^## {re.escape(version)}\b", (PROJECTS[name] / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_the_namespace_has_no_module_of_its_own() -> None:
+    assert not list(ROOT.glob("**/phalanx/__init__.py"))
+
+
+def test_importing_core_loads_neither_torch_nor_the_library() -> None:
+    code = "import sys, phalanx.core; print('torch' in sys.modules, 'libphalanx' in open('/proc/self/maps').read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("command", ["doctor", "demo"])
+def test_every_command_explains_itself(command: str) -> None:
+    code = f"import sys; from phalanx.core._cli import main; sys.exit(main(['{command}', '--help']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
