@@ -161,26 +161,58 @@ TEST(many_started_collectives_complete_in_any_order_of_waiting) {
 }
 
 TEST(small_input_may_change_as_soon_as_start_returns) {
+  for (int size : {2, 3})
+    ranks::as_threads(size, [](int rank, phx_world *world) {
+      const size_t n = phx_world_size(world);
+      phx_group *group = ranks::make_group(world);
+      phx_group_info info{};
+      info.struct_size = sizeof info;
+      CHECK_OK(phx_group_get_info(group, &info));
+      const size_t count = info.slot_bytes / sizeof(float);
+      const float mine = static_cast<float>(rank + 1), sum = static_cast<float>(n * (n + 1) / 2);
+      std::vector<float> in(count), out(count);
+      auto overwritten = [&](auto start) {  // runs one collective whose input is destroyed before the wait
+        phx_work *work = nullptr;
+        std::fill(in.begin(), in.end(), mine);
+        start(&work);
+        std::fill(in.begin(), in.end(), 1000.0f);
+        CHECK_OK(phx_work_wait(work, 0));
+        phx_work_release(work);
+      };
+      overwritten([&](phx_work **work) {
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_F32, PHX_SUM, nullptr, work));
+      });
+      for (float x : out) CHECK(x == sum);
+      overwritten([&](phx_work **work) {
+        CHECK_OK(phx_reduce_scatter(group, in.data(), out.data(), count / n, PHX_F32, PHX_SUM, nullptr, work));
+      });
+      for (size_t i = 0; i < count / n; ++i) CHECK(out[i] == sum);
+      overwritten([&](phx_work **work) {
+        CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count / n, PHX_F32, nullptr, work));
+      });
+      for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
+      const std::vector<size_t> each(n, count / n);
+      overwritten([&](phx_work **work) {
+        CHECK_OK(phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_F32, nullptr, work));
+      });
+      for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
+      phx_group_release(group);
+    });
+}
+
+TEST(a_started_all_to_all_v_lets_others_start_behind_it) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    phx_group_info info{};
-    info.struct_size = sizeof info;
-    CHECK_OK(phx_group_get_info(group, &info));
-    const size_t count = info.slot_bytes / sizeof(float);
-    std::vector<float> in(count, static_cast<float>(rank + 1)), out(count);
-    phx_work *work = nullptr;
-    CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_F32, PHX_SUM, nullptr, &work));
-    std::fill(in.begin(), in.end(), 1000.0f);
-    CHECK_OK(phx_work_wait(work, 0));
-    phx_work_release(work);
-    for (float x : out) CHECK(x == 3.0f);
-    const size_t each[2] = {count / 2, count / 2};
-    std::fill(in.begin(), in.end(), static_cast<float>(rank + 1));
-    CHECK_OK(phx_all_to_all_v(group, in.data(), each, out.data(), each, PHX_F32, nullptr, &work));
-    std::fill(in.begin(), in.end(), 1000.0f);
-    CHECK_OK(phx_work_wait(work, 0));
-    phx_work_release(work);
-    for (size_t i = 0; i < count; ++i) CHECK(out[i] == (i < count / 2 ? 1.0f : 2.0f));
+    int32_t in[4] = {rank, rank, rank, rank}, out[4] = {}, more = 1;
+    const size_t each[2] = {2, 2};
+    phx_work *first = nullptr, *second = nullptr;
+    CHECK_OK(phx_all_to_all_v(group, in, each, out, each, PHX_I32, nullptr, &first));
+    CHECK_OK(phx_all_reduce(group, &more, &more, 1, PHX_I32, PHX_SUM, nullptr, &second));
+    CHECK_OK(phx_work_wait(second, 0));
+    CHECK_OK(phx_work_wait(first, 0));
+    CHECK(more == 2 && out[0] == 0 && out[1] == 0 && out[2] == 1 && out[3] == 1);
+    phx_work_release(first);
+    phx_work_release(second);
     phx_group_release(group);
   });
 }

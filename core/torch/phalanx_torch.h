@@ -52,7 +52,7 @@ PHX_API phx_status phxt_wait_group(uint64_t context, const char *name, int64_t t
 PHX_API uint64_t phxt_sweep(void);
 
 PHX_API uint64_t phxt_fallback_count(void); /* calls that went to phalanx_c10d */
-/* The reduction or group name that a phalanx_c10d op was given as this number. Lives for ever; NULL for any other number. */
+/* The reduction or group name that a phalanx_c10d op was given as this number. Lives for ever; NULL for others. */
 PHX_API const char *phxt_text(int64_t number);
 
 /* Of the last error that an op or a phxt call raised in this thread: PHX_OK and "" before the first. */

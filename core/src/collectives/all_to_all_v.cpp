@@ -23,6 +23,7 @@ class AllToAllV final : public Operation {
         self_(lane.group_rank()),
         in_counts_(in_counts, in_counts + n_),
         out_counts_(out_counts, out_counts + n_) {
+    rounds = 2;  // at least, until round 0 tells: nothing may be started behind it before then
     segment_ = lane.slot_bytes() / n_ / kLine * (kLine / b_.item);
     in_starts_ = starts(in_counts_);
     out_starts_ = starts(out_counts_);

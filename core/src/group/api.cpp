@@ -129,7 +129,9 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   info.sequence = g.engine().sequence();
   info.name = g.name().c_str();
   info.ranks = g.ranks().data();
-  info.slot_bytes = g.lane().slot_bytes();
+  // What one round surely takes: whole cache lines for each rank.
+  const size_t unit = phx::kLine * g.size();
+  info.slot_bytes = g.lane().slot_bytes() / unit * unit;
   return phx::copy_out(info, out, operation);
 }
 

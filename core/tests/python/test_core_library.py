@@ -99,6 +99,24 @@ def test_the_torch_ops_need_torch_to_be_imported_first():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_torch_ops_load_once_and_report_their_errors():
+    pytest.importorskip("torch", reason="needs torch")
+    if not library_path.with_name("libphalanx_torch.so").is_file():
+        pytest.skip("needs libphalanx_torch.so beside libphalanx.so.0")
+    ops = phalanx.core.load_torch_ops()
+    assert ops is phalanx.core.load_torch_ops()
+    assert ops.ffi is phalanx.core.ffi
+    with phalanx.core.World(0, 1) as world:
+        group = world.create_group("g", [0])
+        ops.check(ops.lib.phxt_group_add(7, b"g", group.pointer))
+        assert ops.lib.phxt_group_has(7, b"g") == 1
+        with pytest.raises(phalanx.core.AlreadyExistsError, match="g"):
+            ops.check(ops.lib.phxt_group_add(7, b"g", group.pointer))
+        assert isinstance(ops.last_error(), phalanx.core.AlreadyExistsError)
+        ops.check(ops.lib.phxt_group_remove(7, b"g"))
+        assert ops.lib.phxt_group_has(7, b"g") == 0
+
+
 def test_the_library_is_the_one_that_was_loaded():
     assert Path(library_path).is_file()
     assert str(Path(library_path).resolve()) in Path("/proc/self/maps").read_text()

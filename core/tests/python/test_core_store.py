@@ -114,6 +114,19 @@ def test_a_waiting_thread_gets_what_another_sets(store):
     assert store.get("late", 30_000) == b"here"
 
 
+def test_threads_that_share_a_store_object_do_not_miss_each_others_keys(store):
+    def answer():
+        for i in range(200):
+            store.set(f"answer/{i}", store.get(f"question/{i}", 30_000))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for i in range(200):
+        store.set(f"question/{i}", str(i))
+        assert store.get(f"answer/{i}", 30_000) == str(i).encode()
+    thread.join()
+
+
 def test_a_removed_key_is_gone(store):
     store.set("key", b"1")
     store.remove("key")

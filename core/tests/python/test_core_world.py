@@ -48,14 +48,18 @@ def use_a_world(rank, world_size, store, job):
         symm.barrier()
 
 
+def held():
+    gc.collect()
+    return open_files(), mappings(), threading.active_count(), len(os.listdir("/proc/self/task"))
+
+
 def make_many_worlds(rank, world_size):
     store = FileStore(scratch() / "store")
     for i in range(200):
         use_a_world(rank, world_size, store, f"job{i}")
-        gc.collect()
         if i == 4:
-            settled = open_files(), mappings(), threading.active_count(), len(os.listdir("/proc/self/task"))
-    return settled, (open_files(), mappings(), threading.active_count(), len(os.listdir("/proc/self/task")))
+            settled = held()
+    return settled, held()
 
 
 def test_two_hundred_worlds_leave_no_file_mapping_or_thread():

@@ -101,7 +101,7 @@ class RankGroup:
 def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> None:
     """Define a group by name. It needs no ProcessGroup. Not collective: the ranks meet at the first rendezvous.
 
-    As `torch._C._distributed_c10d._SymmetricMemory.set_group_info`.
+    As `_SymmetricMemory.set_group_info` of torch.
 
     Args:
         group_name: The same on all ranks of the group.

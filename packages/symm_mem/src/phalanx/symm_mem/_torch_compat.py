@@ -21,7 +21,7 @@ def process_group_named(name: str) -> dist.ProcessGroup | None:
         name: As `ProcessGroup.group_name` gives it.
     """
     try:
-        found: dist.ProcessGroup = _resolve_process_group(name)
+        found: dist.ProcessGroup = _resolve_process_group(name)  # type: ignore[arg-type]
     except (RuntimeError, ValueError):
         return None
     return found

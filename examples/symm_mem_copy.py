@@ -1,0 +1,46 @@
+"""Rank 0 copies into rank 1's memory; a barrier tells rank 1 that it is there. No process group is needed.
+
+Run it as it is, or with torchrun --nproc-per-node=2.
+"""
+
+import os
+import tempfile
+
+# [rank]
+import torch
+import torch.distributed as dist
+
+from phalanx import symm_mem
+
+
+def run(rank: int, world_size: int, store: dist.Store) -> None:
+    symm_mem.set_group_info("pair", rank, world_size, store)
+    tensor = symm_mem.empty_strided_p2p((1024,), (1,), torch.float32, "cpu", group_name="pair")
+    handle = symm_mem.rendezvous(tensor)
+    tensor.fill_(42)
+    handle.barrier()  # nobody fills any more
+    if rank == 0:
+        handle.get_buffer(1, tensor.shape, tensor.dtype).copy_(torch.full_like(tensor, 43))
+        print("rank 0: copied 43 to rank 1")
+    handle.barrier()
+    expected = 43 if rank == 1 else 42
+    assert tensor.eq(expected).all()
+    print(f"rank {rank}: has {expected}")
+    # [rank end]
+
+
+def spawned(rank: int, path: str) -> None:
+    run(rank, 2, dist.FileStore(path, 2))
+
+
+def main() -> None:
+    if "RANK" in os.environ:  # torchrun started this process as one of the ranks
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        run(rank, world_size, store)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        torch.multiprocessing.spawn(spawned, args=(os.path.join(directory, "store"),), nprocs=2)
+
+
+if __name__ == "__main__":
+    main()
