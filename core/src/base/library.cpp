@@ -1,5 +1,6 @@
 // What the library says about itself: versions, names, sizes.
 #include <cstring>
+#include <string>
 
 #include "base/error.h"
 #include "kernels/kernels.h"
@@ -44,8 +45,13 @@ uint32_t phx_abi_version(void) { return PHX_ABI_VERSION; }
 const char *phx_version(void) { return PHX_VERSION_STRING; }
 
 const char *phx_build_info(void) {
-  return "{\"version\": \"" PHX_VERSION_STRING "\", \"compiler\": \"" __VERSION__
-         "\", \"features\": [\"cpu\", \"store_memory\", \"store_file\", \"store_tcp\", \"memfd\"], \"cuda\": false}";
+  static const std::string *const info = new std::string([] {
+    std::string features;
+    for (const char *feature : kFeatures) features += (features.empty() ? "\"" : ", \"") + std::string(feature) + "\"";
+    return "{\"version\": \"" PHX_VERSION_STRING "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" +
+           std::string(phx::kernels::active_isa()) + "\", \"features\": [" + features + "], \"cuda\": false}";
+  }());  // never destroyed: it may be asked for during exit
+  return info->c_str();
 }
 
 int32_t phx_has(const char *feature) {

@@ -98,14 +98,15 @@ class TwoShotAllReduce final : public Operation {
     char *sums = lane.data(self, epoch) + mine.begin * b_.item;
     if (blocking) inputs[self] = input(chunk, mine.begin);
     reduction_.fn(sums, inputs, n, mine.count, n, reduction_.scale);
-    copy_bytes(output(chunk, mine.begin), sums, mine.count * b_.item);
+    deliver_bytes(output(chunk, mine.begin), sums, mine.count * b_.item, b_.count * b_.item);
   }
 
   void fetch(const Lane &lane, uint32_t chunk, uint64_t epoch) const {
     for (int i = 1; i < lane.group_size(); ++i) {
       const int from = (lane.group_rank() + i) % lane.group_size();  // not all at the same rank at once
       const Span theirs = part(chunk, from);
-      copy_bytes(output(chunk, theirs.begin), lane.data(from, epoch) + theirs.begin * b_.item, theirs.count * b_.item);
+      deliver_bytes(output(chunk, theirs.begin), lane.data(from, epoch) + theirs.begin * b_.item,
+                    theirs.count * b_.item, b_.count * b_.item);
     }
   }
 

@@ -72,6 +72,17 @@ inline void copy_bytes(void *to, const void *from, size_t size) {
   if (size != 0 && to != from) std::memcpy(to, from, size);  // memcpy with NULL is undefined even for nothing
 }
 
+// Results from this size on leave the second-level cache before anybody reads them.
+inline constexpr size_t kStreamingBytes = size_t{4} << 20;
+
+// Delivers part of a result whose whole has `total` bytes.
+inline void deliver_bytes(void *to, const void *from, size_t size, size_t total) {
+  if (total >= kStreamingBytes && to != from)
+    kernels::copy_streaming(to, from, size);
+  else
+    copy_bytes(to, from, size);
+}
+
 // Elements per part when `count` elements are dealt to `parts`: whole cache lines, so that no line has two owners.
 size_t part_elements(size_t count, size_t item, int parts);
 

@@ -28,7 +28,8 @@ class AllGather final : public Operation {
     const size_t bytes = length(round) * b_.item;
     const size_t at = round * chunk_ * b_.item;
     copy_bytes(lane.data(lane.group_rank(), epoch), b_.in + at, bytes);
-    copy_bytes(b_.out + lane.group_rank() * b_.count * b_.item + at, b_.in + at, bytes);
+    deliver_bytes(b_.out + lane.group_rank() * b_.count * b_.item + at, b_.in + at, bytes,
+                  b_.count * b_.item * lane.group_size());
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -102,7 +103,8 @@ class AllToAll final : public Segmented {
     for (int i = 0; i < lane.group_size(); ++i) {
       const int from = (self + i) % lane.group_size();
       const char *source = from == self && blocking ? input(round, self) : lane.data(from, epoch) + segment(self);
-      copy_bytes(b_.out + (from * b_.count + round * segment_) * b_.item, source, bytes);
+      deliver_bytes(b_.out + (from * b_.count + round * segment_) * b_.item, source, bytes,
+                    b_.count * b_.item * lane.group_size());
     }
     return PHX_OK;
   }
@@ -122,7 +124,8 @@ class Broadcast final : public Operation {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (lane.group_rank() != root_)
-      copy_bytes(b_.out + round * chunk_ * b_.item, lane.data(root_, epoch), length(round) * b_.item);
+      deliver_bytes(b_.out + round * chunk_ * b_.item, lane.data(root_, epoch), length(round) * b_.item,
+                    b_.count * b_.item);
     return PHX_OK;
   }
 

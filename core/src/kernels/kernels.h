@@ -1,4 +1,4 @@
-// Reduction and copy kernels. Pure functions on memory: no state, no waiting, no allocation.
+// Reduction kernels. Pure functions on memory: no state, no waiting, no allocation.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,24 @@
 
 namespace phx::kernels {
 
-// out[i] = in[0][i] op in[1][i] op ... in[n-1][i], in that order, f16 and bf16 accumulated in f32 and rounded once at
-// the end (to nearest even). avg divides by `divisor`; premul_sum multiplies each input by `scale` first, in the
-// accumulator's type. `out` may be exactly one of the inputs; no other overlap. n >= 1. Bit-identical whatever the
-// instruction set.
+// out[i] = in[0][i] op in[1][i] op ... in[n-1][i], in that order. `out` may be exactly one of the inputs; no other
+// overlap. Any alignment. n >= 1, divisor >= 1. Bit-identical whatever the instruction set:
+//   - f16 and bf16 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in themselves.
+//   - avg divides the sum by `divisor`; premul_sum first multiplies each input by `scale`, in the accumulator's type.
+//   - A NaN result is always the same NaN (positive, quiet, no payload), also when n is 1. min and max propagate
+//     NaN and take -0 for less than +0, so that they do not depend on the order of their inputs.
+//   - Integers wrap around; avg divides the wrapped sum, towards zero.
+//   - bool: sum, max and bor are `or`; prod, min and band are `and`; any byte but 0 is true; results are 0 or 1.
 using ReduceFn = void (*)(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale);
 
-// NULL when the pair is not defined (bitwise operations on floats, premul_sum on bool, ...).
+// NULL when the pair is not defined (bitwise operations on floats; premul_sum on integers; avg and premul_sum on bool).
 ReduceFn find_reduce(int32_t dtype, int32_t op);
 
-// For tests: the same from one instruction set ("scalar", "avx2", "avx512"). NULL where this host or build has not got
-// it.
+// For tests: the same from one instruction set ("scalar", "avx2", "avx512"). NULL where host or build has not got it.
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
 const char *active_isa();  // static
+
+// memcpy that writes around the cache: for results that the cache would lose before they are read.
+void copy_streaming(void *to, const void *from, size_t size);
 
 }  // namespace phx::kernels

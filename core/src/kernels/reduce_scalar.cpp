@@ -107,8 +107,7 @@ struct Element<F16> {
 
 // ---- ops ---------------------------------------------------------------------------------------------------------
 
-// The type in which T wraps around. Not T itself where that is narrower than int: it would be promoted to a signed
-// type.
+// The type in which T wraps around. Not T itself where that is narrower than int: it would be promoted to int.
 template <class T>
 struct WrapOf {
   using Type = typename UnsignedOf<(sizeof(T) < 4 ? 4 : sizeof(T))>::Type;

@@ -19,14 +19,12 @@ ReduceFn find_avx512(int32_t dtype, int32_t op);
 
 namespace {
 
-// Elements that C++17 has no type for, or, for bool, none whose arithmetic is the one we want. The others are
-// themselves.
+// Elements that C++17 has no type for, or, for bool, none whose arithmetic we want. The others are themselves.
 struct F16 {};
 struct BF16 {};
 struct Bool {};
 
-// Ops by what they do to a lane. bool has no ops of its own: its elements are 0 or 1, of which `or`, `and` and `xor` do
-// all.
+// Ops by what they do to a lane. bool has none of its own: for elements 0 and 1 `or`, `and` and `xor` do all.
 struct Sum {};
 struct Average {};
 struct Product {};
@@ -72,8 +70,7 @@ ReduceFn floating(int32_t op) {
   }
 }
 
-// Where two's complement makes signed and unsigned the same, both use the unsigned kernel, in which wrapping is
-// defined.
+// Where two's complement makes signed and unsigned the same, both use the unsigned kernel, where wrapping is defined.
 template <class Kernels, class T>
 ReduceFn integer(int32_t op) {
   using U = Unsigned<T>;

@@ -56,6 +56,12 @@ def test_the_help_lists_all_commands(commands, capsys):
         assert f"\n  {name} " in text
 
 
+def test_without_a_command_the_help_is_shown(commands, capsys):
+    commands()
+    assert _cli.main([]) == 2
+    assert "doctor" in capsys.readouterr().out
+
+
 def test_an_unknown_command_is_an_error_that_lists_the_known_ones(commands, capsys):
     commands(FakePoint("bench", None))
     with pytest.raises(SystemExit) as caught:
