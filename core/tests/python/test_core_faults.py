@@ -67,7 +67,7 @@ def survive_a_kill(rank, world_size, operation):
     # Revoked: when the death was noticed before the call began.
     error = raised_soon(calls[operation], PeerDeadError, RevokedError)
     assert error.peer == VICTIM
-    assert error.group == "tp"
+    assert error.group == "tp", repr(error)
     assert f"rank {VICTIM}" in str(error)
     assert str(victim) in str(error), str(error)
     if operation not in ("wait_signal", "symm.barrier"):

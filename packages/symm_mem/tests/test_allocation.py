@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx import symm_mem
 from phalanx.core import (
+    FileStore,
     InUseError,
     InvalidArgumentError,
     MismatchError,
@@ -19,6 +20,7 @@ from phalanx.core import (
     PhalanxError,
     UnsupportedError,
 )
+from ranks import run_ranks, scratch
 
 
 @pytest.fixture(autouse=True)
@@ -317,6 +319,22 @@ def test_an_allocator_that_fails_leaves_nothing():
 
 
 # ---- the rank of the process --------------------------------------------------------------------
+
+
+def starts_anew(rank, world_size):
+    store = FileStore(scratch() / "store")
+    for turn in range(2):
+        symm_mem.set_group_info("tp", 0, 1, store)  # the name is free again
+        tensor = allocate(4, 1)
+        assert tensor.tolist() == [0] * 4
+        symm_mem.rendezvous(tensor.fill_(turn + 1), "tp").barrier()
+        symm_mem.finalize()
+        assert tensor.sum() == 4 * (turn + 1)
+        del tensor
+
+
+def test_after_finalize_the_rank_of_the_process_starts_anew():
+    run_ranks(starts_anew, 1, check_leaks=True)
 
 
 def test_a_forked_child_starts_anew_and_frees_nothing_of_its_parent():

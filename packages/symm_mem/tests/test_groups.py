@@ -13,6 +13,7 @@ from phalanx.core import (
     MemoryStore,
     NotFoundError,
     RevokedError,
+    UnsupportedError,
     WaitTimeoutError,
 )
 from ranks import run_ranks, scratch
@@ -194,6 +195,46 @@ def made_again(rank, world_size):
 
 def test_a_process_group_that_was_destroyed_and_made_again_is_a_new_one():
     run_ranks(made_again, 2)
+
+
+def fake_group(rank, world_size):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    with pytest.raises(UnsupportedError, match="fake"):
+        symm_mem.rendezvous(symm_mem.empty(1), dist.group.WORLD)
+    dist.destroy_process_group()
+
+
+def test_a_fake_group_is_refused_at_once():
+    run_ranks(fake_group, 1)
+
+
+def group_of_threads(rank, world_size):
+    import threading
+
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    def run(thread_rank):
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        dist.init_process_group("threaded", rank=thread_rank, world_size=3, store=store)
+        with symm_mem.rank_context(timeout_ms=30_000):
+            handle = symm_mem.rendezvous(symm_mem.empty(1, dtype=torch.int64), dist.group.WORLD)
+            seen[thread_rank] = exchange(handle, 3)
+        dist.destroy_process_group()
+
+    seen, store = [None] * 3, dist.HashStore()
+    multi_threaded_pg._install_threaded_pg()
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+def test_a_group_of_threads_works_with_a_rank_context_each():  # M15
+    assert run_ranks(group_of_threads, 1) == [[2, 0, 1]]
 
 
 # ---- ranks that do not come ---------------------------------------------------------------------

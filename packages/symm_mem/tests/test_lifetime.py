@@ -106,6 +106,13 @@ def test_a_garbage_collection_on_one_rank_frees_without_the_others():  # M37
     run_ranks(in_cycles, 2, check_leaks=True)
 
 
+def held_by_quiet_ranks(handle):
+    handle.barrier()  # else the descriptors that a peer sends for its next rendezvous may have arrived
+    found = held()
+    handle.barrier()
+    return found
+
+
 def keeps_flat(rank, world_size):
     join(rank, world_size)
     last, steady = symm_mem.rendezvous(symm_mem.empty(1), "tp"), None
@@ -116,10 +123,9 @@ def keeps_flat(rank, world_size):
         handle.barrier()
         del tensor, handle
         if step == 9:
-            steady = held()
-    assert held() == steady, f"{held()} after {steady}"
-    assert symm_mem.get_mem_stats() == (0, 0)
-    last.barrier()
+            steady = held_by_quiet_ranks(last)
+    now = held_by_quiet_ranks(last)
+    assert now == steady, f"{now} after {steady}"
 
 
 def test_descriptors_and_mappings_stay_flat():  # M38

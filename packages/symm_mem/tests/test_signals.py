@@ -50,6 +50,7 @@ def ring_without_torch(rank, world_size):
         assert tensor.unique().tolist() == [turn * 10 + previous]
         handle.put_signal(previous, channel=7)  # read: it may be overwritten
         handle.wait_signal(following, channel=7)
+    handle.barrier()  # a rank that leaves ends the group for the others
 
 
 def test_a_signal_also_orders_what_others_than_torch_write():  # M27
@@ -190,6 +191,7 @@ def by_hand(rank, world_size):
     assert mine[word + rank].item() == 0
     handle.put_signal(peer, channel=10)  # other channels go on
     handle.wait_signal(peer, channel=10)
+    handle.barrier()
 
 
 def test_pad_words_of_a_channel_may_be_used_by_hand():  # M33

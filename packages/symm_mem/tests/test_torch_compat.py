@@ -22,7 +22,7 @@ def finds_groups(rank, world_size):
     stores[0].set(f"from {rank}", b"first")
     assert stores[0].get(f"from {1 - rank}") == b"first"
     assert not stores[1].check([f"from {rank}"]), (
-        "ProcessGroup.get_group_store no longer gives each group a prefix of its own: "
+        "torch.distributed.distributed_c10d._get_process_group_store no longer gives each group a prefix of its own: "
         "mend phalanx/symm_mem/_torch_compat.py"
     )
 

@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes those of the process.
 
     Returns:
-        Exit status; 2 for a command that does not exist.
+        Exit status; 2 for no command, or one that does not exist.
     """
     plugins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     parser = argparse.ArgumentParser(
@@ -28,7 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("command", metavar="COMMAND", choices=sorted({*_BUILT_IN, *plugins}))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the command")
-    given = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
+        parser.print_help()
+        return 2
+    given = parser.parse_args(words)
     if given.command in _BUILT_IN:
         return _BUILT_IN[given.command][1](given.arguments)
     point = plugins[given.command]

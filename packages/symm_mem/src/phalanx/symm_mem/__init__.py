@@ -1,4 +1,4 @@
-"""Symmetric memory for torch: tensors that the ranks of one host map into each other's address space.
+"""Symmetric memory for torch: tensors that the ranks of one host map into each other's address space::
 
     t = symm_mem.empty(1024, dtype=torch.float32)           # like torch.empty; not collective
     handle = symm_mem.rendezvous(t, dist.group.WORLD)       # collective, once for each tensor and group

@@ -75,7 +75,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | s
     As `torch.distributed._symmetric_memory.empty`; the memory is zeroed.
 
     Args:
-        size: The shape, as several integers or as one sequence.
+        *size: The shape, as several integers or as one sequence.
         dtype: None is torch's default dtype.
         device: None is torch's default device.
 
@@ -123,7 +123,7 @@ def empty_strided_p2p(
         dtype: Of the elements.
         device: Where.
         group_name: The group that `rendezvous` takes if it is given none. It need not exist yet.
-        alloc_id: 0 to 2**64 - 1; None for memory that is freed with the tensor.
+        alloc_id: 0 to 2^64 - 1; None for memory that is freed with the tensor.
 
     Returns:
         A tensor with this shape and these strides.

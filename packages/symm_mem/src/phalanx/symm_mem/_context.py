@@ -121,8 +121,8 @@ def rank_context(*, timeout_ms: int = 0, signal_channels: int = 0) -> Iterator[R
 def finalize() -> None:
     """Leave all groups of this rank and forget its persistent allocations. Not collective.
 
-    Tensors stay valid until they are dropped. The next call of this package starts anew. At the
-    end of a process this happens by itself.
+    Tensors stay valid until they are dropped. The rank of the process starts anew at its next call;
+    one of `rank_context` is closed for good. At the end of a process this happens by itself.
     """
     context = current()
     if _current.get() is None:

@@ -217,7 +217,13 @@ def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) 
                 group=name,
             )
         # Otherwise the process group was destroyed and this is a new one of the same name.
-    store = _torch_compat.PrefixStore(_STORE_PREFIX, _torch_compat.store_of(process_group))
+    if dist.get_backend(process_group) == "fake":
+        raise UnsupportedError(
+            f"the other ranks of group {name!r} are fake, so there is no memory to share", group=name
+        )
+    # Groups of other ranks may have the same name and store.
+    ranks = "_".join(map(str, dist.get_process_group_ranks(process_group)))
+    store = _torch_compat.PrefixStore(f"{_STORE_PREFIX}/{ranks}", _torch_compat.store_of(process_group))
     group = RankGroup(name, GroupInfo(process_group.rank(), process_group.size(), store), process_group)
     with context.lock:
         if context.groups.get(name) is known:

@@ -10,8 +10,13 @@ import torch.distributed as dist
 # Public, but torch.distributed does not list it for type checkers.
 from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-defined]
 
-# Private. Read in 2.13: returns the ProcessGroup registered under a name, RuntimeError when there is none.
-from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+# Private, read in 2.13. The first returns the store that a ProcessGroup was made with, as torch's own symmetric memory
+# takes it (ProcessGroup.get_group_store() has none for groups of threads). The second returns the ProcessGroup of a
+# name, and raises RuntimeError when there is none.
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    _get_process_group_store,
+    _resolve_process_group,
+)
 
 
 def process_group_named(name: str) -> dist.ProcessGroup | None:
@@ -33,5 +38,4 @@ def store_of(group: dist.ProcessGroup) -> Any:
     Args:
         group: Any torch process group.
     """
-    # A method without an underscore, but not in the documentation. Read in 2.13.
-    return group.get_group_store()
+    return _get_process_group_store(group)

@@ -15,6 +15,10 @@ import torch.distributed as dist
 from phalanx.collectives._demo.meter import Call
 from phalanx.collectives._demo.parallel import exchange, from_rank_0, join, sum_and_split, sum_over_ranks
 
+# Newer torch has the same functions under these names, and warns about the old ones.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 _WARM_UP_ROUNDS = 3
 _CALLS_PER_ROUND = 3
 
@@ -129,7 +133,7 @@ class _AllGather(_Case):
         return join(self.input, self.group)
 
     def gloo(self) -> torch.Tensor:
-        dist.all_gather_into_tensor(self.output, self.input, group=self.group)
+        _all_gather(self.output, self.input, group=self.group)
         return self.output
 
     def expected(self, values: list[torch.Tensor]) -> torch.Tensor:
@@ -144,7 +148,7 @@ class _ReduceScatter(_Case):
         return sum_and_split(self.input, self.group)
 
     def gloo(self) -> torch.Tensor:
-        dist.reduce_scatter_tensor(self.output, self.input, group=self.group)
+        _reduce_scatter(self.output, self.input, group=self.group)
         return self.output
 
     def expected(self, values: list[torch.Tensor]) -> torch.Tensor:

@@ -95,7 +95,8 @@ class _Ranks:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not poll.poll(None if left is None else left * 1000):
                     return
-            if deadline is None and any(self._processes[rank].returncode for rank in self._collect()):
+            self._collect()
+            if deadline is None and any(self._processes[rank].returncode for rank in self._ended):
                 deadline = time.monotonic() + _GRACE_SECONDS
 
     def failures(self) -> list[str]:
@@ -132,11 +133,10 @@ class _Ranks:
     def _running(self) -> list[int]:
         return [rank for rank, process in enumerate(self._processes) if process.returncode is None]
 
-    def _collect(self) -> list[int]:
+    def _collect(self) -> None:
         for rank in self._running():
             if self._processes[rank].poll() is not None:
                 self._ended.append(rank)
-        return self._ended
 
     def _end(self) -> None:
         for rank in self._running():

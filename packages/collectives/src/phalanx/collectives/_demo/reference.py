@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from phalanx.collectives._demo.model import Size
 
 # Greatest differences that the order of sums in float32 explains, with room; the right order of magnitude is 1e-7.
-LOSS_TOLERANCE = 2e-6  # relative
+LOSS_TOLERANCE = 5e-6  # relative
 GRADIENT_TOLERANCE = 2e-5  # relative to the greatest element of the gradient
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from phalanx.collectives import is_core_group
 from phalanx.collectives._demo.data import Batches, read_text
 from phalanx.collectives._demo.meter import Call, Meter
 from phalanx.collectives._demo.model import Size, Transformer, first_weights
@@ -170,6 +171,8 @@ class Trainer:
         weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         load_weights(self.model, weights, self.group)
         own = sum(parameter.numel() for parameter in self.model.parameters())
+        if not is_core_group(self.group):
+            self._say("note: these ranks share no memory, so all collectives go through torch.distributed (phalanx doctor?)")
         self._say(
             f"model: {self.size.layers} layers, {self.size.hidden} features, {self.size.heads} heads: {sum(counts):,} weights, "
             f"of which each rank has {own:,}"

@@ -1,0 +1,49 @@
+"""Functional collectives for PyTorch, on the shared memory of one host.
+
+The functions have the names and arguments of torch.distributed._functional_collectives, so that a program moves by
+changing an import. Where the ranks of a group share a host, the core does the work on CPU tensors; everywhere else the
+same call goes through torch.distributed, with the same results.
+
+    import phalanx.collectives as pc
+
+    y = pc.all_reduce(x, "sum", dist.group.WORLD)   # returns before the peers have come
+    z = y + 1                                       # waits
+
+Which form of group to pass: for a compiler, (DeviceMesh, dim) and a list of lists say what all ranks do; a ProcessGroup
+or a list says only what this rank does.
+"""
+
+from phalanx.collectives import _ops
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor
+from phalanx.collectives._functional import (
+    all_gather_tensor,
+    all_reduce,
+    all_reduce_,
+    all_to_all_single,
+    broadcast,
+    broadcast_,
+    reduce_scatter_tensor,
+    wait_tensor,
+)
+from phalanx.collectives._groups import GroupLike, core_group, enable_group, finalize, is_core_group
+from phalanx.collectives._torch_compat import register_work as _register_tensor_work
+
+__all__ = [
+    "AsyncCollectiveTensor",
+    "GroupLike",
+    "_register_tensor_work",
+    "all_gather_tensor",
+    "all_reduce",
+    "all_reduce_",
+    "all_to_all_single",
+    "broadcast",
+    "broadcast_",
+    "core_group",
+    "enable_group",
+    "finalize",
+    "is_core_group",
+    "reduce_scatter_tensor",
+    "wait_tensor",
+]
+
+_ops.register()

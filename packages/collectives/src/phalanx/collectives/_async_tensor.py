@@ -1,0 +1,236 @@
+"""AsyncCollectiveTensor: the result of a collective that may still be on its way."""
+
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from phalanx.collectives import _errors, _ops, _torch_compat
+
+log = logging.getLogger("phalanx.collectives")
+
+_make = _torch_compat.make_wrapper
+_CPU_KEY = _torch_compat.CPU_KEY
+_default_dtype = torch.get_default_dtype
+
+
+def _wait_plain(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The kernel of wait_tensor for a plain CPU tensor; looked up at the first call."""
+    global _wait_plain
+    _wait_plain = _torch_compat.kernel_call(torch.ops.phalanx.wait_tensor.default)
+    return _wait_plain(keys, tensor)
+
+
+def _wait(tensor: torch.Tensor) -> None:
+    """Wait for all work on the storage of any tensor."""
+    with torch.no_grad():
+        torch.ops.phalanx.wait_tensor(tensor)
+
+
+class AsyncCollectiveTensor(torch.Tensor):
+    """A tensor that waits for its collective when it is used first.
+
+    It has the sizes, strides, dtype and device of the result, and no memory of its own. Any operation on it waits, and
+    works on (and gives) ordinary tensors; only views of it stay pending. If the collective failed, its error is raised
+    at the first use, and at each later one. A result that is dropped without a use is waited for.
+
+    As the class of this name in torch.distributed._functional_collectives.
+
+    Args:
+        elem: An ordinary tensor that a collective is writing.
+
+    Attributes:
+        elem: The ordinary tensor; not to be read before the wait.
+    """
+
+    # True: complete. None: pending, elem is a plain CPU tensor. False: pending, elem is any tensor. A pending tensor:
+    # this is a view of it. An exception: what the wait raised.
+    __slots__ = ("_state", "elem")
+    elem: torch.Tensor
+    _state: Any
+
+    __torch_function__ = _torch_compat.disabled_torch_function
+
+    @staticmethod
+    def __new__(cls, elem: torch.Tensor) -> "AsyncCollectiveTensor":
+        if not _is_pending(elem):
+            warnings.warn("AsyncCollectiveTensor: no collective is pending on this tensor; it is gone", stacklevel=2)
+        return wrap(elem)
+
+    @property
+    def completed(self) -> bool:
+        """Whether it was waited for with success."""
+        return self._state is True
+
+    def trigger_wait(self) -> torch.Tensor:
+        """Wait, if need be, and give the ordinary tensor. A later call returns at once.
+
+        Raises:
+            PhalanxError: The collective failed; the text names it, its group and its number.
+        """
+        state = self._state
+        if state is True:
+            return self.elem
+        try:
+            if state is None:
+                _wait_plain(_CPU_KEY, self.elem)
+            elif state is False:
+                _wait(self.elem)
+            elif isinstance(state, AsyncCollectiveTensor):
+                state.trigger_wait()
+            else:
+                raise state.with_traceback(None)
+        except Exception as error:
+            self._state = better = _errors.better(error)
+            raise better from None
+        self._state = True
+        return self.elem
+
+    def wait(self) -> torch.Tensor:
+        """The same as `trigger_wait`."""
+        return self.trigger_wait()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        view = _views.get(func)
+        if view is None:
+            view = _views[func] = _torch_compat.is_view(func)
+        if view and type(args[0]) is cls:
+            source = args[0]
+            if source._state is not True:
+                root = source._state if isinstance(source._state, AsyncCollectiveTensor) else source
+                if not isinstance(source._state, BaseException):
+                    return _as_views(func(source.elem, *_ready(args[1:]), **_ready(kwargs or {})), root)
+        return func(*_ready(args), **_ready(kwargs or {}))
+
+    def __del__(self) -> None:
+        state = getattr(self, "_state", True)
+        if state is True or (state is not None and state is not False) or sys.is_finalizing():
+            return
+        from phalanx.collectives import _registry
+
+        if _registry.making_a_group():  # a garbage collection in a callback of the core
+            return
+        try:
+            self.trigger_wait()
+        except Exception as error:  # nobody is there to catch it; the group raises it at its next use
+            log.warning("a collective failed whose result was dropped: %s", error)
+
+    # ---- what reads memory without an operation -----------------------------------------------------------------
+
+    def numpy(self, *, force: bool = False) -> Any:
+        self._refuse_gradient(not force)
+        return self.trigger_wait().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.trigger_wait().tolist()
+
+    def data_ptr(self) -> int:
+        return self.trigger_wait().data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.trigger_wait().untyped_storage()
+
+    def storage(self) -> Any:
+        plain: Any = self.trigger_wait()
+        return plain.storage()
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_gradient(True)
+        return self.trigger_wait().__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.elem.__dlpack_device__()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain: Any = self.trigger_wait()
+        return plain.__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.trigger_wait(), memo)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"AsyncCollectiveTensor({self.trigger_wait()})"
+
+    def _refuse_gradient(self, refuse: bool) -> None:
+        if refuse and self.requires_grad:  # as an ordinary tensor does
+            raise RuntimeError("Can't export memory of a tensor that requires grad. Use tensor.detach() first.")
+
+    # ---- torch.compile ------------------------------------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["elem"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], meta: None, size: Any, stride: Any) -> Any:
+        return wrap(inner["elem"])
+
+    def __coerce_same_metadata_as_tangent__(self, metadata: Any, expected_type: type | None = None) -> Any:
+        return self.trigger_wait() if expected_type is torch.Tensor else None
+
+
+_views: dict[Any, bool] = {}  # by aten op
+
+
+def _ready(value: Any) -> Any:
+    """The same arguments with every pending tensor waited for."""
+    kind = type(value)
+    if kind is AsyncCollectiveTensor:
+        return value.trigger_wait()
+    if kind is tuple or kind is list:
+        return kind(_ready(each) for each in value)
+    if kind is dict:
+        return {key: _ready(each) for key, each in value.items()}
+    return value
+
+
+def _as_views(result: Any, root: AsyncCollectiveTensor) -> Any:
+    if isinstance(result, torch.Tensor):
+        made = wrap(result)
+        made._state = root
+        return made
+    return type(result)(_as_views(each, root) for each in result)
+
+
+def _is_pending(elem: torch.Tensor) -> bool:
+    if _torch_compat.is_tracing() or _torch_compat.registered_work_count():
+        return True
+    ops = _ops.loaded()
+    storage = ops.ffi.cast("void *", elem.untyped_storage().data_ptr())
+    return bool(ops.lib.phxt_pending_has(storage))
+
+
+def start(elem: torch.Tensor) -> AsyncCollectiveTensor:
+    """Wrap a contiguous CPU tensor that starts at the beginning of its storage: the result of a native op."""
+    dtype = elem.dtype
+    made: AsyncCollectiveTensor
+    if dtype is _default_dtype():  # an argument less to parse
+        made = _make(AsyncCollectiveTensor, elem.size())
+    else:
+        made = _make(AsyncCollectiveTensor, elem.size(), dtype=dtype)
+    made.elem = elem
+    made._state = None
+    return made
+
+
+def wrap(elem: torch.Tensor) -> AsyncCollectiveTensor:
+    """Wrap any tensor that is still being written."""
+    made: AsyncCollectiveTensor = _make(
+        AsyncCollectiveTensor,
+        elem.size(),
+        strides=elem.stride(),
+        storage_offset=elem.storage_offset(),
+        dtype=elem.dtype,
+        layout=elem.layout,
+        device=elem.device,
+        requires_grad=elem.requires_grad,
+    )
+    made.elem = elem
+    made._state = False
+    return made

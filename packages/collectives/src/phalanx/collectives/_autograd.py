@@ -1,0 +1,208 @@
+"""Gradients of the collectives.
+
+A rank's gradient is that of the sum of all ranks' losses with respect to its own input, as if every rank called
+backward at the same time: so every backward pass is a collective of its own.
+
+    all_reduce sum        all_reduce sum            reduce_scatter sum    all_gather
+    all_reduce avg        all_reduce avg            reduce_scatter avg    all_gather, divided by the group size
+    all_gather            reduce_scatter sum        all_to_all            all_to_all with the splits exchanged
+    broadcast             the sum on the source, zero elsewhere
+
+(torch.distributed._functional_collectives of torch 2.13 has the same, without avg; there broadcast passes the local
+gradient on, which is wrong.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from phalanx.collectives import _torch_compat
+
+_DIFFERENTIABLE = ("sum", "avg")
+
+
+def check_differentiable(name: str, reduce_op: str) -> str:
+    """The reduction in lower case.
+
+    Raises:
+        RuntimeError: It has no gradient here.
+    """
+    lower = reduce_op.lower()
+    if lower not in _DIFFERENTIABLE:
+        raise RuntimeError(
+            f"{name}: the input needs a gradient, but the reduction '{reduce_op}' has none; use sum or avg, or call "
+            "it with torch.no_grad() or on input.detach()"
+        )
+    return lower
+
+
+def _waited(started: torch.Tensor) -> torch.Tensor:
+    done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
+    return done
+
+
+# In each of these `run` starts the collective below autograd: run(tensor, *the op's other arguments).
+
+
+class AllReduce(Function):
+    """all_reduce, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, reduce_op: str, group: str) -> Any:
+        ctx.reduce_op, ctx.group = check_differentiable("all_reduce", reduce_op), group
+        return run(tensor, reduce_op, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, _waited(torch.ops.phalanx.all_reduce(grad, ctx.reduce_op, ctx.group)), None, None
+
+
+class AllGather(Function):
+    """all_gather_into_tensor, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, size: int, group: str) -> Any:
+        ctx.size, ctx.group, ctx.scalar = size, group, tensor.dim() == 0
+        return run(tensor, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        part = _waited(torch.ops.phalanx.reduce_scatter_tensor(grad, "sum", ctx.size, ctx.group))
+        return None, part.squeeze(0) if ctx.scalar else part, None, None
+
+
+class ReduceScatter(Function):
+    """reduce_scatter_tensor, differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, reduce_op: str, size: int, group: str
+    ) -> Any:
+        ctx.reduce_op, ctx.size, ctx.group = check_differentiable("reduce_scatter_tensor", reduce_op), size, group
+        return run(tensor, reduce_op, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        whole = _waited(torch.ops.phalanx.all_gather_into_tensor(grad, ctx.size, ctx.group))
+        return None, whole / ctx.size if ctx.reduce_op == "avg" else whole, None, None, None
+
+
+class AllToAll(Function):
+    """all_to_all_single, differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., torch.Tensor],
+        tensor: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        group: str,
+    ) -> Any:
+        ctx.output_split_sizes, ctx.input_split_sizes, ctx.group = output_split_sizes, input_split_sizes, group
+        return run(tensor, output_split_sizes, input_split_sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        back = torch.ops.phalanx.all_to_all_single(grad, ctx.input_split_sizes, ctx.output_split_sizes, ctx.group)
+        return None, _waited(back), None, None, None
+
+
+class Broadcast(Function):
+    """broadcast, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, src: int, group: str) -> Any:
+        ctx.src, ctx.group = src, group
+        return run(tensor, src, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        from phalanx.collectives import _registry  # it needs _ops, which needs this module
+
+        total = _waited(torch.ops.phalanx.all_reduce(grad, "sum", ctx.group))
+        mine = _registry.entry_named(ctx.group).group_rank == ctx.src
+        return None, total if mine else torch.zeros_like(total), None, None
+
+
+class Wait(Function):
+    """The waited tensor of a pending one; `run` gives it."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor) -> Any:
+        return run(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, grad
+
+
+def _needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in (*args, *kwargs.values())
+    )
+
+
+def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
+    """The autograd kernel of a functional op."""
+    call = _torch_compat.kernel_call(op)
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        below = _torch_compat.below_autograd(keys)
+
+        def run(*inner: Any) -> Any:
+            with _torch_compat.BelowAutograd():
+                return call(below, *inner)
+
+        return function.apply(run, *args) if _needs_gradient(args, {}) else run(*args)
+
+    return kernel
+
+
+def _in_place(op: Any, name: str, instead: str) -> Callable[..., Any]:
+    """The autograd kernel of an op that writes into its first argument, or into `out`."""
+    call = _torch_compat.kernel_call(op)
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> None:
+        if _needs_gradient(args, kwargs):
+            raise RuntimeError(
+                f"{name} writes into its argument, which has no gradient; use {instead}, or call it with "
+                "torch.no_grad() or on a detached tensor"
+            )
+        torch.autograd.graph.increment_version(kwargs.get("out", args[0]))
+        with _torch_compat.BelowAutograd():
+            call(_torch_compat.below_autograd(keys), *args, **kwargs)
+
+    return kernel
+
+
+_FUNCTIONS = {
+    "all_reduce": AllReduce,
+    "all_gather_into_tensor": AllGather,
+    "reduce_scatter_tensor": ReduceScatter,
+    "all_to_all_single": AllToAll,
+    "broadcast": Broadcast,
+    "wait_tensor": Wait,
+}
+_IN_PLACE = {
+    "all_reduce_": "all_reduce",
+    "broadcast_": "broadcast",
+    "all_gather_into_tensor_out": "all_gather_tensor",
+    "reduce_scatter_tensor_out": "reduce_scatter_tensor",
+}
+
+
+def register(library: torch.library.Library) -> None:
+    """Register the autograd kernels of the ops.
+
+    Args:
+        library: A fragment of the library phalanx.
+    """
+    for name, function in _FUNCTIONS.items():
+        op = getattr(torch.ops.phalanx, name).default
+        _torch_compat.implement(library, name, _differentiable(op, function), "Autograd", with_keys=True)
+    for name, instead in _IN_PLACE.items():
+        op = getattr(torch.ops.phalanx, name).default
+        _torch_compat.implement(library, name, _in_place(op, name, instead), "Autograd", with_keys=True)

@@ -1,0 +1,47 @@
+"""Errors of the native ops as exceptions of phalanx.core."""
+
+import threading
+from typing import Any
+
+from phalanx.collectives import _ops
+from phalanx.core import PhalanxError, check, ffi, lib
+
+
+class _Stash(threading.local):
+    error: BaseException | None = None
+
+
+_stash = _Stash()
+
+
+def keep(error: BaseException) -> None:
+    """Remember what a collective of torch.distributed raised: the native op can pass on its text only."""
+    _stash.error = error
+
+
+def better(error: BaseException) -> BaseException:
+    """The exception to raise for one that a native op raised in this thread just now.
+
+    Args:
+        error: A RuntimeError or ValueError of torch.
+
+    Returns:
+        A PhalanxError with all that the core knows, the exception of torch.distributed, or `error` itself.
+    """
+    stashed, _stash.error = _stash.error, None
+    if stashed is not None and str(stashed) in str(error):
+        return stashed
+    ops = _ops.loaded()
+    text = str(error)
+    if ops.lib.phxt_last_status() >= 0 or _text(ops.lib.phxt_last_error()) != text:
+        return error
+    if _text(lib.phx_last_error()) == text:
+        try:
+            check(ops.lib.phxt_last_status())
+        except PhalanxError as known:
+            return known.with_traceback(None)
+    return ops.last_error() or error
+
+
+def _text(pointer: Any) -> str:
+    return bytes(ffi.string(pointer)).decode("utf-8", "replace")

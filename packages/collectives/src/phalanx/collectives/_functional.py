@@ -1,0 +1,430 @@
+"""The functional collectives. In eager mode they return before the peers have come; see AsyncCollectiveTensor."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import SymInt
+
+from phalanx.collectives import _autograd, _errors, _ops
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wrap
+from phalanx.collectives._groups import GroupLike, find_for, traced_name, traced_size
+from phalanx.collectives._registry import Entry, ready
+from phalanx.collectives._torch_compat import CPU_KEY, is_dynamo_compiling, is_plain, is_tracing, kernel_call
+
+# ---- how an op is called ---------------------------------------------------------------------------------------------
+
+
+class _Op:
+    """One op in the three ways in which it is called."""
+
+    __slots__ = ("function", "kernel", "name")
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name = name
+        self.function = function
+        self.kernel: Callable[..., Any] = self._first_call
+
+    def _first_call(self, keys: Any, *args: Any) -> Any:
+        self.kernel = kernel_call(getattr(torch.ops.phalanx, self.name).default)
+        return self.kernel(keys, *args)
+
+    def call(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Start the op where the fast road is closed, and wrap its result."""
+        if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing():
+            result: torch.Tensor = self.function.apply(lambda *inner: self._wrapped(entry, *inner), tensor, *args)
+            return result
+        return self._wrapped(entry, tensor, *args)
+
+    def _wrapped(self, entry: Entry, *args: Any) -> torch.Tensor:
+        if entry.decided and entry.core is None and is_plain(args[0]):
+            started = self._through_torch(entry, *args)  # without a detour, so it stays asynchronous
+        else:
+            started = getattr(torch.ops.phalanx, self.name)(*args)
+        if is_tracing() or type(started) is not torch.Tensor:
+            waited: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
+            return waited
+        return wrap(started)
+
+    def _through_torch(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        given = list(args)
+        if self.name in ("all_reduce", "reduce_scatter_tensor"):
+            given[0] = _ops.check_reduction(given[0])
+        elif self.name == "all_to_all_single" and not given[0] and not given[1]:
+            given[0] = given[1] = _ops.even(tensor.size(0), entry.size)
+        started: torch.Tensor = getattr(torch.ops._c10d_functional, self.name)(tensor.contiguous(), *given)
+        return started
+
+
+_ALL_REDUCE = _Op("all_reduce", _autograd.AllReduce)
+_ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
+_REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
+_ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
+_BROADCAST = _Op("broadcast", _autograd.Broadcast)
+
+
+_WAIT: Callable[..., torch.Tensor] = _autograd.Wait.apply
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise _errors.better(error) from None
+
+
+# ---- collectives -----------------------------------------------------------------------------------------------------
+
+
+def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "") -> torch.Tensor:  # noqa: N803
+    """Reduce a tensor over all ranks; every rank gets the result, to the bit. Collective.
+
+    As torch.distributed._functional_collectives.all_reduce. Differentiable for sum and avg.
+
+    Args:
+        self: Any shape, strides and dtype; left as it is, and free to be changed when the call returns (if the core
+            serves the group). bool, integers and floats; complex numbers for sum and avg.
+        reduceOp: sum, avg, product, min, max, band, bor or bxor, in upper or lower case. 16-bit floats are added
+            in float32 and rounded once; avg of integers rounds towards zero.
+        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
+            lists of them (each rank takes part in the one that holds it), or the name of a process group. The first
+            collective of a rank on a group waits until all its ranks come.
+        tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
+
+    Returns:
+        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+
+    Raises:
+        ValueError: Unknown reduction, or not a group of this rank; nothing was sent.
+        RuntimeError: A gradient is needed that the reduction does not have; nothing was sent.
+        PhalanxError: From here or from the first use of the result: a peer died (PeerDeadError) or did not come
+            (WaitTimeoutError), or the ranks made different calls (MismatchError). The group is of no use after it.
+    """
+    if is_dynamo_compiling():
+        return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and is_plain(self):
+            return start(_ALL_REDUCE.kernel(CPU_KEY, self, reduceOp, entry.name))
+        _ops.check_reduction(reduceOp)
+        entry = entry or find_for(self, group, tag)
+        return _ALL_REDUCE.call(entry, self, reduceOp, entry.name)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+
+
+def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag: str = "") -> torch.Tensor:
+    """Join the tensors of all ranks along a dim; every rank gets the result. Collective.
+
+    As torch.distributed._functional_collectives.all_gather_tensor. Differentiable.
+
+    Args:
+        self: Any shape, strides and dtype, the same shape and dtype on all ranks. One without dims counts as one of
+            shape (1,).
+        gather_dim: Along which to join; negative ones count from the end.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        Of the shape of `self`, with `gather_dim` group-size times as long, contiguous. An AsyncCollectiveTensor when
+        gather_dim is 0; otherwise joining may have waited.
+
+    Raises:
+        IndexError: There is no such dim; nothing was sent.
+        ValueError, PhalanxError: As for `all_reduce`.
+    """
+    dim = _dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        size = traced_size(name)
+        gathered = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
+        return _joined_at(gathered, size, dim)
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and is_plain(self):
+            gathered = start(_ALL_GATHER.kernel(CPU_KEY, self, entry.size, entry.name))
+        else:
+            entry = entry or find_for(self, group, tag)
+            gathered = _ALL_GATHER.call(entry, self, entry.size, entry.name)
+        return _joined_at(gathered, entry.size, dim)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+
+
+def reduce_scatter_tensor(
+    self: torch.Tensor,
+    reduceOp: str,  # noqa: N803
+    scatter_dim: int,
+    group: GroupLike,
+    tag: str = "",
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks; each rank gets its own part of the result. Collective.
+
+    As torch.distributed._functional_collectives.reduce_scatter_tensor. Differentiable for sum and avg.
+
+    Args:
+        self: Any shape, strides and dtype, the same shape and dtype on all ranks.
+        reduceOp: As for `all_reduce`.
+        scatter_dim: Along which to split; negative ones count from the end. Its size must be a multiple of the group
+            size.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        The part of this rank: of the shape of `self`, with `scatter_dim` divided by the group size, contiguous. An
+        AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+
+    Raises:
+        AssertionError: The size is no multiple; nothing was sent.
+        IndexError: There is no such dim; nothing was sent.
+        ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+    """
+    dim = _dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        size = traced_size(name)
+        parts = _parts_first(self, size, dim)
+        return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and dim == 0 and is_plain(self):
+            _check_multiple(self, 0, entry.size)
+            return start(_REDUCE_SCATTER.kernel(CPU_KEY, self, reduceOp, entry.size, entry.name))
+        _ops.check_reduction(reduceOp)
+        entry = entry or find_for(self, group, tag)
+        parts = _parts_first(self, entry.size, dim)
+        return _REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+
+
+def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
+    """Give every rank the tensor of one. Collective.
+
+    As torch.distributed._functional_collectives.broadcast. Differentiable: the source gets the sum of all gradients,
+    the others get zeros.
+
+    Args:
+        self: Any shape, strides and dtype, the same shape and dtype on all ranks; only the values of the source count.
+        src: The source, as a rank within the group.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+
+    Raises:
+        ValueError: No such rank in the group, or not a group of this rank; nothing was sent.
+        PhalanxError: As for `all_reduce`.
+    """
+    if is_dynamo_compiling():
+        return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and is_plain(self):
+            return start(_BROADCAST.kernel(CPU_KEY, self, src, entry.name))
+        entry = entry or find_for(self, group, tag)
+        _check_source("broadcast", src, entry)
+        return _BROADCAST.call(entry, self, src, entry.name)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+
+
+def all_to_all_single(
+    self: torch.Tensor,
+    output_split_sizes: list[int] | None,
+    input_split_sizes: list[int] | None,
+    group: GroupLike,
+    tag: str = "",
+) -> torch.Tensor:
+    """Send a part of the tensor to each rank, and join what comes from each. Collective.
+
+    As torch.distributed._functional_collectives.all_to_all_single. Differentiable.
+
+    Args:
+        self: At least one dim, any strides and dtype. Its rows (indices of dim 0) are dealt to the ranks in order.
+        output_split_sizes: How many rows come from each rank; what that rank sends here.
+        input_split_sizes: How many rows go to each rank. Both None, on all ranks, for an even split.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        The rows that came, in rank order, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished
+        tensor.
+
+    Raises:
+        AssertionError: Only one of the two is None, or an entry is no int; nothing was sent.
+        ValueError: The splits do not fit the tensor or the group; nothing was sent.
+        MismatchError: Ranks disagree about how many rows go from one to the other.
+        PhalanxError: As for `all_reduce`.
+    """
+    output_rows = _split_sizes("output_split_sizes", output_split_sizes)
+    input_rows = _split_sizes("input_split_sizes", input_split_sizes)
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise AssertionError(
+            "output_split_sizes and input_split_sizes must either be specified together or both set to None"
+        )
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and is_plain(self):
+            return start(_ALL_TO_ALL.kernel(CPU_KEY, self, output_rows, input_rows, entry.name))
+        entry = entry or find_for(self, group, tag)
+        _check_splits(self, output_rows, input_rows, entry)
+        return _ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+
+
+def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait until no collective writes into the tensor any more. Not collective.
+
+    On a CPU it blocks; on a GPU it makes the current stream wait. A second call, and a call on a tensor that no
+    collective writes into, does nothing. As torch.distributed._functional_collectives.wait_tensor.
+
+    Args:
+        tensor: Any.
+
+    Returns:
+        The finished tensor: an ordinary one for an AsyncCollectiveTensor, otherwise `tensor`.
+
+    Raises:
+        PhalanxError: The collective failed.
+    """
+    if is_dynamo_compiling():
+        return _traced(tensor)
+    if type(tensor) is AsyncCollectiveTensor:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            result: torch.Tensor = _WAIT(_finished, tensor)
+            return result
+        return tensor.trigger_wait()
+    try:
+        return _traced(tensor)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+
+
+def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "") -> torch.Tensor:  # noqa: N803
+    """Reduce a tensor over all ranks, in place. Collective. It returns when the result is there.
+
+    Args:
+        self: As for `all_reduce`; gets the result. Must not need a gradient.
+        reduceOp, group, tag: As for `all_reduce`.
+
+    Returns:
+        `self`.
+
+    Raises:
+        ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+    """
+    if is_dynamo_compiling():
+        return self.copy_(all_reduce(self, reduceOp, group, tag))
+    _ops.check_reduction(reduceOp)
+    return _in_place("all_reduce_", self, group, tag, reduceOp)
+
+
+def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
+    """Give every rank the tensor of one, in place. Collective. It returns when the result is there.
+
+    Args:
+        self: As for `broadcast`; gets the result. Must not need a gradient.
+        src, group, tag: As for `broadcast`.
+
+    Returns:
+        `self`.
+
+    Raises:
+        ValueError, RuntimeError, PhalanxError: As for `broadcast`.
+    """
+    if is_dynamo_compiling():
+        return self.copy_(broadcast(self, src, group, tag))
+    return _in_place("broadcast_", self, group, tag, src)
+
+
+# ---- parts of them ---------------------------------------------------------------------------------------------------
+
+
+def _traced(started: torch.Tensor) -> torch.Tensor:
+    done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
+    return done
+
+
+def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
+    return tensor.trigger_wait().detach()
+
+
+def _in_place(name: str, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
+    target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+    try:
+        entry = find_for(target, group, tag)
+        if name == "broadcast_":
+            _check_source(name, argument, entry)
+        getattr(torch.ops.phalanx, name)(target, argument, entry.name)
+        torch.ops.phalanx.wait_tensor(target)
+    except (RuntimeError, ValueError) as error:
+        _fail(error)
+    return tensor
+
+
+def _dim(operation: str, name: str, dim: int, dims: int) -> int:
+    if dims == 0:
+        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
+    if not -dims <= dim < dims:
+        raise IndexError(f"{operation}: {name} is {dim}; a tensor with {dims} dims has {-dims} to {dims - 1}")
+    return dim % dims
+
+
+def _check_multiple(tensor: torch.Tensor, dim: int, size: int) -> None:
+    if tensor.size(dim) % size != 0:
+        raise AssertionError(
+            f"input dimension {dim} has size {tensor.size(dim)}, which must be a multiple of group_size {size}"
+        )
+
+
+def _parts_first(tensor: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    """The parts of `tensor` along `dim`, one after another along dim 0."""
+    _check_multiple(tensor, dim, size)
+    if dim == 0:
+        return tensor
+    shape = tensor.shape
+    split = tensor.reshape([*shape[:dim], size, shape[dim] // size, *shape[dim + 1 :]]).movedim(dim, 0)
+    return split.reshape([size * shape[0], *split.shape[2:]])
+
+
+def _joined_at(gathered: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    """The parts that lie one after another along dim 0, one after another along `dim`."""
+    if dim == 0:
+        return gathered
+    shape = gathered.shape
+    parts = gathered.view([size, shape[0] // size, *shape[1:]]).movedim(0, dim)
+    return parts.reshape([*parts.shape[:dim], size * parts.shape[dim + 1], *parts.shape[dim + 2 :]]).contiguous()
+
+
+def _check_source(operation: str, src: int, entry: Entry) -> None:
+    if not 0 <= src < entry.size:
+        raise ValueError(
+            f"{operation} on group '{entry.name}': src is {src}; it must be a rank within the group, 0 to "
+            f"{entry.size - 1}"
+        )
+
+
+def _split_sizes(name: str, sizes: list[int] | None) -> list[int]:
+    if sizes is None:
+        return []
+    if not all(isinstance(size, (int, SymInt)) for size in sizes):
+        raise AssertionError(f"All {name} must be int or SymInt, got {sizes}")
+    return list(sizes)
+
+
+def _check_splits(tensor: torch.Tensor, output_rows: list[int], input_rows: list[int], entry: Entry) -> None:
+    operation = f"all_to_all_single on group '{entry.name}'"
+    if tensor.dim() == 0:
+        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
+    if not output_rows and not input_rows:
+        _ops.even(tensor.size(0), entry.size)
+        return
+    for name, rows in (("output_split_sizes", output_rows), ("input_split_sizes", input_rows)):
+        if len(rows) != entry.size:
+            raise ValueError(f"{operation}: {name} has {len(rows)} entries, but the group has {entry.size} ranks")
+        if any(size < 0 for size in rows):
+            raise ValueError(f"{operation}: {name} has a negative entry: {rows}")
+    if sum(input_rows) != tensor.size(0):
+        raise ValueError(
+            f"{operation}: input_split_sizes add up to {sum(input_rows)}, but dim 0 of the tensor has size "
+            f"{tensor.size(0)}"
+        )

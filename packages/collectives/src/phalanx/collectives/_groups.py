@@ -1,0 +1,215 @@
+"""All the forms of a group argument, as the entry of a process group."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives import _ops, _registry, _torch_compat
+from phalanx.collectives._registry import Entry
+from phalanx.collectives._torch_compat import DeviceMesh
+from phalanx.core import Group
+
+GroupLike = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | list[int] | list[list[int]] | str
+
+_NOT_1D = "Only 1D mesh is supported, pass in (DeviceMesh, int) together if mesh > 1D"
+_TUPLE = "Invalid tuple for group must be (DeviceMesh, int)"
+_ACCEPTED = (
+    "Invalid type for group, must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int), or the name of a "
+    "process group"
+)
+
+
+# ---- in eager mode ---------------------------------------------------------------------------------------------------
+
+
+def find(group: GroupLike, tag: str = "") -> Entry:
+    """The entry of a group. Not collective, unless a tag asks for a new process group.
+
+    Raises:
+        ValueError, AssertionError: It is no group of this rank; the text says why.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
+    if isinstance(group, str):
+        return _registry.entry_named(group)
+    if isinstance(group, list):
+        return _registry.entry_of(_group_of_ranks(_own_ranks(group), tag))
+    process_group = _process_group(group)
+    if tag and _torch_compat.is_registered(process_group) and _torch_compat.tag_of(process_group) != tag:
+        process_group = _group_of_ranks(dist.get_process_group_ranks(process_group), tag)
+    return _registry.entry_of(process_group)
+
+
+def find_for(tensor: torch.Tensor, group: GroupLike, tag: str) -> Entry:
+    """The entry of a group for a collective on `tensor`. Collective the first time: the ranks of the group meet.
+
+    Raises:
+        ValueError, AssertionError: It is no group of this rank; the text says why.
+        PhalanxError: The ranks could not meet.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}")
+    _ops.loaded()
+    entry = find(group, tag)
+    if not entry.decided and tensor.is_cpu and not _torch_compat.is_tracing():
+        entry.decide()
+    return entry
+
+
+def _process_group(group: Any) -> dist.ProcessGroup:
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise AssertionError(_NOT_1D)
+        return group.get_group()
+    if isinstance(group, tuple):
+        if len(group) != 2 or not isinstance(group[0], DeviceMesh) or type(group[1]) is not int:
+            raise ValueError(f"{_TUPLE}, not {_kinds(group)}")
+        mesh, dim = group
+        if not -mesh.ndim <= dim < mesh.ndim:
+            raise ValueError(f"(DeviceMesh, {dim}): the mesh has {mesh.ndim} dims, so the dim must be below that")
+        return cast(dist.ProcessGroup, mesh.get_group(dim % mesh.ndim))
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not in the group: new_group gave GroupMember.NON_GROUP_MEMBER")
+    raise ValueError(f"{_ACCEPTED}, not {type(group).__name__}")
+
+
+def _kinds(values: Sequence[Any]) -> str:
+    return f"({', '.join(type(value).__name__ for value in values)})"
+
+
+def _own_ranks(group: list[Any]) -> list[int]:
+    """This rank's list among one or several lists of ranks."""
+    nested = bool(group) and all(isinstance(each, list) for each in group)
+    lists = group if nested else [group]
+    if not all(lists) or not lists:
+        raise ValueError("an empty list of ranks is no group: list at least the calling rank")
+    for ranks in lists:
+        if len(ranks) != len(lists[0]):
+            raise ValueError(f"group sizes must be identical found {len(lists[0])} and {len(ranks)}")
+    flat = [rank for ranks in lists for rank in ranks]
+    if bad := [rank for rank in flat if type(rank) is not int]:
+        raise ValueError(f"a list of ranks must hold ints only (or lists of ints only), not {bad[0]!r}")
+    size = dist.get_world_size()
+    if bad := [rank for rank in flat if not 0 <= rank < size]:
+        raise ValueError(f"rank {bad[0]} does not exist: there are {size} ranks")
+    if bad := sorted({rank for rank in flat if flat.count(rank) > 1}):
+        raise ValueError(f"rank {bad[0]} is listed twice in {group}; list each rank once")
+    me = dist.get_rank()
+    for ranks in lists:
+        if me in ranks:
+            return list(ranks)
+    raise ValueError(f"rank {me}, which is calling, is not in {group}; only the ranks of a group call its collectives")
+
+
+def _group_of_ranks(ranks: list[int], tag: str) -> dist.ProcessGroup:
+    found = _torch_compat.find_group(ranks, tag)
+    if found is None and not tag:
+        raise ValueError(
+            f"no process group has just the ranks {ranks}: make one with torch.distributed.new_group({ranks}), or "
+            "give a tag to have one made (then every rank must call)"
+        )
+    return found if found is not None else _torch_compat.make_group(ranks, tag)
+
+
+# ---- while torch.compile traces --------------------------------------------------------------------------------------
+# Dynamo follows the functions that are not constant, and guards on the group. Nothing is sent: the ranks meet when the
+# graph runs first.
+
+
+def traced_name(group: Any, tag: str) -> str:
+    """The name of a group, for a graph."""
+    if isinstance(group, str):
+        return group
+    if isinstance(group, list):
+        return _name_of_ranks(tuple(tuple(each) if isinstance(each, list) else each for each in group), tag)
+    if isinstance(group, dist.ProcessGroup):
+        name = str(group.group_name)
+    elif isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise AssertionError(_NOT_1D)
+        name = group.get_group().group_name
+    elif isinstance(group, tuple):
+        if len(group) != 2 or not isinstance(group[0], DeviceMesh):
+            raise ValueError(_TUPLE)
+        name = group[0].get_group(group[1]).group_name
+    else:
+        raise ValueError(_ACCEPTED)
+    return _name_with_tag(name, tag) if tag else name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _name_of_ranks(ranks: tuple[Any, ...], tag: str) -> str:
+    return find([list(each) if isinstance(each, tuple) else each for each in ranks], tag).name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _name_with_tag(name: str, tag: str) -> str:
+    return find(_torch_compat.group_named(name) or name, tag).name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def traced_size(name: str) -> int:
+    """The size of a group, for a graph."""
+    return _registry.entry_named(name).size
+
+
+# ---- public ----------------------------------------------------------------------------------------------------------
+
+
+def enable_group(group: GroupLike, tag: str = "") -> bool:
+    """Let the ranks of a group meet now, instead of at its first collective on a CPU tensor.
+
+    Collective among the ranks of the group the first time; later calls return at once.
+
+    Args:
+        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
+            lists of them (each rank takes part in the one that holds it), or the name of a process group.
+        tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
+
+    Returns:
+        True if the core serves it. False if torch.distributed does: ranks are on several hosts, or the backend is none
+        whose ranks are processes (fake, threaded). The same on every rank.
+
+    Raises:
+        ValueError, AssertionError: It is no group of this rank.
+        PhalanxError: The ranks could not meet.
+    """
+    entry = find(group, tag)
+    if not entry.decided:
+        entry.decide()
+    return entry.core is not None
+
+
+def is_core_group(group: GroupLike, tag: str = "") -> bool:
+    """Whether the ranks of a group have met and the core serves it. Not collective.
+
+    Args:
+        group, tag: As for `enable_group`.
+    """
+    return find(group, tag).core is not None
+
+
+def core_group(group: GroupLike, tag: str = "") -> Group | None:
+    """The core's group behind a group, or None if torch.distributed serves it.
+
+    Collective among the ranks of the group the first time, as `enable_group`. It is of no use any more when the process
+    group was destroyed.
+
+    Args:
+        group, tag: As for `enable_group`.
+    """
+    enable_group(group, tag)
+    return find(group, tag).core
+
+
+def finalize() -> None:
+    """Release all that this rank's collectives hold: shared memory, sockets, a thread. Not collective.
+
+    It is done without this call for each process group when it is destroyed, and at the end of the process. A later
+    collective lets the ranks meet again.
+    """
+    _registry.release_rank()

@@ -1,0 +1,164 @@
+"""How the ranks of a process group agree on whether the core serves it, through torch's store.
+
+A store may hold what an earlier run of the same program left in it. So nothing is believed because it is there: every
+rank says hello with a number drawn at random, the first rank of the group answers all of them with a *token*, and each
+rank acknowledges an answer that quotes its own number. What the core then writes goes below the token.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from phalanx.core import WaitTimeoutError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+
+
+class Answer(NamedTuple):
+    """What all ranks of the group know after the meeting.
+
+    Attributes:
+        token: Drawn for this meeting; the same on all ranks.
+        refusal: Why a rank cannot use the core; "" when all can.
+    """
+
+    token: str
+    refusal: str
+
+
+class Meeting:
+    """One meeting of the ranks of a group.
+
+    Args:
+        store: A torch Store that the ranks share.
+        name: Name of the group.
+        ranks: Its global ranks, in order.
+        position: Of this rank among them.
+        timeout_ms: How long to wait for the others.
+    """
+
+    def __init__(self, store: Any, name: str, ranks: Sequence[int], position: int, timeout_ms: int) -> None:
+        self._store = store
+        self._name = name
+        self._ranks = ranks
+        self._position = position
+        self._timeout_ms = timeout_ms
+        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._pause_s = _FIRST_PAUSE_S
+
+    def hold(self, refusal: str) -> Answer:
+        """Meet. Collective among the ranks of the group.
+
+        Args:
+            refusal: Why this rank cannot use the core, or "".
+
+        Raises:
+            WaitTimeoutError: Ranks did not come in time; the text names them.
+        """
+        if len(self._ranks) == 1:
+            return Answer(uuid4().hex, refusal)
+        hello = [uuid4().hex, refusal]
+        self._write(f"hello/{self._position}", hello)
+        return self._lead(hello) if self._position == 0 else self._follow(hello)
+
+    def _lead(self, hello: list[str]) -> Answer:
+        token, answered = uuid4().hex, None
+        others = range(1, len(self._ranks))
+        while True:
+            hellos = [hello, *(self._read(f"hello/{i}") for i in others)]
+            if None not in hellos and hellos != answered:
+                answered = hellos
+                refusal = next(
+                    (f"rank {rank}: {no}" for rank, (_, no) in zip(self._ranks, hellos, strict=True) if no), ""
+                )
+                self._write("answer", [token, refusal, [number for number, _ in hellos]])
+            late = [i for i in others if self._read(f"thanks/{i}") != token]
+            if not late:
+                break
+            self._pause(late)
+        for i in others:
+            self._remove(f"hello/{i}")
+            self._remove(f"thanks/{i}")
+        self._remove("hello/0")
+        self._remove("answer")
+        return Answer(token, refusal)
+
+    def _follow(self, hello: list[str]) -> Answer:
+        while True:
+            answer = self._read("answer")
+            if answer is not None and answer[2][self._position] == hello[0]:
+                break
+            self._pause(None)
+        self._write(f"thanks/{self._position}", answer[0])
+        return Answer(answer[0], answer[1])
+
+    def _pause(self, late: list[int] | None) -> None:
+        if time.monotonic() > self._deadline:
+            if late is None:  # whoever has not said hello; if all have, the first rank did not answer
+                late = [i for i in range(len(self._ranks)) if self._read(f"hello/{i}") is None] or [0]
+            names = ", ".join(str(self._ranks[i]) for i in late)
+            me = self._ranks[self._position]
+            raise WaitTimeoutError(
+                f"group '{self._name}': after {self._timeout_ms} ms rank {me} still waits for rank(s) {names} to call "
+                "their first collective on it. The first collective on a group is where its ranks meet: every rank of "
+                "the group must call it.",
+                rank=me,
+                peer=self._ranks[late[0]],
+                operation="enable_group",
+                group=self._name,
+            )
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _write(self, key: str, value: Any) -> None:
+        self._store.set(key, json.dumps(value))
+
+    def _read(self, key: str) -> Any:
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def _remove(self, key: str) -> None:
+        with contextlib.suppress(RuntimeError):  # not every store can; the keys are of no use to anybody
+            self._store.delete_key(key)
+
+
+class TokenStore:
+    """Torch's store as the core sees it: its keys lie below the token of the group that the calling thread makes.
+
+    Args:
+        base: A torch Store.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self._base = base
+        self._local = threading.local()
+
+    def use(self, token: str | None) -> None:
+        """Set the token for calls from this thread; None when no group is being made."""
+        self._local.token = token
+
+    def in_use(self) -> bool:
+        """Whether this thread is making a group."""
+        return getattr(self._local, "token", None) is not None
+
+    def set(self, key: str, value: bytes) -> None:
+        self._base.set(self._full(key), value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._base.get(self._full(key)))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._base.add(self._full(key), amount))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self._base.wait([self._full(key) for key in keys], timeout)
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._base.delete_key(self._full(key)))
+
+    def _full(self, key: str) -> str:
+        return f"{getattr(self._local, 'token', None) or ''}/{key}"

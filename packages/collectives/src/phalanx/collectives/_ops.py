@@ -1,0 +1,233 @@
+"""torch.ops.phalanx.*: loading the native ops, their fake kernels, and the road through torch.distributed.
+
+The ops and their kernels for CPU and CUDA are in libphalanx_torch.so of phalanx-core. For a group that it does not
+know, an op calls its namesake in phalanx_c10d, which is here: the first such call on a group is where its ranks meet.
+"""
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from phalanx.collectives import _torch_compat
+from phalanx.core import load_torch_ops
+from phalanx.core.torch_ops import TorchOps
+
+REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"})
+
+
+def check_reduction(name: str) -> str:
+    """A reduction's name in lower case.
+
+    Raises:
+        ValueError: There is no such reduction.
+    """
+    lower = name.lower() if isinstance(name, str) else name
+    if lower not in REDUCTIONS:
+        raise ValueError(f"Invalid reduce operation {name}")
+    return lower
+
+
+@cache
+def _load() -> TorchOps | ImportError:
+    try:
+        return load_torch_ops()
+    except ImportError as error:
+        return error
+
+
+def loaded() -> TorchOps:
+    """The phxt_* functions.
+
+    Raises:
+        ImportError: The ops could not be registered.
+    """
+    found = _load()
+    if isinstance(found, ImportError):
+        raise found
+    return found
+
+
+def refusal() -> str:
+    """Why this process cannot use the core, or ""."""
+    found = _load()
+    return str(found) if isinstance(found, ImportError) else ""
+
+
+# ---- fake kernels: what torch.compile knows of the results -----------------------------------------------------------
+
+
+def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _rows(tensor: torch.Tensor, rows: Any) -> torch.Tensor:
+    return tensor.new_empty([rows, *tensor.size()[1:]])
+
+
+def _fake_all_reduce(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    check_reduction(reduce_op)
+    return _contiguous_like(tensor)
+
+
+def _fake_all_gather(tensor: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
+    return _rows(tensor, group_size * (tensor.size(0) if tensor.dim() else 1))
+
+
+def _fake_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_size: int, group_name: str) -> torch.Tensor:
+    check_reduction(reduce_op)
+    return _rows(tensor, tensor.size(0) // group_size)
+
+
+def _fake_all_to_all(
+    tensor: torch.Tensor, output_split_sizes: Sequence[Any], input_split_sizes: Sequence[Any], group_name: str
+) -> torch.Tensor:
+    return _rows(tensor, sum(output_split_sizes)) if output_split_sizes else _contiguous_like(tensor)
+
+
+def _fake_broadcast(tensor: torch.Tensor, src: int, group_name: str) -> torch.Tensor:
+    return _contiguous_like(tensor)
+
+
+def _fake_wait(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
+def _fake_in_place(*_: Any, **__: Any) -> None:
+    return None
+
+
+_FAKES: dict[str, Any] = {
+    "all_reduce": _fake_all_reduce,
+    "all_gather_into_tensor": _fake_all_gather,
+    "reduce_scatter_tensor": _fake_reduce_scatter,
+    "all_to_all_single": _fake_all_to_all,
+    "broadcast": _fake_broadcast,
+    "wait_tensor": _fake_wait,
+    "all_reduce_": _fake_in_place,
+    "broadcast_": _fake_in_place,
+    "all_gather_into_tensor_out": _fake_in_place,
+    "reduce_scatter_tensor_out": _fake_in_place,
+    "wait_tensor_": _fake_in_place,
+}
+
+
+# ---- the road through torch.distributed ------------------------------------------------------------------------------
+
+
+def _text(number: int) -> str:
+    ops = loaded()
+    return str(bytes(ops.ffi.string(ops.lib.phxt_text(number))).decode())
+
+
+def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
+    """The kernel of phalanx_c10d::<name>.
+
+    It is complete when it returns: a compiled graph, which does not know torch's rules for pending collectives, may
+    write over an input at once.
+
+    Args:
+        name: Of the op.
+        texts: Positions of the arguments that are texts, which come as numbers; the last one is the group's name.
+        even_splits: Arguments 1 and 2 are split sizes, empty for an even split.
+    """
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        from phalanx.collectives import _errors, _registry  # they need this module
+
+        given = list(args)
+        for i in texts:
+            given[i] = _text(given[i])
+        try:
+            entry = _registry.entry_named(given[texts[-1]])
+            tensor = given[0]
+            if not entry.decided and tensor.is_cpu:
+                entry.decide()
+            if entry.core is not None and tensor.is_cpu:
+                return getattr(torch.ops.phalanx, name)(*given, **kwargs)
+            if even_splits and not given[1] and not given[2]:
+                given[1] = given[2] = even(tensor.size(0), entry.size)
+            through = getattr(torch.ops._c10d_functional, name)
+            done = torch.ops._c10d_functional.wait_tensor(through(tensor.contiguous(), *given[1:], **kwargs))
+            return None if name.endswith(("_", "_out")) else done
+        except Exception as error:
+            _errors.keep(_errors.better(error))
+            raise
+
+    return kernel
+
+
+def _in_place_road(name: str, texts: tuple[int, ...]) -> Any:
+    road = _road(name.removesuffix("_"), texts)
+
+    def kernel(tensor: torch.Tensor, *args: Any) -> None:
+        tensor.copy_(road(tensor, *args))
+
+    return kernel
+
+
+def even(rows: int, size: int) -> list[int]:
+    """The split sizes of an even split of dim 0.
+
+    Raises:
+        ValueError: It cannot be split evenly.
+    """
+    if rows % size:
+        raise ValueError(
+            f"dimension 0 has size {rows}, which must be a multiple of the group size {size} where no split sizes are "
+            "given"
+        )
+    return [rows // size] * size
+
+
+_ROADS = {
+    "all_reduce": _road("all_reduce", (1, 2)),
+    "all_reduce_": _in_place_road("all_reduce_", (1, 2)),
+    "all_gather_into_tensor": _road("all_gather_into_tensor", (2,)),
+    "all_gather_into_tensor_out": _road("all_gather_into_tensor_out", (2,)),
+    "reduce_scatter_tensor": _road("reduce_scatter_tensor", (1, 3)),
+    "reduce_scatter_tensor_out": _road("reduce_scatter_tensor_out", (1, 3)),
+    "all_to_all_single": _road("all_to_all_single", (3,), even_splits=True),
+    "broadcast": _road("broadcast", (2,)),
+    "broadcast_": _in_place_road("broadcast_", (2,)),
+}
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+_libraries: list[Any] = []  # what is registered lives as long as these
+
+
+def register() -> None:
+    """Load the native ops and register the rest. A later call does nothing. Warns where that is impossible."""
+    if _libraries:
+        return
+    found = _load()
+    if isinstance(found, ImportError):
+        warnings.warn(f"phalanx.collectives cannot run collectives: {found}", stacklevel=3)
+        return
+    ours = _torch_compat.fragment("phalanx")
+    roads = _torch_compat.fragment("phalanx_c10d")
+    _libraries.extend((ours, roads))
+    for name, fake in _FAKES.items():
+        torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
+    for name, road in _ROADS.items():
+        _torch_compat.implement(roads, name, road, "CompositeExplicitAutograd")
+    wait = torch.ops.phalanx.wait_tensor.default
+    if _torch_compat.aliases_argument(wait):
+        _torch_compat.register_functionalization(wait, _functional_wait)
+    _torch_compat.keep_in_graphs(wait)
+
+    from phalanx.collectives import _autograd
+
+    _autograd.register(ours)
+
+
+def _functional_wait(context: Any, tensor: torch.Tensor) -> Any:
+    # The result is the argument. A graph without mutations may take it for a new tensor, as nobody has the argument.
+    plain = context.unwrap_tensors(tensor)
+    with context.redispatch_to_next():
+        done = torch.ops.phalanx.wait_tensor.default(plain)
+    return context.wrap_tensors(done)

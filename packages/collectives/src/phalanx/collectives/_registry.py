@@ -1,0 +1,305 @@
+"""Which process groups the core serves, and what belongs to them. All state belongs to a rank, none to the process.
+
+A rank is known by its default process group: torch's own tests run several ranks in one process, each in a thread with
+a default group of its own. The ranks of a group meet at its first collective on a CPU tensor. What was made then is
+released when torch.distributed forgets the group (destroy_process_group), or when the group is garbage.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch.distributed as dist
+
+from phalanx.collectives import _ops, _torch_compat
+from phalanx.collectives._meeting import Meeting, TokenStore
+from phalanx.core import (
+    AlreadyExistsError,
+    CallbackStore,
+    Group,
+    NotFoundError,
+    PhalanxError,
+    RevokedError,
+    UnsupportedError,
+    World,
+)
+
+log = logging.getLogger("phalanx.collectives")
+
+# Backends whose ranks are processes and have a store. Others (fake, threaded, mpi, ...) stay with torch.distributed.
+_BACKENDS = {"gloo", "nccl", "ucc", "xccl"}
+_MAX_WORLD_SIZE = 4096  # of the core
+
+
+class Rank:
+    """One rank: the core's world, made when its first group is."""
+
+    def __init__(self, default_group: dist.ProcessGroup) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._lock = threading.RLock()
+        self._world: World | None = None
+        self._watch = watch(default_group, lambda: _end_rank(self))
+
+    @cached_property
+    def store(self) -> Any:
+        """Torch's default store, below a prefix. An object of our own: see _torch_compat.life_of."""
+        return _torch_compat.PrefixStore("phalanx", _torch_compat.default_store())
+
+    @cached_property
+    def tokens(self) -> TokenStore:
+        """The same store for the core."""
+        return TokenStore(self.store)
+
+    @cached_property
+    def timeout_ms(self) -> int:
+        """What init_process_group was told."""
+        return int(max(1, round(self.store.timeout.total_seconds() * 1000)))
+
+    def making_a_group(self) -> bool:
+        """Whether the calling thread is in the core's group_create."""
+        return "tokens" in self.__dict__ and self.tokens.in_use()
+
+    def world(self) -> World:
+        """The core's world, made at the first call."""
+        with self._lock:
+            if self._world is None:
+                store = CallbackStore(self.tokens)
+                self._world = World(self.rank, self.size, store, timeout_ms=self.timeout_ms)
+            return self._world
+
+    def close(self) -> None:
+        """Leave the world, if there is one."""
+        with self._lock:
+            world, self._world = self._world, None
+        if world is not None:
+            world.finalize()
+
+
+class Entry:
+    """A process group as its rank sees it.
+
+    Attributes:
+        name: Its name, by which ops find it.
+        size: Number of its ranks.
+        group_rank: Position of this rank in it.
+        ranks: Its global ranks, in order.
+        core: The core's group, or None: torch.distributed serves it, or that is not decided yet.
+        decided: Whether the ranks have met.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_failure",
+        "_group",
+        "_lock",
+        "_rank",
+        "_registered",
+        "_watch",
+        "core",
+        "decided",
+        "group_rank",
+        "name",
+        "ranks",
+        "size",
+    )
+
+    def __init__(self, group: dist.ProcessGroup, rank: Rank) -> None:
+        self.name = str(group.group_name)
+        self.size = int(group.size())
+        self.group_rank = int(group.rank())
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.core: Group | None = None
+        self.decided = False
+        self._rank = rank
+        self._context = 0
+        self._registered = False
+        self._failure: PhalanxError | None = None
+        self._lock = threading.Lock()
+        self._group = weakref.ref(group)
+        key = id(group)
+        self._watch = watch(group, lambda: _forget(key))
+
+    def decide(self) -> None:
+        """Find out whether the core serves the group. Collective among its ranks the first time.
+
+        Raises:
+            PhalanxError: The ranks could not meet. Every later call raises too.
+        """
+        with self._lock:
+            if self.decided:
+                return
+            if self._failure is not None:
+                raise RevokedError(
+                    f"the ranks of group '{self.name}' could not meet before, so they may be out of step; make a new "
+                    f"process group. The first failure was: {self._failure}",
+                    operation="enable_group",
+                    group=self.name,
+                )
+            try:
+                self.core = self._meet()
+            except PhalanxError as error:
+                self._failure = error
+                raise
+            if self.core is not None:
+                self._register(self.core)
+            self.decided = True
+        group = self._group()
+        if group is not None and _entries.get(id(group)) is self:
+            ready[id(group)] = self
+            if _torch_compat.is_ordinary(group):  # names of threaded groups are per thread
+                ready[self.name] = self
+        else:  # destroyed meanwhile
+            self.release()
+
+    def _meet(self) -> Group | None:
+        group = self._group()
+        if group is None or not _torch_compat.is_ordinary(group) or _torch_compat.backends_of(group) - _BACKENDS:
+            return None
+        rank = self._rank
+        refusal = _ops.refusal()
+        if rank.size > _MAX_WORLD_SIZE:
+            refusal = f"there are {rank.size} ranks, more than {_MAX_WORLD_SIZE}"
+        # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
+        members = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:16]
+        store = _torch_compat.PrefixStore(f"{self.name}/{members}", rank.store)
+        answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal)
+        if answer.refusal:
+            log.warning("group '%s' goes through torch.distributed: %s", self.name, answer.refusal)
+            return None
+        rank.tokens.use(answer.token)
+        try:
+            return rank.world().create_group(self.name, self.ranks)
+        except UnsupportedError as error:  # raised on every rank alike
+            log.info("group '%s' goes through torch.distributed: %s", self.name, error)
+            return None
+        finally:
+            rank.tokens.use(None)
+
+    def _register(self, core: Group) -> None:
+        ops = _ops.loaded()
+        self._context = int(ops.lib.phxt_context())
+        try:
+            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
+        except AlreadyExistsError:  # of a group that was not destroyed in good order
+            ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
+            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
+        self._registered = True
+
+    def release(self) -> None:
+        """Take the group out of the native ops and let go of it. Not collective."""
+        self.decided = False
+        if self._registered:
+            self._registered = False
+            ops = _ops.loaded()
+            with contextlib.suppress(NotFoundError):
+                ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
+        self.core = None
+
+
+def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:
+    """Call `gone` when torch.distributed forgets the group, or the group dies. May call it more than once.
+
+    Returns:
+        What must be kept for that.
+    """
+
+    def call(_: Any) -> None:
+        gone()
+
+    return weakref.ref(group, call), weakref.ref(_torch_compat.life_of(group), call)
+
+
+# By the id of the process group; id of the default group. An id is not used again before its entry is gone.
+_entries: dict[int, Entry] = {}
+_ranks: dict[int, Rank] = {}
+_lock = threading.RLock()  # reentrant: a garbage collection may call _forget at any time
+
+# The decided entries, by id of the process group and, where that is unique, by name: what the fast road looks at.
+ready: dict[int | str, Entry] = {}
+
+
+def entry_of(group: dist.ProcessGroup) -> Entry:
+    """The entry of a process group; a new one, undecided, the first time. Not collective.
+
+    Raises:
+        ValueError: The group was destroyed, or this rank is not in it.
+    """
+    entry = _entries.get(id(group))
+    if entry is not None:
+        return entry
+    if not _torch_compat.is_registered(group):
+        raise ValueError(
+            f"the process group {group!r} is not one of this rank's: it was destroyed, or made by other means than "
+            "torch.distributed.init_process_group and new_group"
+        )
+    default = dist.group.WORLD
+    assert default is not None
+    with _lock:
+        rank = _ranks.get(id(default))
+        if rank is None:
+            rank = _ranks[id(default)] = Rank(default)
+        entry = _entries.get(id(group))
+        if entry is None:
+            entry = _entries[id(group)] = Entry(group, rank)
+        return entry
+
+
+def entry_named(name: str) -> Entry:
+    """The entry of the process group of that name in this rank. Not collective.
+
+    Raises:
+        ValueError: There is none.
+    """
+    group = _torch_compat.group_named(name)
+    if group is None:
+        raise ValueError(
+            f"no process group is named '{name}' in this rank; a group's name is its attribute group_name. Was it "
+            "destroyed, or torch.distributed.init_process_group not called?"
+        )
+    return entry_of(group)
+
+
+def making_a_group() -> bool:
+    """Whether the calling thread is inside the core's group_create, where no other call into it is allowed."""
+    return any(rank.making_a_group() for rank in list(_ranks.values()))
+
+
+def release_rank() -> None:
+    """Release everything of the calling rank. Not collective."""
+    default = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    rank = _ranks.get(id(default)) if default is not None else None
+    if rank is not None:
+        _end_rank(rank)
+
+
+def _forget(key: int) -> None:
+    with _lock:
+        entry = _entries.pop(key, None)
+        ready.pop(key, None)
+        if entry is not None and ready.get(entry.name) is entry:
+            del ready[entry.name]
+    if entry is not None:
+        entry.release()
+
+
+def _end_rank(rank: Rank) -> None:
+    with _lock:
+        for key in [key for key, entry in _entries.items() if entry._rank is rank]:
+            _forget(key)
+        for key in [key for key, each in _ranks.items() if each is rank]:
+            del _ranks[key]
+    rank.close()
+
+
+@atexit.register
+def _end_all() -> None:
+    for rank in list(_ranks.values()):
+        _end_rank(rank)

@@ -1,0 +1,195 @@
+"""The private or unlisted parts of torch that this package relies on. Nothing else in it imports any.
+
+Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+# Public, but torch.distributed does not list it for type checkers. Read in 2.11 to 2.13.
+from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import distributed_c10d as _c10d
+from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
+
+# ---- dispatch -------------------------------------------------------------------------------------------------------
+
+# Read in 2.13: True while Dynamo traces the caller, and a constant for Dynamo. (torch.compiler.is_dynamo_compiling is
+# the public name of the same function.)
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+# Read in 2.11 to 2.13: makes a tensor that has sizes, strides, dtype and device, but no storage.
+make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+
+# Read in 2.11 to 2.13: what `torch.Tensor.__torch_function__` is where that protocol is off.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+_dispatch_keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
+_PLAIN_KEYS: int = _dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the kernel for the CPU may be called without the dispatcher.
+
+    The dispatcher would do nothing else: an ordinary CPU tensor (no subclass, lazy conjugate, functorch wrapper, ...)
+    that needs no gradient, while no mode and no profiler wants to see the call. Read in 2.11 to 2.13.
+    """
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and _dispatch_keys(tensor).raw_repr() == _PLAIN_KEYS
+        and not (tensor.requires_grad and _grad_enabled())
+        and not (_dispatch_modes() or _profiling())
+    )
+
+
+def kernel_call(op: Any) -> Callable[..., Any]:
+    """A function of (key set, *arguments) that calls the kernel of an op for these keys. Read in 2.11 to 2.13.
+
+    Args:
+        op: An OpOverload, such as `torch.ops.phalanx.all_reduce.default`.
+    """
+    return cast(Callable[..., Any], op._handle.redispatch_boxed)
+
+
+def below_autograd(keys: Any) -> Any:
+    """The key set without autograd and what comes before it. Read in 2.11 to 2.13."""
+    return keys & torch._C._after_autograd_keyset
+
+
+BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd  # a context manager; read in 2.11 to 2.13
+
+
+def fragment(namespace: str) -> Any:
+    """A library that adds to a namespace of ops. What is registered through it lives as long as it."""
+    make: Any = torch.library.Library  # public, without types
+    return make(namespace, "FRAGMENT")
+
+
+def implement(library: Any, name: str, kernel: Callable[..., Any], key: str, with_keys: bool = False) -> None:
+    """Register a kernel of an op. Read in 2.11 to 2.13 for `with_keys`: the kernel gets the dispatch key set first."""
+    library.impl(name, kernel, key, with_keyset=with_keys)
+
+
+def register_functionalization(op: Any, kernel: Callable[..., Any]) -> None:
+    """Say how `torch.compile` makes a graph without mutations of an op. Read in 2.13."""
+    op.py_functionalize_impl(kernel)
+
+
+def is_tracing() -> bool:
+    """Whether ops are being recorded or run on fake tensors: by make_fx, AOTAutograd, export. Read in 2.13."""
+    mode, keys = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+    if mode(keys.FAKE) is not None or mode(keys.PROXY) is not None or mode(keys.FUNCTIONAL) is not None:
+        return True
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher))
+
+
+def keep_in_graphs(op: Any) -> None:
+    """Keep an op in a graph though its result is not used. Read in 2.11 to 2.13."""
+    torch.fx.node.has_side_effect(op)
+
+
+def aliases_argument(op: Any) -> bool:
+    """Whether the schema of an op says that its first result is its first argument, or a view of it. Read in 2.13."""
+    return op._schema.arguments[0].alias_info is not None and op._schema.returns[0].alias_info is not None
+
+
+def is_view(op: Any) -> bool:
+    """Whether an aten op returns views of its first argument and runs as it is. Read in 2.11 to 2.13.
+
+    Ops that the dispatcher takes apart before they get here (`to`, `contiguous`, `reshape`) are none.
+    """
+    arguments = op._schema.arguments
+    if not arguments or op.namespace != "aten":
+        return False
+    alias = arguments[0].alias_info
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    if alias is None or alias.is_write or torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite):
+        return False
+    return all(result.alias_info is not None for result in op._schema.returns)
+
+
+# ---- process groups -------------------------------------------------------------------------------------------------
+
+
+def group_named(name: str) -> dist.ProcessGroup | None:
+    """The process group of that name in this rank, or None. Read in 2.11 to 2.13."""
+    try:
+        return _c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+    except (RuntimeError, ValueError):
+        return None
+
+
+def is_registered(group: dist.ProcessGroup) -> bool:
+    """Whether the group is one of this rank's and was not destroyed. Read in 2.11 to 2.13."""
+    return group in _c10d._world.pg_map
+
+
+def life_of(group: dist.ProcessGroup) -> Any:
+    """An object that lives exactly as long as the group is registered, and that nobody else holds.
+
+    It is the Python object of the group's store in the map that destroy_process_group clears. Read in 2.11 to 2.13:
+    the group itself may live on in the hands of whoever has it.
+    """
+    return _c10d._world.pg_map[group][1]
+
+
+def default_store() -> Any:
+    """The store of the default process group: all ranks see it. Read in 2.11 to 2.13."""
+    return _c10d._get_default_store()
+
+
+def backends_of(group: dist.ProcessGroup) -> set[str]:
+    """Names of the backends of a group, such as {"gloo", "nccl"}. Read in 2.11 to 2.13."""
+    config = _c10d._world.pg_backend_config[group]
+    return {part.rpartition(":")[2] for part in str(config).split(",")}
+
+
+def is_ordinary(group: dist.ProcessGroup) -> bool:
+    """Whether the group is torch's own class; the threaded groups of torch's tests are not. Read in 2.13."""
+    return type(group) is dist.ProcessGroup
+
+
+def tag_of(group: dist.ProcessGroup) -> str:
+    """The tag of a group. Read in 2.11 to 2.13."""
+    return str(_c10d._get_group_tag(group))
+
+
+def find_group(ranks: list[int], tag: str) -> dist.ProcessGroup | None:
+    """A process group of just these ranks and this tag, or None. Read in 2.11 to 2.13."""
+    for group in _c10d._world.tags_to_pg.get(_full_tag(tag), []):
+        if sorted(dist.get_process_group_ranks(group)) == sorted(ranks):
+            return group
+    return None
+
+
+def make_group(ranks: list[int], tag: str) -> dist.ProcessGroup:
+    """A new process group with a tag. Collective among all ranks, each with the ranks of its own group.
+
+    Read in 2.11 to 2.13.
+    """
+    return _c10d._new_group_with_tag(sorted(ranks), pg_tag=tag)  # type: ignore[no-any-return]
+
+
+def _full_tag(tag: str) -> str:
+    return tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
+
+
+# ---- work of torch.distributed --------------------------------------------------------------------------------------
+
+
+def register_work(tensor: torch.Tensor, work: Any) -> None:
+    """Let wait_tensor wait for a Work of torch.distributed. Read in 2.11 to 2.13."""
+    torch._C._distributed_c10d._register_work(tensor, work)
+
+
+def registered_work_count() -> int:
+    """How many tensors torch.distributed has work for. Read in 2.11 to 2.13."""
+    return int(torch._C._distributed_c10d._get_work_registry_size())
