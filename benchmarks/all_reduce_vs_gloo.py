@@ -48,7 +48,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes (default 2)")
-    parser.add_argument("--sizes", type=read_sizes, default=DEFAULT_SIZES, metavar="BYTES,...", help="such as 1k,64k,1m")
+    parser.add_argument("--sizes", type=read_sizes, default=DEFAULT_SIZES, metavar="BYTES,...", help="as 1k,64k,1m")
     parser.add_argument("--rounds", type=int, default=40, metavar="N", help="default 40; at least 30 to be quoted")
     parser.add_argument("--unpinned", action="store_true", help="a row for gloo whose threads may run on every core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file as well")
@@ -143,7 +143,9 @@ def about(job: Job) -> dict[str, Any]:
 def print_figures(figures: dict[str, Any]) -> None:
     machine, versions = figures["machine"], figures["versions"]
     pinned = "pinned" if figures["pinned"] else "not pinned"
-    print(f"all_reduce, float32, sum, {figures['ranks']} ranks ({pinned}), {figures['rounds']} rounds; {figures['date']}")
+    print(
+        f"all_reduce, float32, sum; {figures['ranks']} ranks, {pinned}; {figures['rounds']} rounds; {figures['date']}"
+    )
     print(f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}")
     print(f"Python {versions['python']}, torch {versions['torch']}, libphalanx {versions['libphalanx']}")
     print(f"\n{'bytes':>10}  {'way':34} {'median us':>11} {'p10':>11} {'p90':>11}  gloo / this")

@@ -1,7 +1,4 @@
-"""Writes the figures of the README from the newest file in benchmarks/results/. With --check it only compares.
-
-    python benchmarks/readme_table.py [--check]
-"""
+"""Writes the figures of the README from the newest file in benchmarks/results/. With --check it only compares."""
 
 from __future__ import annotations
 
@@ -49,7 +46,9 @@ def main() -> int:
 
 def newest_result() -> Path | None:
     """The last by name among the results of all_reduce_vs_gloo.py: names begin with the date."""
-    results = [path for path in (HERE / "results").glob("*.json") if read(path).get("benchmark") == "all_reduce_vs_gloo"]
+    results = [
+        path for path in (HERE / "results").glob("*.json") if read(path).get("benchmark") == "all_reduce_vs_gloo"
+    ]
     return max(results, key=lambda path: path.name, default=None)
 
 
@@ -73,8 +72,8 @@ def section(path: Path) -> str:
         rows.setdefault(row["bytes"], {})[row["way"]] = row
     ways = [way for way in COLUMNS if all(way in at_size for at_size in rows.values())]
     lines = [
-        f"`all_reduce`, float32, {result['ranks']} ranks of one host, called from Python: median time, and how many times as "
-        "long\ngloo takes.",
+        f"`all_reduce`, float32, {result['ranks']} ranks of one host, called from Python: median time, and in brackets",
+        "how many times as long gloo takes.",
         "",
         "| bytes | gloo | " + " | ".join(COLUMNS[way] for way in ways) + " |",
         "|---:|" + "---:|" * (len(ways) + 1),
@@ -86,10 +85,10 @@ def section(path: Path) -> str:
     pinned = "each pinned to a core" if result["pinned"] else "not pinned"
     lines += [
         "",
-        f"{result['date']}; {machine['cpu']}, {machine['cores']} cores; ranks {pinned}; torch {versions['torch']}, Python "
-        f"{versions['python']}; {result['rounds']} rounds",
-        "in which all take turns, inputs rewritten before each call, every round's results checked.",
-        f"[benchmarks/README.md](benchmarks/README.md) says more; the figures are in "
+        f"{result['date']}; {machine['cpu']}, {machine['cores']} cores; ranks {pinned};",
+        f"torch {versions['torch']}, Python {versions['python']}; {result['rounds']} rounds in which all take turns,",
+        "inputs rewritten before each call, the results of every round checked.",
+        "[benchmarks/README.md](benchmarks/README.md) says more; the figures are in",
         f"[{path.name}](benchmarks/results/{path.name}).",
     ]
     return "\n".join(lines) + "\n"

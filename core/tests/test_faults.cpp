@@ -127,6 +127,23 @@ TEST(a_peer_that_never_comes_is_named_at_the_deadline) {
       options);
 }
 
+TEST(a_group_for_which_a_rank_came_too_late_can_be_made_on_the_next_try) {
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    static std::atomic<bool> timed_out{false};
+    const int32_t both[] = {0, 1};
+    phx_group *group = nullptr;
+    if (rank == 0) {
+      timed_out = false;
+      CHECK_FAILS(PHX_ERR_TIMEOUT, "waits for rank(s) 1", phx_group_create(world, "late", both, 2, 50, &group));
+      timed_out = true;
+    }
+    while (!timed_out) std::this_thread::yield();
+    CHECK_OK(phx_group_create(world, "late", both, 2, 0, &group));
+    CHECK_OK(phx_group_barrier(group, 0));
+    phx_group_release(group);
+  });
+}
+
 TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
   const std::vector<int> codes = ranks::as_processes(4, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);

@@ -187,6 +187,33 @@ TEST(signals_order_the_data_among_threads) {
 
 TEST(signals_order_the_data_among_processes) { ranks::all_zero(ranks::as_processes(3, signals_and_buffers)); }
 
+TEST(a_signal_can_be_taken_after_its_sender_has_left) {
+  ranks::as_threads(3, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    void *mine = nullptr;
+    CHECK_OK(phx_mem_alloc(world, nullptr, 64, &mine));
+    phx_symm *symm = nullptr;
+    CHECK_OK(phx_symm_rendezvous(group, mine, 0, &symm));
+    if (rank == 1) {
+      CHECK_OK(phx_symm_put_signal(symm, 0, 0));
+      CHECK_OK(phx_world_finalize(world));
+    } else {
+      while (phx_world_check(world) == PHX_OK) std::this_thread::yield();
+      if (rank == 0) CHECK_OK(phx_symm_wait_signal(symm, 1, 0, 0));
+      // Those who stay can still signal each other, but not the one who left.
+      CHECK_OK(phx_symm_put_signal(symm, 2 - rank, 1));
+      CHECK_OK(phx_symm_wait_signal(symm, 2 - rank, 1, 0));
+      CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1", phx_symm_put_signal(symm, 1, 1));
+      CHECK_FAILS(PHX_ERR_REVOKED, "has left", phx_symm_wait_signal(symm, 1, 0, 0));
+      CHECK_OK(phx_symm_put_signal(symm, 2 - rank, 1));
+      CHECK_OK(phx_symm_wait_signal(symm, 2 - rank, 1, 0));
+    }
+    phx_symm_release(symm);
+    phx_group_release(group);
+    CHECK_OK(phx_mem_free(world, mine));
+  });
+}
+
 TEST(a_handle_outlives_its_group_and_block) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);

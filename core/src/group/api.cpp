@@ -54,9 +54,12 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   int64_t timeout = 0;
   phx_status status = w.resolve_timeout(operation, timeout_ms, &timeout);
   if (status != PHX_OK) return status;
-  params.key += "/" + std::to_string(w.next_ordinal(params.key));
+  const std::string name = params.key;
+  params.key += "/" + std::to_string(w.next_ordinal(name));
   std::shared_ptr<phx::Group> group;
-  status = phx::Group::create(world->ptr, std::move(params), timeout, &group);
+  bool met = false;
+  status = phx::Group::create(world->ptr, std::move(params), timeout, &met, &group);
+  if (!met) w.return_ordinal(name);
   if (status != PHX_OK) return status;
   phx_group *handle = new phx_group;
   handle->ptr = std::move(group);

@@ -164,11 +164,12 @@ struct GroupMaker {
   }
 };
 
-phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
+phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, bool *met,
                          std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(world, std::move(params)));
   GroupMaker maker{*group, Deadline::after_ms(timeout_ms)};
   phx_status status = maker.meet();
+  *met = status == PHX_OK;
   if (status == PHX_OK) status = maker.same_host();
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) {

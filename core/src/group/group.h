@@ -34,8 +34,8 @@ struct GroupParams {
 
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
-  // Collective. On failure every peer that was reached is told.
-  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
+  // Collective. On failure every peer that was reached is told. *met: all members had come, so the key is used up.
+  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, bool *met,
                            std::shared_ptr<Group> *out);
   ~Group() override;
 

@@ -49,13 +49,12 @@ phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) 
     return fail(PHX_ERR_INVALID, operation,
                 "%s: channel is %u; this allocation has channels 0 to %u (pad words / group size)", operation, channel,
                 channels_ - 1);
-  if (group_->failed()) return group_->raise_revoked(operation);
   return PHX_OK;
 }
 
 phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                        int64_t timeout_ms) const {
-  if (result == WaitResult::kInterrupted) return group_->raise_in_flight(operation, 0);
+  if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
   fail(PHX_ERR_TIMEOUT, operation,
        "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.", operation,
        group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),
@@ -65,8 +64,10 @@ phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channe
 }
 
 phx_status Symm::put_signal(int group_rank, uint32_t channel) {
-  const phx_status status = check("symm_put_signal", group_rank, channel);
+  const char *operation = "symm_put_signal";
+  const phx_status status = check(operation, group_rank, channel);
   if (status != PHX_OK) return status;
+  if (group_->interruption(group_rank).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   SharedWord &word = signal_word(group_rank, channel, self_);
   // One rank writes the word, but perhaps several of its threads. seq_cst: release for the data, and see
   // store_and_wake.
@@ -79,6 +80,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   const char *operation = "symm_wait_signal";
   const phx_status status = check(operation, group_rank, channel);
   if (status != PHX_OK) return status;
+  // No look at the group's state before: a signal that has arrived can be taken, whatever happened since.
   SharedWord &consumed = consumed_[static_cast<size_t>(channel) * size() + group_rank];
   LazyDeadline deadline(timeout_ms);
   for (;;) {
@@ -95,6 +97,8 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   const char *operation = "symm_barrier";
   const phx_status status = check(operation, self_, channel);
   if (status != PHX_OK) return status;
+  // A failure of the group interrupts every rank, this one too; one that has left may have arrived here before.
+  if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   Barrier &state = barriers_[channel];
   std::lock_guard<std::mutex> lock(state.mutex);  // its holder waits no longer than its deadline
   if (!state.pending) {

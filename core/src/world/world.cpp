@@ -75,6 +75,11 @@ uint64_t World::next_ordinal(const std::string &name) {
   return ordinals_[name]++;
 }
 
+void World::return_ordinal(const std::string &name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  --ordinals_[name];
+}
+
 void World::add_group(const std::shared_ptr<Group> &group) {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t kept = 0;  // sweep the groups that are gone

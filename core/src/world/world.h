@@ -48,6 +48,7 @@ class World : public std::enable_shared_from_this<World> {
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out);
   // How many groups of that name were made before: makes the keys of a name that is used again new ones.
   uint64_t next_ordinal(const std::string &name);
+  void return_ordinal(const std::string &name);  // after an attempt for which not everybody came: it may be made again
 
   void add_group(const std::shared_ptr<Group> &group);
   void forget_block(const BlockRef &block);  // in the caches of all groups

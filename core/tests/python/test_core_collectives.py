@@ -1,6 +1,7 @@
 """Collectives on ordinary memory, against numpy: every rank computes what it must get by itself."""
 
 import itertools
+import time
 
 import pytest
 
@@ -12,6 +13,11 @@ np = pytest.importorskip("numpy", reason="needs numpy")
 FLOATS = ["float16", "float32", "float64"]
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 COUNTS = [0, 1, 7, 1000, 40_001]
+
+
+def await_file(name):
+    while not (scratch() / name).exists():
+        time.sleep(0.001)
 
 
 def join(rank, world_size, **options):
@@ -340,8 +346,7 @@ def poll_until_complete(rank, world_size):
             while not work.test():
                 pass
         else:
-            while not (scratch() / "go").exists():
-                pass
+            await_file("go")
             group.all_reduce(np.ones(4, np.float32), out)
         assert (out == 2).all()
 
@@ -375,7 +380,7 @@ def leave_early(rank, world_size):
 
 
 def test_a_rank_that_is_done_may_leave_while_others_finish_the_same_collective():
-    for _ in range(5):
+    for _ in range(3):
         assert run_ranks(leave_early, 4) == [6, 6, 6, 6]
 
 

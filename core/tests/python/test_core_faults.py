@@ -15,15 +15,18 @@ np = pytest.importorskip("numpy", reason="needs numpy")
 SOON_SECONDS = 20
 
 
+def await_file(name):
+    while not (scratch() / name).exists():
+        time.sleep(0.001)
+
+
 def join(rank, world_size, timeout_ms=120_000, **options):
     return World(rank, world_size, FileStore(scratch() / "store"), timeout_ms=timeout_ms, **options)
 
 
 def pid_of(rank):
-    path = scratch() / f"pid.{rank}"
-    while not path.exists():
-        pass
-    return int(path.read_text())
+    await_file(f"pid.{rank}")
+    return int((scratch() / f"pid.{rank}").read_text())
 
 
 def publish_pid(rank):
@@ -109,8 +112,7 @@ def die_while_others_wait(rank, world_size):
     victim = pid_of(VICTIM)
     if rank == VICTIM:
         for other in (0, 2):
-            while not (scratch() / f"started.{other}").exists():
-                pass
+            await_file(f"started.{other}")
         os.kill(os.getpid(), signal.SIGKILL)
     work = group.all_reduce(np.ones(8, np.float32), np.empty(8, np.float32), blocking=False)
     (scratch() / f"started.{rank}").touch()
@@ -182,8 +184,8 @@ def stop_answering(rank, world_size):
         group.all_reduce(np.ones(4, np.float32), out, timeout_ms=700)
     (scratch() / f"told.{rank}").touch()
     if rank == 0:
-        while not all((scratch() / f"told.{r}").exists() for r in range(world_size) if r != VICTIM):
-            pass
+        for other in (0, 2):
+            await_file(f"told.{other}")
         os.kill(victim, signal.SIGCONT)
     assert f"rank {VICTIM}" in str(caught.value), str(caught.value)
     # One of them times out first; the other may hear of it from that one.
@@ -264,8 +266,8 @@ def stay_away(rank, world_size):
         out = np.empty(4, np.float32)
         group.all_reduce(np.ones(4, np.float32), out)
         if rank == 2:
-            while not all((scratch() / f"told.{r}").exists() for r in (0, 1)):
-                pass
+            for other in (0, 1):
+                await_file(f"told.{other}")
             return ""
         with pytest.raises((WaitTimeoutError, RevokedError)) as caught:
             group.all_reduce(np.ones(4, np.float32), out, timeout_ms=400)
@@ -283,8 +285,7 @@ def timeout_of_a_start(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("tp", range(world_size))
         if rank == 1:
-            while not (scratch() / "told").exists():
-                pass
+            await_file("told")
             return
         work = group.all_reduce(np.ones(4, np.float32), np.empty(4, np.float32), blocking=False)
         with pytest.raises(WaitTimeoutError):
@@ -302,8 +303,7 @@ def interrupt(rank, world_size):
     with join(rank, world_size, timeout_ms=3000) as world:
         group = world.create_group("g", range(world_size))
         if rank == 1:
-            while not (scratch() / "told").exists():
-                pass
+            await_file("told")
             return
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         seen = []

@@ -2,6 +2,7 @@
 
 import gc
 import struct
+import time
 
 import pytest
 
@@ -17,6 +18,11 @@ from phalanx.core import (
 from ranks import run_ranks, scratch
 
 np = pytest.importorskip("numpy", reason="needs numpy")
+
+
+def await_file(name):
+    while not (scratch() / name).exists():
+        time.sleep(0.001)
 
 
 def join(rank, world_size, timeout_ms=30_000, **options):
@@ -138,8 +144,7 @@ def miss_rendezvous(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("tp", range(world_size))
         if rank == 1:
-            while not (scratch() / "done").exists():
-                pass
+            await_file("done")
             return ""
         with pytest.raises(WaitTimeoutError) as caught:
             group.rendezvous(world.alloc(64), timeout_ms=300)
@@ -230,8 +235,7 @@ def retry_barrier(rank, world_size):
             symm.barrier(5)
             (scratch() / "through").touch()
         else:
-            while not (scratch() / "go").exists():
-                pass
+            await_file("go")
             symm.barrier(5)
         symm.barrier(5)
         assert (scratch() / "through").exists()
@@ -357,8 +361,7 @@ def free_locally(rank, world_size):
             (scratch() / "freed").touch()
             group.barrier()
             return
-        while not (scratch() / "freed").exists():
-            pass
+        await_file("freed")
         assert bytes(symm.buffer(0)) == b"\1" * 4096
         group.barrier()
 

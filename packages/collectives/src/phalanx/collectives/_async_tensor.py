@@ -4,7 +4,6 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ log = logging.getLogger("phalanx.collectives")
 
 _make = _torch_compat.make_wrapper
 _CPU_KEY = _torch_compat.CPU_KEY
-_default_dtype = torch.get_default_dtype
 
 
-def _wait_plain(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
+def _wait_plain(keys: Any, tensor: torch.Tensor) -> Any:
     """The kernel of wait_tensor for a plain CPU tensor; looked up at the first call."""
     global _wait_plain
     _wait_plain = _torch_compat.kernel_call(torch.ops.phalanx.wait_tensor.default)
@@ -102,12 +100,12 @@ class AsyncCollectiveTensor(torch.Tensor):
         if view is None:
             view = _views[func] = _torch_compat.is_view(func)
         if view and type(args[0]) is cls:
-            source = args[0]
-            if source._state is not True:
-                root = source._state if isinstance(source._state, AsyncCollectiveTensor) else source
-                if not isinstance(source._state, BaseException):
-                    return _as_views(func(source.elem, *_ready(args[1:]), **_ready(kwargs or {})), root)
-        return func(*_ready(args), **_ready(kwargs or {}))
+            state = args[0]._state
+            if state is not True and not isinstance(state, BaseException):
+                root = state if isinstance(state, AsyncCollectiveTensor) else args[0]
+                return _as_views(func(args[0].elem, *_ready(args[1:]), **_ready(kwargs or {})), root)
+        ready = [each.trigger_wait() if type(each) is cls else _ready(each) for each in args]
+        return func(*ready, **_ready(kwargs)) if kwargs else func(*ready)
 
     def __del__(self) -> None:
         state = getattr(self, "_state", True)
@@ -183,8 +181,10 @@ def _ready(value: Any) -> Any:
     kind = type(value)
     if kind is AsyncCollectiveTensor:
         return value.trigger_wait()
-    if kind is tuple or kind is list:
-        return kind(_ready(each) for each in value)
+    if isinstance(value, (list, tuple)):
+        if not any(isinstance(each, (torch.Tensor, list, tuple)) for each in value):
+            return value
+        return [_ready(each) for each in value] if isinstance(value, list) else tuple(_ready(each) for each in value)
     if kind is dict:
         return {key: _ready(each) for key, each in value.items()}
     return value
@@ -208,12 +208,7 @@ def _is_pending(elem: torch.Tensor) -> bool:
 
 def start(elem: torch.Tensor) -> AsyncCollectiveTensor:
     """Wrap a contiguous CPU tensor that starts at the beginning of its storage: the result of a native op."""
-    dtype = elem.dtype
-    made: AsyncCollectiveTensor
-    if dtype is _default_dtype():  # an argument less to parse
-        made = _make(AsyncCollectiveTensor, elem.size())
-    else:
-        made = _make(AsyncCollectiveTensor, elem.size(), dtype=dtype)
+    made: AsyncCollectiveTensor = _make(AsyncCollectiveTensor, elem.size(), None, None, None, elem.dtype)
     made.elem = elem
     made._state = None
     return made

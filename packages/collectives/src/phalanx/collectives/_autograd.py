@@ -139,24 +139,20 @@ class Wait(Function):
         return None, grad
 
 
-def _needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in (*args, *kwargs.values())
-    )
-
-
 def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
     """The autograd kernel of a functional op."""
     call = _torch_compat.kernel_call(op)
 
-    def kernel(keys: Any, *args: Any) -> Any:
+    def kernel(keys: Any, tensor: torch.Tensor, *args: Any) -> Any:
         below = _torch_compat.below_autograd(keys)
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return call(below, tensor, *args)
 
         def run(*inner: Any) -> Any:
             with _torch_compat.BelowAutograd():
                 return call(below, *inner)
 
-        return function.apply(run, *args) if _needs_gradient(args, {}) else run(*args)
+        return function.apply(run, tensor, *args)
 
     return kernel
 
@@ -165,15 +161,15 @@ def _in_place(op: Any, name: str, instead: str) -> Callable[..., Any]:
     """The autograd kernel of an op that writes into its first argument, or into `out`."""
     call = _torch_compat.kernel_call(op)
 
-    def kernel(keys: Any, *args: Any, **kwargs: Any) -> None:
-        if _needs_gradient(args, kwargs):
+    def kernel(keys: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        written = kwargs.get("out", tensor)
+        if torch.is_grad_enabled() and (tensor.requires_grad or written.requires_grad):
             raise RuntimeError(
                 f"{name} writes into its argument, which has no gradient; use {instead}, or call it with "
                 "torch.no_grad() or on a detached tensor"
             )
-        torch.autograd.graph.increment_version(kwargs.get("out", args[0]))
-        with _torch_compat.BelowAutograd():
-            call(_torch_compat.below_autograd(keys), *args, **kwargs)
+        torch.autograd.graph.increment_version(written)
+        call(_torch_compat.below_autograd(keys), tensor, *args, **kwargs)
 
     return kernel
 

@@ -148,7 +148,8 @@ def _name_of_ranks(ranks: tuple[Any, ...], tag: str) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _name_with_tag(name: str, tag: str) -> str:
-    return find(_torch_compat.group_named(name) or name, tag).name
+    group = _torch_compat.group_named(name)
+    return name if group is None else find(group, tag).name
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

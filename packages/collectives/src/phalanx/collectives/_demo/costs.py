@@ -1,8 +1,8 @@
 """What each collective of the training costs, over Phalanx and over gloo, on the same ranks in one run.
 
-The two take turns in every round. Inputs are new before each call, a small all_reduce brings the ranks to the same place
-before each call, results are compared with what they must be in every round, and a time is the mean over the ranks.
-gloo works in place where it can and writes to memory that is there; Phalanx's functions make a new tensor each time.
+The two take turns in every round. Before each call the inputs are written anew, and a small all_reduce brings the ranks
+together; in every round results are compared with what they must be; a time is the mean over the ranks. gloo works in
+place where it can and writes to memory that is there, while Phalanx's functions make a new tensor each time.
 """
 
 import time
@@ -86,7 +86,7 @@ class _Case:
         expected = self.expected([self._values(rank, number) for rank in range(self.group.size())])
         if not torch.equal(result, expected):
             raise WrongResultError(
-                f"{self.call.name} of {self.call.size_bytes} bytes over {run.__name__} gave a wrong result in round {number}"
+                f"{self.call.name} of {self.call.size_bytes} bytes over {run.__name__}: wrong result in round {number}"
             )
         return taken_ns
 

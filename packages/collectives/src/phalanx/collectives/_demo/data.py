@@ -40,8 +40,8 @@ def read_text(limit_bytes: int) -> Text:
         files += 1
     if len(text) < min(limit_bytes, 1 << 16):
         raise FileNotFoundError(
-            f"only {len(text)} bytes of Python sources in {folder}, too few to train on; use a Python that comes with the "
-            "sources of its standard library, or a smaller --text-bytes"
+            f"only {len(text)} bytes of Python sources in {folder}, too few to train on; use a Python that comes with "
+            "the sources of its standard library"
         )
     characters = torch.frombuffer(text[:limit_bytes], dtype=torch.uint8)
     return Text(characters.clamp(max=VOCABULARY_SIZE - 1), files)  # all that is not ASCII becomes one character

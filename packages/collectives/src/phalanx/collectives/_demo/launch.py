@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 from phalanx.collectives._demo.options import Options
 from phalanx.collectives._demo.rank import Job, error_key
@@ -22,7 +22,7 @@ _END_SECONDS = 5.0  # for a rank that was told to end
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one core for each rank
 
 
-class _Interrupted(Exception):  # noqa: N818
+class _Interrupted(Exception):
     """A signal asks for the end."""
 
     def __init__(self, number: int) -> None:
@@ -68,7 +68,7 @@ class _Ranks:
         # The socket is made here, so that nobody but this machine can reach it.
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         try:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from phalanx.collectives._demo._torch_compat import TorchDispatchMode
 
 
 class Call(NamedTuple):
@@ -23,7 +24,7 @@ class Call(NamedTuple):
     dtype: torch.dtype
 
 
-class Meter(TorchDispatchMode):
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives of `torch.ops.phalanx` while it is entered. It slows every op down by microseconds.
 
     Attributes:
@@ -32,7 +33,7 @@ class Meter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[Call] = Counter()
         self.seconds = 0.0
 

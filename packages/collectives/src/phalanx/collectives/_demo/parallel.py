@@ -1,7 +1,7 @@
 """The parts of a model that know about ranks. All communication of the model is in this file.
 
-Two linear layers make a pair (Megatron-LM, https://arxiv.org/abs/1909.08053): the first is cut by its output features, the
-second by its input features, so each rank works on its own features in between and nothing is sent there. What is
+Two linear layers make a pair (Megatron-LM, https://arxiv.org/abs/1909.08053): the first is cut by its output features,
+the second by its input features, so each rank works on its own features in between and nothing is sent there. What is
 left is to bring the input of the pair to every rank, and to add up the partial outputs of all ranks. Between pairs the
 activations, the *stream*, are kept in one of two ways:
 
@@ -10,10 +10,10 @@ activations, the *stream*, are kept in one of two ways:
             each piece (sequence parallelism,
             https://arxiv.org/abs/2205.05198)
 
-There is no code for the backward pass here, because the collectives are differentiable. One rule makes that right: **the
-loss is the sum over the ranks of what each of them returns.** Then the backward of all_reduce is all_reduce, that of
-all_gather reduce_scatter, and the reverse. Where ranks hold copies of one weight, each copy's gradient is what that copy
-contributed, and the gradient of the weight is their sum: `sum_copies`.
+There is no code for the backward pass here, because the collectives are differentiable. One rule makes that right:
+**the loss is the sum over the ranks of what each of them returns.** Then the backward of all_reduce is all_reduce, that
+of all_gather is reduce_scatter, and the reverse. Where ranks hold copies of one weight, each copy's gradient is what
+that copy contributed, and the gradient of the weight is their sum: `sum_copies`.
 """
 
 from collections.abc import Iterable
@@ -186,6 +186,6 @@ def sum_copies(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> 
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    sums = sum_over_ranks(flat, group).split([gradient.numel() for gradient in gradients])
+    sums = torch.split(sum_over_ranks(flat, group), [gradient.numel() for gradient in gradients])
     for gradient, total in zip(gradients, sums, strict=True):
         gradient.copy_(total.view_as(gradient))

@@ -12,6 +12,7 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store, TCPStore
 
 from phalanx.collectives._demo import costs, report
 from phalanx.collectives._demo.options import Options
@@ -74,7 +75,7 @@ def main(text: str) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     store = None
     try:
-        store = dist.TCPStore("127.0.0.1", job.port, is_master=False, timeout=TIMEOUT)
+        store = TCPStore("127.0.0.1", job.port, is_master=False, timeout=TIMEOUT)
         _run(job, store)
     except KeyboardInterrupt:
         return 130
@@ -89,7 +90,7 @@ def main(text: str) -> int:
     return 0
 
 
-def _run(job: Job, store: dist.Store) -> None:
+def _run(job: Job, store: Store) -> None:
     options = job.options
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=store, rank=job.rank, world_size=options.ranks, timeout=TIMEOUT)
@@ -119,4 +120,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    exit_status = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_status)  # everything is closed; an ordinary end would take torch's modules apart, for a second

@@ -118,8 +118,8 @@ def compare(
     worst = max(differences, key=lambda name: differences[name])
     if not differences[worst] <= GRADIENT_TOLERANCE:
         raise CheckFailedError(
-            f"the gradient of {worst} differs from that of one process by {differences[worst]:.1e} of its greatest element; "
-            f"up to {GRADIENT_TOLERANCE:.0e} is explained by the order of sums"
+            f"the gradient of {worst} differs from that of one process by {differences[worst]:.1e} of its greatest "
+            f"element; up to {GRADIENT_TOLERANCE:.0e} is explained by the order of sums"
         )
     return Comparison(expected.item(), differences[worst], worst)
 

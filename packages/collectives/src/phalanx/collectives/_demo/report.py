@@ -19,8 +19,8 @@ def summary(options: Options, record: Record) -> str:
         if record.metered_steps:
             communication_ms = record.communication_seconds / record.metered_steps * 1000
             lines.append(
-                f"of it {communication_ms:.1f} ms ({communication_ms / step_ms:.0%}) in communication, waiting for the other "
-                "ranks included"
+                f"of it {communication_ms:.1f} ms ({communication_ms / step_ms:.0%}) in communication, waiting for the "
+                "other ranks included"
             )
     return "\n".join(lines)
 

@@ -135,10 +135,9 @@ class Trainer:
         return loss
 
     def _check_copies(self) -> None:
-        for name, parameter in self.model.named_parameters():
-            if any(parameter is copy for copy in self._copies):
-                if not torch.equal(from_rank_0(parameter.detach(), self.group), parameter):
-                    raise CheckFailedError(f"rank {self.group.rank()}'s copy of {name} is not the same as rank 0's")
+        flat = torch.cat([parameter.detach().flatten() for parameter in self._copies])
+        if not torch.equal(from_rank_0(flat, self.group), flat):
+            raise CheckFailedError(f"rank {self.group.rank()}'s copies of norms and embeddings are not those of rank 0")
 
     def _whole(self, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         dims = cut_dims(self.model)
@@ -167,15 +166,15 @@ class Trainer:
         with Meter() as meter:
             flat = from_rank_0(flat, self.group)
         self.record.calls_at_start = meter.calls
-        parts = flat.split(counts)
+        parts = torch.split(flat, counts)
         weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         load_weights(self.model, weights, self.group)
         own = sum(parameter.numel() for parameter in self.model.parameters())
         if not is_core_group(self.group):
-            self._say("note: these ranks share no memory, so all collectives go through torch.distributed (phalanx doctor?)")
+            self._say("note: the core cannot serve these ranks, so torch.distributed does; phalanx doctor may say why")
         self._say(
-            f"model: {self.size.layers} layers, {self.size.hidden} features, {self.size.heads} heads: {sum(counts):,} weights, "
-            f"of which each rank has {own:,}"
+            f"model: {self.size.layers} layers, {self.size.hidden} features, {self.size.heads} heads: "
+            f"{sum(counts):,} weights, of which each rank has {own:,}"
         )
 
     def _say(self, text: str) -> None:

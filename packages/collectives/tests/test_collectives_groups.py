@@ -1,0 +1,144 @@
+"""The forms of a group argument, and what is wrong with a group or another argument."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch.distributed.device_mesh import init_device_mesh
+
+import phalanx.collectives as pc
+
+
+def total(group, tag="", value=None):
+    rank = dist.get_rank()
+    return pc.all_reduce(torch.tensor([float(10**rank if value is None else value)]), "sum", group, tag).item()
+
+
+def every_form(rank, size):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    flat = init_device_mesh("cpu", (4,))
+    row, column = {0: 11.0, 1: 1100.0}[rank // 2], {0: 101.0, 1: 1010.0}[rank % 2]
+    everybody = 1111.0
+    assert total(dist.group.WORLD) == everybody  # F12
+    assert total(dist.group.WORLD.group_name) == everybody
+    assert total(flat) == everybody  # F13
+    assert total((mesh, 1)) == row  # F14
+    assert total((mesh, 0)) == column
+    assert total(mesh["b"]) == row
+    assert total(mesh.get_group("a")) == column
+    assert total(mesh.get_group("a").group_name) == column
+    assert total([0, 1, 2, 3]) == everybody  # F10
+    assert total([[0, 1], [2, 3]]) == row  # F11
+    assert total([[0, 2], [1, 3]]) == column
+    assert pc.is_core_group((mesh, 1))
+    assert pc.core_group((mesh, 1)).ranks == ((0, 1) if rank < 2 else (2, 3))
+    # F16: a tag makes a group of its own, once
+    assert total([0, 1, 2, 3], "mine") == everybody
+    made = dist.distributed_c10d._world.group_count
+    assert total([0, 1, 2, 3], "mine") == everybody
+    assert total(dist.group.WORLD, "mine") == everybody
+    assert dist.distributed_c10d._world.group_count == made
+    assert total([[0, 3], [1, 2]], "pairs") == (1001.0 if rank in (0, 3) else 110.0)
+    with pytest.raises(AssertionError, match="Only 1D mesh is supported, pass in \\(DeviceMesh, int\\) together"):
+        total(mesh)  # F13
+
+
+def test_every_form_of_a_group_reaches_its_ranks():  # F10 to F16
+    run_ranks(every_form, 4, start_torch=True, timeout=90)
+
+
+def order_of_ranks(rank, size):
+    group = dist.new_group([2, 0])
+    if rank != 1:
+        gathered = pc.all_gather_tensor(torch.tensor([rank]), 0, group)
+        assert gathered.tolist() == dist.get_process_group_ranks(group) == [0, 2]
+        assert pc.broadcast(torch.tensor([rank]), 1, group).tolist() == [2]  # a rank within the group
+    else:
+        with pytest.raises(ValueError, match="this rank is not in the group"):
+            pc.all_reduce(torch.ones(1), "sum", group)  # F18
+
+
+def test_ranks_of_a_subgroup_keep_its_order():
+    run_ranks(order_of_ranks, 3, start_torch=True)
+
+
+def wrong_groups(rank, size):
+    mesh = init_device_mesh("cpu", (2,))
+    x = torch.ones(2)
+    if rank == 0:  # the other rank makes no such call: nothing may be sent, nothing may hang
+        for group, kind, text in (
+            ((mesh, "a"), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),  # F14
+            ((mesh,), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),
+            ((mesh, 3), ValueError, "the mesh has 1 dims"),
+            (3, ValueError, "must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int)"),  # F15
+            (None, ValueError, "must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int)"),
+            ([], ValueError, "an empty list of ranks is no group"),
+            ([[]], ValueError, "an empty list of ranks is no group"),
+            ([0, "1"], ValueError, "must hold ints only"),
+            ([0, True], ValueError, "must hold ints only"),
+            ([0, 7], ValueError, "rank 7 does not exist"),
+            ([0, 0], ValueError, "rank 0 is listed twice"),  # F17
+            ([[0, 1], [1, 0]], ValueError, "rank 0 is listed twice"),
+            ([[0, 1], [1]], ValueError, "group sizes must be identical found 2 and 1"),  # F11
+            ([1], ValueError, "rank 0, which is calling, is not in [1]"),  # F18
+            ([0], ValueError, "no process group has just the ranks [0]"),
+            ("nowhere", ValueError, "no process group is named 'nowhere'"),
+        ):
+            for call in (lambda g=group: pc.all_reduce(x, "sum", g), lambda g=group: pc.enable_group(g)):
+                with pytest.raises(kind) as caught:
+                    call()
+                assert text in str(caught.value), str(caught.value)
+    assert pc.all_reduce(x, "sum", dist.group.WORLD).tolist() == [2.0, 2.0]
+
+
+def test_wrong_groups_are_refused_before_anything_is_sent():  # F11, F13 to F18
+    run_ranks(wrong_groups, 2, start_torch=True)
+
+
+def wrong_arguments(rank, size):
+    group = dist.group.WORLD
+    pc.enable_group(group)
+    x = torch.ones(4, 3)
+    for attempt in range(2):  # on the fast road, and with a gradient off it
+        if rank == 0:
+            for call, kind, text in (
+                (lambda: pc.all_reduce(x, "median", group), ValueError, "Invalid reduce operation median"),  # F6
+                (lambda: pc.reduce_scatter_tensor(x, "median", 0, group), ValueError, "Invalid reduce operation median"),
+                (lambda: pc.all_reduce_(x.detach(), "median", group), ValueError, "Invalid reduce operation median"),
+                (lambda: pc.all_reduce(x.detach(), "premul_sum", group), ValueError, "premul_sum"),
+                (lambda: pc.reduce_scatter_tensor(x, "sum", 1, group), AssertionError, "dimension 1 has size 3, which must be a multiple of group_size 2"),  # F8d
+                (lambda: pc.reduce_scatter_tensor(x[:3], "sum", 0, group), AssertionError, "dimension 0 has size 3"),  # F8
+                (lambda: pc.reduce_scatter_tensor(torch.tensor(1.0), "sum", 0, group), ValueError, "no dims"),  # F25
+                (lambda: pc.reduce_scatter_tensor(x, "sum", 2, group), IndexError, "scatter_dim is 2"),
+                (lambda: pc.all_gather_tensor(x, -3, group), IndexError, "gather_dim is -3"),
+                (lambda: pc.broadcast(x, 2, group), ValueError, "src is 2"),
+                (lambda: pc.broadcast(x, -1, group), ValueError, "src is -1"),
+                (lambda: pc.broadcast_(x.detach(), 2, group), ValueError, "src is 2"),
+                (lambda: pc.all_to_all_single(x[:3], None, None, group), ValueError, "dimension 0 has size 3"),
+                (lambda: pc.all_to_all_single(x, [4, 0], None, group), AssertionError, "specified together"),
+                (lambda: pc.all_to_all_single(x, [2, 2.0], [2, 2], group), AssertionError, "must be int or SymInt"),
+                (lambda: pc.all_to_all_single(x, [4], [4], group), ValueError, "has 1 entries"),
+                (lambda: pc.all_to_all_single(x, [2, 2], [1, 2], group), ValueError, "add up to 3"),
+                (lambda: pc.all_to_all_single(x, [2, 2], [5, -1], group), ValueError, "negative entry"),
+                (lambda: pc.all_to_all_single(torch.tensor(1.0), None, None, group), ValueError, "dim"),
+                (lambda: pc.all_reduce(torch.ones(2, dtype=torch.float8_e4m3fn), "sum", group), NotImplementedError, "can be moved but not reduced"),
+                (lambda: pc.all_reduce([1.0], "sum", group), TypeError, "takes a torch.Tensor"),
+            ):  # fmt: skip
+                with pytest.raises(kind) as caught:
+                    call()
+                assert text in str(caught.value), str(caught.value)
+        x = torch.ones(4, 3, requires_grad=True)
+    assert pc.all_reduce(x.detach(), "SuM", group)[0].tolist() == [2.0] * 3  # F6: in any case
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent():  # F6, F8, F8d, F25
+    run_ranks(wrong_arguments, 2, start_torch=True)
+
+
+def without_torch_distributed(rank, size):
+    with pytest.raises(ValueError, match="init_process_group"):
+        pc.all_reduce(torch.ones(1), "sum", [0])
+
+
+def test_without_process_groups_the_error_says_what_to_call():
+    run_ranks(without_torch_distributed, 1)
