@@ -91,6 +91,8 @@ def describe(library: Path, output: Path) -> None:
         *("--type-id-style", "hash", "--out-file", str(output)),
         str(library),
     )
+    # Whoever built it where: source paths start at core/.
+    output.write_text(re.sub(r" path='[^']*/core/(src/[^']*)'", r" path='\1'", output.read_text()))
 
 
 def run(*command: str) -> str:

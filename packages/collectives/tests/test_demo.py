@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-SMALL = "--layers 2 --hidden 32 --batch 2 --sequence 32 --text-bytes 65536 --rounds 2".split()
+SMALL = ["--layers=2", "--hidden=32", "--batch=2", "--sequence=32", "--text-bytes=65536", "--rounds=2"]
 ROW = re.compile(r"^  (\w+) +([\d.]+ \w+) +(\d+) (a step|at the start) +[\d.,]+ us +[\d.,]+ us +[\d.]+x$", re.MULTILINE)
 FOREVER = [*SMALL, "--steps", "1000000", "--checked-steps", "1"]
 DEADLINE_SECONDS = 120

@@ -31,6 +31,8 @@ class _Op:
 
     def call(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         """Start the op where the fast road is closed, and wrap its result."""
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{self.name} takes a torch.Tensor, not {type(tensor).__name__}")
         if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing():
             result: torch.Tensor = self.function.apply(lambda *inner: self._wrapped(entry, *inner), tensor, *args)
             return result

@@ -49,11 +49,9 @@ def find_for(tensor: torch.Tensor, group: GroupLike, tag: str) -> Entry:
         ValueError, AssertionError: It is no group of this rank; the text says why.
         PhalanxError: The ranks could not meet.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}")
     _ops.loaded()
     entry = find(group, tag)
-    if not entry.decided and tensor.is_cpu and not _torch_compat.is_tracing():
+    if not entry.decided and getattr(tensor, "is_cpu", False) and not _torch_compat.is_tracing():
         entry.decide()
     return entry
 
@@ -110,7 +108,7 @@ def _group_of_ranks(ranks: list[int], tag: str) -> dist.ProcessGroup:
     if found is None and not tag:
         raise ValueError(
             f"no process group has just the ranks {ranks}: make one with torch.distributed.new_group({ranks}), or "
-            "give a tag to have one made (then every rank must call)"
+            "give a tag to have one made"
         )
     return found if found is not None else _torch_compat.make_group(ranks, tag)
 

@@ -171,11 +171,14 @@ def find_group(ranks: list[int], tag: str) -> dist.ProcessGroup | None:
 
 
 def make_group(ranks: list[int], tag: str) -> dist.ProcessGroup:
-    """A new process group with a tag. Collective among all ranks, each with the ranks of its own group.
+    """A new process group with a tag. Collective among `ranks`. Read in 2.11 to 2.13.
 
-    Read in 2.11 to 2.13.
+    torch makes its name from the ranks and from how many groups the calling rank has, which must be the same on all.
+    (Without use_local_synchronization two groups that are made at the same time get one name, and hang: in 2.13 torch's
+    own functional collectives do.)
     """
-    return _c10d._new_group_with_tag(sorted(ranks), pg_tag=tag)  # type: ignore[no-any-return]
+    made = _c10d._new_group_with_tag(sorted(ranks), pg_tag=_full_tag(tag), use_local_synchronization=True)
+    return cast(dist.ProcessGroup, made)
 
 
 def _full_tag(tag: str) -> str:

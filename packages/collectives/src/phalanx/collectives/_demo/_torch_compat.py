@@ -1,5 +1,8 @@
-"""The one private thing of torch that the demo uses. Read in torch 2.13; torch's notes on extending it describe it."""
+"""What the demo uses of torch that torch does not list as public."""
 
-from torch.utils._python_dispatch import TorchDispatchMode
+# Public, but torch.distributed does not list them for type checkers. Read in 2.13.
+from torch.distributed import Store as Store  # type: ignore[attr-defined]
+from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
-__all__ = ["TorchDispatchMode"]
+# Private, but described in torch's notes on extending it. Read in 2.13.
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode

@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from torch.distributed.distributed_c10d import TCPStore
-
+from phalanx.collectives._demo._torch_compat import TCPStore
 from phalanx.collectives._demo.options import Options
 from phalanx.collectives._demo.rank import Job, error_key
 from phalanx.collectives._demo.show import say
@@ -40,8 +39,8 @@ def launch(options: Options) -> int:
         Exit status: 0, 1 if a rank failed, 128 + number after a signal.
     """
     cores = _cores(options)
-    where = f"each on its own core ({', '.join(map(str, cores))})" if cores else "not pinned"
-    say(f"{options.ranks} ranks, {where}")
+    where = f"each pinned to a core: {', '.join(map(str, cores))}" if cores else "not pinned"
+    say(f"ranks: {options.ranks}, {where}")
     with _signals_raise(), _Ranks(options, cores) as ranks:
         try:
             ranks.watch()

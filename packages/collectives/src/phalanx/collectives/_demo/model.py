@@ -47,7 +47,8 @@ class Attention(nn.Module):
         per_head = self.qkv(x).view(length, batch, -1, 3, self.head_features)
         query, key, value = per_head.permute(3, 1, 2, 0, 4)  # each [batch, heads of this rank, sequence, features]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(mixed.permute(2, 0, 1, 3).reshape(length, batch, -1))
+        partial: torch.Tensor = self.out(mixed.permute(2, 0, 1, 3).reshape(length, batch, -1))
+        return partial
 
 
 class MLP(nn.Module):
@@ -59,7 +60,8 @@ class MLP(nn.Module):
         self.fc2 = RowParallelLinear(4 * size.hidden, size.hidden, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        partial: torch.Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return partial
 
 
 class Block(nn.Module):

@@ -12,9 +12,9 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store, TCPStore
 
 from phalanx.collectives._demo import costs, report
+from phalanx.collectives._demo._torch_compat import Store, TCPStore
 from phalanx.collectives._demo.options import Options
 from phalanx.collectives._demo.reference import CheckFailedError
 from phalanx.collectives._demo.show import say

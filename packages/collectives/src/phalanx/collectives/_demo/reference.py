@@ -46,7 +46,8 @@ class ReferenceBlock(nn.Module):
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         mixed = scores.masked_fill(future, float("-inf")).softmax(-1) @ value
         x = x + self.attention["out"](mixed.permute(2, 0, 1, 3).reshape(length, batch, hidden))
-        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.mlp_norm(x))))
+        inner: torch.Tensor = self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.mlp_norm(x))))
+        return x + inner
 
 
 class Reference(nn.Module):

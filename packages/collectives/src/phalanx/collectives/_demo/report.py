@@ -11,17 +11,18 @@ from phalanx.collectives._demo.train import Record
 
 def summary(options: Options, record: Record) -> str:
     """The training in a few lines."""
-    lines = [f"{options.steps} steps: loss {record.first_loss:.3f} to {record.last_loss:.3f}"]
+    losses = record.losses
+    latest = losses[-max(1, len(losses) // 10) :]
+    lines = [f"steps: {len(losses)}; loss: {losses[0]:.3f} at first, {mean(latest):.3f} at last"]
     if record.step_seconds:
-        step_ms = median(record.step_seconds) * 1000
-        characters = options.batch * options.sequence / mean(record.step_seconds)
-        lines.append(f"{characters:,.0f} tokens/s; {step_ms:.1f} ms a step (median)")
-        if record.metered_steps:
-            communication_ms = record.communication_seconds / record.metered_steps * 1000
-            lines.append(
-                f"of it {communication_ms:.1f} ms ({communication_ms / step_ms:.0%}) in communication, waiting for the "
-                "other ranks included"
-            )
+        speed = options.batch * options.sequence / mean(record.step_seconds)
+        lines.append(f"tokens/s: {speed:,.0f}; a step: {median(record.step_seconds) * 1000:.1f} ms (median)")
+    if record.metered_seconds:
+        share = sum(record.communication_seconds) / sum(record.metered_seconds)
+        lines.append(
+            f"in collectives: {share:.0%} of a step ({median(record.communication_seconds) * 1000:.1f} ms), waiting for "
+            "the other ranks included"
+        )
     return "\n".join(lines)
 
 
@@ -33,7 +34,6 @@ def show_costs(record: Record, costs: dict[Call, Cost], rounds: int) -> None:
         costs: Of each collective; empty to leave times out.
         rounds: Of the measurement.
     """
-    steps = max(1, record.metered_steps)
     head = ["collective", "bytes", "calls", *(["Phalanx", "gloo", "gloo / Phalanx"] if costs else [])]
     rows = []
     phalanx_us = gloo_us = 0.0
@@ -42,12 +42,12 @@ def show_costs(record: Record, costs: dict[Call, Cost], rounds: int) -> None:
         if costs:
             cost = costs[call]
             row += [f"{cost.phalanx_us:,.1f} us", f"{cost.gloo_us:,.1f} us", f"{cost.gloo_us / cost.phalanx_us:.1f}x"]
-            phalanx_us += record.calls[call] / steps * cost.phalanx_us
-            gloo_us += record.calls[call] / steps * cost.gloo_us
+            phalanx_us += record.calls[call] * cost.phalanx_us
+            gloo_us += record.calls[call] * cost.gloo_us
         rows.append(row)
     if costs and gloo_us:
         total = [f"{phalanx_us / 1000:.2f} ms", f"{gloo_us / 1000:.2f} ms", f"{gloo_us / phalanx_us:.1f}x"]
-        rows.append(["all of a step", "", f"{sum(record.calls.values()) / steps:g} a step", *total])
+        rows.append(["all of a step", "", f"{record.calls.total()} a step", *total])
     say(table(head, rows))
     if costs:
         say(f"  medians of {rounds} rounds in which the two take turns; every result was checked")
@@ -55,9 +55,8 @@ def show_costs(record: Record, costs: dict[Call, Cost], rounds: int) -> None:
 
 def collectives(record: Record) -> dict[Call, str]:
     """Each collective of the training, the largest share first, and how often it was called."""
-    steps = max(1, record.metered_steps)
     in_steps = sorted(record.calls.items(), key=lambda item: (-item[0].size_bytes * item[1], item[0].name))
-    found = {call: f"{count / steps:g} a step" for call, count in in_steps}
+    found = {call: f"{count} a step" for call, count in in_steps}
     for call, count in record.calls_at_start.items():
         found.setdefault(call, f"{count} at the start")
     return found

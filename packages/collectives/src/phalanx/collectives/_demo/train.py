@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -33,19 +34,18 @@ class Record:
     """What the training was like.
 
     Attributes:
-        first_loss, last_loss: The last is a mean over the last tenth of the steps.
-        step_seconds: Of each step that ran without a meter or a check.
-        metered_steps: How many steps ran with a meter.
-        communication_seconds: Of all of these together.
-        calls: Collectives of all of these together.
+        losses: Of each step.
+        step_seconds: Of each step without a meter, after the checked ones.
+        metered_seconds: Of each step with a meter, likewise.
+        communication_seconds: Of the steps with a meter, in collectives.
+        calls: Collectives of one step.
         calls_at_start: Collectives before the first step.
     """
 
-    first_loss: float = 0.0
-    last_loss: float = 0.0
+    losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    metered_steps: int = 0
-    communication_seconds: float = 0.0
+    metered_seconds: list[float] = field(default_factory=list)
+    communication_seconds: list[float] = field(default_factory=list)
     calls: Counter[Call] = field(default_factory=Counter)
     calls_at_start: Counter[Call] = field(default_factory=Counter)
 
@@ -72,39 +72,26 @@ class Trainer:
 
     def run(self) -> Record:
         """Check the first steps, and train."""
-        options, record = self.options, self.record
-        checked = min(options.checked_steps, options.steps)
+        steps, checked = self.options.steps, min(self.options.checked_steps, self.options.steps)
         if checked:
-            self._say(f"the first {checked} steps beside an ordinary model in one process:")
-        losses = []
+            self._say(f"steps 1 to {checked}, beside an ordinary model in one process:")
         progress = None
-        for step in range(1, options.steps + 1):
-            if step <= checked:
-                losses.append(self._checked_step(step))
-                continue
-            if progress is None:
+        for step in range(1, steps + 1):
+            if step == checked + 1:
                 self._say("training:")
-                progress = Progress(options.steps)
+                progress = Progress(steps)
+            meter = Meter() if step == 1 or step % _METER_EVERY == 0 else None
             started = time.perf_counter()
-            if step % _METER_EVERY == 0 or step == options.steps:
-                with Meter() as meter:
-                    losses.append(self._step(step))
-                record.metered_steps += 1
-                record.communication_seconds += meter.seconds
-                record.calls += meter.calls
-            else:
-                losses.append(self._step(step))
-                record.step_seconds.append(time.perf_counter() - started)
-            if self.group.rank() == 0:
-                progress.show(step, f"loss {losses[-1]:.4f}")
-        latest = losses[-max(1, len(losses) // 10) :]
-        record.first_loss, record.last_loss = losses[0], sum(latest) / len(latest)
-        return record
-
-    def _step(self, step: int) -> float:
-        loss = self._gradients(self._next_batch())
-        self._update(step)
-        return loss
+            with meter or nullcontext():
+                characters = self._next_batch()
+                loss = self._gradients(characters)
+            if step <= checked:
+                self._check(step, characters, loss)
+            self._update(step)
+            self._note(step, loss, meter, time.perf_counter() - started)
+            if progress is not None and self.group.rank() == 0:
+                progress.show(step, f"loss {loss:.4f}")
+        return self.record
 
     def _gradients(self, characters: torch.Tensor) -> float:
         self._optimizer.zero_grad(set_to_none=True)
@@ -118,9 +105,20 @@ class Trainer:
             parameters["lr"] = self.options.learning_rate * min(1.0, step / _WARM_UP_STEPS)
         self._optimizer.step()
 
-    def _checked_step(self, step: int) -> float:
-        characters = self._next_batch()
-        loss = self._gradients(characters)
+    def _note(self, step: int, loss: float, meter: Meter | None, seconds: float) -> None:
+        record = self.record
+        record.losses.append(loss)
+        if step == 1 and meter is not None:
+            record.calls = meter.calls
+        if step <= max(1, self.options.checked_steps):
+            return  # these steps do more than train
+        if meter is None:
+            record.step_seconds.append(seconds)
+        else:
+            record.metered_seconds.append(seconds)
+            record.communication_seconds.append(meter.seconds)
+
+    def _check(self, step: int, characters: torch.Tensor, loss: float) -> None:
         self._check_copies()
         named = list(self.model.named_parameters())
         gradients = self._whole({name: parameter.grad for name, parameter in named if parameter.grad is not None})
@@ -131,8 +129,6 @@ class Trainer:
                 f"  step {step}  loss {loss:.6f}, one process {seen.loss:.6f}; all {len(named)} gradients agree "
                 f"(greatest difference {seen.gradient_difference:.0e}, in {seen.weight})"
             )
-        self._update(step)
-        return loss
 
     def _check_copies(self) -> None:
         flat = torch.cat([parameter.detach().flatten() for parameter in self._copies])
@@ -173,7 +169,7 @@ class Trainer:
         if not is_core_group(self.group):
             self._say("note: the core cannot serve these ranks, so torch.distributed does; phalanx doctor may say why")
         self._say(
-            f"model: {self.size.layers} layers, {self.size.hidden} features, {self.size.heads} heads: "
+            f"model: layers {self.size.layers}, features {self.size.hidden}, heads {self.size.heads}; "
             f"{sum(counts):,} weights, of which each rank has {own:,}"
         )
 
