@@ -12,7 +12,8 @@ phx_error_info Group::cause() const {
   return cause_;
 }
 
-phx_status Group::fail_with(const phx_error_info &cause, bool tell, int only) {
+phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
+  const phx_error_info cause = given;  // often the thread's last error, which the messages below may overwrite
   bool first = false;
   {
     std::lock_guard<std::mutex> lock(cause_mutex_);

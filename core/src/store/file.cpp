@@ -64,20 +64,23 @@ class FileStore final : public phx_store {
     Backoff backoff(50, 5000);
     for (;;) {
       bool found = false;
-      const phx_status status = look(operation, key, value, deadline, &found);
+      uint64_t known = 0;  // what this look has seen: another thread of this store may see more meanwhile
+      const phx_status status = look(operation, key, value, deadline, &found, &known);
       if (status != PHX_OK || found) return status;
       do {
         if (deadline.passed()) return fail_key_timeout(operation, key, deadline);
         backoff.pause(deadline);
-      } while (!log_->may_have_grown());
+      } while (!log_->may_have_grown(known));
     }
   }
 
-  phx_status look(const char *operation, const char *key, std::string *value, const Deadline &deadline, bool *found) {
+  phx_status look(const char *operation, const char *key, std::string *value, const Deadline &deadline, bool *found,
+                  uint64_t *known) {
     FileLock lock(operation, *log_, FileLog::Access::kShared, deadline);
     if (lock.status() != PHX_OK) return lock.status();
     const phx_status status = log_->refresh(operation);
     if (status != PHX_OK) return status;
+    *known = log_->known();
     const FileLog::Place *place = log_->find(key);
     *found = place != nullptr;
     return place == nullptr || value == nullptr ? PHX_OK : log_->read_value(operation, key, *place, value);

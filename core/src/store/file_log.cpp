@@ -153,10 +153,10 @@ phx_status FileLog::follow_fork(const char *operation) {
 
 // ---- reading
 
-bool FileLog::may_have_grown() {
+bool FileLog::may_have_grown(uint64_t known) {
   FileHeader header;
   if (pread(fd_.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header)) return true;
-  return header.committed != known_.load(std::memory_order_relaxed);
+  return header.committed != known;
 }
 
 phx_status FileLog::refresh(const char *operation) {

@@ -43,8 +43,10 @@ class FileLog {
   phx_status append_set(const char *operation, const char *key, const void *value, size_t size);
   phx_status append_remove(const char *operation, const char *key);
 
-  // Needs no lock: false while nobody has appended since the last refresh. A wrong true merely costs a refresh.
-  bool may_have_grown();
+  // Needs no lock: false while nobody has appended since `known`. A wrong true merely costs a refresh.
+  bool may_have_grown(uint64_t known);
+  // How many bytes of the file are known here; for may_have_grown of one who looked at them under the lock.
+  uint64_t known() const { return known_.load(std::memory_order_relaxed); }
 
  private:
   FileLog(std::string path, Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}

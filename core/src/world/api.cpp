@@ -94,10 +94,11 @@ phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms) {
   const char *operation = "world_set_timeout";
   const phx_status status = check_world(operation, world);
   if (status != PHX_OK) return status;
-  if (timeout_ms <= 0)
-    return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive", operation,
+  if (timeout_ms < 0)
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: timeout_ms is %lld; it must be positive, or 0 for the built-in default", operation,
                 static_cast<long long>(timeout_ms));
-  world->ptr->set_default_timeout_ms(timeout_ms);
+  world->ptr->set_default_timeout_ms(timeout_ms == 0 ? phx::kDefaultTimeoutMs : timeout_ms);
   return PHX_OK;
 }
 }

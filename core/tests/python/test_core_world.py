@@ -251,9 +251,9 @@ def test_a_default_timeout_can_be_changed():
         world.set_timeout(50)
         with pytest.raises(WaitTimeoutError, match="1"):
             world.create_group("g", [0, 1])
-        for wrong in (0, -1):
-            with pytest.raises(InvalidArgumentError, match="timeout_ms"):
-                world.set_timeout(wrong)
+        with pytest.raises(InvalidArgumentError, match="timeout_ms"):
+            world.set_timeout(-1)
+        world.set_timeout(0)
 
 
 def test_the_log_goes_to_the_function_that_was_set():

@@ -53,15 +53,15 @@ def each_op(rank, size):
 
 
 def wrong_arguments(rank, size):
-    group, x = dist.group.WORLD, torch.ones(3, 2)
+    group, x = dist.group.WORLD, torch.ones(size + 1, 2)
     with pytest.raises(ValueError, match="Invalid reduce operation median"):
         pc.all_reduce(x, "median", group)
-    with pytest.raises(AssertionError, match="dimension 0 has size 3, which must be a multiple of group_size 2"):
+    with pytest.raises(AssertionError, match=f"dimension 0 has size {size + 1}, which must be a multiple of group_size {size}"):
         pc.reduce_scatter_tensor(x, "sum", 0, group)
-    with pytest.raises(ValueError, match="dimension 0 has size 3"):
+    with pytest.raises(ValueError, match=f"dimension 0 has size {size + 1}"):
         pc.all_to_all_single(x, None, None, group)
-    with pytest.raises(ValueError, match="src is 2"):
-        pc.broadcast(x, 2, group)
+    with pytest.raises(ValueError, match=f"src is {size}"):
+        pc.broadcast(x, size, group)
     with pytest.raises(RuntimeError, match="the input needs a gradient"):
         pc.all_reduce(x.requires_grad_(), "max", group)
 

@@ -117,7 +117,7 @@ class World:
         """Set the default of every wait.
 
         Args:
-            timeout_ms: In milliseconds, more than 0.
+            timeout_ms: In milliseconds; 0 is the built-in default of five minutes.
         """
         check(lib.phx_world_set_timeout(self._handle.pointer, c_timeout(timeout_ms)))
 

@@ -77,7 +77,8 @@ class Meeting:
                     (f"rank {rank}: {no}" for rank, (_, no) in zip(self._ranks, hellos, strict=True) if no), ""
                 )
                 self._write("answer", [token, refusal, [number for number, _ in hellos]])
-            late = [i for i in others if self._read(f"thanks/{i}") != token]
+            late = [i for i in others if hellos[i] is None]
+            late = late or [i for i in others if self._read(f"thanks/{i}") != token]
             if not late:
                 break
             self._pause(late)
