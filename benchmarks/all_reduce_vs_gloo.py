@@ -255,7 +255,7 @@ def ways_of(buffer: Any, output: Any, group: Any, unpinned_group: Any, job: Job)
     import torch
     import torch.distributed as dist
 
-    from phalanx.collectives import all_reduce, wait_tensor
+    from phalanx.collectives import all_reduce, all_reduce_, wait_tensor
     from phalanx.core import ReduceOp, ffi, lib
 
     ops, world, count = torch.ops.phalanx, dist.group.WORLD, buffer.numel()
@@ -264,6 +264,9 @@ def ways_of(buffer: Any, output: Any, group: Any, unpinned_group: Any, job: Job)
 
     def functional() -> Any:
         return wait_tensor(all_reduce(buffer, "sum", world))
+
+    def functional_in_place() -> Any:
+        return all_reduce_(buffer, "sum", world)
 
     def op() -> Any:
         return ops.wait_tensor(ops.all_reduce(buffer, "sum", "benchmark"))
@@ -292,6 +295,7 @@ def ways_of(buffer: Any, output: Any, group: Any, unpinned_group: Any, job: Job)
 
     ways: list[tuple[str, Callable[[], Any]]] = [
         ("phalanx.collectives.all_reduce", functional),
+        ("phalanx.collectives.all_reduce_", functional_in_place),
         ("torch.ops.phalanx.all_reduce", op),
         ("torch.ops.phalanx.all_reduce_", op_in_place),
         ("phalanx.core Group.all_reduce", core_method),

@@ -17,8 +17,8 @@ GLOO = "gloo"
 COLUMNS = {
     "gloo, unpinned": "gloo, unpinned",
     "phalanx.collectives.all_reduce": "`phalanx.collectives`",
+    "phalanx.collectives.all_reduce_": "the same in place",
     "torch.ops.phalanx.all_reduce": "`torch.ops.phalanx`",
-    "torch.ops.phalanx.all_reduce_": "the same in place",
     "phx_all_reduce (C, by cffi)": "C call",
 }
 

@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import threading
+import time
 import traceback
 from functools import cache
 from pathlib import Path
@@ -628,12 +629,16 @@ def test_ranks_that_disagree_get_the_text_of_the_core():
         assert "float32, 4" in text
 
 
-def dead_peer(rank, size):
+def dead_peer(rank, size, started):
     world = World(rank, size)
     same(P.wait_tensor(P.all_reduce(torch.ones(2), "sum", "g")), torch.full((2,), 2.0))
     if rank == 1:
+        deadline = time.monotonic() + 60
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
         os.kill(os.getpid(), 9)
     result = P.all_reduce(torch.ones(2), "sum", "g")
+    started.touch()
     text = raises(RuntimeError, lambda: P.wait_tensor(result))
     assert world.last_error() == (PEER_DEAD, text)
     assert world.ops.phxt_pending_count() == 0
@@ -641,9 +646,9 @@ def dead_peer(rank, size):
     return text
 
 
-def test_a_dead_peer_is_an_error_where_the_result_is_waited_for():
+def test_a_dead_peer_is_an_error_where_the_result_is_waited_for(tmp_path):
     load()
-    text, _ = run_ranks(dead_peer, 2, expect_exit={1: -9})
+    text, _ = run_ranks(dead_peer, 2, tmp_path / "started", expect_exit={1: -9})
     assert "rank 1" in text
     assert "all_reduce" in text
 

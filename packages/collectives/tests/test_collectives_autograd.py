@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 import phalanx.collectives as pc
+from ranks import run_ranks
 
 
 def leaf(rank, shape, seed=0):
@@ -34,20 +34,40 @@ def cases(size):
     yield "sum", shape, lambda x, g: pc.all_reduce(x, "sum", g), lambda xs: [sum(xs)] * size
     yield "avg", shape, lambda x, g: pc.all_reduce(x, "AVG", g), lambda xs: [sum(xs) / size] * size
     for dim in (0, 2):
-        yield f"gather {dim}", shape, lambda x, g, d=dim: pc.all_gather_tensor(x, d, g), lambda xs, d=dim: [torch.cat(xs, d)] * size
+        yield (
+            f"gather {dim}",
+            shape,
+            lambda x, g, d=dim: pc.all_gather_tensor(x, d, g),
+            lambda xs, d=dim: [torch.cat(xs, d)] * size,
+        )
         for op in ("sum", "avg"):
-            yield f"{op} scatter {dim}", shape, lambda x, g, o=op, d=dim: pc.reduce_scatter_tensor(x, o, d, g), lambda xs, o=op, d=dim: scatter(xs, o, d)
+            yield (
+                f"{op} scatter {dim}",
+                shape,
+                lambda x, g, o=op, d=dim: pc.reduce_scatter_tensor(x, o, d, g),
+                lambda xs, o=op, d=dim: scatter(xs, o, d),
+            )
     yield "gather of a scalar", (), lambda x, g: pc.all_gather_tensor(x, 0, g), lambda xs: [torch.stack(xs)] * size
     yield "broadcast", shape, lambda x, g: pc.broadcast(x, size - 1, g), lambda xs: [xs[-1]] * size
     yield "all_to_all", shape, lambda x, g: pc.all_to_all_single(x, None, None, g), lambda xs: exchange(xs, even)
-    yield "strided", shape, lambda x, g: pc.all_reduce(x.permute(2, 0, 1), "sum", g), lambda xs: [sum(xs).permute(2, 0, 1)] * size
+    yield (
+        "strided",
+        shape,
+        lambda x, g: pc.all_reduce(x.permute(2, 0, 1), "sum", g),
+        lambda xs: [sum(xs).permute(2, 0, 1)] * size,
+    )
 
     def uneven(x, g):
         rank = dist.get_rank()
         mine = x[: sum(rows[rank])]
         return pc.all_to_all_single(mine, [rows[i][rank] for i in range(size)], rows[rank], g)
 
-    yield "uneven all_to_all", (3 * size, 2), uneven, lambda xs: exchange([x[: sum(rows[i])] for i, x in enumerate(xs)], rows)
+    yield (
+        "uneven all_to_all",
+        (3 * size, 2),
+        uneven,
+        lambda xs: exchange([x[: sum(rows[i])] for i, x in enumerate(xs)], rows),
+    )
 
 
 def gradients(rank, size, eager):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
+from ranks import run_ranks
 
 
 def init_fake(size=4):
@@ -149,7 +149,7 @@ def runs(rank, size, backend, dynamic):
     w = torch.randn(16, 16, dtype=torch.float64) / 8
     torch._dynamo.reset()
     compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=dynamic)
-    first = [torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)) for _ in range(1)][0]
+    first = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
     results = compiled(first, w, group)  # the ranks meet inside the graph
     assert pc.is_core_group(group)
     for result, wanted in zip(results, block(first, w, group), strict=True):
@@ -170,5 +170,7 @@ def runs(rank, size, backend, dynamic):
 
 
 @pytest.mark.parametrize(("backend", "dynamic"), [("eager", False), ("aot_eager", True), ("inductor", False)])
-def test_compiled_graphs_compute_what_eager_computes(backend, dynamic):
-    run_ranks(runs, 2, backend, dynamic, start_torch=True, timeout=280, env={"CI": "1"})
+def test_compiled_graphs_compute_what_eager_computes(backend, dynamic, tmp_path):
+    # One new cache for both ranks: a rank may get what the other has compiled. CI: torch's warnings become errors.
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "CI": "1"}
+    run_ranks(runs, 2, backend, dynamic, start_torch=True, timeout=280, env=env)

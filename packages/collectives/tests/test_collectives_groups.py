@@ -1,12 +1,14 @@
 """The forms of a group argument, and what is wrong with a group or another argument."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
+from ranks import run_ranks
 
 
 def total(group, tag="", value=None):
@@ -34,10 +36,10 @@ def every_form(rank, size):
     assert pc.core_group((mesh, 1)).ranks == ((0, 1) if rank < 2 else (2, 3))
     # F16: a tag makes a group of its own, once
     assert total([0, 1, 2, 3], "mine") == everybody
-    made = dist.distributed_c10d._world.group_count
+    made = len(dist.distributed_c10d._world.pg_names)
     assert total([0, 1, 2, 3], "mine") == everybody
     assert total(dist.group.WORLD, "mine") == everybody
-    assert dist.distributed_c10d._world.group_count == made
+    assert len(dist.distributed_c10d._world.pg_names) == made
     assert total([[0, 3], [1, 2]], "pairs") == (1001.0 if rank in (0, 3) else 110.0)
     with pytest.raises(AssertionError, match="Only 1D mesh is supported, pass in \\(DeviceMesh, int\\) together"):
         total(mesh)  # F13
@@ -95,40 +97,49 @@ def test_wrong_groups_are_refused_before_anything_is_sent():  # F11, F13 to F18
     run_ranks(wrong_groups, 2, start_torch=True)
 
 
+def wrong_calls(x, group):
+    tall = "which must be a multiple of group_size 2"
+    unreducible = torch.ones(2, dtype=torch.float8_e4m3fn)
+    scalar = torch.tensor(1.0)
+    yield lambda: pc.all_reduce(x, "median", group), ValueError, "Invalid reduce operation median"  # F6
+    yield lambda: pc.reduce_scatter_tensor(x, "median", 0, group), ValueError, "Invalid reduce operation median"
+    yield lambda: pc.all_reduce_(x.detach(), "median", group), ValueError, "Invalid reduce operation median"
+    yield lambda: pc.all_reduce(x.detach(), "premul_sum", group), ValueError, "premul_sum"
+    # F8, F8d: the dim and its size
+    yield lambda: pc.reduce_scatter_tensor(x, "sum", 1, group), AssertionError, f"input dimension 1 has size 3, {tall}"
+    yield lambda: pc.reduce_scatter_tensor(x[:3], "sum", 0, group), AssertionError, f"dimension 0 has size 3, {tall}"
+    yield lambda: pc.reduce_scatter_tensor(scalar, "sum", 0, group), ValueError, "no dims"  # F25
+    yield lambda: pc.reduce_scatter_tensor(x, "sum", 2, group), IndexError, "scatter_dim is 2"
+    yield lambda: pc.all_gather_tensor(x, -3, group), IndexError, "gather_dim is -3"
+    yield lambda: pc.broadcast(x, 2, group), ValueError, "src is 2"
+    yield lambda: pc.broadcast(x, -1, group), ValueError, "src is -1"
+    yield lambda: pc.broadcast_(x.detach(), 2, group), ValueError, "src is 2"
+    yield lambda: pc.all_to_all_single(x[:3], None, None, group), ValueError, "dimension 0 has size 3"
+    yield lambda: pc.all_to_all_single(x, [4, 0], None, group), AssertionError, "specified together"
+    yield lambda: pc.all_to_all_single(x, [2, 2.0], [2, 2], group), AssertionError, "must be int or SymInt"
+    yield lambda: pc.all_to_all_single(x, [4], [4], group), ValueError, "has 1 entries"
+    yield lambda: pc.all_to_all_single(x, [2, 2], [1, 2], group), ValueError, "add up to 3"
+    yield lambda: pc.all_to_all_single(x, [2, 2], [5, -1], group), ValueError, "negative entry"
+    yield lambda: pc.all_to_all_single(scalar, None, None, group), ValueError, "dim"
+    yield lambda: pc.all_reduce(unreducible, "sum", group), NotImplementedError, "can be moved but not reduced"
+    yield lambda: pc.all_reduce([1.0], "sum", group), TypeError, "takes a torch.Tensor"
+
+
 def wrong_arguments(rank, size):
     group = dist.group.WORLD
+    if rank == 0:  # also before the ranks have met
+        for call, kind, text in wrong_calls(torch.ones(4, 3), group):
+            if "premul" not in text and "reduced" not in text:  # the core itself finds these two, when it has met
+                with pytest.raises(kind, match=re.escape(text)):
+                    call()
     pc.enable_group(group)
-    x = torch.ones(4, 3)
-    for attempt in range(2):  # on the fast road, and with a gradient off it
+    for needs_gradient in (False, True):  # on the fast road, and with a gradient off it
         if rank == 0:
-            for call, kind, text in (
-                (lambda: pc.all_reduce(x, "median", group), ValueError, "Invalid reduce operation median"),  # F6
-                (lambda: pc.reduce_scatter_tensor(x, "median", 0, group), ValueError, "Invalid reduce operation median"),
-                (lambda: pc.all_reduce_(x.detach(), "median", group), ValueError, "Invalid reduce operation median"),
-                (lambda: pc.all_reduce(x.detach(), "premul_sum", group), ValueError, "premul_sum"),
-                (lambda: pc.reduce_scatter_tensor(x, "sum", 1, group), AssertionError, "dimension 1 has size 3, which must be a multiple of group_size 2"),  # F8d
-                (lambda: pc.reduce_scatter_tensor(x[:3], "sum", 0, group), AssertionError, "dimension 0 has size 3"),  # F8
-                (lambda: pc.reduce_scatter_tensor(torch.tensor(1.0), "sum", 0, group), ValueError, "no dims"),  # F25
-                (lambda: pc.reduce_scatter_tensor(x, "sum", 2, group), IndexError, "scatter_dim is 2"),
-                (lambda: pc.all_gather_tensor(x, -3, group), IndexError, "gather_dim is -3"),
-                (lambda: pc.broadcast(x, 2, group), ValueError, "src is 2"),
-                (lambda: pc.broadcast(x, -1, group), ValueError, "src is -1"),
-                (lambda: pc.broadcast_(x.detach(), 2, group), ValueError, "src is 2"),
-                (lambda: pc.all_to_all_single(x[:3], None, None, group), ValueError, "dimension 0 has size 3"),
-                (lambda: pc.all_to_all_single(x, [4, 0], None, group), AssertionError, "specified together"),
-                (lambda: pc.all_to_all_single(x, [2, 2.0], [2, 2], group), AssertionError, "must be int or SymInt"),
-                (lambda: pc.all_to_all_single(x, [4], [4], group), ValueError, "has 1 entries"),
-                (lambda: pc.all_to_all_single(x, [2, 2], [1, 2], group), ValueError, "add up to 3"),
-                (lambda: pc.all_to_all_single(x, [2, 2], [5, -1], group), ValueError, "negative entry"),
-                (lambda: pc.all_to_all_single(torch.tensor(1.0), None, None, group), ValueError, "dim"),
-                (lambda: pc.all_reduce(torch.ones(2, dtype=torch.float8_e4m3fn), "sum", group), NotImplementedError, "can be moved but not reduced"),
-                (lambda: pc.all_reduce([1.0], "sum", group), TypeError, "takes a torch.Tensor"),
-            ):  # fmt: skip
+            for call, kind, text in wrong_calls(torch.ones(4, 3, requires_grad=needs_gradient), group):
                 with pytest.raises(kind) as caught:
                     call()
                 assert text in str(caught.value), str(caught.value)
-        x = torch.ones(4, 3, requires_grad=True)
-    assert pc.all_reduce(x.detach(), "SuM", group)[0].tolist() == [2.0] * 3  # F6: in any case
+    assert pc.all_reduce(torch.ones(4, 3), "SuM", group)[0].tolist() == [2.0] * 3  # F6: in any case
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent():  # F6, F8, F8d, F25

@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks, scratch
 
 import phalanx.collectives as pc
 from phalanx.core import MismatchError, PeerDeadError, RevokedError, WaitTimeoutError, load_torch_ops
+from ranks import run_ranks, scratch
 
 
 def init(rank, size, name="store", seconds=30):
@@ -96,7 +96,11 @@ def nothing_is_left(rank, size):
         return sum("memfd:phalanx" in line for line in open("/proc/self/maps"))
 
     def sockets():
-        return sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}"))
+        return sum(
+            os.readlink(f"/proc/self/fd/{fd}").startswith("socket")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.islink(f"/proc/self/fd/{fd}")
+        )
 
     init(rank, size)
     group = dist.group.WORLD
@@ -155,13 +159,13 @@ def killed(rank, size):
     error, pid = caught.value, (scratch() / "pid1").read_text()
     assert "all_reduce #2 on group '0'" in str(error) and "rank 1" in str(error) and pid in str(error)
     assert error.peer == 1 and error.rank == rank and error.operation == "all_reduce" and error.sequence == 2
-    for use in (lambda: result.tolist(), lambda: view + 1, lambda: pc.wait_tensor(result), lambda: result.wait()):
-        with pytest.raises(PeerDeadError):  # it is told each time: the memory holds nothing
-            use()
+    for use in (lambda each: each.tolist(), pc.wait_tensor, pc.AsyncCollectiveTensor.wait, lambda each: each + 1):
+        for each in (result, view):
+            with pytest.raises(PeerDeadError):  # it is told each time: the memory holds nothing
+                use(each)
     assert not result.completed
     with pytest.raises((RevokedError, PeerDeadError)):
         pc.all_reduce(torch.ones(2), "sum", group)
-    del result, view
     assert not [name for name in os.listdir("/dev/shm") if "phalanx" in name]
     return str(error)
 
@@ -196,7 +200,9 @@ def late(rank, size):
     init(rank, size, seconds=2)
     if rank == 0:
         group = dist.group.WORLD
-        with pytest.raises(WaitTimeoutError, match=r"group '0': after 2000 ms rank 0 still waits for rank\(s\) 1") as caught:
+        with pytest.raises(
+            WaitTimeoutError, match=r"group '0': after 2000 ms rank 0 still waits for rank\(s\) 1"
+        ) as caught:
             pc.all_reduce(torch.ones(1), "sum", group)
         assert caught.value.peer == 1
         with pytest.raises(RevokedError, match="could not meet before.*still waits for rank"):

@@ -8,11 +8,11 @@ import traceback
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.testing._internal.distributed import multi_threaded_pg
 
 import phalanx.collectives as pc
 from phalanx.core import load_torch_ops
+from ranks import run_ranks
 
 
 def each_op(rank, size):
@@ -56,7 +56,9 @@ def wrong_arguments(rank, size):
     group, x = dist.group.WORLD, torch.ones(size + 1, 2)
     with pytest.raises(ValueError, match="Invalid reduce operation median"):
         pc.all_reduce(x, "median", group)
-    with pytest.raises(AssertionError, match=f"dimension 0 has size {size + 1}, which must be a multiple of group_size {size}"):
+    with pytest.raises(
+        AssertionError, match=f"dimension 0 has size {size + 1}, which must be a multiple of group_size {size}"
+    ):
         pc.reduce_scatter_tensor(x, "sum", 0, group)
     with pytest.raises(ValueError, match=f"dimension 0 has size {size + 1}"):
         pc.all_to_all_single(x, None, None, group)
@@ -70,6 +72,12 @@ def other_hosts(rank, size):
     assert pc.enable_group(dist.group.WORLD) is False  # on every rank
     each_op(rank, size)
     wrong_arguments(rank, size)
+    from phalanx.collectives import _torch_compat
+
+    dropped = pc.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+    assert type(dropped) is pc.AsyncCollectiveTensor and _torch_compat.registered_work_count() == 1
+    del dropped
+    assert _torch_compat.registered_work_count() == 0  # A6: torch 2.13 keeps one for ever
     neighbours = dist.new_group([0, 1])
     if rank < 2:
         assert pc.enable_group(neighbours)  # these two share a host
@@ -81,7 +89,12 @@ def other_hosts(rank, size):
 
 
 def test_ranks_on_several_hosts_go_through_torch():
-    run_ranks(other_hosts, 3, start_torch=True, env=[{"PHALANX_HOST_ID": "7"}, {"PHALANX_HOST_ID": "7"}, {"PHALANX_HOST_ID": "8"}])
+    run_ranks(
+        other_hosts,
+        3,
+        start_torch=True,
+        env=[{"PHALANX_HOST_ID": "7"}, {"PHALANX_HOST_ID": "7"}, {"PHALANX_HOST_ID": "8"}],
+    )
 
 
 def no_library_on_one_rank(rank, size):

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as reference
-from ranks import run_ranks
 
 import phalanx.collectives as pc
+from ranks import run_ranks
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.int32, torch.int64]
@@ -55,7 +55,14 @@ def each_op(rank, size):
         shape = (size * 2, 3, size)
         inputs = [data(r, shape, dtype) for r in range(size)]
         mine, kept = inputs[rank], inputs[rank].clone()
-        for op in ("sum", "avg", "product", "min", "max", *(() if dtype.is_floating_point else ("band", "bor", "bxor"))):
+        for op in (
+            "sum",
+            "avg",
+            "product",
+            "min",
+            "max",
+            *(() if dtype.is_floating_point else ("band", "bor", "bxor")),
+        ):
             same(pc.all_reduce(mine, op, group), reduced(inputs, op))  # F1
             for dim in (0, 2, -1):  # F2, F9
                 same(pc.reduce_scatter_tensor(mine, op, dim, group), reduced(inputs, op).chunk(size, dim)[rank])
@@ -92,10 +99,15 @@ def odd_shapes(rank, size):
         inputs = [data(r, shape, seed=len(shape)) for r in range(size)]
         same(pc.all_reduce(inputs[rank], "sum", group), reduced(inputs, "sum"))
         same(pc.broadcast(inputs[rank], 1, group), inputs[1])
-        same(pc.all_gather_tensor(inputs[rank], 0, group), torch.cat([x.reshape(x.shape or (1,)) for x in inputs]))  # F25
+        same(
+            pc.all_gather_tensor(inputs[rank], 0, group), torch.cat([x.reshape(x.shape or (1,)) for x in inputs])
+        )  # F25
         if shape and shape[0] % size == 0:
             total = reduced(inputs, "sum")
-            same(pc.reduce_scatter_tensor(inputs[rank], "sum", 0, group), total.chunk(size)[rank] if total.numel() else total[: shape[0] // size])
+            same(
+                pc.reduce_scatter_tensor(inputs[rank], "sum", 0, group),
+                total.chunk(size)[rank] if total.numel() else total[: shape[0] // size],
+            )
             parts = [x[rank * (shape[0] // size) : (rank + 1) * (shape[0] // size)] for x in inputs]
             same(pc.all_to_all_single(inputs[rank], None, None, group), torch.cat(parts))
     assert pc.all_gather_tensor(torch.tensor(3.0), -1, group).tolist() == [3.0] * size
@@ -108,7 +120,12 @@ def test_scalars_empty_and_large_tensors_work():  # F25
 def strided(rank, size):
     group = dist.group.WORLD
     wholes = [data(r, (4, 2 * size, 3)) for r in range(size)]
-    for view in (lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x[1].expand(size, 2 * size, 3), lambda x: x.permute(1, 2, 0)):
+    for view in (
+        lambda x: x.transpose(0, 1),
+        lambda x: x[:, ::2],
+        lambda x: x[1].expand(size, 2 * size, 3),
+        lambda x: x.permute(1, 2, 0),
+    ):
         inputs = [view(x) for x in wholes]
         assert not inputs[rank].is_contiguous()
         result = pc.all_reduce(inputs[rank], "sum", group)
@@ -117,7 +134,10 @@ def strided(rank, size):
         same(pc.all_gather_tensor(inputs[rank], 1, group), torch.cat(inputs, 1))
         for dim, length in enumerate(inputs[0].shape):
             if length % size == 0:
-                same(pc.reduce_scatter_tensor(inputs[rank], "sum", dim, group), reduced(inputs, "sum").chunk(size, dim)[rank])
+                same(
+                    pc.reduce_scatter_tensor(inputs[rank], "sum", dim, group),
+                    reduced(inputs, "sum").chunk(size, dim)[rank],
+                )
         same(pc.broadcast(inputs[rank], 0, group), inputs[0])
         target = inputs[rank].clone(memory_format=torch.preserve_format)
         same(pc.all_reduce_(target, "max", group), reduced(inputs, "max"))
@@ -141,7 +161,9 @@ def beside_torch(rank, size):
     lazy = whole.conj()  # a bit, not a copy: the fast road must not take it
     assert lazy.is_conj()
     same(pc.all_reduce(lazy, "sum", group), pc.wait_tensor(pc.all_reduce(whole, "sum", group)).conj().resolve_conj())
-    same(pc.all_gather_tensor(lazy.imag, 0, group), reference.all_gather_single(lazy.imag.contiguous(), 0, group).wait())
+    same(
+        pc.all_gather_tensor(lazy.imag, 0, group), reference.all_gather_single(lazy.imag.contiguous(), 0, group).wait()
+    )
     with torch.inference_mode():
         assert torch.equal(pc.all_reduce(x, "max", group) + 0, reference.all_reduce(x, "max", group) + 0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 SMALL = ["--layers=2", "--hidden=32", "--batch=2", "--sequence=32", "--text-bytes=65536", "--rounds=2"]
 ROW = re.compile(r"^  (\w+) +([\d.]+ \w+) +(\d+) (a step|at the start) +[\d.,]+ us +[\d.,]+ us +[\d.]+x$", re.MULTILINE)
@@ -118,6 +118,29 @@ def test_the_table_has_every_collective_of_a_step_with_its_bytes_beside_gloo() -
     assert table["all_to_all_single", "16 KiB"] == (2, "a step")  # 32 x 2 x half the vocabulary x 4 bytes; its gradient
     assert table["all_reduce", "4 B"] == (1, "a step")  # the loss
     assert ("broadcast", "528 B") in table  # the text: 33 x 2 x 8 bytes
+
+
+def test_a_small_error_of_loss_or_of_one_gradient_fails_the_comparison_with_one_process() -> None:
+    from phalanx.collectives._demo.model import Size
+    from phalanx.collectives._demo.reference import CheckFailedError, Reference, compare
+
+    torch.manual_seed(0)
+    size = Size(vocabulary=16, sequence=8, layers=1, hidden=8, heads=2)
+    model = Reference(size)
+    characters = torch.randint(16, (9, 3))
+    loss = model.loss(characters)
+    loss.backward()
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    right = {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    compare(size, weights, characters, loss.item(), right)
+    with pytest.raises(CheckFailedError, match="the loss"):
+        compare(size, weights, characters, loss.item() * 1.0001, right)
+    for name, gradient in right.items():
+        wrong = gradient.clone()
+        wrong[..., 0] += 1e-3 * gradient.abs().max()
+        with pytest.raises(CheckFailedError, match=f"gradient of {name}"):
+            compare(size, weights, characters, loss.item(), {**right, name: wrong})
 
 
 def test_an_impossible_model_is_refused_before_anything_starts() -> None:

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_ranks
 
 from phalanx.collectives import _functional, _torch_compat
+from ranks import run_ranks
 
 MOVED = f"torch {torch.__version__} has changed "
 
@@ -49,9 +49,23 @@ def test_wrapper_tensors_take_their_arguments_by_position():
 
 def test_view_ops_are_told_from_all_others():
     aten = torch.ops.aten
-    for op in (aten.view.default, aten.transpose.int, aten.split.Tensor, aten.unbind.int, aten.slice.Tensor, aten.detach.default):
+    for op in (
+        aten.view.default,
+        aten.transpose.int,
+        aten.split.Tensor,
+        aten.unbind.int,
+        aten.slice.Tensor,
+        aten.detach.default,
+    ):
         assert _torch_compat.is_view(op), MOVED + f"the schema of {op}"
-    for op in (aten.add.Tensor, aten.add_.Tensor, aten._to_copy.default, aten.clone.default, aten.to.dtype, aten.stack.default):
+    for op in (
+        aten.add.Tensor,
+        aten.add_.Tensor,
+        aten._to_copy.default,
+        aten.clone.default,
+        aten.to.dtype,
+        aten.stack.default,
+    ):
         assert not _torch_compat.is_view(op), MOVED + f"the schema of {op}"
     assert not _torch_compat.is_tracing()
 
@@ -60,7 +74,9 @@ def process_groups(rank, size):
     from torch.distributed import distributed_c10d as c10d
 
     group = dist.new_group([0], backend="gloo")
-    assert _torch_compat.is_ordinary(group) and _torch_compat.backends_of(group) == {"gloo"}, MOVED + "pg_backend_config"
+    assert _torch_compat.is_ordinary(group) and _torch_compat.backends_of(group) == {"gloo"}, (
+        MOVED + "pg_backend_config"
+    )
     assert _torch_compat.backends_of(dist.group.WORLD) <= {"gloo", "nccl"}
     assert _torch_compat.group_named(str(group.group_name)) is group, MOVED + "_resolve_process_group"
     assert _torch_compat.group_named("nothing") is None
@@ -89,7 +105,14 @@ def test_process_groups_can_be_looked_into():
 def test_the_functions_have_the_arguments_of_torchs():
     import torch.distributed._functional_collectives as theirs
 
-    for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single", "wait_tensor"):
+    for name in (
+        "all_reduce",
+        "all_gather_tensor",
+        "reduce_scatter_tensor",
+        "broadcast",
+        "all_to_all_single",
+        "wait_tensor",
+    ):
         ours = inspect.signature(getattr(_functional, name)).parameters
         assert list(ours) == list(inspect.signature(getattr(theirs, name)).parameters), MOVED + name
 

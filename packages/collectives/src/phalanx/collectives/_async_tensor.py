@@ -132,13 +132,6 @@ class AsyncCollectiveTensor(torch.Tensor):
     def data_ptr(self) -> int:
         return self.trigger_wait().data_ptr()
 
-    def untyped_storage(self) -> Any:
-        return self.trigger_wait().untyped_storage()
-
-    def storage(self) -> Any:
-        plain: Any = self.trigger_wait()
-        return plain.storage()
-
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         self._refuse_gradient(True)
         return self.trigger_wait().__dlpack__(*args, **kwargs)

@@ -6,7 +6,7 @@ backward at the same time: so every backward pass is a collective of its own.
     all_reduce sum        all_reduce sum            reduce_scatter sum    all_gather
     all_reduce avg        all_reduce avg            reduce_scatter avg    all_gather, divided by the group size
     all_gather            reduce_scatter sum        all_to_all            all_to_all with the splits exchanged
-    broadcast             the sum on the source, zero elsewhere
+    broadcast             the sum on the source, zeros elsewhere
 
 (torch.distributed._functional_collectives of torch 2.13 has the same, without avg; there broadcast passes the local
 gradient on, which is wrong.)
@@ -19,23 +19,7 @@ import torch
 from torch.autograd import Function
 
 from phalanx.collectives import _torch_compat
-
-_DIFFERENTIABLE = ("sum", "avg")
-
-
-def check_differentiable(name: str, reduce_op: str) -> str:
-    """The reduction in lower case.
-
-    Raises:
-        RuntimeError: It has no gradient here.
-    """
-    lower = reduce_op.lower()
-    if lower not in _DIFFERENTIABLE:
-        raise RuntimeError(
-            f"{name}: the input needs a gradient, but the reduction '{reduce_op}' has none; use sum or avg, or call "
-            "it with torch.no_grad() or on input.detach()"
-        )
-    return lower
+from phalanx.collectives._reductions import check_differentiable
 
 
 def _waited(started: torch.Tensor) -> torch.Tensor:
@@ -120,11 +104,32 @@ class Broadcast(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        from phalanx.collectives import _registry  # it needs _ops, which needs this module
+        return None, torch.ops.phalanx.broadcast_backward(grad, ctx.src, ctx.group), None, None
 
-        total = _waited(torch.ops.phalanx.all_reduce(grad, "sum", ctx.group))
-        mine = _registry.entry_named(ctx.group).group_rank == ctx.src
-        return None, total if mine else torch.zeros_like(total), None, None
+
+class BroadcastBackward(Function):
+    """The sum on the source and zeros elsewhere, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, src: int, group: str) -> Any:
+        ctx.src, ctx.group = src, group
+        return run(tensor, src, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, _waited(torch.ops.phalanx.broadcast(grad, ctx.src, ctx.group)), None, None
+
+
+def _broadcast_backward(tensor: torch.Tensor, src: int, group: str) -> torch.Tensor:
+    """The kernel of phalanx::broadcast_backward.
+
+    It is an op of its own because its result depends on the rank, and a compiled graph must not: torch's caches give
+    one rank the graphs of another.
+    """
+    from phalanx.collectives import _registry  # it needs _ops, which needs this module
+
+    total = _waited(torch.ops.phalanx.all_reduce(tensor, "sum", group))
+    return total if _registry.entry_named(group).group_rank == src else total.zero_()
 
 
 class Wait(Function):
@@ -180,6 +185,7 @@ _FUNCTIONS = {
     "reduce_scatter_tensor": ReduceScatter,
     "all_to_all_single": AllToAll,
     "broadcast": Broadcast,
+    "broadcast_backward": BroadcastBackward,
     "wait_tensor": Wait,
 }
 _IN_PLACE = {
@@ -190,12 +196,14 @@ _IN_PLACE = {
 }
 
 
-def register(library: torch.library.Library) -> None:
-    """Register the autograd kernels of the ops.
+def register(library: Any) -> None:
+    """Register the autograd kernels of the ops, and the op that only they use.
 
     Args:
         library: A fragment of the library phalanx.
     """
+    library.define("broadcast_backward(Tensor tensor, int src, str group_name) -> Tensor")
+    _torch_compat.implement(library, "broadcast_backward", _broadcast_backward, "CompositeExplicitAutograd")
     for name, function in _FUNCTIONS.items():
         op = getattr(torch.ops.phalanx, name).default
         _torch_compat.implement(library, name, _differentiable(op, function), "Autograd", with_keys=True)

@@ -29,7 +29,7 @@ def better(error: BaseException) -> BaseException:
         A PhalanxError with all that the core knows, the exception of torch.distributed, or `error` itself.
     """
     stashed, _stash.error = _stash.error, None
-    if stashed is not None and str(stashed) in str(error):
+    if stashed is not None and str(stashed) and str(stashed) in str(error):
         return stashed
     ops = _ops.loaded()
     text = str(error)

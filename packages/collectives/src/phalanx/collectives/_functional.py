@@ -8,9 +8,17 @@ from torch import SymInt
 
 from phalanx.collectives import _autograd, _errors, _ops
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wrap
-from phalanx.collectives._groups import GroupLike, find_for, traced_name, traced_size
+from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
+from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._registry import Entry, ready
-from phalanx.collectives._torch_compat import CPU_KEY, is_dynamo_compiling, is_plain, is_tracing, kernel_call
+from phalanx.collectives._torch_compat import (
+    CPU_KEY,
+    is_dynamo_compiling,
+    is_plain,
+    is_tracing,
+    is_watched,
+    kernel_call,
+)
 
 # ---- how an op is called ---------------------------------------------------------------------------------------------
 
@@ -39,7 +47,8 @@ class _Op:
         return self._wrapped(entry, tensor, *args)
 
     def _wrapped(self, entry: Entry, *args: Any) -> torch.Tensor:
-        if entry.decided and entry.core is None and is_plain(args[0]):
+        elsewhere = not args[0].is_cpu or (entry.decided and entry.core is None)
+        if elsewhere and not is_watched():
             started = self._through_torch(entry, *args)  # without a detour, so it stays asynchronous
         else:
             started = getattr(torch.ops.phalanx, self.name)(*args)
@@ -51,7 +60,7 @@ class _Op:
     def _through_torch(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         given = list(args)
         if self.name in ("all_reduce", "reduce_scatter_tensor"):
-            given[0] = _ops.check_reduction(given[0])
+            given[0] = check_reduction(given[0])
         elif self.name == "all_to_all_single" and not given[0] and not given[1]:
             given[0] = given[1] = _ops.even(tensor.size(0), entry.size)
         started: torch.Tensor = getattr(torch.ops._c10d_functional, self.name)(tensor.contiguous(), *given)
@@ -103,11 +112,13 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and is_plain(self):
-            return start(_ALL_REDUCE.kernel(CPU_KEY, self, reduceOp, entry.name))
-        _ops.check_reduction(reduceOp)
-        entry = entry or find_for(self, group, tag)
-        return _ALL_REDUCE.call(entry, self, reduceOp, entry.name)
+        if entry is None or entry.core is None or not is_plain(self):
+            entry = entry or find(group, tag)
+            check_reduction(reduceOp)
+            meet(entry, self)
+            if entry.core is None or not is_plain(self):
+                return _ALL_REDUCE.call(entry, self, reduceOp, entry.name)
+        return start(_ALL_REDUCE.kernel(CPU_KEY, self, reduceOp, entry.name))
     except (RuntimeError, ValueError) as error:
         _fail(error)
 
@@ -131,7 +142,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         IndexError: There is no such dim; nothing was sent.
         ValueError, PhalanxError: As for `all_reduce`.
     """
-    dim = _dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
+    dim = 0 if gather_dim == 0 else _dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
     if is_dynamo_compiling():
         name = traced_name(group, tag)
         size = traced_size(name)
@@ -139,12 +150,13 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         return _joined_at(gathered, size, dim)
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and is_plain(self):
-            gathered = start(_ALL_GATHER.kernel(CPU_KEY, self, entry.size, entry.name))
-        else:
-            entry = entry or find_for(self, group, tag)
-            gathered = _ALL_GATHER.call(entry, self, entry.size, entry.name)
-        return _joined_at(gathered, entry.size, dim)
+        if entry is None or entry.core is None or not is_plain(self):
+            entry = entry or find(group, tag)
+            meet(entry, self)
+            if entry.core is None or not is_plain(self):
+                return _joined_at(_ALL_GATHER.call(entry, self, entry.size, entry.name), entry.size, dim)
+        gathered = start(_ALL_GATHER.kernel(CPU_KEY, self, entry.size, entry.name))
+        return gathered if dim == 0 else _joined_at(gathered, entry.size, dim)
     except (RuntimeError, ValueError) as error:
         _fail(error)
 
@@ -184,13 +196,14 @@ def reduce_scatter_tensor(
         return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and dim == 0 and is_plain(self):
-            _check_multiple(self, 0, entry.size)
-            return start(_REDUCE_SCATTER.kernel(CPU_KEY, self, reduceOp, entry.size, entry.name))
-        _ops.check_reduction(reduceOp)
-        entry = entry or find_for(self, group, tag)
+        entry = entry or find(group, tag)
         parts = _parts_first(self, entry.size, dim)
-        return _REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
+        if entry.core is None or not is_plain(parts):
+            check_reduction(reduceOp)
+            meet(entry, parts)
+            if entry.core is None or not is_plain(parts):
+                return _REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
+        return start(_REDUCE_SCATTER.kernel(CPU_KEY, parts, reduceOp, entry.size, entry.name))
     except (RuntimeError, ValueError) as error:
         _fail(error)
 
@@ -217,11 +230,13 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
         return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and is_plain(self):
-            return start(_BROADCAST.kernel(CPU_KEY, self, src, entry.name))
-        entry = entry or find_for(self, group, tag)
-        _check_source("broadcast", src, entry)
-        return _BROADCAST.call(entry, self, src, entry.name)
+        if entry is None or entry.core is None or not is_plain(self):
+            entry = entry or find(group, tag)
+            _check_source("broadcast", src, entry)
+            meet(entry, self)
+            if entry.core is None or not is_plain(self):
+                return _BROADCAST.call(entry, self, src, entry.name)
+        return start(_BROADCAST.kernel(CPU_KEY, self, src, entry.name))
     except (RuntimeError, ValueError) as error:
         _fail(error)
 
@@ -264,11 +279,13 @@ def all_to_all_single(
         return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and is_plain(self):
-            return start(_ALL_TO_ALL.kernel(CPU_KEY, self, output_rows, input_rows, entry.name))
-        entry = entry or find_for(self, group, tag)
-        _check_splits(self, output_rows, input_rows, entry)
-        return _ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
+        if entry is None or entry.core is None or not is_plain(self):
+            entry = entry or find(group, tag)
+            _check_splits(self, output_rows, input_rows, entry)
+            meet(entry, self)
+            if entry.core is None or not is_plain(self):
+                return _ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
+        return start(_ALL_TO_ALL.kernel(CPU_KEY, self, output_rows, input_rows, entry.name))
     except (RuntimeError, ValueError) as error:
         _fail(error)
 
@@ -316,7 +333,6 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
     """
     if is_dynamo_compiling():
         return self.copy_(all_reduce(self, reduceOp, group, tag))
-    _ops.check_reduction(reduceOp)
     return _in_place("all_reduce_", self, group, tag, reduceOp)
 
 
@@ -353,9 +369,12 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
 def _in_place(name: str, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
     target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
     try:
-        entry = find_for(target, group, tag)
+        entry = find(group, tag)
         if name == "broadcast_":
             _check_source(name, argument, entry)
+        else:
+            check_reduction(argument)
+        meet(entry, target)
         getattr(torch.ops.phalanx, name)(target, argument, entry.name)
         torch.ops.phalanx.wait_tensor(target)
     except (RuntimeError, ValueError) as error:

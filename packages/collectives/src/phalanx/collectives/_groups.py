@@ -30,6 +30,7 @@ def find(group: GroupLike, tag: str = "") -> Entry:
     Raises:
         ValueError, AssertionError: It is no group of this rank; the text says why.
     """
+    _ops.loaded()
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
     if isinstance(group, str):
@@ -42,18 +43,14 @@ def find(group: GroupLike, tag: str = "") -> Entry:
     return _registry.entry_of(process_group)
 
 
-def find_for(tensor: torch.Tensor, group: GroupLike, tag: str) -> Entry:
-    """The entry of a group for a collective on `tensor`. Collective the first time: the ranks of the group meet.
+def meet(entry: Entry, tensor: torch.Tensor) -> None:
+    """Let the ranks of a group meet before the first collective on a CPU tensor. Collective then.
 
     Raises:
-        ValueError, AssertionError: It is no group of this rank; the text says why.
         PhalanxError: The ranks could not meet.
     """
-    _ops.loaded()
-    entry = find(group, tag)
     if not entry.decided and getattr(tensor, "is_cpu", False) and not _torch_compat.is_tracing():
         entry.decide()
-    return entry
 
 
 def _process_group(group: Any) -> dist.ProcessGroup:
@@ -123,9 +120,10 @@ def traced_name(group: Any, tag: str) -> str:
     if isinstance(group, str):
         return group
     if isinstance(group, list):
-        return _name_of_ranks(tuple(tuple(each) if isinstance(each, list) else each for each in group), tag)
+        listed: str = _name_of_ranks(tuple(tuple(each) if isinstance(each, list) else each for each in group), tag)
+        return listed
     if isinstance(group, dist.ProcessGroup):
-        name = str(group.group_name)
+        name: str = group.group_name
     elif isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise AssertionError(_NOT_1D)
@@ -136,7 +134,8 @@ def traced_name(group: Any, tag: str) -> str:
         name = group[0].get_group(group[1]).group_name
     else:
         raise ValueError(_ACCEPTED)
-    return _name_with_tag(name, tag) if tag else name
+    tagged: str = _name_with_tag(name, tag) if tag else name
+    return tagged
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -11,23 +11,10 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _torch_compat
+from phalanx.collectives import _autograd, _torch_compat
+from phalanx.collectives._reductions import check_reduction
 from phalanx.core import load_torch_ops
 from phalanx.core.torch_ops import TorchOps
-
-REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"})
-
-
-def check_reduction(name: str) -> str:
-    """A reduction's name in lower case.
-
-    Raises:
-        ValueError: There is no such reduction.
-    """
-    lower = name.lower() if isinstance(name, str) else name
-    if lower not in REDUCTIONS:
-        raise ValueError(f"Invalid reduce operation {name}")
-    return lower
 
 
 @cache
@@ -105,6 +92,7 @@ _FAKES: dict[str, Any] = {
     "reduce_scatter_tensor": _fake_reduce_scatter,
     "all_to_all_single": _fake_all_to_all,
     "broadcast": _fake_broadcast,
+    "broadcast_backward": _fake_broadcast,
     "wait_tensor": _fake_wait,
     "all_reduce_": _fake_in_place,
     "broadcast_": _fake_in_place,
@@ -211,6 +199,7 @@ def register() -> None:
     ours = _torch_compat.fragment("phalanx")
     roads = _torch_compat.fragment("phalanx_c10d")
     _libraries.extend((ours, roads))
+    _autograd.register(ours)
     for name, fake in _FAKES.items():
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
     for name, road in _ROADS.items():
@@ -219,10 +208,6 @@ def register() -> None:
     if _torch_compat.aliases_argument(wait):
         _torch_compat.register_functionalization(wait, _functional_wait)
     _torch_compat.keep_in_graphs(wait)
-
-    from phalanx.collectives import _autograd
-
-    _autograd.register(ours)
 
 
 def _functional_wait(context: Any, tensor: torch.Tensor) -> Any:

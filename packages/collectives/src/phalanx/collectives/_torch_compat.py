@@ -50,6 +50,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_watched() -> bool:
+    """Whether a mode or a profiler wants to see the ops that are called. Read in 2.11 to 2.13."""
+    return bool(_dispatch_modes() or _profiling())
+
+
 def kernel_call(op: Any) -> Callable[..., Any]:
     """A function of (key set, *arguments) that calls the kernel of an op for these keys. Read in 2.11 to 2.13.
 
@@ -177,7 +182,7 @@ def make_group(ranks: list[int], tag: str) -> dist.ProcessGroup:
     (Without use_local_synchronization two groups that are made at the same time get one name, and hang: in 2.13 torch's
     own functional collectives do.)
     """
-    made = _c10d._new_group_with_tag(sorted(ranks), pg_tag=_full_tag(tag), use_local_synchronization=True)
+    made = _c10d._new_group_with_tag(sorted(ranks), pg_tag=tag.removeprefix("user:"), use_local_synchronization=True)
     return cast(dist.ProcessGroup, made)
 
 

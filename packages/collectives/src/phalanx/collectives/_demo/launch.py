@@ -121,13 +121,16 @@ class _Ranks:
         environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, **_ENVIRONMENT}
         # -P: a file of the current directory must not replace a module.
         command = [sys.executable, "-P", "-m", "phalanx.collectives._demo.rank", job.to_text()]
-        allowed = os.sched_getaffinity(0)
+        # The rank inherits both, so all its threads have them from the start. A terminal sends Ctrl-C to every process,
+        # and this one alone is to answer it.
+        allowed, unblocked = os.sched_getaffinity(0), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             if core >= 0:
-                os.sched_setaffinity(0, {core})  # inherited, so all threads of the rank have it from the start
+                os.sched_setaffinity(0, {core})
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         finally:
             os.sched_setaffinity(0, allowed)
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
     def _running(self) -> list[int]:
         return [rank for rank, process in enumerate(self._processes) if process.returncode is None]
@@ -139,7 +142,7 @@ class _Ranks:
 
     def _end(self) -> None:
         for rank in self._running():
-            self._processes[rank].terminate()
+            self._processes[rank].terminate()  # that leaves nothing behind: shared memory of Phalanx has no name
         deadline = time.monotonic() + _END_SECONDS
         for rank in self._running():
             process = self._processes[rank]

@@ -8,7 +8,6 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -70,15 +69,10 @@ def main(text: str) -> int:
     """
     job = Job.from_text(text)
     _end_with_parent(job.parent)
-    # Ctrl-C goes to all processes of the terminal: launch.py alone answers it, and sends SIGTERM.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
     store = None
     try:
         store = TCPStore("127.0.0.1", job.port, is_master=False, timeout=TIMEOUT)
         _run(job, store)
-    except KeyboardInterrupt:
-        return 130
     except Exception as error:
         named = isinstance(error, (PhalanxError, CheckFailedError, costs.WrongResultError, FileNotFoundError))
         description = f"{type(error).__name__}: {error}" if named else traceback.format_exc().rstrip()
@@ -106,10 +100,6 @@ def _run(job: Job, store: Store) -> None:
             report.show_costs(record, seen, options.rounds)
     finally:
         dist.destroy_process_group()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _end_with_parent(parent: int) -> None:

@@ -19,10 +19,8 @@ def summary(options: Options, record: Record) -> str:
         lines.append(f"tokens/s: {speed:,.0f}; a step: {median(record.step_seconds) * 1000:.1f} ms (median)")
     if record.metered_seconds:
         share = sum(record.communication_seconds) / sum(record.metered_seconds)
-        milliseconds = median(record.communication_seconds) * 1000
-        lines.append(
-            f"in collectives: {share:.0%} of a step ({milliseconds:.1f} ms), waiting for the other ranks included"
-        )
+        time_ms = median(record.communication_seconds) * 1000
+        lines.append(f"in collectives: {share:.0%} of a step ({time_ms:.1f} ms), waiting for the other ranks included")
     return "\n".join(lines)
 
 
