@@ -13,6 +13,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/abandon.h"
 #include "base/error.h"
 
 namespace phx::store {
@@ -85,7 +86,7 @@ phx_status TcpServer::launch(const char *operation) {
 TcpServer::~TcpServer() {
   if (!thread_.joinable()) return;
   if (!is_mine()) {
-    thread_.detach();  // there is no such thread here: a join would never end
+    abandon(thread_);
     return;
   }
   stopping_.store(true, std::memory_order_release);

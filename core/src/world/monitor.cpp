@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/abandon.h"
 #include "base/error.h"
 
 namespace phx {
@@ -42,7 +43,7 @@ void Monitor::stop() {
   if (stopping_.exchange(true)) return;
   if (getpid() != self_.pid) {
     // A forked child: the thread is the parent's, and so are the connections. Speaking or waiting here would harm it.
-    if (thread_.joinable()) thread_.detach();
+    if (thread_.joinable()) abandon(thread_);
     return;
   }
   std::vector<LinkRef> links;
