@@ -36,6 +36,8 @@ class OneShotAllReduce final : public Operation {
   const Reduction reduction_;
 };
 
+constexpr size_t kPieceBytes = 8 << 10;
+
 class TwoShotAllReduce final : public Operation {
  public:
   TwoShotAllReduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction)
@@ -93,12 +95,17 @@ class TwoShotAllReduce final : public Operation {
     const int self = lane.group_rank();
     const Span mine = part(chunk, self);
     if (mine.count == 0) return;
-    const void *inputs[kMaxGroupSize];
-    for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + mine.begin * b_.item;
-    char *sums = lane.data(self, epoch) + mine.begin * b_.item;
-    if (blocking) inputs[self] = input(chunk, mine.begin);
-    reduction_.fn(sums, inputs, n, mine.count, n, reduction_.scale);
-    deliver_bytes(output(chunk, mine.begin), sums, mine.count * b_.item, b_.count * b_.item);
+    // In pieces that stay in the first-level cache until they are delivered.
+    const size_t piece = std::max<size_t>(kPieceBytes / b_.item, 1);
+    for (size_t begin = mine.begin, end = mine.begin + mine.count; begin < end; begin += piece) {
+      const size_t count = std::min(piece, end - begin);
+      const void *inputs[kMaxGroupSize];
+      for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + begin * b_.item;
+      char *sums = lane.data(self, epoch) + begin * b_.item;
+      if (blocking) inputs[self] = input(chunk, begin);
+      reduction_.fn(sums, inputs, n, count, n, reduction_.scale);
+      deliver_bytes(output(chunk, begin), sums, count * b_.item, b_.count * b_.item);
+    }
   }
 
   void fetch(const Lane &lane, uint32_t chunk, uint64_t epoch) const {

@@ -27,6 +27,7 @@ from phalanx.core import (
     PhalanxError,
     RevokedError,
     UnsupportedError,
+    WaitTimeoutError,
     World,
 )
 
@@ -131,6 +132,7 @@ class Entry:
         """Find out whether the core serves the group. Collective among its ranks the first time.
 
         Raises:
+            WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
         with self._lock:
@@ -145,6 +147,8 @@ class Entry:
                 )
             try:
                 self.core = self._meet()
+            except WaitTimeoutError:  # nothing has been sent: a late rank may still come
+                raise
             except PhalanxError as error:
                 self._failure = error
                 raise
