@@ -17,9 +17,9 @@ struct Op {
   bool wants_contiguous;  // torch tags its own op of the name so
 };
 
-// The schemas of torch 2.13's _c10d_functional, with two differences: the group is a str (torch says Any, which its
-// stable ABI cannot pass), and what writes in place returns nothing (a result that aliases an argument cannot be
-// traced).
+// The schemas of torch 2.13's _c10d_functional, with three differences: the group is a str (torch says Any, which its
+// stable ABI cannot pass), what writes in place returns nothing (a result that aliases an argument cannot be traced),
+// and wait_tensor says that it returns its argument (else a compiler reuses the memory, which it takes for another's).
 constexpr Op kOps[] = {
     {"all_reduce", "(Tensor input, str reduce_op, str group_name) -> Tensor", all_reduce, false},
     {"all_reduce_", "(Tensor(a!) input, str reduce_op, str group_name) -> ()", all_reduce_, false},
@@ -37,9 +37,8 @@ constexpr Op kOps[] = {
      all_to_all_single, true},
     {"broadcast", "(Tensor input, int src, str group_name) -> Tensor", broadcast, false},
     {"broadcast_", "(Tensor(a!) input, int src, str group_name) -> ()", broadcast_, false},
-    {"wait_tensor", "(Tensor tensor) -> Tensor", wait_tensor, false},
-    // For compiled graphs, and torch has none such: the compiler cannot know that wait_tensor returns its argument, so
-    // it may reuse the memory, and it complains.
+    {"wait_tensor", "(Tensor(a) tensor) -> Tensor(a)", wait_tensor, false},
+    // For generated code, where nothing is to be returned; torch has none such.
     {"wait_tensor_", "(Tensor(a!) tensor) -> ()", wait_tensor_, false},
 };
 

@@ -68,8 +68,14 @@ struct Buffers {
 
 inline constexpr int kMaxGroupSize = 1024;  // ranks of one host; bounds arrays on the stack
 
+inline constexpr size_t kWideBytes = size_t{32} << 10;
+
 inline void copy_bytes(void *to, const void *from, size_t size) {
-  if (size != 0 && to != from) std::memcpy(to, from, size);  // memcpy with NULL is undefined even for nothing
+  if (size == 0 || to == from) return;  // memcpy with NULL is undefined even for nothing
+  if (size >= kWideBytes)
+    kernels::copy_wide(to, from, size);
+  else
+    std::memcpy(to, from, size);
 }
 
 // Results from this size on leave the second-level cache before anybody reads them.

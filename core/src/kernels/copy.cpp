@@ -1,4 +1,7 @@
-// The streaming copy.
+// Copies that keep several pages in flight.
+//
+// The hardware prefetcher follows one stream in each 4 KiB page, so a copy that walks through one page at a time waits for
+// memory, or for another core's cache, most of the time. Four pages side by side nearly double the rate.
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -11,36 +14,64 @@ namespace phx::kernels {
 
 #if defined(__x86_64__)
 
-// Non-temporal stores spare the read of every line before it is written, and leave the cache to the data that is used
-// again.
-void copy_streaming(void *to, const void *from, size_t size) {
-  constexpr size_t kLine = 64;
-  char *out = static_cast<char *>(to);
-  const char *in = static_cast<const char *>(from);
-  const size_t head = (kLine - reinterpret_cast<uintptr_t>(out) % kLine) % kLine;
-  if (size < head + kLine) {
-    if (size != 0) std::memcpy(out, in, size);
-    return;
-  }
-  std::memcpy(out, in, head);
-  size_t at = head;
-  for (; at + kLine <= size; at += kLine) {
-    const __m128i *line = reinterpret_cast<const __m128i *>(in + at);
-    const __m128i a = _mm_loadu_si128(line), b = _mm_loadu_si128(line + 1);
-    const __m128i c = _mm_loadu_si128(line + 2), d = _mm_loadu_si128(line + 3);
-    __m128i *target = reinterpret_cast<__m128i *>(out + at);
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr size_t kPage = 4096;
+constexpr size_t kPages = 4;
+
+template <bool kStreaming>
+inline void copy_line(char *to, const char *from) {
+  const __m128i *line = reinterpret_cast<const __m128i *>(from);
+  const __m128i a = _mm_loadu_si128(line), b = _mm_loadu_si128(line + 1);
+  const __m128i c = _mm_loadu_si128(line + 2), d = _mm_loadu_si128(line + 3);
+  __m128i *target = reinterpret_cast<__m128i *>(to);
+  if (kStreaming) {
     _mm_stream_si128(target, a);
     _mm_stream_si128(target + 1, b);
     _mm_stream_si128(target + 2, c);
     _mm_stream_si128(target + 3, d);
+  } else {
+    _mm_store_si128(target, a);
+    _mm_store_si128(target + 1, b);
+    _mm_store_si128(target + 2, c);
+    _mm_store_si128(target + 3, d);
   }
-  _mm_sfence();  // such stores are not ordered with later ones by themselves
-  std::memcpy(out + at, in + at, size - at);
+}
+
+template <bool kStreaming>
+void copy_pages(char *to, const char *from, size_t size) {
+  const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+  if (size < head + kLine) {
+    if (size != 0) std::memcpy(to, from, size);
+    return;
+  }
+  std::memcpy(to, from, head);
+  size_t at = head;
+  for (; at + kPages * kPage <= size; at += kPages * kPage)
+    for (size_t line = 0; line < kPage; line += kLine)
+      for (size_t page = 0; page < kPages; ++page)
+        copy_line<kStreaming>(to + at + page * kPage + line, from + at + page * kPage + line);
+  for (; at + kLine <= size; at += kLine) copy_line<kStreaming>(to + at, from + at);
+  if (kStreaming) _mm_sfence();  // such stores are not ordered with later ones by themselves
+  std::memcpy(to + at, from + at, size - at);
+}
+
+}  // namespace
+
+void copy_streaming(void *to, const void *from, size_t size) {
+  copy_pages<true>(static_cast<char *>(to), static_cast<const char *>(from), size);
+}
+
+void copy_wide(void *to, const void *from, size_t size) {
+  copy_pages<false>(static_cast<char *>(to), static_cast<const char *>(from), size);
 }
 
 #else
 
-void copy_streaming(void *to, const void *from, size_t size) {
+void copy_streaming(void *to, const void *from, size_t size) { copy_wide(to, from, size); }
+
+void copy_wide(void *to, const void *from, size_t size) {
   if (size != 0) std::memcpy(to, from, size);
 }
 

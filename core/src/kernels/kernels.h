@@ -25,7 +25,9 @@ ReduceFn find_reduce(int32_t dtype, int32_t op);
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
 const char *active_isa();  // static
 
-// memcpy that writes around the cache: for results that the cache would lose before they are read.
+// memcpy for tens of KiB and more that come from memory or another core's cache.
+void copy_wide(void *to, const void *from, size_t size);
+// Likewise, and writes around the cache: for results that the cache would lose before they are read.
 void copy_streaming(void *to, const void *from, size_t size);
 
 }  // namespace phx::kernels

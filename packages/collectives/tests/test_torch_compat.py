@@ -14,6 +14,7 @@ from ranks import run_ranks
 MOVED = f"torch {torch.__version__} has changed "
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of quantized and nested tensors
 def test_a_plain_tensor_is_told_from_all_others():
     plain = torch.ones(2)
     assert _torch_compat.is_plain(plain), MOVED + "_dispatch_keys"
