@@ -278,8 +278,8 @@ typedef struct phx_mem_info {
   phx_device device;
 } phx_mem_info;
 
-/* Not collective. size 0 is allowed and gives a distinct block. device NULL = CPU. All pages are made resident now (about a
- * second per GiB), so that no collective pays for a first touch. */
+/* Not collective. size 0 is allowed and gives a distinct block. device NULL = CPU. All pages are made resident now
+ * (about a second per GiB), so that no collective pays for a first touch. */
 PHX_API phx_status phx_mem_alloc(phx_world *world, const phx_device *device, size_t size, void **out);
 /* One block per (scope, device, alloc_id), kept when freed: the next call with the same id returns the same address.
  * PHX_ERR_IN_USE while it is live, PHX_ERR_MISMATCH when it has another size. scope: a group name, or NULL. */

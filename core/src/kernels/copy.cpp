@@ -1,7 +1,7 @@
 // Copies that keep several pages in flight.
 //
-// The hardware prefetcher follows one stream in each 4 KiB page, so a copy that walks through one page at a time waits for
-// memory, or for another core's cache, most of the time. Four pages side by side nearly double the rate.
+// The hardware prefetcher follows one stream in each 4 KiB page, so a copy that walks through one page at a time waits
+// for memory, or for another core's cache, most of the time. Four pages side by side nearly double the rate.
 #include <cstring>
 
 #include "kernels/kernels.h"
