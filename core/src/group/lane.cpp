@@ -22,6 +22,7 @@ void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_by
     peer.slots = peer.segment->bytes() + sizeof(ControlHeader);
     peer.stride = slot_stride(slot_bytes);
   }
+  open_.store(true, std::memory_order_release);
 }
 
 AwaitResult Lane::reserve(LazyDeadline &deadline) {
@@ -88,6 +89,8 @@ void Lane::publish_done(uint64_t epoch) {
 }
 
 void Lane::wake_waiters() const {
+  // A peer may die while the group is being made; nobody can be waiting here before it is.
+  if (!open_.load(std::memory_order_acquire)) return;
   for (const Peer &peer : peers_) {
     wake_all(peer.control->done);
     for (uint64_t slot = 0; slot < kSlots; ++slot) wake_all(peer.header(slot)->epoch);

@@ -61,6 +61,7 @@ class Lane {
     SlotHeader *header(uint64_t epoch) const { return reinterpret_cast<SlotHeader *>(slot(epoch)); }
   };
 
+  std::atomic<bool> open_{false};  // the monitor's thread may look before `open` is through
   std::vector<Peer> peers_;
   int self_ = 0;
   size_t slot_bytes_ = 0;
