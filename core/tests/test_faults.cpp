@@ -281,10 +281,7 @@ TEST(malformed_handshakes_are_refused_and_disturb_nobody) {
 }
 
 TEST(a_process_of_another_user_is_refused) {
-  if (geteuid() != 0) {
-    std::fprintf(stderr, "    (skipped: needs root to become another user)\n");
-    return;
-  }
+  if (geteuid() != 0) check::skip("becoming another user needs root");
   ranks::as_threads(1, [](int, phx_world *) {
     const phx::Uuid uuid = uuid_of_listener();
     const pid_t pid = fork();
