@@ -1,4 +1,4 @@
-"""Writes the figures of the README from the newest file in benchmarks/results/. With --check it only compares."""
+"""Writes the figures of the README from the newest results of `phalanx bench`. With --check it only compares."""
 
 from __future__ import annotations
 
@@ -6,55 +6,81 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
-GLOO = "gloo"
-# Name of the row: head of the column.
-COLUMNS = {
-    "gloo, unpinned": "gloo, unpinned",
-    "phalanx.collectives.all_reduce": "`phalanx.collectives`",
-    "phalanx.collectives.all_reduce_": "the same in place",
-    "torch.ops.phalanx.all_reduce": "`torch.ops.phalanx`",
-    "phx_all_reduce (C, by cffi)": "C call",
+RANKS = 2
+# Participant: head of the column.
+PEERS = {"gloo": "gloo", "mpich": "MPICH", "openmpi": "Open MPI", "impi": "Intel MPI", "oneccl": "oneCCL"}
+BUFFERS = {"user": "Phalanx", "symmetric": "Phalanx, symmetric memory"}
+# Participant and way: head of the column.
+PYTHON = {
+    ("gloo-unpinned", "torch.distributed"): "gloo, unpinned",
+    ("gloo", "functional"): "gloo, functional",
+    ("python", "phalanx.collectives.all_reduce"): "`phalanx.collectives`",
+    ("python", "phalanx.collectives.all_reduce_"): "the same in place",
+    ("python", "torch.ops.phalanx.all_reduce"): "`torch.ops.phalanx`",
+    ("python", "phx_all_reduce (C, by cffi)"): "C call",
 }
+GLOO = ("gloo", "torch.distributed")
+Rows = dict[int, dict[tuple[str, str], dict[str, Any]]]  # by bytes, then by participant and way
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail if the README is not what would be written")
     check = parser.parse_args().check
-    newest = newest_result()
-    if newest is None:
+    found = [(level, path) for level in ("c", "python") if (path := newest_result(level)) is not None]
+    if not found:
         print("no results yet: the README stays as it is")
         return 0
+    sections = {"c": c_section, "python": python_section}
+    names = " and ".join(path.name for _, path in found)
     before = README.read_text(encoding="utf-8")
-    after = replaced(before, section(newest))
+    after = replaced(before, "\n".join(sections[level](path) for level, path in found))
     if before == after:
-        print(f"README.md has the figures of {newest.name}")
+        print(f"README.md has the figures of {names}")
         return 0
     if check:
-        print(f"README.md does not have the figures of {newest.name}: run python benchmarks/readme_table.py")
+        print(f"README.md does not have the figures of {names}: run python benchmarks/readme_table.py")
         return 1
     README.write_text(after, encoding="utf-8")
-    print(f"wrote the figures of {newest.name}")
+    print(f"wrote the figures of {names}")
     return 0
 
 
-def newest_result() -> Path | None:
-    """The last by name among the results of all_reduce_vs_gloo.py: names begin with the date."""
-    results = [
-        path for path in (HERE / "results").glob("*.json") if read(path).get("benchmark") == "all_reduce_vs_gloo"
-    ]
+def newest_result(level: str) -> Path | None:
+    """The last by name, of two ranks and with all_reduce: names begin with the date."""
+    results = [path for path in (HERE / "results").glob("*.json") if fits(read(path), level)]
     return max(results, key=lambda path: path.name, default=None)
+
+
+def fits(result: dict[str, Any], level: str) -> bool:
+    return (
+        result.get("benchmark") == "phalanx bench"
+        and result["level"] == level
+        and result["ranks"] == RANKS
+        and not result["failures"]
+        and bool(rows_of(result))
+    )
 
 
 def read(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
     return content if isinstance(content, dict) else {}
+
+
+def rows_of(result: dict[str, Any]) -> Rows:
+    """Those of all_reduce of float32 that have figures."""
+    rows: Rows = {}
+    for row in result["rows"]:
+        if (row["collective"], row["dtype"]) == ("all_reduce", "float32") and "median_us" in row:
+            rows.setdefault(row["bytes"], {})[row["who"], row["variant"]] = row
+    return dict(sorted(rows.items()))
 
 
 def replaced(text: str, figures: str) -> str:
@@ -64,34 +90,71 @@ def replaced(text: str, figures: str) -> str:
     return pattern.sub(lambda _: f"{BEGIN}\n{figures}{END}", text)
 
 
-def section(path: Path) -> str:
-    """Markdown: a table, and how it was measured."""
+def c_section(path: Path) -> str:
+    """Markdown: the C functions beside every peer of the run."""
     result = read(path)
-    rows: dict[int, dict[str, dict[str, Any]]] = {}
-    for row in result["rows"]:
-        rows.setdefault(row["bytes"], {})[row["way"]] = row
-    ways = [way for way in COLUMNS if all(way in at_size for at_size in rows.values())]
+    rows = rows_of(result)
+    peers = [name for name in PEERS if any((name, "user") in at_size for at_size in rows.values())]
+    kinds = [kind for kind in BUFFERS if any(("phalanx", kind) in at_size for at_size in rows.values())]
     lines = [
-        f"`all_reduce`, float32, {result['ranks']} ranks of one host, called from Python: median time, and in brackets",
-        "how many times as long gloo takes.",
+        f"`all_reduce`, float32, {RANKS} ranks of one host, C functions: median time in microseconds, and in brackets",
+        "as a part of what the fastest other library takes.",
         "",
-        "| bytes | gloo | " + " | ".join(COLUMNS[way] for way in ways) + " |",
-        "|---:|" + "---:|" * (len(ways) + 1),
+        *head(["bytes", *(PEERS[name] for name in peers), *(BUFFERS[kind] for kind in kinds)]),
     ]
-    for size, at_size in sorted(rows.items()):
-        cells = [f"{at_size[way]['median_us']:,.1f} us ({ratio(at_size[way]['gloo_ratio'])}x)" for way in ways]
-        lines.append(f"| {byte_count(size)} | {at_size[GLOO]['median_us']:,.1f} us | " + " | ".join(cells) + " |")
-    machine, versions = result["machine"], result["versions"]
-    pinned = "each pinned to a core" if result["pinned"] else "not pinned"
-    lines += [
+    for size, at_size in rows.items():
+        others = [at_size[name, "user"]["median_us"] for name in peers if (name, "user") in at_size]
+        cells = [byte_count(size)]
+        cells += [microseconds(at_size.get((name, "user"))) for name in peers]
+        for kind in kinds:
+            own = at_size.get(("phalanx", kind))
+            part = f" ({own['median_us'] / min(others):.2f})" if own and others else ""
+            cells.append(microseconds(own) + part)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *source(path, result)]) + "\n"
+
+
+def python_section(path: Path) -> str:
+    """Markdown: the ways from Python beside gloo."""
+    result = read(path)
+    rows = rows_of(result)
+    ways = [way for way in PYTHON if all(way in at_size for at_size in rows.values())]
+    lines = [
+        "The same called from Python: median time in microseconds, and in brackets how many times as long gloo takes.",
         "",
-        f"{result['date']}; {machine['cpu']}, {machine['cores']} cores; ranks {pinned};",
-        f"torch {versions['torch']}, Python {versions['python']}; {result['rounds']} rounds in which all take turns,",
-        "inputs rewritten before each call, the results of every round checked.",
-        "[benchmarks/README.md](benchmarks/README.md) says more; the figures are in",
-        f"[{path.name}](benchmarks/results/{path.name}).",
+        *head(["bytes", "gloo", *(PYTHON[way] for way in ways)]),
     ]
-    return "\n".join(lines) + "\n"
+    for size, at_size in rows.items():
+        gloo = at_size.get(GLOO)
+        cells = [byte_count(size), microseconds(gloo)]
+        for way in ways:
+            times = f" ({ratio(gloo['median_us'] / at_size[way]['median_us'])}x)" if gloo else ""
+            cells.append(microseconds(at_size[way]) + times)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *source(path, result)]) + "\n"
+
+
+def head(titles: list[str]) -> Iterator[str]:
+    yield "| " + " | ".join(titles) + " |"
+    yield "|" + "---:|" * len(titles)
+
+
+def source(path: Path, result: dict[str, Any]) -> Iterator[str]:
+    machine = result["machine"]
+    skipped = {"python", "mpi4py", "libphalanx", "isa", "compiler"}
+    versions = ", ".join(
+        f"{PEERS.get(name, name)} {text}" for name, text in result["versions"].items() if name not in skipped
+    )
+    yield f"{result['date']}; {machine['cpu']}, {machine['cores']} cores; {versions};"
+    yield f"{result['rounds']} rounds in which all take turns, inputs rewritten before each call, the results of every"
+    yield f"round checked. [How to measure](docs/howto/benchmark.md); [all figures](benchmarks/results/{path.name})."
+
+
+def microseconds(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    value = float(row["median_us"])
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def byte_count(size: int) -> str:

@@ -168,7 +168,7 @@ TEST(small_input_may_change_as_soon_as_start_returns) {
       phx_group_info info{};
       info.struct_size = sizeof info;
       CHECK_OK(phx_group_get_info(group, &info));
-      const size_t count = info.slot_bytes / sizeof(float);
+      const size_t count = info.eager_bytes / sizeof(float);
       const float mine = static_cast<float>(rank + 1), sum = static_cast<float>(n * (n + 1) / 2);
       std::vector<float> in(count), out(count);
       auto overwritten = [&](auto start) {  // runs one collective whose input is destroyed before the wait

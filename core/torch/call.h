@@ -50,7 +50,7 @@ void check_group_size(const Call &call, int64_t group_size);
 template <class Issue>
 void run(const Call &call, const Tensor &tensor, const Range &output, size_t input_bytes, Issue issue) {
   const Group &group = *call.group;
-  if (input_bytes == 0 || input_bytes > group.slot_bytes || group.size == 1) return check_core(issue(nullptr));
+  if (input_bytes == 0 || input_bytes > group.eager_bytes || group.size == 1) return check_core(issue(nullptr));
   auto entry = std::make_shared<Pending>();
   entry->storage = storage_base(tensor);
   entry->output = output;

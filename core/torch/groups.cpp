@@ -73,7 +73,7 @@ phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group) 
   added->name = name;
   added->rank = info.group_rank;
   added->size = info.group_size;
-  added->slot_bytes = info.slot_bytes;
+  added->eager_bytes = info.eager_bytes;
   Registry &all = registry();
   const std::unique_lock lock(all.mutex);
   if (all.find(context, name) != all.groups.end())

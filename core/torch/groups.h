@@ -16,7 +16,7 @@ struct Group {
   std::string name;
   int32_t rank;  // of this process in the group
   int32_t size;
-  uint64_t slot_bytes;  // input up to this size has been taken when a start returns
+  uint64_t eager_bytes;  // input up to this size has been taken when a start returns
 };
 using GroupRef = std::shared_ptr<const Group>;
 

@@ -74,11 +74,17 @@ enum {
   PHX_U32 = 10,
   PHX_I64 = 11,
   PHX_U64 = 12,
-  PHX_BOOL = 13
+  PHX_BOOL = 13,
+  PHX_C64 = 14,    /* complex of two f32 */
+  PHX_C128 = 15,   /* complex of two f64 */
+  PHX_F8E4M3 = 16, /* no infinities, NaN is 0x7f and 0xff (torch.float8_e4m3fn) */
+  PHX_F8E5M2 = 17  /* torch.float8_e5m2 */
 };
 
-/* Reductions run in group rank order; f16 and bf16 accumulate in f32 and round once, so every rank gets the same bits.
- * min and max propagate NaN. avg divides the sum by the group size (integers: towards zero). */
+/* Reductions run in group rank order; floats of 16 and 8 bits accumulate in f32 and round once, to nearest even, so
+ * every rank gets the same bits whatever the algorithm. min and max propagate NaN. avg divides the sum by the group
+ * size (integers: towards zero). Not defined: bitwise ops on floats and complex, min and max on complex, avg on bool,
+ * premultiplied sums on integers and bool. */
 enum {
   PHX_SUM = 1,
   PHX_AVG = 2,
@@ -188,7 +194,7 @@ typedef struct phx_world_params {
   uint64_t host_id;         /* ranks of equal host_id share memory; 0 = detect: boot id and network namespace */
   uint64_t staging_bytes;   /* of one slot of the area through which collectives on ordinary memory move; 0 = default */
   uint32_t signal_channels; /* of each symmetric allocation; 0 = 64 */
-  uint32_t reserved;        /* 0 */
+  uint32_t channels;        /* of every group: independent sequences of collectives; 0 = 4; the same on all ranks */
   const char *job;          /* prefix of all keys in the store; NULL = "phalanx" */
 } phx_world_params;
 
@@ -216,10 +222,12 @@ typedef struct phx_group_info {
   int32_t group_size;
   int32_t state;        /* PHX_GROUP_* */
   uint64_t id;          /* the same number on all ranks of the group */
-  uint64_t sequence;    /* collectives issued by this rank */
+  uint64_t sequence;    /* collectives issued by this rank on channel 0 */
   const char *name;     /* lives as long as the group */
   const int32_t *ranks; /* group_size global ranks; lives as long as the group */
-  uint64_t slot_bytes;  /* a collective with at most so many bytes of input has taken them all when its start returns */
+  uint64_t eager_bytes; /* a collective with at most so many bytes of input has taken them all when its start returns */
+  uint32_t channels;    /* how many independent sequences of collectives the group has */
+  uint32_t reserved;
 } phx_group_info;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when
@@ -336,24 +344,33 @@ typedef struct phx_options {
   uint32_t struct_size;
   uint32_t flags;     /* 0 */
   int32_t algo;       /* PHX_ALGO_*, the same on all ranks */
-  uint32_t reserved;  /* 0 */
+  uint32_t channel;   /* below phx_group_info.channels. Collectives of one channel are issued in one order on all ranks;
+                       * those of different channels are independent, so that threads can have one each. */
   int64_t timeout_ms; /* of the whole operation, start and wait each */
   double scale;       /* of PHX_PREMUL_SUM */
 } phx_options;        /* NULL wherever it is asked for means all defaults */
 
 /* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
- * Otherwise it returns a handle; then `out` must stay valid and unread until phx_work_wait, and so must `in`, and
- * unchanged, unless it has at most phx_group_info.slot_bytes bytes: then it was copied before the call returned. in ==
- * out is allowed where the two have the same size; other overlaps are errors. After PHX_ERR_TIMEOUT, PEER_DEAD or
- * MISMATCH the contents of `out` are unspecified and the group is revoked. (Only all_to_all_v, whose counts every rank
- * can compare before data moves, fails alike everywhere and leaves it usable.) */
+ * Otherwise it returns a handle, at once: any number may be in flight, on any number of groups. Then `out` must stay
+ * valid and unread until phx_work_wait, and so must `in`, and unchanged, unless it has at most
+ * phx_group_info.eager_bytes bytes: then it was copied before the call returned. What was started moves on inside every
+ * call of this rank that waits, and in phx_work_test. in == out is allowed where the two have the same size; other
+ * overlaps are errors. After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group
+ * is revoked. (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and
+ * leaves it usable.) Lists of counts are read before the call returns. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
                                   const phx_options *options, phx_work **work); /* out: group_size * count */
+/* counts[j] elements come from group rank j; the same list on all ranks. The blocks lie one after another in `out`. */
+PHX_API phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype,
+                                    const phx_options *options, phx_work **work);
 PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
                                       int32_t op, const phx_options *options,
                                       phx_work **work); /* in: group_size * count */
+/* counts[j] elements go to group rank j; the same list on all ranks. The blocks lie one after another in `in`. */
+PHX_API phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, const size_t *counts,
+                                        int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
                                   const phx_options *options, phx_work **work); /* both: group_size * count */
 /* Element counts per group rank; in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one after
@@ -363,27 +380,115 @@ PHX_API phx_status phx_all_to_all_v(phx_group *group, const void *in, const size
                                     phx_work **work);
 PHX_API phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank,
                                  const phx_options *options, phx_work **work);
+/* `out` is written on the root only, and may be NULL elsewhere. */
+PHX_API phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+                              int32_t root_group_rank, const phx_options *options, phx_work **work);
+/* out: group_size * count, on the root only; NULL is allowed elsewhere. */
+PHX_API phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                              int32_t root_group_rank, const phx_options *options, phx_work **work);
+/* in: group_size * count, on the root only; NULL is allowed elsewhere. */
+PHX_API phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                               int32_t root_group_rank, const phx_options *options, phx_work **work);
 
-/* The same with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
+/* One call of a coalesced group: the arguments of the function of that name. */
+enum {
+  PHX_CALL_ALL_REDUCE = 1,
+  PHX_CALL_ALL_GATHER = 2,
+  PHX_CALL_REDUCE_SCATTER = 3,
+  PHX_CALL_ALL_TO_ALL = 4,
+  PHX_CALL_BROADCAST = 5, /* in == out: the buffer */
+  PHX_CALL_REDUCE = 6,
+  PHX_CALL_GATHER = 7,
+  PHX_CALL_SCATTER = 8
+};
+typedef struct phx_call {
+  uint32_t struct_size; /* of the first one is the distance from one to the next */
+  int32_t kind;         /* PHX_CALL_* */
+  const void *in;
+  void *out;
+  size_t count;
+  int32_t dtype;
+  int32_t op;              /* 0 where there is none */
+  int32_t root_group_rank; /* likewise */
+  uint32_t flags;          /* 0 */
+} phx_call;
+/* Collective: several calls as one, in one order on all ranks; small ones share rounds, so that many cost little more
+ * than one. All complete together. No output may overlap another output or input. */
+PHX_API phx_status phx_coalesced(phx_group *group, const phx_call *calls, size_t count, const phx_options *options,
+                                 phx_work **work);
+
+/* ---- messages between two ranks ------------------------------------------------------------------------------ */
+
+enum { PHX_ANY_RANK = -1 };
+
+/* Not collective: a send meets the oldest unmet receive of its receiver that names its sender (or PHX_ANY_RANK) and its
+ * tag. Messages of one sender with one tag arrive in the order sent. dtype and count must agree, else both sides fail
+ * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. With work == NULL a send
+ * returns when `in` may be changed, which can be before it is received. Of a send that was started, `in` must stay
+ * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going. */
+PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,
+                            uint32_t tag, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, int32_t peer_group_rank,
+                            uint32_t tag, const phx_options *options, phx_work **work);
+/* The group rank from which a completed receive came. */
+PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
+
+/* ---- collectives on symmetric memory ------------------------------------------------------------------------- */
+
+/* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
  * into a staging area. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in
  * place. */
 PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,
+                                         const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                            int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, const size_t *counts,
+                                             int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in_counts, void *out,
+                                         const size_t *out_counts, int32_t dtype, const phx_options *options,
+                                         phx_work **work);
 PHX_API phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype,
                                       int32_t root_group_rank, const phx_options *options,
                                       phx_work **work); /* in place on every rank */
+PHX_API phx_status phx_symm_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
+                                   int32_t root_group_rank, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                   int32_t root_group_rank, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                    int32_t root_group_rank, const phx_options *options, phx_work **work);
+
+/* ---- work: what was started ---------------------------------------------------------------------------------- */
 
 PHX_API phx_status phx_work_test(phx_work *work); /* PHX_OK: complete; PHX_IN_PROGRESS; or the error. Never blocks. */
 PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms);   /* idempotent */
 PHX_API phx_status phx_work_error(phx_work *work, phx_error_info *out); /* PHX_ERR_NOT_FOUND when it has none */
 PHX_API phx_work *phx_work_retain(phx_work *work);
 PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */
+
+/* ---- tuning -------------------------------------------------------------------------------------------------- */
+
+/* Where one algorithm takes over from another, for groups of one size on this host. All ranks of a group use those of
+ * its group rank 0. `phalanx tune` measures them and writes the file; the built-in ones are good without it. */
+typedef struct phx_tuning {
+  uint32_t struct_size;
+  uint32_t flags;           /* 0 */
+  uint64_t one_shot_bytes;  /* all_reduce: the largest input for which every rank reduces everything */
+  uint64_t chunk_bytes;     /* of the larger ones: what moves between two barriers; at most slot_bytes */
+  uint64_t streaming_bytes; /* results from this size on are written around the cache */
+  uint64_t push_bytes; /* symmetric all_reduce in place: the piece that is pushed to the peers while it is in cache */
+} phx_tuning;
+PHX_API phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out);
+/* Collective; group rank 0's values hold. Zero means the built-in value. */
+PHX_API phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int64_t timeout_ms);
+/* Not collective. Writes the group's values to the row for this host and this group size of the table that new groups
+ * read. path NULL: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. */
+PHX_API phx_status phx_group_save_tuning(phx_group *group, const char *path);
 
 /* cdef: end */
 

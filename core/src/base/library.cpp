@@ -12,9 +12,10 @@ struct DtypeRow {
   const char *name;
   size_t size;
 };
-constexpr DtypeRow kDtypes[] = {{"?", 0},      {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8},
-                                {"int8", 1},   {"uint8", 1},   {"int16", 2},    {"uint16", 2},  {"int32", 4},
-                                {"uint32", 4}, {"int64", 8},   {"uint64", 8},   {"bool", 1}};
+constexpr DtypeRow kDtypes[] = {
+    {"?", 0},      {"float16", 2}, {"bfloat16", 2},  {"float32", 4},     {"float64", 8},       {"int8", 1},
+    {"uint8", 1},  {"int16", 2},   {"uint16", 2},    {"int32", 4},       {"uint32", 4},        {"int64", 8},
+    {"uint64", 8}, {"bool", 1},    {"complex64", 8}, {"complex128", 16}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}};
 constexpr const char *kOps[] = {"?", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
 struct StructRow {
@@ -26,7 +27,8 @@ constexpr StructRow kStructs[] = {
     {"phx_store_ops", sizeof(phx_store_ops)},   {"phx_world_params", sizeof(phx_world_params)},
     {"phx_group_info", sizeof(phx_group_info)}, {"phx_allocator_ops", sizeof(phx_allocator_ops)},
     {"phx_mem_info", sizeof(phx_mem_info)},     {"phx_symm_info", sizeof(phx_symm_info)},
-    {"phx_options", sizeof(phx_options)},
+    {"phx_options", sizeof(phx_options)},       {"phx_call", sizeof(phx_call)},
+    {"phx_tuning", sizeof(phx_tuning)},
 };
 
 constexpr const char *kFeatures[] = {"cpu", "store_memory", "store_file", "store_tcp", "memfd"};

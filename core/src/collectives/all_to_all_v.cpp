@@ -16,24 +16,19 @@ namespace {
 
 class AllToAllV final : public Operation {
  public:
-  AllToAllV(const Lane &lane, const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
-            bool keep_input)
-      : b_(buffers),
-        n_(lane.group_size()),
-        self_(lane.group_rank()),
+  AllToAllV(const Plan &plan, const Buffers &buffers, const size_t *in_counts, const size_t *out_counts)
+      : Operation(buffers, total(in_counts, plan.lane.group_size()) * buffers.item),
+        n_(plan.lane.group_size()),
+        self_(plan.lane.group_rank()),
         in_counts_(in_counts, in_counts + n_),
         out_counts_(out_counts, out_counts + n_) {
     rounds = 2;  // at least, until round 0 tells: nothing may be started behind it before then
-    segment_ = lane.slot_bytes() / n_ / kLine * (kLine / b_.item);
+    segment_ = elements_in(plan.lane.slot_bytes() / n_, b_.item);
     in_starts_ = starts(in_counts_);
     out_starts_ = starts(out_counts_);
-    // Data moves only after round 0. A call that returns before it must have taken small inputs all the same.
-    const size_t in_bytes = (in_starts_[n_ - 1] + in_counts_[n_ - 1]) * b_.item;
-    if (keep_input && in_bytes != 0 && in_bytes <= lane.slot_bytes()) {
-      kept_.assign(b_.in, b_.in + in_bytes);
-      b_.in = kept_.data();
-    }
   }
+
+  bool takes_input_at_once() const override { return false; }  // data moves only after round 0
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     char *slot = lane.data(self_, epoch);
@@ -63,6 +58,11 @@ class AllToAllV final : public Operation {
   }
 
  private:
+  static size_t total(const size_t *counts, int n) {
+    size_t sum = 0;
+    for (int i = 0; i < n; ++i) sum += counts[i];
+    return sum;
+  }
   static std::vector<size_t> starts(const std::vector<size_t> &counts) {
     std::vector<size_t> result(counts.size());
     for (size_t i = 1; i < counts.size(); ++i) result[i] = result[i - 1] + counts[i - 1];
@@ -98,8 +98,6 @@ class AllToAllV final : public Operation {
     return PHX_OK;
   }
 
-  Buffers b_;
-  std::vector<char> kept_;
   const int n_;
   const int self_;
   const std::vector<size_t> in_counts_, out_counts_;
@@ -109,9 +107,9 @@ class AllToAllV final : public Operation {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_all_to_all_v(const Lane &lane, const Buffers &buffers, const size_t *in_counts,
-                                             const size_t *out_counts, bool keep_input) {
-  return std::make_unique<AllToAllV>(lane, buffers, in_counts, out_counts, keep_input);
+OperationPtr make_all_to_all_v(const Plan &plan, const Buffers &buffers, const size_t *in_counts,
+                               const size_t *out_counts) {
+  return std::make_unique<AllToAllV>(plan, buffers, in_counts, out_counts);
 }
 
 }  // namespace phx

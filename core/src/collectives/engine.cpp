@@ -4,24 +4,45 @@
 
 namespace phx {
 
-phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round,
-                         const LazyDeadline &deadline) {
-  return group_->raise_await(result, kind_name(static_cast<Kind>(operation.record.operation)), operation.sequence,
-                             operation.first_epoch + round, static_cast<int32_t>(round), operation.record,
-                             deadline.budget_ms());
+phx_status CollectiveWork::wait(int64_t timeout_ms) { return engine_->wait(*this, timeout_ms); }
+phx_status CollectiveWork::test() { return engine_->test(*this); }
+
+Engine::~Engine() {
+  if (!pending_.empty()) group_->world().progress().ended();
 }
 
-// Fills and publishes the next round of `operation`, which must be the newest.
+LazyDeadline Engine::deadline(int64_t timeout_ms) {
+  return LazyDeadline(timeout_ms, &group_->world().progress(), this);
+}
+
+phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round,
+                         const LazyDeadline &deadline) {
+  return group_->raise_await(*lane_, result, kind_name(static_cast<Kind>(operation.record.operation)),
+                             operation.sequence, operation.first_epoch + round, static_cast<int32_t>(round),
+                             operation.record, deadline.budget_ms());
+}
+
+// Whether a new operation can be published now: all older ones are, and a slot is free here.
+bool Engine::has_room() const {
+  if (pending_.empty()) return true;
+  const Operation &oldest = pending_.front()->operation();
+  const Operation &newest = pending_.back()->operation();
+  if (newest.published != newest.rounds || newest.exclusive()) return false;
+  return lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
+}
+
+// Fills and publishes the next round of `operation`; nothing younger has been published.
 phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
+  const uint64_t epoch = lane_->last_epoch() + 1;
+  if (operation.published == 0) operation.first_epoch = epoch;
   if (const AwaitResult room = lane_->reserve(deadline); !room)
     return raise(room, operation, operation.published, deadline);
-  const uint64_t epoch = lane_->last_epoch() + 1;
   operation.put(*lane_, operation.published, epoch);
   uint64_t done = epoch - 1;  // all that came before has been taken, except:
   if (operation.published > 0) {
     done = operation.done_after(epoch - 1);
   } else if (!pending_.empty()) {
-    const Operation &oldest = *pending_.front()->operation;
+    const Operation &oldest = pending_.front()->operation();
     done = oldest.first_epoch + oldest.taken - 1;
   }
   lane_->publish(operation.record, done);
@@ -29,14 +50,20 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   return PHX_OK;
 }
 
-phx_status Engine::begin(Operation &operation, LazyDeadline &deadline) {
-  const char *name = kind_name(static_cast<Kind>(operation.record.operation));
-  operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (group_->failed()) return group_->raise_revoked(name, operation.sequence);
-  const phx_status room = make_room(deadline);
-  if (room != PHX_OK) return room;
-  operation.first_epoch = lane_->last_epoch() + 1;
-  return publish(operation, deadline);
+// Publishes those of the started operations for which there is room by now. Never waits.
+phx_status Engine::publish_queued(LazyDeadline &deadline) {
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    Operation &operation = pending_[i]->operation();
+    if (operation.published == operation.rounds) continue;
+    if (operation.published > 0) return PHX_OK;  // its next round is not due yet, and nothing may overtake it
+    const Operation &oldest = pending_.front()->operation();
+    if (i > 0 && pending_[i - 1]->operation().exclusive()) return PHX_OK;
+    const bool slot_free = i == 0 || lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
+    if (!slot_free || lane_->reserve_would_block()) return PHX_OK;
+    const phx_status status = publish(operation, deadline);
+    if (status != PHX_OK) return status;
+  }
+  return PHX_OK;
 }
 
 // Goes on with the rounds of `operation` until it is complete or, when it must not block, until it would.
@@ -59,80 +86,93 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
   return PHX_OK;
 }
 
-void Engine::settle(Work &work, phx_status status) {
-  if (status < 0) work.error = last_error();
-  work.operation->symm.reset();
-  work.state.store(status, std::memory_order_release);
+void Engine::settle_front(phx_status status) {
+  const CollectiveWorkRef work = std::move(pending_.front());
+  pending_.pop_front();
+  if (pending_.empty()) group_->world().progress().ended();
+  work->operation().symm.reset();
+  work->settle(status);
 }
 
 phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
-  const WorkRef work = pending_.front();
-  const phx_status status = advance(*work->operation, deadline, may_block);
-  if (status == PHX_IN_PROGRESS) return status;
-  pending_.pop_front();
-  settle(*work, status);
+  const phx_status status = advance(pending_.front()->operation(), deadline, may_block);
+  if (status != PHX_IN_PROGRESS) settle_front(status);
   return status;
 }
 
-// Before a new epoch: older operations with rounds still to publish must go first, and one slot must be free here.
-phx_status Engine::make_room(LazyDeadline &deadline) {
-  while (!pending_.empty()) {
-    const Operation &oldest = *pending_.front()->operation;
-    const Operation &newest = *pending_.back()->operation;
-    const uint64_t in_flight = lane_->last_epoch() + 1 - (oldest.first_epoch + oldest.taken);
-    if (newest.published == newest.rounds && in_flight + 1 < kSlots) break;
-    const phx_status status = complete_front(deadline, true);
-    if (status != PHX_OK) return status;
-  }
-  return PHX_OK;
+phx_status Engine::begin(Operation &operation) {
+  operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (!group_->failed()) return PHX_OK;
+  return group_->raise_revoked(kind_name(static_cast<Kind>(operation.record.operation)), operation.sequence);
 }
 
 phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
-  LazyDeadline deadline(timeout_ms);
+  LazyDeadline until = deadline(timeout_ms);
   std::lock_guard<std::mutex> lock(mutex_);
-  const phx_status status = begin(operation, deadline);
+  phx_status status = begin(operation);
+  if (status != PHX_OK) return status;
+  while (!pending_.empty() && !has_room()) {
+    status = complete_front(until, true);
+    if (status != PHX_OK && group_->failed()) return status;
+    if (status == PHX_OK) status = publish_queued(until);
+    if (status != PHX_OK && group_->failed()) return status;
+  }
+  status = publish(operation, until);
   if (status != PHX_OK) return status;
   while (!pending_.empty()) {
-    const phx_status older = complete_front(deadline, true);
-    if (older != PHX_OK) return older;
+    status = complete_front(until, true);
+    if (status != PHX_OK && group_->failed()) return status;
   }
-  return advance(operation, deadline, true);
+  return advance(operation, until, true);
 }
 
-phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out) {
-  LazyDeadline deadline(timeout_ms);
-  WorkRef work = std::make_shared<Work>();
+phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
+  LazyDeadline none(1);
+  auto work = std::make_shared<CollectiveWork>(this, std::move(operation));
+  Operation &started = work->operation();
   std::lock_guard<std::mutex> lock(mutex_);
-  operation->blocking = false;
-  const phx_status status = begin(*operation, deadline);
+  phx_status status = begin(started);
   if (status != PHX_OK) return status;
-  work->operation = std::move(operation);
+  if (has_room() && !lane_->reserve_would_block()) {
+    status = publish(started, none);
+    if (status != PHX_OK) return status;
+  }
+  if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
+  if (pending_.empty()) group_->world().progress().began();
   pending_.push_back(work);
   *out = std::move(work);
   return PHX_OK;
 }
 
-phx_status Engine::report(const Work &work) {
-  const int32_t state = work.state.load(std::memory_order_acquire);
-  return state < 0 ? set_last_error(work.error) : state;
-}
-
-phx_status Engine::wait(const WorkRef &work, int64_t timeout_ms) {
-  if (work->state.load(std::memory_order_acquire) != PHX_IN_PROGRESS) return report(*work);
-  LazyDeadline deadline(timeout_ms);
+phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
+  if (work.complete()) return work.report();
+  LazyDeadline until = deadline(timeout_ms);
   std::lock_guard<std::mutex> lock(mutex_);
-  while (work->state.load(std::memory_order_acquire) == PHX_IN_PROGRESS) complete_front(deadline, true);
-  return report(*work);
+  while (!work.complete()) {
+    publish_queued(until);  // an error of it shows again when its operation comes to the front
+    complete_front(until, true);
+  }
+  return work.report();
 }
 
-phx_status Engine::test(const WorkRef &work) {
-  if (work->state.load(std::memory_order_acquire) != PHX_IN_PROGRESS) return report(*work);
+phx_status Engine::test(const CollectiveWork &work) {
+  if (work.complete()) return work.report();
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return PHX_IN_PROGRESS;
   LazyDeadline none(1);
-  while (work->state.load(std::memory_order_acquire) == PHX_IN_PROGRESS)
+  while (!work.complete()) {
+    publish_queued(none);
     if (complete_front(none, false) == PHX_IN_PROGRESS) return PHX_IN_PROGRESS;
-  return report(*work);
+  }
+  return work.report();
+}
+
+void Engine::advance_pending() {
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || pending_.empty()) return;
+  LazyDeadline none(1);
+  publish_queued(none);
+  complete_front(none, false);
 }
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// Runs the operations of one group: one after another through the lane, blocking or split into start and wait.
+// Runs the operations of one channel: one after another through its lane, blocking or split into start and wait.
 #pragma once
 
 #include <deque>
@@ -8,50 +8,57 @@
 #include "base/error.h"
 #include "collectives/operation.h"
 #include "group/lane.h"
+#include "wait/progress.h"
+#include "work/work.h"
 
 namespace phx {
 
-class Group;
+class Engine;
 
-// A started operation. The engine's queue and the caller's handle share it.
-struct Work {
-  std::unique_ptr<Operation> operation;
-  std::atomic<int32_t> state{PHX_IN_PROGRESS};
-  phx_error_info error = make_error_info();  // written before state, valid when it is negative
+// A started operation.
+class CollectiveWork final : public Work {
+ public:
+  CollectiveWork(Engine *engine, std::unique_ptr<Operation> operation)
+      : engine_(engine), operation_(std::move(operation)) {}
+  phx_status wait(int64_t timeout_ms) override;
+  phx_status test() override;
+  Operation &operation() const { return *operation_; }
+
+ private:
+  Engine *const engine_;  // of the group, which the handle keeps
+  const std::unique_ptr<Operation> operation_;
 };
-using WorkRef = std::shared_ptr<Work>;
+using CollectiveWorkRef = std::shared_ptr<CollectiveWork>;
 
-class Engine {
+class Engine final : public ProgressSource {
  public:
   Engine(Group *group, Lane *lane) : group_(group), lane_(lane) {}
+  ~Engine() override;
 
   phx_status run(Operation &operation, int64_t timeout_ms);
-  phx_status start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out);
-  phx_status wait(const WorkRef &work, int64_t timeout_ms);
-  phx_status test(const WorkRef &work);
+  // Never waits: what has no room yet is published by later calls.
+  phx_status start(std::unique_ptr<Operation> operation, WorkRef *out);
+  phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
+  phx_status test(const CollectiveWork &work);
+  void advance_pending() override;
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
  private:
-  phx_status begin(Operation &operation, LazyDeadline &deadline);
+  phx_status begin(Operation &operation);
+  bool has_room() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);
+  phx_status publish_queued(LazyDeadline &deadline);
   phx_status advance(Operation &operation, LazyDeadline &deadline, bool may_block);
   phx_status complete_front(LazyDeadline &deadline, bool may_block);
-  phx_status make_room(LazyDeadline &deadline);
-  void settle(Work &work, phx_status status);
+  void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
-  static phx_status report(const Work &work);
+  LazyDeadline deadline(int64_t timeout_ms);
 
   Group *const group_;
   Lane *const lane_;
-  std::mutex mutex_;             // one collective of a group at a time; its waits are bounded, so is this
-  std::deque<WorkRef> pending_;  // started, not complete, in the order of their epochs
+  std::mutex mutex_;                       // one collective of a channel at a time; its waits are bounded, so is this
+  std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
 };
 
 }  // namespace phx
-
-struct phx_work {
-  std::atomic<int64_t> references{1};
-  std::shared_ptr<phx::Group> group;
-  phx::WorkRef ptr;
-};

@@ -1,6 +1,7 @@
 // Names and arithmetic that all collectives share, and the barrier, which moves nothing.
 #include "collectives/operation.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 
@@ -15,15 +16,27 @@ const char *kind_name(Kind kind) {
     case Kind::kBarrier: return "barrier";
     case Kind::kAllReduce: return "all_reduce";
     case Kind::kAllGather: return "all_gather";
+    case Kind::kAllGatherV: return "all_gather_v";
     case Kind::kReduceScatter: return "reduce_scatter";
+    case Kind::kReduceScatterV: return "reduce_scatter_v";
     case Kind::kAllToAll: return "all_to_all";
     case Kind::kAllToAllV: return "all_to_all_v";
     case Kind::kBroadcast: return "broadcast";
+    case Kind::kReduce: return "reduce";
+    case Kind::kGather: return "gather";
+    case Kind::kScatter: return "scatter";
+    case Kind::kCoalesced: return "coalesced";
     case Kind::kSymmAllReduce: return "symm_all_reduce";
     case Kind::kSymmAllGather: return "symm_all_gather";
+    case Kind::kSymmAllGatherV: return "symm_all_gather_v";
     case Kind::kSymmReduceScatter: return "symm_reduce_scatter";
+    case Kind::kSymmReduceScatterV: return "symm_reduce_scatter_v";
     case Kind::kSymmAllToAll: return "symm_all_to_all";
+    case Kind::kSymmAllToAllV: return "symm_all_to_all_v";
     case Kind::kSymmBroadcast: return "symm_broadcast";
+    case Kind::kSymmReduce: return "symm_reduce";
+    case Kind::kSymmGather: return "symm_gather";
+    case Kind::kSymmScatter: return "symm_scatter";
   }
   return "an unknown collective";
 }
@@ -35,12 +48,15 @@ std::string describe_call(const CallRecord &record) {
     if (length > 0 && static_cast<size_t>(length) < sizeof text)
       length += std::snprintf(text + length, sizeof text - length, format, value);
   };
-  if (record.operation != static_cast<uint8_t>(Kind::kBarrier)) {
+  if (record.operation == static_cast<uint8_t>(Kind::kCoalesced)) {
+    add("%" PRIu64 " calls", record.count);
+    add(", key %" PRIx64, record.aux);
+  } else if (record.operation != static_cast<uint8_t>(Kind::kBarrier)) {
     add("%s, ", phx_dtype_name(record.dtype));
     add("%" PRIu64, record.count);
     if (record.op != 0) add(", %s", phx_reduce_op_name(record.op));
     if (record.root >= 0) add(", root %d", record.root);
-    if (record.algo != PHX_ALGO_AUTO) add(", algo %d", static_cast<int>(record.algo));
+    if (const int algo = record.algo & 15; algo != PHX_ALGO_AUTO) add(", algo %d", algo);
     if (record.aux != 0) add(", key %" PRIx64, record.aux);
   }
   add("%s", ")");
@@ -53,15 +69,24 @@ size_t part_elements(size_t count, size_t item, int parts) {
   return (even + per_line - 1) / per_line * per_line;
 }
 
+size_t Plan::chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tuning.chunk_bytes); }
+size_t Plan::chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
+
+uint32_t rounds_for(size_t count, size_t chunk) {
+  return std::max<uint32_t>(1, static_cast<uint32_t>((count + chunk - 1) / chunk));
+}
+
 namespace {
 
 class Barrier final : public Operation {
+ public:
+  Barrier() : Operation({}, 0) {}
   void put(const Lane &, uint32_t, uint64_t) override {}
   phx_status take(const Lane &, uint32_t, uint64_t) override { return PHX_OK; }
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> make_barrier() { return std::make_unique<Barrier>(); }
+OperationPtr make_barrier() { return std::make_unique<Barrier>(); }
 
 }  // namespace phx

@@ -5,10 +5,12 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "group/control.h"
 #include "kernels/kernels.h"
 #include "phalanx/phalanx.h"
+#include "tuning/tuning.h"
 
 namespace phx {
 
@@ -20,21 +22,46 @@ enum class Kind : uint8_t {
   kBarrier,
   kAllReduce,
   kAllGather,
+  kAllGatherV,
   kReduceScatter,
+  kReduceScatterV,
   kAllToAll,
   kAllToAllV,
   kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kCoalesced,
   kSymmAllReduce,
   kSymmAllGather,
+  kSymmAllGatherV,
   kSymmReduceScatter,
+  kSymmReduceScatterV,
   kSymmAllToAll,
-  kSymmBroadcast
+  kSymmAllToAllV,
+  kSymmBroadcast,
+  kSymmReduce,
+  kSymmGather,
+  kSymmScatter
 };
 const char *kind_name(Kind kind);                     // the public name: "all_reduce"
 std::string describe_call(const CallRecord &record);  // "all_reduce(float32, 512, sum)"
 
+struct Buffers {
+  const char *in = nullptr;
+  char *out = nullptr;
+  size_t count = 0;  // elements, as in the public call
+  size_t item = 0;   // bytes of one
+};
+
+struct Reduction {
+  kernels::ReduceFn fn = nullptr;
+  double scale = 1.0;
+};
+
 class Operation {
  public:
+  Operation(const Buffers &buffers, size_t in_bytes) : b_(buffers), in_bytes_(in_bytes) {}
   virtual ~Operation() = default;
   // Fills this rank's slot of `epoch` (that of `round`).
   virtual void put(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
@@ -43,11 +70,19 @@ class Operation {
   virtual phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
   // Up to which epoch this rank reads no slot any more once it has taken `epoch` of a round that is not the last.
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
+  // Whether nothing younger may be published before this one is complete: it goes on using slots of rounds long past.
+  virtual bool exclusive() const { return false; }
+  // Whether the first round takes all of the input.
+  virtual bool takes_input_at_once() const { return rounds == 1; }
+  // The caller is going to return before all of the input is put: takes it along if it has at most `limit` bytes.
+  virtual void keep_input(size_t limit) {
+    if (in_bytes_ == 0 || in_bytes_ > limit) return;
+    kept_.assign(b_.in, b_.in + in_bytes_);
+    b_.in = kept_.data();
+  }
 
   CallRecord record;
   uint32_t rounds = 1;
-  // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
-  bool blocking = true;
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 
   // Of the engine.
@@ -55,16 +90,28 @@ class Operation {
   uint64_t first_epoch = 0;
   uint32_t published = 0;
   uint32_t taken = 0;
+
+ protected:
+  Buffers b_;
+
+ private:
+  const size_t in_bytes_;  // what `b_.in` points to on this rank
+  std::vector<char> kept_;
 };
 
-// ---- arguments that several operations share
+// What the makers of operations go by. Only `blocking` may differ between the ranks of one call, so nothing that peers
+// see may depend on it.
+struct Plan {
+  const Lane &lane;
+  const Tuning &tuning;
+  // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
+  bool blocking;
 
-struct Buffers {
-  const char *in = nullptr;
-  char *out = nullptr;
-  size_t count = 0;  // elements, as in the public call
-  size_t item = 0;   // bytes of one
+  size_t chunk_bytes() const;                // what moves between two barriers
+  size_t chunk_elements(size_t item) const;  // likewise, in whole cache lines
 };
+
+// ---- arithmetic and copies that several operations share
 
 inline constexpr int kMaxGroupSize = 1024;  // ranks of one host; bounds arrays on the stack
 
@@ -78,12 +125,9 @@ inline void copy_bytes(void *to, const void *from, size_t size) {
     std::memcpy(to, from, size);
 }
 
-// Results from this size on leave the second-level cache before anybody reads them.
-inline constexpr size_t kStreamingBytes = size_t{4} << 20;
-
-// Delivers part of a result whose whole has `total` bytes.
-inline void deliver_bytes(void *to, const void *from, size_t size, size_t total) {
-  if (total >= kStreamingBytes && to != from)
+// Delivers part of a result, around the cache where the whole would not stay in it.
+inline void deliver_bytes(void *to, const void *from, size_t size, bool streaming) {
+  if (streaming && to != from)
     kernels::copy_streaming(to, from, size);
   else
     copy_bytes(to, from, size);
@@ -91,24 +135,37 @@ inline void deliver_bytes(void *to, const void *from, size_t size, size_t total)
 
 // Elements per part when `count` elements are dealt to `parts`: whole cache lines, so that no line has two owners.
 size_t part_elements(size_t count, size_t item, int parts);
+// Elements of whole cache lines that fit in `bytes`.
+inline size_t elements_in(size_t bytes, size_t item) { return bytes / kLine * (kLine / item); }
+// Rounds in which `count` elements pass, `chunk` at a time; at least one, as every collective is also a barrier.
+uint32_t rounds_for(size_t count, size_t chunk);
 
-struct Reduction {
-  kernels::ReduceFn fn = nullptr;
-  double scale = 1.0;
-};
+using OperationPtr = std::unique_ptr<Operation>;
 
-std::unique_ptr<Operation> make_barrier();
-std::unique_ptr<Operation> make_all_reduce(const Lane &lane, const Buffers &buffers, const Reduction &reduction,
-                                           int32_t algo);
-std::unique_ptr<Operation> make_all_gather(const Lane &lane, const Buffers &buffers);
-std::unique_ptr<Operation> make_reduce_scatter(const Lane &lane, const Buffers &buffers, const Reduction &reduction);
-std::unique_ptr<Operation> make_all_to_all(const Lane &lane, const Buffers &buffers);
-std::unique_ptr<Operation> make_all_to_all_v(const Lane &lane, const Buffers &buffers, const size_t *in_counts,
-                                             const size_t *out_counts, bool keep_input);
-std::unique_ptr<Operation> make_broadcast(const Lane &lane, const Buffers &buffers, int root);
+OperationPtr make_barrier();
+// PHX_ALGO_AUTO, resolved: the same on all ranks.
+int32_t choose_all_reduce(const Plan &plan, size_t bytes, int32_t algo);
+OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int32_t algo);
+OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers);
+OperationPtr make_all_gather_v(const Plan &plan, const Buffers &buffers, const size_t *counts);
+OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
+OperationPtr make_reduce_scatter_v(const Plan &plan, const Buffers &buffers, const Reduction &reduction,
+                                   const size_t *counts);
+OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers);
+OperationPtr make_all_to_all_v(const Plan &plan, const Buffers &buffers, const size_t *in_counts,
+                               const size_t *out_counts);
+OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
+OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
+OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
+OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
 
 // On symmetric memory: `offset` bytes into every rank's block. buffers.in is this rank's own.
-std::unique_ptr<Operation> make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                                     const Reduction &reduction, int root);
+OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                       const Reduction &reduction, int root, const Tuning &tuning);
+// counts: one for each group rank; of all_gather_v or reduce_scatter_v.
+OperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                         const Reduction &reduction, const size_t *counts);
+OperationPtr make_symm_all_to_all_v(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                                    const size_t *in_counts, const size_t *out_counts);
 
 }  // namespace phx

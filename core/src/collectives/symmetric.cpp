@@ -3,8 +3,11 @@
 //
 // Two barriers and no copy: after the first every input is ready, after the second nobody reads or writes any more.
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
+#include <vector>
 
+#include "base/error.h"
 #include "collectives/operation.h"
 #include "group/lane.h"
 #include "symm/symm.h"
@@ -12,86 +15,205 @@
 namespace phx {
 namespace {
 
-class Symmetric final : public Operation {
- public:
-  Symmetric(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
-            int root)
-      : kind_(kind), offset_(offset), b_(buffers), reduction_(reduction), root_(root) {
+class OnSymm : public Operation {
+ protected:
+  OnSymm(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers)
+      : Operation(buffers, 0), offset_(offset), n_(handle->size()), self_(handle->group_rank()) {
     symm = std::move(handle);
     rounds = 2;
   }
 
+  bool takes_input_at_once() const override { return false; }
   void put(const Lane &, uint32_t, uint64_t) override {}
-
   phx_status take(const Lane &, uint32_t round, uint64_t) override {
     if (round == 0) move();
     return PHX_OK;
   }
+  virtual void move() const = 0;
+
+  char *at(int group_rank, size_t element) const { return symm->buffer(group_rank) + offset_ + element * b_.item; }
+  char *output(size_t element) const { return b_.out + element * b_.item; }
+
+  void reduce(const Reduction &reduction, char *out, size_t begin, size_t count) const {
+    const void *inputs[kMaxGroupSize];
+    for (int i = 0; i < n_; ++i) inputs[i] = at(i, begin);
+    if (count != 0) reduction.fn(out, inputs, n_, count, n_, reduction.scale);
+  }
+
+  const size_t offset_;
+  const int n_;
+  const int self_;
+};
+
+// Those with one count for all.
+class Symmetric final : public OnSymm {
+ public:
+  Symmetric(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
+            int root, const Tuning &tuning)
+      : OnSymm(std::move(handle), offset, buffers),
+        kind_(kind),
+        reduction_(reduction),
+        root_(root),
+        push_(std::max<size_t>(tuning.push_bytes / buffers.item, 1)),
+        streaming_bytes_(tuning.streaming_bytes) {}
 
  private:
-  char *at(int group_rank, size_t element) const { return symm->buffer(group_rank) + offset_ + element * b_.item; }
-
-  void move() const {
-    const int n = symm->size();
-    const int self = symm->group_rank();
-    const size_t bytes = b_.count * b_.item;
+  void move() const override {
     switch (kind_) {
       case Kind::kSymmAllReduce:
         if (b_.out == b_.in)
           reduce_in_place();
         else
-          reduce(b_.out, 0, b_.count);
+          reduce(reduction_, b_.out, 0, b_.count);
         return;
-      case Kind::kSymmReduceScatter: reduce(b_.out, self * b_.count, b_.count); return;
-      case Kind::kSymmAllGather:
-        for (int i = 0; i < n; ++i) copy_bytes(b_.out + ((self + i) % n) * bytes, at((self + i) % n, 0), bytes);
+      case Kind::kSymmReduceScatter: reduce(reduction_, b_.out, self_ * b_.count, b_.count); return;
+      case Kind::kSymmReduce:
+        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count);
+        return;
+      case Kind::kSymmAllGather: gather(); return;
+      case Kind::kSymmGather:
+        if (self_ == root_) gather();
         return;
       case Kind::kSymmAllToAll:
-        for (int i = 0; i < n; ++i)
-          copy_bytes(b_.out + ((self + i) % n) * bytes, at((self + i) % n, self * b_.count), bytes);
+        for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, self_ * b_.count, n_);
         return;
+      case Kind::kSymmScatter: copy_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item); return;
       case Kind::kSymmBroadcast:
-        if (self != root_) copy_bytes(at(self, 0), at(root_, 0), bytes);
+        if (self_ != root_) copy_bytes(at(self_, 0), at(root_, 0), b_.count * b_.item);
         return;
       default: return;
     }
   }
 
-  void reduce(char *out, size_t begin, size_t count) const {
-    const void *inputs[kMaxGroupSize];
-    for (int i = 0; i < symm->size(); ++i) inputs[i] = at(i, begin);
-    if (count != 0) reduction_.fn(out, inputs, symm->size(), count, symm->size(), reduction_.scale);
+  void gather() const {
+    for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, 0, n_);
+  }
+  void deliver(int from, size_t element, size_t parts) const {
+    const size_t bytes = b_.count * b_.item;
+    deliver_bytes(output(from * b_.count), at(from, element), bytes, bytes * parts >= streaming_bytes_);
   }
 
   // Two-shot without staging: this rank alone touches its part, on every rank, so it may overwrite it everywhere.
   void reduce_in_place() const {
-    const int n = symm->size();
-    const int self = symm->group_rank();
-    const size_t part = part_elements(b_.count, b_.item, n);
-    size_t begin = std::min(b_.count, part * self);
+    const size_t part = part_elements(b_.count, b_.item, n_);
+    size_t begin = std::min(b_.count, part * self_);
     const size_t end = std::min(b_.count, begin + part);
-    const size_t chunk = std::max<size_t>(kPushBytes / b_.item, 1);  // sums stay in the cache until they are pushed
-    for (; begin < end; begin += chunk) {
-      const size_t count = std::min(chunk, end - begin);
-      reduce(at(self, begin), begin, count);
-      for (int i = 1; i < n; ++i) copy_bytes(at((self + i) % n, begin), at(self, begin), count * b_.item);
+    for (; begin < end; begin += push_) {  // sums stay in the cache until they are pushed
+      const size_t count = std::min(push_, end - begin);
+      reduce(reduction_, at(self_, begin), begin, count);
+      for (int i = 1; i < n_; ++i) copy_bytes(at((self_ + i) % n_, begin), at(self_, begin), count * b_.item);
     }
   }
 
-  static constexpr size_t kPushBytes = 16 << 10;
-
   const Kind kind_;
-  const size_t offset_;
-  const Buffers b_;
   const Reduction reduction_;
   const int root_;
+  const size_t push_;  // elements
+  const size_t streaming_bytes_;
+};
+
+// all_gather_v and reduce_scatter_v.
+class SymmetricV final : public OnSymm {
+ public:
+  SymmetricV(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
+             const size_t *counts)
+      : OnSymm(std::move(handle), offset, buffers), kind_(kind), reduction_(reduction), counts_(counts, counts + n_) {
+    size_t total = 0;
+    for (const size_t count : counts_) {
+      starts_.push_back(total);
+      total += count;
+    }
+  }
+
+ private:
+  void move() const override {
+    if (kind_ == Kind::kSymmReduceScatterV) {
+      reduce(reduction_, b_.out, starts_[self_], counts_[self_]);
+      return;
+    }
+    for (int i = 0; i < n_; ++i) {
+      const int from = (self_ + i) % n_;
+      copy_bytes(output(starts_[from]), at(from, 0), counts_[from] * b_.item);
+    }
+  }
+
+  const Kind kind_;
+  const Reduction reduction_;
+  const std::vector<size_t> counts_;
+  std::vector<size_t> starts_;
+};
+
+// Where a block begins on another rank depends on counts that only that rank has, so they pass through the slots.
+class SymmetricAllToAllV final : public OnSymm {
+ public:
+  SymmetricAllToAllV(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const size_t *in_counts,
+                     const size_t *out_counts)
+      : OnSymm(std::move(handle), offset, buffers),
+        in_counts_(in_counts, in_counts + n_),
+        out_counts_(out_counts, out_counts + n_) {}
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round != 0) return;
+    for (int i = 0; i < n_; ++i) {
+      const uint64_t pair[2] = {in_counts_[i], out_counts_[i]};
+      std::memcpy(lane.data(self_, epoch) + i * sizeof pair, pair, sizeof pair);
+    }
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round != 0) return PHX_OK;
+    const auto published = [&](int rank, int peer, int side) {
+      uint64_t value;
+      std::memcpy(&value, lane.data(rank, epoch) + (peer * 2 + side) * sizeof value, sizeof value);
+      return value;
+    };
+    for (int from = 0; from < n_; ++from) {
+      uint64_t end = 0;  // of what `from` sends, in elements
+      for (int to = 0; to < n_; ++to) {
+        const uint64_t sent = published(from, to, 0), expected = published(to, from, 1);
+        if (sent != expected)
+          return fail(PHX_ERR_MISMATCH, "symm_all_to_all_v",
+                      "symm_all_to_all_v: group rank %d sends %" PRIu64
+                      " elements to group rank %d, which expects %" PRIu64
+                      ". in_counts[j] on rank i must equal out_counts[i] on rank j.",
+                      from, sent, to, expected);
+        if (sent > (symm->block().size - offset_) / b_.item - end)
+          return fail(PHX_ERR_MISMATCH, "symm_all_to_all_v",
+                      "symm_all_to_all_v: the counts of group rank %d go beyond its block", from);
+        end += sent;
+      }
+    }
+    size_t out = 0;
+    for (int from = 0; from < n_; ++from) {
+      uint64_t begin = 0;
+      for (int to = 0; to < self_; ++to) begin += published(from, to, 0);
+      copy_bytes(output(out), at(from, begin), out_counts_[from] * b_.item);
+      out += out_counts_[from];
+    }
+    return PHX_OK;
+  }
+
+ private:
+  void move() const override {}
+
+  const std::vector<size_t> in_counts_, out_counts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                                     const Reduction &reduction, int root) {
-  return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root);
+OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                       const Reduction &reduction, int root, const Tuning &tuning) {
+  return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, tuning);
+}
+
+OperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                         const Reduction &reduction, const size_t *counts) {
+  return std::make_unique<SymmetricV>(kind, std::move(symm), offset, buffers, reduction, counts);
+}
+
+OperationPtr make_symm_all_to_all_v(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                                    const size_t *in_counts, const size_t *out_counts) {
+  return std::make_unique<SymmetricAllToAllV>(std::move(symm), offset, buffers, in_counts, out_counts);
 }
 
 }  // namespace phx

@@ -129,12 +129,11 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   info.group_size = g.size();
   info.state = g.failed() ? PHX_GROUP_FAILED : PHX_GROUP_ACTIVE;
   info.id = g.id();
-  info.sequence = g.engine().sequence();
+  info.sequence = g.channel(0).engine.sequence();
   info.name = g.name().c_str();
   info.ranks = g.ranks().data();
-  // What one round surely takes: whole cache lines for each rank.
-  const size_t unit = phx::kLine * g.size();
-  info.slot_bytes = g.lane().slot_bytes() / unit * unit;
+  info.eager_bytes = g.eager_bytes();
+  info.channels = g.channels();
   return phx::copy_out(info, out, operation);
 }
 

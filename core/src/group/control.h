@@ -1,9 +1,11 @@
 // The shared layout of a group: one control segment per rank, written by its owner and mapped by every rank.
 //
-//   ControlHeader | slot 0 | slot 1 | ... | slot kSlots-1          slot = SlotHeader | slot_bytes of data
+//   ControlHeader | lane 0 | lane 1 | ... | area for messages
+//   lane = LaneHeader | slot 0 | ... | slot kSlots-1            slot = SlotHeader | slot_bytes of data
 //
-// A collective moves through `epochs`: numbers that every rank of the group counts alike. Publishing epoch e makes slot
-// e % kSlots readable; its header says what call it belongs to, so that every arrival carries its fingerprint.
+// Each channel of the group has a lane. A collective moves through `epochs` of its lane: numbers that every rank counts
+// alike. Publishing epoch e makes slot e % kSlots readable; its header says what call it belongs to, so that every
+// arrival carries its fingerprint. Only the first lane is made resident at once: the others cost nothing until used.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +16,7 @@
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
-inline constexpr uint32_t kControlVersion = 1;
+inline constexpr uint32_t kControlVersion = 2;
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
 
@@ -26,7 +28,7 @@ struct CallRecord {
   uint8_t algo = 0;
   int32_t root = -1;
   uint64_t count = 0;
-  uint64_t aux = 0;  // the symmetric allocation and offset, or the scale's bits
+  uint64_t aux = 0;  // the symmetric allocation and offset, the scale's bits, a hash of counts or of coalesced calls
   bool operator==(const CallRecord &o) const {
     return operation == o.operation && dtype == o.dtype && op == o.op && algo == o.algo && root == o.root &&
            count == o.count && aux == o.aux;
@@ -42,6 +44,12 @@ struct alignas(kLine) SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == kLine);
 
+struct alignas(kLine) LaneHeader {
+  alignas(kLine) SharedWord done;      // as in SlotHeader, for ranks that publish nothing for a while
+  alignas(kLine) SharedWord sleepers;  // peers that sleep on words of this lane
+};
+static_assert(sizeof(LaneHeader) == 2 * kLine);
+
 struct alignas(kLine) ControlHeader {
   uint64_t magic;
   uint32_t version;
@@ -50,12 +58,14 @@ struct alignas(kLine) ControlHeader {
   uint64_t group_id;
   int32_t group_rank;
   int32_t group_size;
-  alignas(kLine) SharedWord done;      // as in SlotHeader, for ranks that publish nothing for a while
-  alignas(kLine) SharedWord sleepers;  // peers that sleep on words of this segment
+  uint32_t channels;
 };
-static_assert(sizeof(ControlHeader) == 3 * kLine);
+static_assert(sizeof(ControlHeader) == kLine);
 
 inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
-inline size_t control_bytes(size_t slot_bytes) { return sizeof(ControlHeader) + kSlots * slot_stride(slot_bytes); }
+inline size_t lane_bytes(size_t slot_bytes) { return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes); }
+inline size_t lane_offset(uint32_t channel, size_t slot_bytes) {
+  return sizeof(ControlHeader) + channel * lane_bytes(slot_bytes);
+}
 
 }  // namespace phx

@@ -1,4 +1,6 @@
 // Making a group: the members find each other in the store, connect, and share their control segments.
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -18,15 +20,18 @@ struct Geometry {
   uint64_t slot_bytes;
   int32_t group_rank;
   int32_t group_size;
+  uint32_t channels;
+  uint32_t reserved;
+  Tuning tuning;    // from the table of that rank
+  cpu_set_t cores;  // that it may use
 };
 
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)),
-      params_(std::move(params)),
-      engine_(this, &lane_),
-      interruptions_(params_.ranks.size()) {}
+    : world_(std::move(world)), params_(std::move(params)), messenger_(this), interruptions_(params_.ranks.size()) {
+  for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
+}
 
 Group::~Group() {
   if (watched_) world_->monitor().unwatch(id_);
@@ -109,11 +114,15 @@ struct GroupMaker {
   phx_status share_segments() {
     // At least one cache line for each rank's part.
     const size_t slot_bytes = std::max(group.world_->slot_bytes(), kLine * group.size());
-    const size_t size = round_up(control_bytes(slot_bytes), page_bytes());
-    std::vector<SharedMappingRef> segments(group.size());
+    const uint32_t channels = group.channels();
+    const size_t messages_at = lane_offset(channels, slot_bytes);
+    const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
+    const size_t resident = round_up(lane_offset(1, slot_bytes), page_bytes());
+    std::vector<SharedMappingRef> &segments = group.segments_;
+    segments.resize(group.size());
     Fd own;
     phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
-    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, true, &segments[group.group_rank()]);
+    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, resident, &segments[group.group_rank()]);
     if (status != PHX_OK) return in_group(status);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
     header->magic = kControlMagic;
@@ -123,21 +132,56 @@ struct GroupMaker {
     header->group_id = group.id_;
     header->group_rank = group.group_rank();
     header->group_size = group.size();
+    header->channels = channels;
 
-    const Geometry mine{kControlVersion, kSlots, slot_bytes, group.group_rank(), group.size()};
+    Geometry mine{kControlVersion, kSlots, slot_bytes, group.group_rank(), group.size(), channels, 0, {}, {}};
+    mine.tuning = load_tuning(group.size());
+    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_ZERO(&mine.cores);
     std::vector<Parcel> all;
     status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()},
                             deadline, &all);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
+      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, resident, &segments[i]);
     status = group.confirm(kOperation, status, deadline);
     if (status != PHX_OK) return status;
-    group.lane_.open(std::move(segments), group.group_rank(), slot_bytes, group.interruptions_.data());
+    adopt_tuning(all);
+    open_channels(slot_bytes);
     return PHX_OK;
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
+  void open_channels(size_t slot_bytes) {
+    const auto at = [&](size_t offset) {
+      std::vector<char *> places;
+      for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
+      return places;
+    };
+    for (uint32_t i = 0; i < group.channels(); ++i)
+      group.channels_[i].lane.open(at(lane_offset(i, slot_bytes)), group.group_rank(), slot_bytes,
+                                   group.interruptions_.data());
+    group.messenger_.open(at(lane_offset(group.channels(), slot_bytes)), group.group_rank());
+  }
+
+  void adopt_tuning(const std::vector<Parcel> &all) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    Geometry theirs;
+    for (int i = group.size() - 1; i >= 0; --i) {  // rank 0's last: it stays in `theirs`
+      std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
+      CPU_OR(&cores, &cores, &theirs.cores);
+    }
+    group.cores_ = std::max(CPU_COUNT(&cores), 1);
+    const Tuning builtin = builtin_tuning(group.size(), group.cores_);
+    const Tuning merged = merge_tuning(theirs.tuning, builtin);
+    if (check_tuning(kOperation, merged) == PHX_OK) return group.adopt_tuning(merged);
+    PHX_LOG(PHX_LOG_WARNING,
+            "group '%s': the tuning table of rank %d holds what cannot be: %s Built-in values are used.",
+            group.name().c_str(), group.rank_of(0), last_error().text);
+    group.adopt_tuning(builtin);
+  }
+
+  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, size_t resident,
+                      SharedMappingRef *out) {
     Geometry theirs;
     if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
       return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
@@ -147,6 +191,11 @@ struct GroupMaker {
       return fail(PHX_ERR_ABI, kOperation,
                   "%s '%s': rank %d was built with another layout of shared memory; install one version everywhere",
                   kOperation, group.name().c_str(), group.rank_of(i));
+    if (theirs.channels != mine.channels)
+      return fail(PHX_ERR_MISMATCH, kOperation,
+                  "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",
+                  kOperation, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(),
+                  mine.channels);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
       return fail(
           PHX_ERR_MISMATCH, kOperation,
@@ -155,7 +204,7 @@ struct GroupMaker {
           static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
           static_cast<unsigned long long>(mine.slot_bytes));
     const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
-    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, true, out);
+    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, resident, out);
   }
 
   phx_status in_group(phx_status status) {
@@ -184,6 +233,9 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   // Everybody has confirmed, so everybody has read the record. (Best effort: not every store can remove.)
   if (group->size() > 1) group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
   world->add_group(group);
+  for (Channel &channel : group->channels_)
+    world->progress().add(std::shared_ptr<ProgressSource>(group, &channel.engine));
+  world->progress().add(std::shared_ptr<ProgressSource>(group, &group->messenger_));
   *out = std::move(group);
   return PHX_OK;
 }

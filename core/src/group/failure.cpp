@@ -26,7 +26,8 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
   }
   for (int i = 0; i < size(); ++i)
     if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
-  lane_.wake_waiters();
+  for (const Channel &channel : channels_) channel.lane.wake_waiters();
+  messenger_.wake_waiters();
   world_->monitor().poke();
   if (first && tell) {
     const phx_error_info wire = this->cause();
@@ -79,8 +80,8 @@ std::string Group::describe(int group_rank) const {
   return text;
 }
 
-phx_status Group::raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch,
-                              int32_t round, const CallRecord &record, int64_t timeout_ms) {
+phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
+                              uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
   if (result.failure == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
   phx_error_info info = make_error_info();
   info.rank = self_rank();
@@ -91,7 +92,7 @@ phx_status Group::raise_await(const AwaitResult &result, const char *operation, 
   copy_text(info.group, sizeof info.group, name().c_str());
   if (result.failure == AwaitFailure::kMismatch) {
     info.status = PHX_ERR_MISMATCH;
-    const std::string theirs = describe_call(lane_.record(result.group_rank, epoch));
+    const std::string theirs = describe_call(lane.record(result.group_rank, epoch));
     const std::string mine = describe_call(record);
     std::snprintf(info.text, sizeof info.text,
                   "%s #%" PRIu64
@@ -103,7 +104,7 @@ phx_status Group::raise_await(const AwaitResult &result, const char *operation, 
     info.status = PHX_ERR_TIMEOUT;
     std::string late;
     for (int i = 0; i < size(); ++i) {
-      if (i == group_rank() || lane_.arrived(epoch, i)) continue;
+      if (i == group_rank() || lane.arrived(epoch, i)) continue;
       if (!late.empty()) late += ", ";
       late += describe(i);
     }

@@ -1,6 +1,7 @@
 // A named, ordered set of ranks that share memory: its members, its failure state and its collective lane.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,7 +11,10 @@
 #include "base/error.h"
 #include "collectives/engine.h"
 #include "group/lane.h"
+#include "memory/shared_memory.h"
+#include "messages/messenger.h"
 #include "store/store.h"
+#include "tuning/tuning.h"
 #include "world/monitor.h"
 #include "world/world.h"
 
@@ -32,6 +36,13 @@ struct GroupParams {
   std::string key;  // under which prefix
 };
 
+// An independent sequence of collectives of a group.
+struct Channel {
+  explicit Channel(Group *group) : engine(group, &lane) {}
+  Lane lane;
+  Engine engine;
+};
+
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
   // Collective. On failure every peer that was reached is told. *met: all members had come, so the key is used up.
@@ -49,8 +60,15 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   const std::vector<int32_t> &ranks() const { return params_.ranks; }
   int32_t pid_of(int group_rank) const;
   uint64_t id() const { return id_; }
-  Engine &engine() { return engine_; }
-  Lane &lane() { return lane_; }
+  uint32_t channels() const { return static_cast<uint32_t>(channels_.size()); }
+  Channel &channel(uint32_t index) { return channels_[index]; }
+  Messenger &messenger() { return messenger_; }
+
+  // The same on all ranks of the group.
+  const Tuning &tuning() const { return *tuning_.load(std::memory_order_acquire); }
+  // An operation with at most so many bytes of input has taken them all when its start returns.
+  size_t eager_bytes() const;
+  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
 
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
@@ -67,8 +85,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
   // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
-  phx_status raise_await(const AwaitResult &result, const char *operation, uint64_t sequence, uint64_t epoch,
-                         int32_t round, const CallRecord &record, int64_t timeout_ms);
+  phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
+                         uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
 
@@ -100,8 +118,14 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::vector<LinkRef> links_;  // NULL for this rank
   uint64_t id_ = 0;
   bool watched_ = false;
-  Lane lane_;
-  Engine engine_;
+  std::vector<SharedMappingRef> segments_;  // by group rank
+  std::deque<Channel> channels_;
+  Messenger messenger_;
+  int cores_ = 1;  // that its ranks may use together
+  void adopt_tuning(const Tuning &tuning);
+  std::mutex tuning_mutex_;
+  std::deque<Tuning> tunings_;  // all that ever held: readers take no lock
+  std::atomic<const Tuning *> tuning_{nullptr};
 
   std::atomic<int32_t> failed_{0};
   std::vector<std::atomic<int32_t>> interruptions_;  // by group rank

@@ -9,17 +9,16 @@ AwaitResult failed(WaitResult result, int group_rank) {
 
 }  // namespace
 
-void Lane::open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes,
+void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes,
                 const std::atomic<int32_t> *interruptions) {
   self_ = self;
   slot_bytes_ = slot_bytes;
   interruptions_ = interruptions;
-  peers_.resize(segments.size());
-  for (size_t i = 0; i < segments.size(); ++i) {
+  peers_.resize(lanes.size());
+  for (size_t i = 0; i < lanes.size(); ++i) {
     Peer &peer = peers_[i];
-    peer.segment = std::move(segments[i]);
-    peer.control = static_cast<ControlHeader *>(peer.segment->base);
-    peer.slots = peer.segment->bytes() + sizeof(ControlHeader);
+    peer.control = reinterpret_cast<LaneHeader *>(lanes[i]);
+    peer.slots = lanes[i] + sizeof(LaneHeader);
     peer.stride = slot_stride(slot_bytes);
   }
   open_.store(true, std::memory_order_release);
@@ -82,7 +81,7 @@ bool Lane::await_would_block(uint64_t epoch) const {
 }
 
 void Lane::publish_done(uint64_t epoch) {
-  ControlHeader *control = peers_[self_].control;
+  LaneHeader *control = peers_[self_].control;
   control->done.store(static_cast<uint32_t>(epoch), std::memory_order_release);
   // Relaxed on purpose: only a rank with kSlots collectives in flight waits here, and it looks again within a slice.
   if (control->sleepers.load(std::memory_order_relaxed) != 0) wake_all(control->done);

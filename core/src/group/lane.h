@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "group/control.h"
-#include "memory/shared_memory.h"
 
 namespace phx {
 
@@ -22,9 +21,8 @@ struct AwaitResult {
 
 class Lane {
  public:
-  // One control segment per group rank; [self] is this rank's own. interruptions[i] ends waits for rank i.
-  void open(std::vector<SharedMappingRef> segments, int self, size_t slot_bytes,
-            const std::atomic<int32_t> *interruptions);
+  // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
+  void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions);
 
   size_t slot_bytes() const { return slot_bytes_; }
   int group_rank() const { return self_; }
@@ -52,8 +50,7 @@ class Lane {
 
  private:
   struct Peer {
-    SharedMappingRef segment;
-    ControlHeader *control = nullptr;
+    LaneHeader *control = nullptr;
     char *slots = nullptr;
     size_t stride = 0;
     uint32_t known_done = 0;

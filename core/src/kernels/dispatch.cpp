@@ -13,6 +13,7 @@ namespace {
 struct Isa {
   const char *name;
   ReduceFn (*find)(int32_t dtype, int32_t op);
+  ReduceFn (*find_streaming)(int32_t dtype, int32_t op);  // the same as find where it has no such stores
   bool (*available)();
 };
 
@@ -20,11 +21,13 @@ bool always() { return true; }
 
 #if defined(__x86_64__)
 // Each asks for all that the build lets the compiler use in that file; see the flags in core/CMakeLists.txt.
-bool has_avx2() {
-  __builtin_cpu_init();
-  // Not every compiler's __builtin_cpu_supports knows "f16c".
+bool has_f16c() {  // not every compiler's __builtin_cpu_supports knows it
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+bool has_avx2() {
+  static const bool f16c = has_f16c();  // asked once: a virtual machine traps the instruction
+  __builtin_cpu_init();
   return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 bool has_avx512() {
@@ -35,10 +38,12 @@ bool has_avx512() {
 
 constexpr Isa kIsas[] = {  // the best first
 #if defined(__x86_64__)
-    {"avx512", &find_avx512, &has_avx512},
-    {"avx2", &find_avx2, &has_avx2},
+    {"avx512", &find_avx512, &find_avx512_streaming, &has_avx512},
+    {"avx2", &find_avx2, &find_avx2_streaming, &has_avx2},
+#elif defined(__aarch64__)
+    {"neon", &find_neon, &find_neon, &always},
 #endif
-    {"scalar", &find_scalar, &always}};
+    {"scalar", &find_scalar, &find_scalar, &always}};
 
 const Isa &choose() {
   const Isa *isa = kIsas;
@@ -51,14 +56,25 @@ const Isa &active() {
   return chosen;
 }
 
+const Isa *available(const char *name) {
+  for (const Isa &known : kIsas)
+    if (std::strcmp(known.name, name) == 0) return known.available() ? &known : nullptr;
+  return nullptr;
+}
+
 }  // namespace
 
 ReduceFn find_reduce(int32_t dtype, int32_t op) { return active().find(dtype, op); }
 
+ReduceFn find_reduce_streaming(int32_t dtype, int32_t op) { return active().find_streaming(dtype, op); }
+
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
-  for (const Isa &known : kIsas)
-    if (std::strcmp(known.name, isa) == 0) return known.available() ? known.find(dtype, op) : nullptr;
-  return nullptr;
+  const Isa *known = available(isa);
+  return known != nullptr ? known->find(dtype, op) : nullptr;
+}
+ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op) {
+  const Isa *known = available(isa);
+  return known != nullptr ? known->find_streaming(dtype, op) : nullptr;
 }
 
 const char *active_isa() { return active().name; }

@@ -10,24 +10,39 @@ namespace phx::kernels {
 
 // out[i] = in[0][i] op in[1][i] op ... in[n-1][i], in that order. `out` may be exactly one of the inputs; no other
 // overlap. Any alignment. n >= 1, divisor >= 1. Bit-identical whatever the instruction set:
-//   - f16 and bf16 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in themselves.
+//   - f16, bf16 and f8 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in
+//     themselves. What is too large becomes infinity, or in f8e4m3, which has none, NaN.
 //   - avg divides the sum by `divisor`; premul_sum first multiplies each input by `scale`, in the accumulator's type.
-//   - A NaN result is always the same NaN (positive, quiet, no payload), also when n is 1. min and max propagate
-//     NaN and take -0 for less than +0, so that they do not depend on the order of their inputs.
+//   - A NaN result is always the same NaN (positive, quiet, no payload; 0x7f in both kinds of f8, as in torch), also
+//     when n is 1. min and max propagate NaN and take -0 for less than +0, so that they do not depend on the order of
+//     their inputs.
+//   - Complex numbers are two floats each; both are made canonical by themselves. prod is (ac - bd) + (ad + bc)i as
+//     written, each operation rounded; avg and premul_sum divide and multiply both parts.
 //   - Integers wrap around; avg divides the wrapped sum, towards zero.
 //   - bool: sum, max and bor are `or`; prod, min and band are `and`; any byte but 0 is true; results are 0 or 1.
 using ReduceFn = void (*)(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale);
 
-// NULL when the pair is not defined (bitwise operations on floats; premul_sum on integers; avg and premul_sum on bool).
+// NULL when the pair is not defined (bitwise operations on floats; premul_sum on integers; avg and premul_sum on bool;
+// min, max and bitwise operations on complex numbers).
 ReduceFn find_reduce(int32_t dtype, int32_t op);
 
-// For tests: the same from one instruction set ("scalar", "avx2", "avx512"). NULL where host or build has not got it.
+// The same bits, written around the caches: for results that these would lose before they are read. Falls back to
+// find_reduce's kernel when the call is small, the output is not aligned to its elements, or the processor has no such
+// stores. What it wrote is ordered before later stores.
+ReduceFn find_reduce_streaming(int32_t dtype, int32_t op);
+
+// For tests: the same from one instruction set ("scalar", "avx2", "avx512", "neon"). NULL where host or build has not
+// got it.
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
+ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op);
 const char *active_isa();  // static
 
 // memcpy for tens of KiB and more that come from memory or another core's cache.
 void copy_wide(void *to, const void *from, size_t size);
 // Likewise, and writes around the cache: for results that the cache would lose before they are read.
 void copy_streaming(void *to, const void *from, size_t size);
+// out = slot, slot = next, and this core owns the lines of the slot from then on. next NULL: the slot keeps what it
+// has. `streaming`: writes `out` around the cache. No overlaps.
+void exchange(void *out, void *slot, const void *next, size_t size, bool streaming);
 
 }  // namespace phx::kernels

@@ -8,6 +8,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kBytes = 32;
+  using Halves = Vector<uint16_t, kBytes>::Type;
 
   // vminps returns its second operand when the two are equal or one is NaN. So the two orders agree, except that of -0
   // and +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
@@ -34,10 +35,32 @@ struct Avx2 {
   static PHX_ALWAYS_INLINE void narrow_f16(char *to, __m256 v) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  static PHX_ALWAYS_INLINE __m256 widen_lower(Halves v) { return _mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)v)); }
+  static PHX_ALWAYS_INLINE __m256 widen_upper(Halves v) {
+    return _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)v, 1));
+  }
+  static PHX_ALWAYS_INLINE Halves narrow(__m256 lower, __m256 upper) {
+    return (Halves)_mm256_set_m128i(_mm256_cvtps_ph(upper, _MM_FROUND_TO_NEAREST_INT),
+                                    _mm256_cvtps_ph(lower, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+  // Of complex numbers: both parts the real one, both the imaginary one, or each the other.
+  static PHX_ALWAYS_INLINE __m256 real(__m256 v) { return _mm256_moveldup_ps(v); }
+  static PHX_ALWAYS_INLINE __m256 imaginary(__m256 v) { return _mm256_movehdup_ps(v); }
+  static PHX_ALWAYS_INLINE __m256 swapped(__m256 v) { return _mm256_permute_ps(v, 0xb1); }
+  static PHX_ALWAYS_INLINE __m256d real(__m256d v) { return _mm256_movedup_pd(v); }
+  static PHX_ALWAYS_INLINE __m256d imaginary(__m256d v) { return _mm256_permute_pd(v, 0xf); }
+  static PHX_ALWAYS_INLINE __m256d swapped(__m256d v) { return _mm256_permute_pd(v, 0x5); }
+
+  // Past the caches; `to` is a multiple of the vector.
+  static PHX_ALWAYS_INLINE void stream(char *to, __m256i v) { _mm256_stream_si256(reinterpret_cast<__m256i *>(to), v); }
+  static PHX_ALWAYS_INLINE void stream(char *to, __m128i v) { _mm_stream_si128(reinterpret_cast<__m128i *>(to), v); }
+  static PHX_ALWAYS_INLINE void fence() { _mm_sfence(); }
 };
 
 }  // namespace
 
-ReduceFn find_avx2(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2>>(dtype, op); }
+ReduceFn find_avx2(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2, false>>(dtype, op); }
+ReduceFn find_avx2_streaming(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2, true>>(dtype, op); }
 
 }  // namespace phx::kernels

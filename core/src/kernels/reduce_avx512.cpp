@@ -10,9 +10,10 @@
 namespace phx::kernels {
 namespace {
 
-// For the why of minimum and canonical see reduce_avx2.cpp.
+// For the why of all these see reduce_avx2.cpp.
 struct Avx512 {
   static constexpr int kBytes = 64;
+  using Halves = Vector<uint16_t, kBytes>::Type;
 
   static PHX_ALWAYS_INLINE __m512 minimum(__m512 a, __m512 b) {
     return _mm512_or_ps(_mm512_min_ps(a, b), _mm512_min_ps(b, a));
@@ -36,10 +37,30 @@ struct Avx512 {
   static PHX_ALWAYS_INLINE void narrow_f16(char *to, __m512 v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
+  static PHX_ALWAYS_INLINE __m512 widen_lower(Halves v) { return _mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)v)); }
+  static PHX_ALWAYS_INLINE __m512 widen_upper(Halves v) {
+    return _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)v, 1));
+  }
+  static PHX_ALWAYS_INLINE Halves narrow(__m512 lower, __m512 upper) {
+    const __m512i half = _mm512_castsi256_si512(_mm512_cvtps_ph(lower, _MM_FROUND_TO_NEAREST_INT));
+    return (Halves)_mm512_inserti64x4(half, _mm512_cvtps_ph(upper, _MM_FROUND_TO_NEAREST_INT), 1);
+  }
+
+  static PHX_ALWAYS_INLINE __m512 real(__m512 v) { return _mm512_moveldup_ps(v); }
+  static PHX_ALWAYS_INLINE __m512 imaginary(__m512 v) { return _mm512_movehdup_ps(v); }
+  static PHX_ALWAYS_INLINE __m512 swapped(__m512 v) { return _mm512_permute_ps(v, 0xb1); }
+  static PHX_ALWAYS_INLINE __m512d real(__m512d v) { return _mm512_movedup_pd(v); }
+  static PHX_ALWAYS_INLINE __m512d imaginary(__m512d v) { return _mm512_permute_pd(v, 0xff); }
+  static PHX_ALWAYS_INLINE __m512d swapped(__m512d v) { return _mm512_permute_pd(v, 0x55); }
+
+  static PHX_ALWAYS_INLINE void stream(char *to, __m512i v) { _mm512_stream_si512(reinterpret_cast<__m512i *>(to), v); }
+  static PHX_ALWAYS_INLINE void stream(char *to, __m256i v) { _mm256_stream_si256(reinterpret_cast<__m256i *>(to), v); }
+  static PHX_ALWAYS_INLINE void fence() { _mm_sfence(); }
 };
 
 }  // namespace
 
-ReduceFn find_avx512(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512>>(dtype, op); }
+ReduceFn find_avx512(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512, false>>(dtype, op); }
+ReduceFn find_avx512_streaming(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512, true>>(dtype, op); }
 
 }  // namespace phx::kernels

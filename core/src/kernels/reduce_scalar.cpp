@@ -105,6 +105,51 @@ struct Element<F16> {
   }
 };
 
+// 5 bits of exponent as in f16, and 2 of fraction.
+template <>
+struct Element<F8E5M2> {
+  using Raw = uint8_t;
+  using Acc = float;
+  static Acc widen(Raw raw) { return Element<F16>::widen(static_cast<uint16_t>(raw << 8)); }
+  static Raw narrow(Acc acc) {
+    const uint32_t bits = bits_as<uint32_t>(acc), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+    const uint32_t normal = ((magnitude + 0xfffff + ((magnitude >> 21) & 1)) >> 21) - (112u << 2);
+    const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0x1p7f) - bits_as<uint32_t>(0x1p7f);
+    uint32_t result = below(magnitude, 113u << 23, subnormal, normal);
+    result = below(magnitude, 0x47700000u, result, 0x7cu);  // 61440, halfway from the largest to 65536
+    return static_cast<Raw>(below(magnitude, 0x7f800001u, result | sign, 0x7fu));
+  }
+};
+
+// 4 bits of exponent, biased by 7, and 3 of fraction. No infinity: the largest exponent is one of numbers, but for the
+// last fraction, which is NaN.
+template <>
+struct Element<F8E4M3> {
+  using Raw = uint8_t;
+  using Acc = float;
+  static Acc widen(Raw raw) {
+    const uint32_t wide = raw, sign = (wide & 0x80u) << 24, magnitude = (wide & 0x7fu) << 20;
+    const float subnormal = bits_as<float>(magnitude + (121u << 23)) - 0x1p-6f;
+    const uint32_t normal = below(magnitude, 0x7fu << 20, magnitude + (120u << 23), kNan32);
+    return bits_as<float>(below(magnitude, 1u << 23, bits_as<uint32_t>(subnormal), normal) | sign);
+  }
+  static Raw narrow(Acc acc) {
+    const uint32_t bits = bits_as<uint32_t>(acc), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+    const uint32_t normal = ((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20) - (120u << 3);
+    const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0x1p14f) - bits_as<uint32_t>(0x1p14f);
+    const uint32_t result = below(magnitude, 121u << 23, subnormal, normal);
+    return static_cast<Raw>(below(magnitude, 0x43e80001u, result | sign, 0x7fu));  // above 464, halfway beyond 448
+  }
+};
+
+template <class T>
+struct Element<Complex<T>> {
+  using Raw = Complex<typename Element<T>::Raw>;
+  using Acc = Complex<T>;
+  static Acc widen(Raw raw) { return {Element<T>::widen(raw.re), Element<T>::widen(raw.im)}; }
+  static Raw narrow(Acc acc) { return {Element<T>::narrow(acc.re), Element<T>::narrow(acc.im)}; }
+};
+
 // ---- ops ---------------------------------------------------------------------------------------------------------
 
 // The type in which T wraps around. Not T itself where that is narrower than int: it would be promoted to int.
@@ -160,6 +205,14 @@ template <class T>
 struct Combine<T, Product> : Unchanged<T> {
   using Unchanged<T>::Unchanged;
   T combine(T a, T x) const { return static_cast<T>(static_cast<Wrap<T>>(a) * static_cast<Wrap<T>>(x)); }
+};
+template <class T>
+struct Combine<Complex<T>, Product> : Unchanged<Complex<T>> {
+  using Unchanged<Complex<T>>::Unchanged;
+  // Each product and each sum rounded by itself: -ffp-contract=off, in core/CMakeLists.txt, sees to it.
+  Complex<T> combine(Complex<T> a, Complex<T> x) const {
+    return {a.re * x.re - a.im * x.im, a.re * x.im + a.im * x.re};
+  }
 };
 template <class T>
 struct Combine<T, Minimum> : Unchanged<T> {
@@ -235,15 +288,15 @@ inline void store(char *to, size_t i, typename Element<E>::Acc acc) {
 
 // Each loop is a function of its own, or GCC 12 takes them for one nest, interchanges them, and vectorizes nothing.
 template <class E, class Acc, class Op>
-__attribute__((noinline)) void begin(Acc *__restrict sum, const char *__restrict from, size_t length, const Op op) {
+__attribute__((noinline)) void begin(Acc *__restrict sum, const char *__restrict from, size_t length, const Op &op) {
   for (size_t i = 0; i < length; ++i) sum[i] = op.prepare(load<E>(from, i));
 }
 template <class E, class Acc, class Op>
-__attribute__((noinline)) void add(Acc *__restrict sum, const char *__restrict from, size_t length, const Op op) {
+__attribute__((noinline)) void add(Acc *__restrict sum, const char *__restrict from, size_t length, const Op &op) {
   for (size_t i = 0; i < length; ++i) sum[i] = op.combine(sum[i], op.prepare(load<E>(from, i)));
 }
 template <class E, class Acc, class Op>
-__attribute__((noinline)) void end(const Acc *__restrict sum, char *__restrict to, size_t length, const Op op) {
+__attribute__((noinline)) void end(const Acc *__restrict sum, char *__restrict to, size_t length, const Op &op) {
   for (size_t i = 0; i < length; ++i) store<E>(to, i, op.finish(sum[i]));
 }
 

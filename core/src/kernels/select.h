@@ -15,14 +15,23 @@ namespace phx::kernels {
 // One per reduce_*.cpp. The caller has made sure that the host can execute what they return.
 ReduceFn find_scalar(int32_t dtype, int32_t op);
 ReduceFn find_avx2(int32_t dtype, int32_t op);
+ReduceFn find_avx2_streaming(int32_t dtype, int32_t op);
 ReduceFn find_avx512(int32_t dtype, int32_t op);
+ReduceFn find_avx512_streaming(int32_t dtype, int32_t op);
+ReduceFn find_neon(int32_t dtype, int32_t op);
 
 namespace {
 
 // Elements that C++17 has no type for, or, for bool, none whose arithmetic we want. The others are themselves.
 struct F16 {};
 struct BF16 {};
+struct F8E4M3 {};
+struct F8E5M2 {};
 struct Bool {};
+template <class T>
+struct Complex {
+  T re, im;
+};
 
 // Ops by what they do to a lane. bool has none of its own: for elements 0 and 1 `or`, `and` and `xor` do all.
 struct Sum {};
@@ -66,6 +75,22 @@ ReduceFn floating(int32_t op) {
     case PHX_MIN: return &Kernels::template run<E, Minimum>;
     case PHX_MAX: return &Kernels::template run<E, Maximum>;
     case PHX_PREMUL_SUM: return &Kernels::template run<E, PremulSum>;
+    default: return nullptr;
+  }
+}
+
+// All but the product is done to the two components alike, so it is done to twice as many reals.
+template <class Kernels, class T, class Op>
+void on_components(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
+  Kernels::template run<T, Op>(out, in, n, 2 * count, divisor, scale);
+}
+template <class Kernels, class T>
+ReduceFn complex(int32_t op) {
+  switch (op) {
+    case PHX_SUM: return &on_components<Kernels, T, Sum>;
+    case PHX_AVG: return &on_components<Kernels, T, Average>;
+    case PHX_PROD: return &Kernels::template run<Complex<T>, Product>;
+    case PHX_PREMUL_SUM: return &on_components<Kernels, T, PremulSum>;
     default: return nullptr;
   }
 }
@@ -117,6 +142,10 @@ ReduceFn select(int32_t dtype, int32_t op) {
     case PHX_I64: return integer<Kernels, int64_t>(op);
     case PHX_U64: return integer<Kernels, uint64_t>(op);
     case PHX_BOOL: return boolean<Kernels>(op);
+    case PHX_C64: return complex<Kernels, float>(op);
+    case PHX_C128: return complex<Kernels, double>(op);
+    case PHX_F8E4M3: return floating<Kernels, F8E4M3>(op);
+    case PHX_F8E5M2: return floating<Kernels, F8E5M2>(op);
     default: return nullptr;
   }
 }

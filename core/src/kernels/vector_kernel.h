@@ -1,301 +1,14 @@
 // The reduction loop over vectors of any width, as templates over (instruction set, element, op).
 //
-// Written with the vector extensions of GCC and Clang, so that arithmetic reads as arithmetic and the compiler picks
-// the instructions; an instruction set supplies the few operations that the extensions cannot say (see
-// reduce_avx2.cpp). See select.h for why all is in an unnamed namespace.
+// See vector_elements.h for how it is written, and select.h for why all is in an unnamed namespace.
 #pragma once
 
 #include <cstring>
 
-#include "kernels/select.h"
-
-#define PHX_ALWAYS_INLINE inline __attribute__((always_inline))
+#include "kernels/vector_ops.h"
 
 namespace phx::kernels {
 namespace {
-
-template <class T, int kBytes>
-struct Vector {
-  typedef T Type __attribute__((vector_size(kBytes)));
-  typedef T Unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
-
-  static PHX_ALWAYS_INLINE Type load(const char *from) { return *reinterpret_cast<const Unaligned *>(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, Type v) { *reinterpret_cast<Unaligned *>(to) = v; }
-};
-
-// ---- elements: memory to accumulators and back ------------------------------------------------------------------
-
-// One step takes kBytes of memory, kElement bytes each, into kVectors vectors of accumulators of type Acc.
-template <class Isa, class E>
-struct Lanes {
-  using Acc = E;
-  using V = Vector<E, Isa::kBytes>;
-  static constexpr int kElement = sizeof(E), kBytes = Isa::kBytes, kVectors = 1;
-
-  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = V::load(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { V::store(to, v[0]); }
-};
-
-template <class Isa>
-struct Lanes<Isa, Bool> : Lanes<Isa, uint8_t> {
-  using typename Lanes<Isa, uint8_t>::V;
-  // Whoever filled the byte may take any value but 0 for true.
-  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) {
-    const typename V::Type raw = V::load(from), one = typename V::Type{} + 1;
-    v[0] = raw < one ? raw : one;
-  }
-};
-
-template <class Isa, class T>
-struct FloatLanes {
-  using Acc = T;
-  using V = Vector<T, Isa::kBytes>;
-  static constexpr int kElement = sizeof(T), kBytes = Isa::kBytes, kVectors = 1;
-
-  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = V::load(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { V::store(to, Isa::canonical(v[0])); }
-};
-template <class Isa>
-struct Lanes<Isa, float> : FloatLanes<Isa, float> {};
-template <class Isa>
-struct Lanes<Isa, double> : FloatLanes<Isa, double> {};
-
-template <class Isa>
-struct Lanes<Isa, F16> {
-  using Acc = float;
-  using V = Vector<float, Isa::kBytes>;
-  static constexpr int kElement = 2, kBytes = Isa::kBytes / 2, kVectors = 1;
-
-  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = Isa::widen_f16(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
-    Isa::narrow_f16(to, Isa::canonical(v[0]));
-  }
-};
-
-// A bf16 is the upper half of an f32. A vector of pairs is taken apart into the even and the odd elements and put
-// together again with shifts and masks, which spares the lane crossings that elements in order would need.
-template <class Isa>
-struct Lanes<Isa, BF16> {
-  using Acc = float;
-  using V = Vector<float, Isa::kBytes>;
-  using Bits = Vector<uint32_t, Isa::kBytes>;
-  static constexpr int kElement = 2, kBytes = Isa::kBytes, kVectors = 2;
-
-  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) {
-    const typename Bits::Type pair = Bits::load(from);
-    v[0] = (typename V::Type)(pair << 16);
-    v[1] = (typename V::Type)(pair & 0xffff0000u);
-  }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
-    Bits::store(to, (rounded(v[0]) >> 16) | (rounded(v[1]) & 0xffff0000u));
-  }
-
- private:
-  // To nearest even in the upper half. The carry makes infinity of what is too large; the canonical NaN keeps its upper
-  // half. Not vcvtneps2bf16: it takes denormals for zeros.
-  static PHX_ALWAYS_INLINE typename Bits::Type rounded(typename V::Type v) {
-    const typename Bits::Type bits = (typename Bits::Type)Isa::canonical(v);
-    return bits + 0x7fffu + ((bits >> 16) & 1u);
-  }
-};
-
-// ---- ops: prepare each input, combine, finish --------------------------------------------------------------------
-
-struct Plain {
-  template <class V>
-  static PHX_ALWAYS_INLINE V prepare(V x) {
-    return x;
-  }
-  template <class V>
-  static PHX_ALWAYS_INLINE V finish(V a) {
-    return a;
-  }
-};
-
-template <class Isa, class T, class Op>
-struct Combine;
-
-template <class Isa, class T>
-struct Combine<Isa, T, Sum> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a + x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, Product> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a * x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, BitAnd> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a & x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, BitOr> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a | x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, BitXor> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a ^ x;
-  }
-};
-
-template <class Isa, class T>
-struct Combine<Isa, T, Minimum> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a < x ? a : x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, Maximum> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a > x ? a : x;
-  }
-};
-
-template <class Isa>
-struct FloatMinimum : Plain {
-  FloatMinimum(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return Isa::minimum(a, x);
-  }
-};
-// max(a, b) = -min(-a, -b), because the trick of Isa::minimum has no such simple twin.
-template <class Isa>
-struct FloatMaximum : FloatMinimum<Isa> {
-  using FloatMinimum<Isa>::FloatMinimum;
-  template <class V>
-  static PHX_ALWAYS_INLINE V prepare(V x) {
-    return -x;
-  }
-  template <class V>
-  static PHX_ALWAYS_INLINE V finish(V a) {
-    return -a;
-  }
-};
-template <class Isa>
-struct Combine<Isa, float, Minimum> : FloatMinimum<Isa> {
-  using FloatMinimum<Isa>::FloatMinimum;
-};
-template <class Isa>
-struct Combine<Isa, double, Minimum> : FloatMinimum<Isa> {
-  using FloatMinimum<Isa>::FloatMinimum;
-};
-template <class Isa>
-struct Combine<Isa, float, Maximum> : FloatMaximum<Isa> {
-  using FloatMaximum<Isa>::FloatMaximum;
-};
-template <class Isa>
-struct Combine<Isa, double, Maximum> : FloatMaximum<Isa> {
-  using FloatMaximum<Isa>::FloatMaximum;
-};
-
-template <class Isa, class T>
-struct Combine<Isa, T, PremulSum> : Combine<Isa, T, Sum> {
-  Combine(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), scale_(static_cast<T>(scale)) {}
-  template <class V>
-  PHX_ALWAYS_INLINE V prepare(V x) const {
-    return x * scale_;
-  }
-
- private:
-  const T scale_;
-};
-
-// Integers. No instruction set divides vectors of them, so the lanes pass through a small array. Up to 32 bits the
-// quotient is the product with a reciprocal that is a little too large, cut off: with dividends below 2^16 in float and
-// 2^32 in double the excess never reaches the next integer, so it is exact. 64 bits are divided one by one.
-template <class Isa, class T>
-struct Combine<Isa, T, Average> : Combine<Isa, T, Sum> {
-  Combine(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<Wide>(divisor)) {
-    if (sizeof(T) <= 2) {
-      reciprocal_ = static_cast<float>(1.0 / static_cast<double>(divisor)) * (1.0f + 0x1p-22f);
-    } else if (sizeof(T) == 4) {
-      reciprocal_ = static_cast<Real>(1.0 / static_cast<double>(divisor) * (1.0 + 0x1p-50));
-    }
-  }
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return (V)((UnsignedVector)a + (UnsignedVector)x);
-  }
-  template <class V>
-  PHX_ALWAYS_INLINE V finish(V a) const {
-    constexpr int kLanes = Isa::kBytes / sizeof(T);
-    T lanes[kLanes];
-    std::memcpy(lanes, &a, sizeof a);
-    for (int i = 0; i < kLanes; ++i) {
-      if constexpr (sizeof(T) == 8) {
-        lanes[i] = lanes[i] / divisor_;
-      } else {
-        lanes[i] = static_cast<T>(static_cast<Quotient>(static_cast<Real>(lanes[i]) * reciprocal_));
-      }
-    }
-    std::memcpy(&a, lanes, sizeof a);
-    return a;
-  }
-
- private:
-  using UnsignedVector = typename Vector<Unsigned<T>, Isa::kBytes>::Type;
-  template <bool kFirst, class A, class B>
-  struct Either {
-    using Type = A;
-  };
-  template <class A, class B>
-  struct Either<false, A, B> {
-    using Type = B;
-  };
-  using Real = typename Either<(sizeof(T) <= 2), float, double>::Type;
-  using Quotient = typename Either<(sizeof(T) <= 2), int32_t, T>::Type;
-  using Wide = typename Either<(sizeof(T) == 8), T, int64_t>::Type;
-  const Wide divisor_;
-  Real reciprocal_ = 0;
-};
-
-// Floats: a true division, or for powers of two, where both give the same bits, a product.
-template <class Isa, class T>
-struct SumDivided : Combine<Isa, T, Sum> {
-  SumDivided(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<T>(divisor)) {}
-  template <class V>
-  PHX_ALWAYS_INLINE V finish(V a) const {
-    return a / divisor_;
-  }
-
- private:
-  const T divisor_;
-};
-template <class Isa, class T>
-struct SumHalved : Combine<Isa, T, Sum> {
-  SumHalved(int64_t divisor, double scale)
-      : Combine<Isa, T, Sum>(divisor, scale), factor_(1 / static_cast<T>(divisor)) {}
-  template <class V>
-  PHX_ALWAYS_INLINE V finish(V a) const {
-    return a * factor_;
-  }
-
- private:
-  const T factor_;
-};
 
 // ---- the loop ---------------------------------------------------------------------------------------------------
 
@@ -308,10 +21,10 @@ struct InPlace {
 template <int kBytes>
 struct Padded {
   const void *const *in;
-  size_t bytes;
+  size_t at, bytes;
   alignas(kBytes) char copy[kBytes];
   PHX_ALWAYS_INLINE const char *operator()(int k) {
-    std::memcpy(copy, in[k], bytes);
+    std::memcpy(copy, static_cast<const char *>(in[k]) + at, bytes);
     return copy;
   }
 };
@@ -334,37 +47,94 @@ PHX_ALWAYS_INLINE void reduce_steps(char *out, Where &&where, int n, const Op &o
   for (int s = 0; s < kSteps; ++s) L::store(out + s * L::kBytes, sum + s * L::kVectors);
 }
 
+// Bytes from `begin` to `end` of every input and of `out`.
 template <class L, class Op>
-PHX_ALWAYS_INLINE void reduce_all(char *out, const void *const *in, int n, size_t count, const Op &op) {
+PHX_ALWAYS_INLINE void reduce_between(char *out, const void *const *in, int n, size_t begin, size_t end, const Op &op) {
   constexpr size_t kStep = L::kBytes;
   constexpr int kUnroll = 4 / L::kVectors;
-  const size_t bytes = count * L::kElement;
+  const size_t bytes = end - begin;
   alignas(64) char last[kStep];
   if (bytes < kStep) {
     if (bytes == 0) return;
-    reduce_steps<L, 1>(last, Padded<L::kBytes>{in, bytes, {}}, n, op);
-    std::memcpy(out, last, bytes);
+    reduce_steps<L, 1>(last, Padded<L::kBytes>{in, begin, bytes, {}}, n, op);
+    std::memcpy(out + begin, last, bytes);
     return;
   }
   // The last step may overlap the one before it. It is computed first, while `out` still holds its input.
-  const size_t last_at = bytes - kStep;
+  const size_t last_at = end - kStep;
   reduce_steps<L, 1>(last, InPlace{in, last_at}, n, op);
-  size_t at = 0;
-  for (; at + kUnroll * kStep <= bytes; at += kUnroll * kStep)
-    reduce_steps<L, kUnroll>(out + at, InPlace{in, at}, n, op);
+  size_t at = begin;
+  for (; at + kUnroll * kStep <= end; at += kUnroll * kStep) reduce_steps<L, kUnroll>(out + at, InPlace{in, at}, n, op);
   for (; at < last_at; at += kStep) reduce_steps<L, 1>(out + at, InPlace{in, at}, n, op);
   std::memcpy(out + last_at, last, kStep);
 }
 
+// Not inline: the code is long, and each kernel needs it more than once.
 template <class L, class Op>
-PHX_ALWAYS_INLINE void reduce(void *out, const void *const *in, int n, size_t count, const Op &op) {
-  // Two inputs are what pairs and exchanges have; knowing it lets the compiler drop the loop over inputs.
-  if (n == 2) {
+__attribute__((noinline)) void reduce_range(char *out, const void *const *in, int n, size_t begin, size_t end,
+                                            const Op &op) {
+  // Two inputs are what pairs and exchanges have; knowing it lets the compiler drop the loop over inputs. Beside the
+  // work that f8 makes, that loop is nothing.
+  if (n == 2 && L::kVectors < 4) {
     const void *const two[2] = {in[0], in[1]};
-    reduce_all<L>(static_cast<char *>(out), two, 2, count, op);
+    reduce_between<L>(out, two, 2, begin, end, op);
   } else {
-    reduce_all<L>(static_cast<char *>(out), in, n, count, op);
+    reduce_between<L>(out, in, n, begin, end, op);
   }
+}
+
+// ---- long inputs ------------------------------------------------------------------------------------------------
+
+// Inputs from this size on are taken to be out of the first-level cache, in memory or in the cache of the core that
+// wrote them. The hardware prefetcher is too timid for them, above all where another core has the lines: asking for
+// each line kAhead bytes early makes reductions out of another core's 2 MiB half as fast again (bf16, 2 inputs: from 19
+// to 29 GB/s; benchmarks/README.md). Distances from 0.5 to 4 KiB are alike. What copy.cpp does, four pages side by
+// side, gains less here, where several inputs are several streams already, and loses with many.
+constexpr size_t kWideBytes = size_t{16} << 10;
+constexpr size_t kAhead = 1024;
+constexpr size_t kLine = 64;
+
+// From `at` on as far as kAhead before `end`: nothing beyond the inputs is asked for, because that may be a line that
+// another core is about to write. Returns where it stopped.
+template <class Isa, class L, bool kStreaming, class Op>
+PHX_ALWAYS_INLINE size_t reduce_ahead(char *out, const void *const *in, int n, size_t at, size_t end, const Op &op) {
+  constexpr int kUnroll = 4 / L::kVectors;
+  constexpr size_t kSteps = kUnroll * L::kBytes, kVisit = kSteps < kLine ? kLine : kSteps;
+  for (; at + kVisit + kAhead <= end; at += kVisit) {
+    for (int k = 0; k < n; ++k)
+      for (size_t line = 0; line < kVisit; line += kLine)
+        __builtin_prefetch(static_cast<const char *>(in[k]) + at + kAhead + line);
+    for (size_t i = at; i < at + kVisit; i += kSteps) {
+      if constexpr (kStreaming) {
+        using Stored = Vector<long long, L::kBytes>;
+        alignas(kLine) char steps[kSteps];  // the compiler leaves it in registers
+        reduce_steps<L, kUnroll>(steps, InPlace{in, i}, n, op);
+        for (size_t s = 0; s < kSteps; s += L::kBytes) Isa::stream(out + i + s, Stored::load(steps + s));
+      } else {
+        reduce_steps<L, kUnroll>(out + i, InPlace{in, i}, n, op);
+      }
+    }
+  }
+  if constexpr (kStreaming) Isa::fence();  // such stores are not ordered with later ones by themselves
+  return at;
+}
+
+// kStreaming: past the caches, where `out` permits.
+template <class Isa, class L, bool kStreaming, class Op>
+PHX_ALWAYS_INLINE void reduce(void *to, const void *const *in, int n, size_t count, const Op &op) {
+  char *const out = static_cast<char *>(to);
+  const size_t bytes = count * L::kElement;
+  size_t at = 0;
+  if (bytes >= kWideBytes) {
+    const size_t head = (kLine - reinterpret_cast<uintptr_t>(out) % kLine) % kLine;
+    if (kStreaming && head % L::kElement == 0) {
+      reduce_range<L>(out, in, n, 0, head, op);
+      at = reduce_ahead<Isa, L, kStreaming>(out, in, n, head, bytes, op);
+    } else if (!kStreaming) {
+      at = reduce_ahead<Isa, L, false>(out, in, n, 0, bytes, op);
+    }
+  }
+  reduce_range<L>(out, in, n, at, bytes, op);
 }
 
 template <class T>
@@ -374,7 +144,7 @@ constexpr bool kSame = false;
 template <class A>
 constexpr bool kSame<A, A> = true;
 
-template <class Isa>
+template <class Isa, bool kStreaming>
 struct VectorKernels {
   template <class E, class Op>
   static void run(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
@@ -382,12 +152,14 @@ struct VectorKernels {
     using T = typename L::Acc;
     if constexpr (kSame<Op, Average> && kIsFloat<T>) {
       if ((divisor & (divisor - 1)) == 0) {
-        reduce<L>(out, in, n, count, SumHalved<Isa, T>(divisor, scale));
+        reduce<Isa, L, kStreaming>(out, in, n, count, SumHalved<Isa, T>(divisor, scale));
       } else {
-        reduce<L>(out, in, n, count, SumDivided<Isa, T>(divisor, scale));
+        reduce<Isa, L, kStreaming>(out, in, n, count, SumDivided<Isa, T>(divisor, scale));
       }
+    } else if constexpr (kIsComplex<E>) {
+      reduce<Isa, L, kStreaming>(out, in, n, count, ComplexProduct<Isa, T>(divisor, scale));
     } else {
-      reduce<L>(out, in, n, count, Combine<Isa, T, Op>(divisor, scale));
+      reduce<Isa, L, kStreaming>(out, in, n, count, Combine<Isa, T, Op>(divisor, scale));
     }
   }
 };

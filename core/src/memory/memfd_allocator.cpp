@@ -24,7 +24,7 @@ phx_status allocate(void *, const phx_device *device, size_t size, void **pointe
   if (!entry) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
   phx_status status = create_segment(operation, "phalanx", span, &entry->fd);
   if (status != PHX_OK) return status;
-  status = map_segment(operation, entry->fd.get(), span, true, &entry->mapping);
+  status = map_segment(operation, entry->fd.get(), span, span, &entry->mapping);
   if (status != PHX_OK) return status;
   *pointer = entry->mapping->base;
   *cookie = reinterpret_cast<uintptr_t>(entry.release());
@@ -50,7 +50,7 @@ phx_status import_memory(void *, const phx_device *, const void *, size_t, int32
   if (status != PHX_OK) return status;
   std::unique_ptr<Entry> entry(new (std::nothrow) Entry);
   if (!entry) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
-  status = map_segment(operation, fd, span, true, &entry->mapping);
+  status = map_segment(operation, fd, span, span, &entry->mapping);
   if (status != PHX_OK) return status;
   *pointer = entry->mapping->base;
   *cookie = reinterpret_cast<uintptr_t>(entry.release());

@@ -85,7 +85,7 @@ phx_status verify_segment(const char *operation, int fd, size_t size) {
   return PHX_OK;
 }
 
-phx_status map_segment(const char *operation, int fd, size_t size, bool prefault, SharedMappingRef *out) {
+phx_status map_segment(const char *operation, int fd, size_t size, size_t prefault_bytes, SharedMappingRef *out) {
 #ifdef PHX_ALIAS_MAPPINGS
   struct stat info;
   if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: fstat failed", operation);
@@ -99,9 +99,10 @@ phx_status map_segment(const char *operation, int fd, size_t size, bool prefault
   if (base == MAP_FAILED)
     return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
   // Best effort: older kernels do not know it, and then pages come at first touch.
-  if (prefault && madvise(base, size, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
+  if (prefault_bytes != 0 && madvise(base, prefault_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
     munmap(base, size);
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation, size);
+    return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation,
+                prefault_bytes);
   }
   SharedMapping *mapping = new (std::nothrow) SharedMapping{base, size};
   if (mapping == nullptr) {

@@ -26,7 +26,7 @@ phx_status create_segment(const char *operation, const char *label, size_t size,
 // Refuses what is not a memfd, is shorter than `size` or could be shortened later: touching it could then kill us.
 phx_status verify_segment(const char *operation, int fd, size_t size);
 
-// Maps the first `size` bytes. `prefault` makes the page tables now rather than at first touch.
-phx_status map_segment(const char *operation, int fd, size_t size, bool prefault, SharedMappingRef *out);
+// Maps the first `size` bytes, and makes the first `prefault_bytes` of them resident now rather than at first touch.
+phx_status map_segment(const char *operation, int fd, size_t size, size_t prefault_bytes, SharedMappingRef *out);
 
 }  // namespace phx

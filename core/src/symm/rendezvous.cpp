@@ -106,7 +106,7 @@ struct Rendezvous {
     phx_status status = create_segment(kOperation, "phalanx-pad", size, pad);
     if (status != PHX_OK) return status;
     SharedMappingRef segment;
-    status = map_segment(kOperation, pad->get(), size, true, &segment);
+    status = map_segment(kOperation, pad->get(), size, size, &segment);
     if (status != PHX_OK) return status;
     symm.adopt_pad(symm.group_rank(), std::move(segment));
 
@@ -149,7 +149,7 @@ struct Rendezvous {
     phx_status status = verify_segment(kOperation, parcel.fds[0].get(), pad_bytes);
     if (status != PHX_OK) return status;
     SharedMappingRef segment;
-    status = map_segment(kOperation, parcel.fds[0].get(), pad_bytes, true, &segment);
+    status = map_segment(kOperation, parcel.fds[0].get(), pad_bytes, pad_bytes, &segment);
     if (status != PHX_OK) return status;
     symm.adopt_pad(i, std::move(segment));
 

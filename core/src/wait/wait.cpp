@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kYieldNs = 100 * 1000;       // yields are free when nobody else wants the core
 constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
+constexpr int64_t kBusySliceNs = 50 * 1000;  // of a rank that has other operations under way, which it must look after
 
 void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
@@ -31,6 +32,7 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) break;
     if (now >= deadline.at_ns()) break;
+    deadline.poll();
     sched_yield();
     now = now_ns();
   }
@@ -48,7 +50,8 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
       result = WaitResult::kTimeout;
       break;
     }
-    futex_wait(word, seen, left < kSliceNs ? left : kSliceNs);
+    const int64_t slice = deadline.poll() ? kBusySliceNs : kSliceNs;
+    futex_wait(word, seen, left < slice ? left : slice);
   }
   sleepers.fetch_sub(1, std::memory_order_relaxed);
   // One more look: what arrived meanwhile wins over the interruption and the deadline.

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/deadline.h"
+#include "wait/progress.h"
 
 namespace phx {
 
@@ -26,10 +27,18 @@ inline void cpu_relax() {
 #endif
 }
 
-// A deadline that reads the clock only once somebody has to wait for long.
+// A deadline that reads the clock only once somebody has to wait for long, and knows what else can be done meanwhile.
 class LazyDeadline {
  public:
-  explicit LazyDeadline(int64_t ms) : ms_(ms) {}
+  // `caller` is the source that waits and so cannot be polled.
+  explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
+      : ms_(ms), progress_(progress), caller_(caller) {}
+  // Moves on what this rank has under way elsewhere. Returns whether there was any.
+  bool poll() const {
+    if (progress_ == nullptr || !progress_->pending()) return false;
+    progress_->poll(caller_);
+    return true;
+  }
   int64_t budget_ms() const { return ms_; }
   int64_t at_ns() {
     if (at_ns_ == 0) at_ns_ = Deadline::after_ms(ms_).at_ns();
@@ -39,6 +48,8 @@ class LazyDeadline {
  private:
   int64_t ms_;
   int64_t at_ns_ = 0;
+  Progress *progress_;
+  const ProgressSource *caller_;
 };
 
 enum class WaitResult { kReached, kInterrupted, kTimeout };

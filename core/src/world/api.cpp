@@ -45,8 +45,10 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
                   static_cast<unsigned long long>(p.staging_bytes));
     if (p.signal_channels > 65536)
       return fail(PHX_ERR_INVALID, operation, "%s: signal_channels is %u; at most 65536", operation, p.signal_channels);
-    if (p.flags != 0 || p.reserved != 0)
-      return fail(PHX_ERR_INVALID, operation, "%s: flags and reserved must be 0", operation);
+    if (p.channels > phx::kMaxChannels)
+      return fail(PHX_ERR_INVALID, operation, "%s: channels is %u; at most %u", operation, p.channels,
+                  phx::kMaxChannels);
+    if (p.flags != 0) return fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
     if (status != PHX_OK) return status;

@@ -11,6 +11,7 @@
 
 #include "memory/allocator.h"
 #include "store/store.h"
+#include "wait/progress.h"
 #include "world/identity.h"
 #include "world/monitor.h"
 
@@ -20,7 +21,9 @@ class Group;
 
 inline constexpr int64_t kDefaultTimeoutMs = 300000;
 inline constexpr size_t kDefaultSlotBytes = size_t{256} << 10;  // a chunk of one stays in the second-level cache
-inline constexpr uint32_t kDefaultChannels = 64;
+inline constexpr uint32_t kDefaultSignalChannels = 64;
+inline constexpr uint32_t kDefaultChannels = 4;
+inline constexpr uint32_t kMaxChannels = 64;
 inline constexpr int32_t kMaxRanks = 4096;
 
 class World : public std::enable_shared_from_this<World> {
@@ -35,6 +38,7 @@ class World : public std::enable_shared_from_this<World> {
   phx_store *store() const { return store_.get(); }
   size_t slot_bytes() const { return slot_bytes_; }
   uint32_t signal_channels() const { return signal_channels_; }
+  uint32_t channels() const { return channels_; }
   int64_t default_timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
   void set_default_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   // 0 means the default; a negative one is PHX_ERR_INVALID.
@@ -43,6 +47,7 @@ class World : public std::enable_shared_from_this<World> {
   Monitor &monitor() { return monitor_; }
   AllocatorRegistry &allocators() { return allocators_; }
   BlockTable &blocks() { return blocks_; }
+  Progress &progress() { return progress_; }
 
   // The connection to a peer, made if there is none.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out);
@@ -65,11 +70,13 @@ class World : public std::enable_shared_from_this<World> {
   StoreRef store_;
   std::string job_;
   size_t slot_bytes_ = kDefaultSlotBytes;
-  uint32_t signal_channels_ = kDefaultChannels;
+  uint32_t signal_channels_ = kDefaultSignalChannels;
+  uint32_t channels_ = kDefaultChannels;
   std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
   std::atomic<bool> finalized_{false};
   AllocatorRegistry allocators_;
   BlockTable blocks_;
+  Progress progress_;
   std::mutex dial_mutex_;
   mutable std::mutex mutex_;
   std::map<std::string, uint64_t> ordinals_;

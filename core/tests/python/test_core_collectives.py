@@ -309,7 +309,7 @@ def start_several(rank, world_size):
             assert works[i].error() is None
             assert (outs[i] == total * (i + 1)).all()
         assert group.sequence == 20
-        assert group.slot_bytes >= 2000 * 8
+        assert group.eager_bytes >= 2000 * 8
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -358,7 +358,7 @@ def test_a_work_can_be_polled():
 def reuse_input_at_once(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))
-        count = min(group.slot_bytes, 1 << 16) // 4
+        count = min(group.eager_bytes, 1 << 16) // 4
         mine, out = np.full(count, rank + 1, np.float32), np.empty(count, np.float32)
         work = group.all_reduce(mine, out, blocking=False)
         mine[:] = -1000
@@ -366,7 +366,7 @@ def reuse_input_at_once(rank, world_size):
         assert (out == sum(range(1, world_size + 1))).all()
 
 
-def test_an_input_of_at_most_slot_bytes_is_taken_when_the_start_returns():
+def test_an_input_of_at_most_eager_bytes_is_taken_when_the_start_returns():
     run_ranks(reuse_input_at_once, 3)
 
 

@@ -35,7 +35,7 @@ def describe(rank, world_size):
         assert group.ranks[group.group_rank] == rank == world.rank
         assert (group.sequence, group.state, group.error()) == (0, "active", None)
         assert (world.size, group.world) == (3, world)
-        assert group.slot_bytes > 0
+        assert group.eager_bytes > 0
         assert total(group, 10**rank) == 111
         assert group.sequence == 1
         return group.id, world.host_id

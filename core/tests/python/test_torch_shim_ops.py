@@ -98,7 +98,7 @@ class World:
         info = self.ffi.new("phx_group_info *")
         info.struct_size = self.ffi.sizeof("phx_group_info")
         checked(self.core.phx_group_get_info(self.group, info))
-        self.slot_bytes = info.slot_bytes
+        self.eager_bytes = info.eager_bytes
 
     def made(self, kind, call):
         out = self.ffi.new(kind)
@@ -349,7 +349,7 @@ def test_waiting_for_a_tensor_without_work_returns_it(alone):
 
 def each_op_against_the_reference(rank, size):
     with World(rank, size) as world:
-        large = world.slot_bytes  # elements of int8, and more bytes than a slot for the others
+        large = world.eager_bytes  # elements of int8, and more bytes than a slot for the others
         shapes = [(), (0,), (0, 3), (size,), (2 * size, 3, 5), (large + size - large % size,)]
         for seed, (dtype, shape) in enumerate(itertools.product(ALL, shapes)):
             inputs = [data(r, shape, dtype, seed) for r in range(size)]
@@ -415,7 +415,7 @@ def test_dtypes_that_the_core_does_not_have_move_all_the_same():
 
 def uneven_all_to_all(rank, size):
     with World(rank, size) as world:
-        for rows in (3, world.slot_bytes // 8):  # of two floats each: asynchronous, and not
+        for rows in (3, world.eager_bytes // 8):  # of two floats each: asynchronous, and not
             split = [[(i + 2 * j) % 3 * rows for j in range(size)] for i in range(size)]  # [from][to]
             inputs = [data(r, (sum(split[r]), 2), seed=rows) for r in range(size)]
             expected = torch.cat([inputs[r].split(split[r])[rank] for r in range(size)])
@@ -430,7 +430,7 @@ def test_all_to_all_takes_a_split_for_each_rank():
 
 def strided_operands(rank, size):
     with World(rank, size) as world:
-        for rows in (2 * size, 2 * size * world.slot_bytes // 16):
+        for rows in (2 * size, 2 * size * world.eager_bytes // 16):
             inputs = [data(r, (3, rows), seed=rows).t() for r in range(size)]  # columns
             mine = inputs[rank]
             total = reduced(inputs, "sum")
@@ -461,7 +461,7 @@ def test_operands_may_have_any_strides():
 
 def slices_of_one_buffer(rank, size):
     with World(rank, size) as world:
-        for count in (5, world.slot_bytes):
+        for count in (5, world.eager_bytes):
             inputs = [data(r, (count,), seed=count) for r in range(size)]
             whole = torch.zeros(size * count)
             mine = whole[rank * count : (rank + 1) * count]
@@ -485,7 +485,7 @@ def test_input_may_be_a_slice_of_the_output_and_the_other_way_round():
 
 def input_changed_after_the_call(rank, size):
     with World(rank, size) as world:
-        fits = world.slot_bytes // 4
+        fits = world.eager_bytes // 4
         for count in (1, 100, fits - fits % size, fits // 2 // size * size, 4 * fits):
             inputs = [data(r, (count,), seed=count) for r in range(size)]
             gathered, total = torch.cat(inputs), reduced(inputs, "sum")
@@ -687,7 +687,7 @@ def test_groups_of_the_core_and_of_gloo_work_side_by_side():
 def rank_thread(rank, size, store, failures):
     try:
         with World(rank, size, context=100 + rank, store=store) as world:
-            for count in (10, world.slot_bytes):  # the second blocks until the other thread has come
+            for count in (10, world.eager_bytes):  # the second blocks until the other thread has come
                 for repeat in range(20):
                     x = torch.full((count,), float(rank + repeat))
                     total = torch.full((count,), float(sum(range(size)) + size * repeat))

@@ -48,6 +48,12 @@ def main(argv: list[str] | None = None) -> int:
     return command(given.arguments)
 
 
+def _bench(argv: list[str]) -> int:
+    from phalanx.core.bench import _main
+
+    return _main.main(argv)
+
+
 def _doctor(argv: list[str]) -> int:
     from phalanx.core import doctor
 
@@ -71,6 +77,7 @@ def _version(argv: list[str]) -> int:
 
 # These win over entry points of the same name.
 _BUILT_IN: dict[str, tuple[str, Command]] = {
+    "bench": ("the collectives beside those of other libraries", _bench),
     "doctor": ("what this host offers, and what is wrong with it", _doctor),
     "version": ("versions of what is installed", _version),
 }

@@ -46,7 +46,7 @@ class Group:
         group_size: Number of ranks.
         ranks: Global ranks, in order.
         id: The same number on all its ranks.
-        slot_bytes: A collective whose input has at most this many bytes has taken all of its
+        eager_bytes: A collective whose input has at most this many bytes has taken all of its
             input when the call that starts it returns.
     """
 
@@ -63,7 +63,7 @@ class Group:
         self.group_size = int(info.group_size)
         self.ranks: tuple[int, ...] = tuple(info.ranks[0 : self.group_size])
         self.id = int(info.id)
-        self.slot_bytes = int(info.slot_bytes)
+        self.eager_bytes = int(info.eager_bytes)
 
     def _info(self) -> Any:
         info = ffi.new("phx_group_info *")

@@ -1,0 +1,100 @@
+"""Phalanx through its C functions, on ordinary and on symmetric memory."""
+
+import json
+from typing import Any
+
+from phalanx.core import FileStore, World, ffi, lib
+
+from . import _native
+from ._engine import Engine, Measured, Request
+
+
+def engine(seat: Any) -> Engine:
+    """Make it."""
+    return PhalanxEngine(seat)
+
+
+def address(function: str) -> int:
+    """Of a C function."""
+    return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
+
+
+def number(pointer: Any) -> int:
+    """The address in a cffi pointer."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+class PhalanxEngine(Engine):
+    """Variants: "user" and "symmetric", the kind of memory."""
+
+    def start(self, invitation: str) -> dict[str, str]:
+        store = FileStore(f"{self.seat.directory}/phalanx")
+        self.world = World(self.seat.rank, self.seat.ranks, store, timeout_ms=120_000)
+        self.group = self.world.create_group("benchmark", range(self.seat.ranks))
+        build = json.loads(ffi.string(lib.phx_build_info()).decode())
+        isa, compiler = str(build.get("isa", "?")), str(build.get("compiler", "?"))
+        return {"libphalanx": ffi.string(lib.phx_version()).decode(), "isa": isa, "compiler": compiler}
+
+    def prepare(self, request: Request) -> Measured:
+        measured = self._symmetric(request) if request.variant == "symmetric" else self._user(request)
+        measured.plan.barrier = _native.Call.of(address("phx_group_barrier"), number(self.group.pointer), 0)
+        return measured
+
+    def _user(self, request: Request) -> Measured:
+        measured = self.with_memory(request)
+        plan, group = measured.plan, number(self.group.pointer)
+        if request.collective == "barrier":
+            plan.timed = _native.Call.of(address("phx_group_barrier"), group, 0)
+            return measured
+        given, taken = plan.input or 0, plan.output or 0
+        tail = _tail(request)
+        buffers = (given,) if request.collective == "broadcast" else (given, taken)
+        plan.timed = _native.Call.of(
+            address(f"phx_{request.collective}"), group, *buffers, request.count, _native.DTYPES[request.dtype], *tail
+        )
+        return measured
+
+    def _symmetric(self, request: Request) -> Measured:
+        given, taken = self.sizes(request)
+        block = self.world.alloc(max(given, 64))
+        symm = self.group.rendezvous(block)
+        plan = self.plan(request)
+        plan.input = plan.output = symm.buffer_ptrs[self.seat.rank]
+        made = 0
+        if request.collective == "barrier":
+            plan.timed = _native.Call.of(address("phx_symm_barrier"), number(symm.pointer), 0, 0)
+        else:
+            output: tuple[int, ...] = ()
+            if request.collective not in ("all_reduce", "broadcast"):
+                plan.output = made = self.native.alloc(taken)
+            if request.collective != "broadcast":
+                output = (int(plan.output),)
+            plan.timed = _native.Call.of(
+                address(f"phx_symm_{request.collective}"),
+                number(symm.pointer),
+                0,
+                *output,
+                request.count,
+                _native.DTYPES[request.dtype],
+                *_tail(request),
+            )
+
+        def close() -> None:
+            self.group.barrier()  # nobody may still read this block
+            measured.keep.clear()
+            if made:
+                self.native.free(made, taken)
+
+        measured = Measured(self.native, plan, close)
+        measured.keep = [block, symm]
+        return measured
+
+    def end(self) -> None:
+        self.group.barrier()
+        self.world.finalize()
+
+
+def _tail(request: Request) -> tuple[int, ...]:
+    """What follows the dtype: op or root, options, work."""
+    middle = {"all_reduce": (lib.PHX_SUM,), "reduce_scatter": (lib.PHX_SUM,), "broadcast": (0,)}
+    return (*middle.get(request.collective, ()), 0, 0)

@@ -1,0 +1,65 @@
+// One public call on a group, as checked so far. Every argument is checked before anything is sent.
+#pragma once
+
+#include <vector>
+
+#include "collectives/coalesced.h"
+#include "collectives/operation.h"
+#include "group/group.h"
+#include "symm/symm.h"
+
+namespace phx {
+
+// `status` keeps the first error; later checks do nothing after it.
+class Call {
+ public:
+  Call(Kind kind, phx_group *group, const phx_options *options);
+  Call(Kind kind, phx_symm *symm, const phx_options *options);
+
+  const char *name() const { return kind_name(kind_); }
+  bool ok() const { return status_ == PHX_OK; }
+  phx_status status() const { return status_; }
+  Group &group() const { return *group_; }
+  int group_size() const { return group_->size(); }
+  const phx_options &options() const { return options_; }
+  const Buffers &buffers() const { return buffers_; }
+  const Reduction &reduction() const { return reduction_; }
+  const CallRecord &record() const { return record_; }
+  Plan plan(phx_work **work) const { return {channel().lane, group_->tuning(), work == nullptr}; }
+
+  // in_parts and out_parts: how many times `count` elements each buffer holds; 0 where this rank has none.
+  Call &data(const void *in, size_t in_parts, void *out, size_t out_parts, size_t count, int32_t dtype);
+  // Refuses buffers that overlap, but for the one way that is safe: in == out + in_offset elements.
+  Call &overlap(size_t in_elements, size_t out_elements, ptrdiff_t in_offset, bool alias_allowed);
+  Call &reduce(int32_t op);
+  Call &root(int32_t group_rank);
+  // One count for each rank, the same list on all: sets `total` to their sum. `counts` may be NULL: an error.
+  Call &counts(const size_t *counts, size_t *total);
+  // Likewise where every rank has a list of its own, which is compared later.
+  Call &own_counts(const size_t *counts, size_t *total);
+  // `bytes` at `offset` must lie inside the block. Calls on other blocks or offsets do not match, nor does one in place
+  // with one that is not.
+  Call &inside(const Symm &symm, size_t offset, size_t bytes);
+  // The algorithm, once it is resolved: ranks that chose differently must not meet.
+  Call &chose(int32_t algo);
+  Call &coalesces(const std::vector<CoalescedCall> &calls);
+  Call &refuse(phx_status status) { return set(status); }  // that of this thread's last error
+
+  phx_status issue(OperationPtr operation, phx_work **work);
+
+ private:
+  Call(Kind kind, Group *group, const phx_options *options);
+  Channel &channel() const { return group_->channel(options_.channel); }
+  Call &set(phx_status status);
+
+  const Kind kind_;
+  Group *const group_;
+  phx_options options_{};
+  int64_t timeout_ms_ = 0;
+  Buffers buffers_;
+  Reduction reduction_;
+  CallRecord record_;
+  phx_status status_ = PHX_OK;
+};
+
+}  // namespace phx

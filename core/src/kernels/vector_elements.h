@@ -1,0 +1,191 @@
+// Elements as vectors of any width: how memory becomes accumulators and accumulators memory again.
+//
+// Written with the vector extensions of GCC and Clang, so that arithmetic reads as arithmetic and the compiler picks
+// the instructions; an instruction set supplies the few operations that the extensions cannot say (see
+// reduce_avx2.cpp). See select.h for why all is in an unnamed namespace.
+#pragma once
+
+#include "kernels/select.h"
+
+#define PHX_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace phx::kernels {
+namespace {
+
+template <class T, int kBytes>
+struct Vector {
+  typedef T Type __attribute__((vector_size(kBytes)));
+  typedef T Unaligned __attribute__((vector_size(kBytes), aligned(1), may_alias));
+
+  static PHX_ALWAYS_INLINE Type load(const char *from) { return *reinterpret_cast<const Unaligned *>(from); }
+  static PHX_ALWAYS_INLINE void store(char *to, Type v) { *reinterpret_cast<Unaligned *>(to) = v; }
+};
+
+// ---- elements: memory to accumulators and back ------------------------------------------------------------------
+
+// One step takes kBytes of memory, kElement bytes each, into kVectors vectors of accumulators of type Acc.
+template <class Isa, class E>
+struct Lanes {
+  using Acc = E;
+  using V = Vector<E, Isa::kBytes>;
+  static constexpr int kElement = sizeof(E), kBytes = Isa::kBytes, kVectors = 1;
+
+  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = V::load(from); }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { V::store(to, v[0]); }
+};
+
+template <class Isa>
+struct Lanes<Isa, Bool> : Lanes<Isa, uint8_t> {
+  using typename Lanes<Isa, uint8_t>::V;
+  // Whoever filled the byte may take any value but 0 for true.
+  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) {
+    const typename V::Type raw = V::load(from), one = typename V::Type{} + 1;
+    v[0] = raw < one ? raw : one;
+  }
+};
+
+template <class Isa, class T>
+struct FloatLanes {
+  using Acc = T;
+  using V = Vector<T, Isa::kBytes>;
+  static constexpr int kElement = sizeof(T), kBytes = Isa::kBytes, kVectors = 1;
+
+  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = V::load(from); }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { V::store(to, Isa::canonical(v[0])); }
+};
+template <class Isa>
+struct Lanes<Isa, float> : FloatLanes<Isa, float> {};
+template <class Isa>
+struct Lanes<Isa, double> : FloatLanes<Isa, double> {};
+
+// Accumulated in f32. For two inputs vaddph of AVX512-FP16 would have the same bits, f32 having more than twice those
+// of f16, but only from the first two cache levels is it faster (107 against 67 GB/s in the second, 28 against 28 in
+// the third), and there a peer's input never is.
+template <class Isa>
+struct Lanes<Isa, F16> {
+  using Acc = float;
+  using V = Vector<float, Isa::kBytes>;
+  static constexpr int kElement = 2, kBytes = Isa::kBytes / 2, kVectors = 1;
+
+  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = Isa::widen_f16(from); }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
+    Isa::narrow_f16(to, Isa::canonical(v[0]));
+  }
+};
+
+// A bf16 is the upper half of an f32. A vector of pairs is taken apart into the even and the odd elements and put
+// together again with shifts and masks, which spares the lane crossings that elements in order would need.
+template <class Isa>
+struct Lanes<Isa, BF16> {
+  using Acc = float;
+  using V = Vector<float, Isa::kBytes>;
+  using Bits = Vector<uint32_t, Isa::kBytes>;
+  static constexpr int kElement = 2, kBytes = Isa::kBytes, kVectors = 2;
+
+  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) {
+    const typename Bits::Type pair = Bits::load(from);
+    v[0] = (typename V::Type)(pair << 16);
+    v[1] = (typename V::Type)(pair & 0xffff0000u);
+  }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
+    Bits::store(to, (rounded(v[0]) >> 16) | (rounded(v[1]) & 0xffff0000u));
+  }
+
+ private:
+  // To nearest even in the upper half. The carry makes infinity of what is too large; the canonical NaN keeps its upper
+  // half. Not vcvtne2ps2bf16, which takes denormals for zeros: no faster even so (two inputs, on a Sapphire Rapids: 57
+  // against 52 GB/s in the first-level cache, 60 against 62 in the second), and slower with a test for denormals (40
+  // and 44). Nor vdpbf16ps, which does the same and adds two products before it rounds.
+  static PHX_ALWAYS_INLINE typename Bits::Type rounded(typename V::Type v) {
+    const typename Bits::Type bits = (typename Bits::Type)Isa::canonical(v);
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+  }
+};
+
+// f8 lies between memory and f32 as f16, which has all values of both kinds (of e4m3, 2^8 times smaller). A vector of
+// pairs is taken apart as for bf16.
+template <class Isa>
+struct E5M2 {
+  using Halves = typename Vector<uint16_t, Isa::kBytes>::Type;
+  // 2 bits of fraction; 2^-14 is the smallest normal. What rounds to 2^16 becomes infinity in f16.
+  static constexpr int kFraction = 2, kExponent = 113;
+
+  // An element in the upper byte of each half, the lower being 0, to f16 and back.
+  static PHX_ALWAYS_INLINE Halves widen(Halves raw) { return raw; }
+  static PHX_ALWAYS_INLINE Halves narrow(Halves f16) { return f16 & (uint16_t)0xff00; }
+  static constexpr int32_t kNan = 0x7f800001;  // f32 from here on are NaN
+  static constexpr float kScale = 1;
+};
+template <class Isa>
+struct E4M3 {
+  using Halves = typename Vector<uint16_t, Isa::kBytes>::Type;
+  using Signed = typename Vector<int16_t, Isa::kBytes>::Type;
+  static constexpr int kFraction = 3, kExponent = 121;  // 2^-6 is the smallest normal
+  static constexpr int32_t kNan = 0x43e80001;           // above 464, halfway from 448 to what would be next
+  static constexpr float kScale = 0x1p8f;
+
+  static PHX_ALWAYS_INLINE Halves widen(Halves raw) {
+    const Halves f16 = (Halves)((Signed)raw >> 1) & (uint16_t)0xbf80;
+    return f16 | ((f16 + (uint16_t)0x80) & (uint16_t)0x4000);  // all ones, NaN, carries to the exponent of NaNs
+  }
+  // The exponent's first bit is 0, except in a NaN, whose other bits are all ones.
+  static PHX_ALWAYS_INLINE Halves narrow(Halves f16) {
+    return ((f16 << 1) & (uint16_t)0x7f00) | (f16 & (uint16_t)0x8000);
+  }
+};
+
+template <class Isa, class Format>
+struct F8Lanes {
+  using Acc = float;
+  using V = Vector<float, Isa::kBytes>;
+  static constexpr int kElement = 1, kBytes = Isa::kBytes, kVectors = 4;
+
+  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) {
+    const typename Halves::Type pair = Halves::load(from);
+    const typename Halves::Type even = Format::widen(pair << 8), odd = Format::widen(pair & (uint16_t)0xff00);
+    v[0] = Isa::widen_lower(even) * Format::kScale;
+    v[1] = Isa::widen_upper(even) * Format::kScale;
+    v[2] = Isa::widen_lower(odd) * Format::kScale;
+    v[3] = Isa::widen_upper(odd) * Format::kScale;
+  }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
+    const typename Halves::Type even = (typename Halves::Type)Isa::narrow(rounded(v[0]), rounded(v[1]));
+    const typename Halves::Type odd = (typename Halves::Type)Isa::narrow(rounded(v[2]), rounded(v[3]));
+    Halves::store(to, (Format::narrow(even) >> 8) | Format::narrow(odd));
+  }
+
+ private:
+  using Halves = Vector<uint16_t, Isa::kBytes>;
+  using Bits = typename Vector<int32_t, Isa::kBytes>::Type;
+
+  // To nearest even among the values of the format, so that f16 has it exactly. Added to 1.5 * 2^(23 - kFraction) times
+  // its own power of two, or that of the smallest normal, the processor rounds it to kFraction bits. From 2^16 on the
+  // power stays, so that it cannot overflow. A NaN becomes 0x7fff in f16.
+  static PHX_ALWAYS_INLINE typename V::Type rounded(typename V::Type v) {
+    const Bits bits = (Bits)v, least = Bits{} + (Format::kExponent << 23), most = Bits{} + (143 << 23);
+    Bits power = bits & 0x7f800000;
+    power = power > least ? power : least;
+    power = power < most ? power : most;
+    const typename V::Type shift = (typename V::Type)(power + ((23 - Format::kFraction) << 23 | 1 << 22));
+    const Bits magnitude = bits & 0x7fffffff, sign = bits ^ magnitude, nan = Bits{} + 0x7fffffff;
+    const Bits result = (Bits)(((v + shift) - shift) * (1 / Format::kScale)) | sign;  // the sum loses that of a zero
+    return (typename V::Type)(magnitude < Format::kNan ? result : nan);
+  }
+};
+template <class Isa>
+struct Lanes<Isa, F8E4M3> : F8Lanes<Isa, E4M3<Isa>> {};
+template <class Isa>
+struct Lanes<Isa, F8E5M2> : F8Lanes<Isa, E5M2<Isa>> {};
+
+// Real and imaginary parts in turn.
+template <class Isa, class T>
+struct Lanes<Isa, Complex<T>> : FloatLanes<Isa, T> {
+  static constexpr int kElement = 2 * sizeof(T);
+};
+template <class E>
+constexpr bool kIsComplex = false;
+template <class T>
+constexpr bool kIsComplex<Complex<T>> = true;
+
+}  // namespace
+}  // namespace phx::kernels

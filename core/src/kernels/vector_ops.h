@@ -1,0 +1,228 @@
+// Ops on vectors of accumulators: what is done to each input, to two of them, and to the result.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/vector_elements.h"
+
+namespace phx::kernels {
+namespace {
+
+// prepare() is done to each input, combine() to two, finish() to the result.
+
+struct Plain {
+  template <class V>
+  static PHX_ALWAYS_INLINE V prepare(V x) {
+    return x;
+  }
+  template <class V>
+  static PHX_ALWAYS_INLINE V finish(V a) {
+    return a;
+  }
+};
+
+template <class Isa, class T, class Op>
+struct Combine;
+
+template <class Isa, class T>
+struct Combine<Isa, T, Sum> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a + x;
+  }
+};
+template <class Isa, class T>
+struct Combine<Isa, T, Product> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a * x;
+  }
+};
+template <class Isa, class T>
+struct Combine<Isa, T, BitAnd> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a & x;
+  }
+};
+template <class Isa, class T>
+struct Combine<Isa, T, BitOr> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a | x;
+  }
+};
+template <class Isa, class T>
+struct Combine<Isa, T, BitXor> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a ^ x;
+  }
+};
+
+template <class Isa, class T>
+struct Combine<Isa, T, Minimum> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a < x ? a : x;
+  }
+};
+template <class Isa, class T>
+struct Combine<Isa, T, Maximum> : Plain {
+  Combine(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return a > x ? a : x;
+  }
+};
+
+template <class Isa>
+struct FloatMinimum : Plain {
+  FloatMinimum(int64_t, double) {}
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return Isa::minimum(a, x);
+  }
+};
+// max(a, b) = -min(-a, -b), because the trick of Isa::minimum has no such simple twin.
+template <class Isa>
+struct FloatMaximum : FloatMinimum<Isa> {
+  using FloatMinimum<Isa>::FloatMinimum;
+  template <class V>
+  static PHX_ALWAYS_INLINE V prepare(V x) {
+    return -x;
+  }
+  template <class V>
+  static PHX_ALWAYS_INLINE V finish(V a) {
+    return -a;
+  }
+};
+template <class Isa>
+struct Combine<Isa, float, Minimum> : FloatMinimum<Isa> {
+  using FloatMinimum<Isa>::FloatMinimum;
+};
+template <class Isa>
+struct Combine<Isa, double, Minimum> : FloatMinimum<Isa> {
+  using FloatMinimum<Isa>::FloatMinimum;
+};
+template <class Isa>
+struct Combine<Isa, float, Maximum> : FloatMaximum<Isa> {
+  using FloatMaximum<Isa>::FloatMaximum;
+};
+template <class Isa>
+struct Combine<Isa, double, Maximum> : FloatMaximum<Isa> {
+  using FloatMaximum<Isa>::FloatMaximum;
+};
+
+template <class Isa, class T>
+struct Combine<Isa, T, PremulSum> : Combine<Isa, T, Sum> {
+  Combine(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), scale_(static_cast<T>(scale)) {}
+  template <class V>
+  PHX_ALWAYS_INLINE V prepare(V x) const {
+    return x * scale_;
+  }
+
+ private:
+  const T scale_;
+};
+
+// Integers. No instruction set divides vectors of them, so the lanes pass through a small array. Up to 32 bits the
+// quotient is the product with a reciprocal that is a little too large, cut off: with dividends below 2^16 in float and
+// 2^32 in double the excess never reaches the next integer, so it is exact. 64 bits are divided one by one.
+template <class Isa, class T>
+struct Combine<Isa, T, Average> : Combine<Isa, T, Sum> {
+  Combine(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<Wide>(divisor)) {
+    if (sizeof(T) <= 2) {
+      reciprocal_ = static_cast<float>(1.0 / static_cast<double>(divisor)) * (1.0f + 0x1p-22f);
+    } else if (sizeof(T) == 4) {
+      reciprocal_ = static_cast<Real>(1.0 / static_cast<double>(divisor) * (1.0 + 0x1p-50));
+    }
+  }
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    return (V)((UnsignedVector)a + (UnsignedVector)x);
+  }
+  template <class V>
+  PHX_ALWAYS_INLINE V finish(V a) const {
+    constexpr int kLanes = Isa::kBytes / sizeof(T);
+    T lanes[kLanes];
+    std::memcpy(lanes, &a, sizeof a);
+    for (int i = 0; i < kLanes; ++i) {
+      if constexpr (sizeof(T) == 8) {
+        lanes[i] = lanes[i] / divisor_;
+      } else {
+        lanes[i] = static_cast<T>(static_cast<Quotient>(static_cast<Real>(lanes[i]) * reciprocal_));
+      }
+    }
+    std::memcpy(&a, lanes, sizeof a);
+    return a;
+  }
+
+ private:
+  using UnsignedVector = typename Vector<Unsigned<T>, Isa::kBytes>::Type;
+  template <bool kFirst, class A, class B>
+  struct Either {
+    using Type = A;
+  };
+  template <class A, class B>
+  struct Either<false, A, B> {
+    using Type = B;
+  };
+  using Real = typename Either<(sizeof(T) <= 2), float, double>::Type;
+  using Quotient = typename Either<(sizeof(T) <= 2), int32_t, T>::Type;
+  using Wide = typename Either<(sizeof(T) == 8), T, int64_t>::Type;
+  const Wide divisor_;
+  Real reciprocal_ = 0;
+};
+
+// Floats: a true division, or for powers of two, where both give the same bits, a product.
+template <class Isa, class T>
+struct SumDivided : Combine<Isa, T, Sum> {
+  SumDivided(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<T>(divisor)) {}
+  template <class V>
+  PHX_ALWAYS_INLINE V finish(V a) const {
+    return a / divisor_;
+  }
+
+ private:
+  const T divisor_;
+};
+template <class Isa, class T>
+struct SumHalved : Combine<Isa, T, Sum> {
+  SumHalved(int64_t divisor, double scale)
+      : Combine<Isa, T, Sum>(divisor, scale), factor_(1 / static_cast<T>(divisor)) {}
+  template <class V>
+  PHX_ALWAYS_INLINE V finish(V a) const {
+    return a * factor_;
+  }
+
+ private:
+  const T factor_;
+};
+
+// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each product and each sum rounded by itself.
+template <class Isa, class T>
+struct ComplexProduct : Plain {
+  ComplexProduct(int64_t, double) {
+    for (int i = 0; i < kLanes; ++i) minus_[i] = i % 2 == 0 ? T(-0.0) : T(0.0);
+  }
+  template <class V>
+  PHX_ALWAYS_INLINE V combine(V a, V x) const {
+    const V crossed = Isa::imaginary(a) * Isa::swapped(x);  // bd, bc
+    return Isa::real(a) * x + (V)((Bits)crossed ^ (Bits)minus_);
+  }
+
+ private:
+  static constexpr int kLanes = Isa::kBytes / sizeof(T);
+  using Bits = typename Vector<Unsigned<T>, Isa::kBytes>::Type;
+  typename Vector<T, Isa::kBytes>::Type minus_;
+};
+
+}  // namespace
+}  // namespace phx::kernels

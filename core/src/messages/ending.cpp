@@ -1,0 +1,164 @@
+// How transfers end: complete, in error, or with the group; and what the errors say.
+#include <cinttypes>
+#include <cstdio>
+#include <utility>
+
+#include "group/group.h"
+#include "messages/messenger.h"
+
+namespace phx {
+namespace {
+
+// "float32, 12, tag 7"
+std::string describe(const MessageHead &head) {
+  char text[96];
+  std::snprintf(text, sizeof text, "%s, %" PRIu64 ", tag %" PRIu32, phx_dtype_name(head.dtype), head.count, head.tag);
+  return text;
+}
+
+}  // namespace
+
+void Messenger::finish(Transfer &transfer, phx_status status) {
+  completed_ = true;
+  const WorkRef work = std::move(transfer.work);  // keeps the transfer until the end of this function
+  if (work) {
+    work->settle(status, transfer.sends ? -1 : transfer.source);
+    group_->world().progress().ended();
+  }
+  transfer.state.store(status, std::memory_order_release);  // pairs with Transfer::complete
+}
+
+void Messenger::finish_with(Transfer &transfer, const phx_error_info &error) {
+  const phx_error_info before = last_error();  // the transfer may be another thread's
+  set_last_error(error);
+  if (!transfer.work) transfer.error = std::make_unique<phx_error_info>(error);
+  finish(transfer, error.status);
+  set_last_error(before);
+}
+
+void Messenger::fail(Transfer *transfer, const phx_error_info &error) {
+  closed_ = true;
+  if (!failure_) failure_ = error;
+  if (transfer == nullptr) return;
+  withdraw(*transfer);
+  finish_with(*transfer, error);
+}
+
+bool Messenger::group_failed() const {
+  // Of this rank itself: set with those of all ranks when the group fails, and not when one of them leaves.
+  return group_->interruption(self_).load(std::memory_order_acquire) != 0;
+}
+
+bool Messenger::interrupted(const Transfer &transfer) const {
+  if (closed_ || group_failed()) return true;
+  const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
+  if (peer != PHX_ANY_RANK) return group_->interruption(peer).load(std::memory_order_acquire) != 0;
+  for (int i = 0; i < size_; ++i)
+    if (i != self_ && group_->interruption(i).load(std::memory_order_acquire) == 0) return false;
+  return size_ > 1;
+}
+
+// Out of every list. A matched receive leaves what comes to be dropped.
+void Messenger::withdraw(Transfer &transfer) {
+  if (transfer.sends) {
+    if (transfer.peer == self_) return;  // never in a list
+    Outbound &outbound = outbound_[transfer.peer];
+    outbound.queue.remove(&transfer);
+    if (outbound.queue.empty()) --sending_;
+  } else if (transfer.source == PHX_ANY_RANK) {
+    matcher_.withdraw(&transfer);
+  } else if (Incoming &incoming = inbound_[transfer.source].incoming; incoming.receive == &transfer) {
+    incoming.receive = nullptr;
+    incoming.to = nullptr;
+  }
+}
+
+void Messenger::abort(Transfer &transfer) {
+  withdraw(transfer);
+  const phx_error_info before = last_error();
+  group_->raise_in_flight(transfer.operation(), 0);
+  const phx_error_info error = last_error();
+  set_last_error(before);
+  finish_with(transfer, error);
+}
+
+void Messenger::abort_peer(int peer) {
+  while (Transfer *send = outbound_[peer].queue.front()) abort(*send);
+  while (Transfer *receive = matcher_.any_posted(peer)) abort(*receive);
+  Incoming &incoming = inbound_[peer].incoming;
+  if (incoming.receive != nullptr) abort(*incoming.receive);
+  if (incoming.arrival != nullptr) matcher_.take(std::exchange(incoming.arrival, nullptr));  // it will never be whole
+  incoming.to = nullptr;
+}
+
+void Messenger::abort_all() {
+  closed_ = true;
+  for (int i = 0; i < size_; ++i) abort_peer(i);
+  while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) abort(*receive);
+}
+
+// Works that nobody holds any more; the group can no longer be asked why.
+Messenger::~Messenger() {
+  const auto drop = [&](Transfer *transfer) {
+    withdraw(*transfer);
+    if (!transfer->work) return;
+    group_->world().progress().ended();
+    const WorkRef last = std::move(transfer->work);
+  };
+  for (int i = 0; i < size_; ++i) {
+    while (Transfer *send = outbound_[i].queue.front()) drop(send);
+    while (Transfer *receive = matcher_.any_posted(i)) drop(receive);
+    if (inbound_[i].incoming.receive != nullptr) drop(inbound_[i].incoming.receive);
+  }
+  while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) drop(receive);
+}
+
+// ---- texts
+
+phx_error_info Messenger::error_of(const char *operation, phx_status status, int peer, const std::string &text) const {
+  phx_error_info info = make_error_info();
+  info.status = status;
+  info.rank = group_->self_rank();
+  if (peer != PHX_ANY_RANK) info.peer = group_->rank_of(peer);
+  copy_text(info.operation, sizeof info.operation, operation);
+  copy_text(info.group, sizeof info.group, group_->name().c_str());
+  copy_text(info.text, sizeof info.text,
+            (std::string(operation) + " on group '" + group_->name() + "': " + text).c_str());
+  return info;
+}
+
+phx_error_info Messenger::mismatch(const Transfer &receive, int source, const MessageHead &sent) const {
+  return error_of("recv", PHX_ERR_MISMATCH, source,
+                  group_->describe(source) + " called send(" + phx::describe(sent) + ") while rank " +
+                      std::to_string(group_->self_rank()) + " called recv(" + phx::describe(receive.head) +
+                      "). A send and the receive that it meets must have the same dtype and count.");
+}
+
+phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const {
+  const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
+  const std::string who = peer == PHX_ANY_RANK ? "any rank" : group_->describe(peer);
+  const auto of = [](size_t part, size_t whole) { return std::to_string(part) + " of " + std::to_string(whole); };
+  std::string text = "after " + std::to_string(timeout_ms) + " ms rank " + std::to_string(group_->self_rank()) +
+                     " still waits for " + who + " to ";
+  if (transfer.sends) {
+    text += "receive its send(" + phx::describe(transfer.head) + "), of which " + of(transfer.moved, transfer.bytes) +
+            " bytes found room.";
+  } else {
+    text += "answer its recv(" + phx::describe(transfer.head) + ")";
+    if (transfer.source != PHX_ANY_RANK)
+      text += ", of which " + of(inbound_[peer].incoming.received, transfer.bytes) + " bytes came";
+    text += ".";
+    if (const Arrival *other = matcher_.oldest(peer))
+      text += " Of what came, nobody has received send(" + phx::describe(other->head) + ") from rank " +
+              std::to_string(group_->rank_of(other->source)) + ".";
+  }
+  return error_of(transfer.operation(), PHX_ERR_TIMEOUT, peer, text + " Look at why it is late, or raise timeout_ms.");
+}
+
+phx_error_info Messenger::broken(int peer, const char *what) const {
+  return error_of("messages", PHX_ERR_INTERNAL, peer,
+                  "the memory shared with " + group_->describe(peer) + " is broken: " + what +
+                      ". Something in one of the two processes wrote where it must not.");
+}
+
+}  // namespace phx

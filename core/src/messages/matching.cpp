@@ -1,0 +1,60 @@
+#include "messages/matching.h"
+
+namespace phx {
+
+Matcher::~Matcher() {
+  for (auto &list : arrivals_)
+    while (Arrival *arrival = list.front()) take(arrival);
+}
+
+void Matcher::post(Transfer *receive) {
+  posted_[bucket(receive->head.tag)].push_back(receive);
+  ++(receive->peer == PHX_ANY_RANK ? posted_from_any_ : posted_from_[receive->peer]);
+}
+
+void Matcher::withdraw(Transfer *receive) {
+  posted_[bucket(receive->head.tag)].remove(receive);
+  --(receive->peer == PHX_ANY_RANK ? posted_from_any_ : posted_from_[receive->peer]);
+}
+
+Transfer *Matcher::match(int source, uint32_t tag) {
+  for (Transfer *receive = posted_[bucket(tag)].front(); receive != nullptr; receive = receive->next) {
+    if (receive->head.tag != tag || (receive->peer != source && receive->peer != PHX_ANY_RANK)) continue;
+    withdraw(receive);
+    return receive;
+  }
+  return nullptr;
+}
+
+Transfer *Matcher::any_posted(int peer) const {
+  for (const auto &list : posted_)
+    for (Transfer *receive = list.front(); receive != nullptr; receive = receive->next)
+      if (receive->peer == peer) return receive;
+  return nullptr;
+}
+
+void Matcher::keep(std::unique_ptr<Arrival> arrival) {
+  auto &list = arrivals_[bucket(arrival->head.tag)];
+  list.push_back(arrival.release());
+}
+
+Arrival *Matcher::find(const Transfer &receive) const {
+  const uint32_t tag = receive.head.tag;
+  for (Arrival *arrival = arrivals_[bucket(tag)].front(); arrival != nullptr; arrival = arrival->next)
+    if (arrival->head.tag == tag && (receive.peer == arrival->source || receive.peer == PHX_ANY_RANK)) return arrival;
+  return nullptr;
+}
+
+std::unique_ptr<Arrival> Matcher::take(Arrival *arrival) {
+  arrivals_[bucket(arrival->head.tag)].remove(arrival);
+  return std::unique_ptr<Arrival>(arrival);
+}
+
+const Arrival *Matcher::oldest(int source) const {
+  for (const auto &list : arrivals_)
+    for (const Arrival *arrival = list.front(); arrival != nullptr; arrival = arrival->next)
+      if (source == PHX_ANY_RANK || arrival->source == source) return arrival;
+  return nullptr;
+}
+
+}  // namespace phx

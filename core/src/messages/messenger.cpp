@@ -1,0 +1,210 @@
+#include "messages/messenger.h"
+
+#include <sched.h>
+
+#include <utility>
+
+#include "group/group.h"
+
+namespace phx {
+namespace {
+
+constexpr int kSpins = 20;                // as in wait/wait.h
+constexpr int kPatience = 4;              // looks without success before unasked messages are taken in
+constexpr int64_t kYieldNs = 100 * 1000;  // as in wait/wait.cpp
+
+}  // namespace
+
+size_t Messenger::area_bytes(int group_size) {
+  return sizeof(MessageArea) + static_cast<size_t>(group_size) * ring_stride(group_size);
+}
+
+void Messenger::open(std::vector<char *> areas, int self) {
+  self_ = self;
+  size_ = static_cast<int>(areas.size());
+  ring_bytes_ = ring_bytes(size_);
+  outbound_ = std::vector<Outbound>(size_);
+  inbound_ = std::vector<Inbound>(size_);
+  matcher_.open(size_);
+  const auto ring = [&](int to, int from) {
+    return areas[to] + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(size_);
+  };
+  for (int i = 0; i < size_; ++i) {
+    areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
+    outbound_[i].ring.open(ring(i, self), ring_bytes_);
+    inbound_[i].ring.open(ring(self, i), ring_bytes_);
+  }
+  own_.store(areas_[self], std::memory_order_release);  // pairs with wake_waiters, which runs on the monitor's thread
+}
+
+void Messenger::wake_waiters() {
+  MessageArea *own = own_.load(std::memory_order_acquire);
+  if (own == nullptr) return;  // nobody can be waiting yet
+  own->doorbell.fetch_add(1, std::memory_order_seq_cst);
+  wake_all(own->doorbell);
+}
+
+// seq_cst: what the caller wrote for that rank must not pass the load of `sleepers` (Dekker with await, which announces
+// itself and then looks again).
+void Messenger::wake(int group_rank) {
+  MessageArea &area = *areas_[group_rank];
+  if (area.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  area.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  wake_all(area.doorbell);
+}
+
+void Messenger::leave(Lock &lock) {
+  if (failure_) {
+    const phx_error_info failure = *std::exchange(failure_, std::nullopt);
+    const phx_error_info before = last_error();  // this may be a thread that only helps
+    lock.unlock();
+    group_->fail_with(failure, true);
+    group_->raise_in_flight(failure.operation, 0);  // for what it notes: that the cause is being reported
+    lock.lock();
+    abort_all();
+    set_last_error(before);
+  }
+  const bool others = std::exchange(completed_, false);
+  lock.unlock();
+  if (others) wake(self_);
+}
+
+void Messenger::advance_pending() {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // another thread of this rank is at it
+  advance(Take::kWanted);
+  if (group_failed()) abort_all();
+  leave(lock);
+}
+
+phx_status Messenger::begin(Transfer &transfer) {
+  if (closed_ || group_failed()) return group_->raise_revoked(transfer.operation());
+  if (!transfer.sends) {
+    post(transfer);  // what a peer sent before it left can still be received
+    return PHX_OK;
+  }
+  if (group_->interruption(transfer.peer).load(std::memory_order_acquire) != 0)
+    return group_->raise_revoked(transfer.operation());
+  transfer.peer == self_ ? send_to_self(transfer) : send(transfer);
+  return PHX_OK;
+}
+
+phx_status Messenger::run(Transfer &transfer, int64_t timeout_ms) {
+  Lock lock(mutex_);
+  const phx_status status = begin(transfer);
+  if (status != PHX_OK) return status;
+  leave(lock);
+  return wait(transfer, timeout_ms);
+}
+
+phx_status Messenger::start(Transfer &transfer) {
+  Progress &progress = group_->world().progress();
+  progress.began();
+  Lock lock(mutex_);
+  const phx_status status = begin(transfer);
+  if (status != PHX_OK) {
+    progress.ended();
+    transfer.work.reset();
+    return status;
+  }
+  leave(lock);
+  return PHX_OK;
+}
+
+phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
+  if (!transfer.complete()) {
+    LazyDeadline deadline(timeout_ms, &group_->world().progress(), this);
+    await(transfer, deadline);
+  }
+  const phx_status status = transfer.state.load(std::memory_order_acquire);
+  return status < 0 && transfer.error ? set_last_error(*transfer.error) : status;
+}
+
+// Spins, yields and sleeps as wait_reached does, and moves everything of this rank on between looks.
+phx_status Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
+  MessageArea &own = *areas_[self_];
+  int looks = 0;  // without success
+  int64_t end_of_yields = 0;
+  for (;;) {
+    bool moved = false, cut = false;
+    {
+      Lock lock(mutex_, std::try_to_lock);  // if another thread of this rank has it, that one moves this transfer too
+      if (lock.owns_lock()) {
+        moved = advance(looks < kPatience ? Take::kWanted : Take::kAll);
+        cut = !moved && looks >= kSpins && interrupted(transfer);
+        leave(lock);
+      }
+    }
+    if (transfer.complete()) return PHX_OK;
+    if (cut) {
+      give_up(transfer, false, 0);
+      return PHX_OK;
+    }
+    if (moved) looks = 0;
+    if (++looks <= kSpins) {
+      cpu_relax();
+      continue;
+    }
+    const int64_t now = now_ns();
+    if (now >= deadline.at_ns()) {
+      give_up(transfer, true, deadline.budget_ms());
+      return PHX_OK;
+    }
+    if (looks == kSpins + 1) end_of_yields = now + kYieldNs;
+    if (now < end_of_yields) {
+      deadline.poll();
+      sched_yield();
+      continue;
+    }
+    // seq_cst, and a last look after it, under the lock: whoever wrote a record, made room or completed this transfer
+    // before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
+    own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
+    {
+      Lock lock(mutex_);
+      moved = advance(Take::kAll);
+      cut = interrupted(transfer);
+      leave(lock);
+    }
+    if (!moved && !cut && !transfer.complete())
+      wait_reached_slow(own.doorbell, seen + 1, own.sleepers, group_->interruption(self_), deadline);
+    own.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) {
+  Lock lock(mutex_);
+  advance(Take::kAll);  // what has arrived wins
+  if (!transfer.complete()) {
+    if (group_failed())
+      abort_all();
+    else if (timed_out)
+      fail(&transfer, timeout(transfer, timeout_ms));
+    else if (transfer.peer == PHX_ANY_RANK)
+      abort(transfer);
+    else
+      abort_peer(transfer.peer);
+  }
+  leave(lock);
+}
+
+void Messenger::test(Transfer &transfer) {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  if (!advance(Take::kWanted)) advance(Take::kAll);
+  const bool cut = interrupted(transfer);
+  leave(lock);
+  if (cut && !transfer.complete()) give_up(transfer, false, 0);
+}
+
+phx_status MessageWork::wait(int64_t timeout_ms) {
+  if (!complete()) messenger_->wait(transfer_, timeout_ms);
+  return report();
+}
+
+phx_status MessageWork::test() {
+  if (!complete()) messenger_->test(transfer_);
+  return report();
+}
+
+}  // namespace phx

@@ -1,0 +1,134 @@
+// The messages of one group, as one rank sees them: what it sends, what it waits for, and what came unasked.
+//
+// There is no thread: whoever waits for a message, and whoever waits for anything while something is started, moves all
+// transfers of its rank on. The lock is never held while waiting, so that threads of a rank send and receive at once.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "messages/matching.h"
+#include "messages/ring.h"
+#include "messages/transfer.h"
+#include "wait/progress.h"
+
+namespace phx {
+
+class Group;
+
+class Messenger final : public ProgressSource {
+ public:
+  explicit Messenger(Group *group) : group_(group) {}
+  ~Messenger() override;
+
+  // Of one rank's area: a multiple of a line. It starts zeroed; a ring costs memory once something is sent through it.
+  static size_t area_bytes(int group_size);
+  // areas[i]: that of group rank i as mapped here, valid as long as the group.
+  void open(std::vector<char *> areas, int self);
+  // The group failed or a peer left: everybody looks again. From any thread, also before `open`.
+  void wake_waiters();
+  void advance_pending() override;
+
+  // Blocks until it is complete. The transfer is the caller's.
+  phx_status run(Transfer &transfer, int64_t timeout_ms);
+  // Never waits. transfer.work holds the transfer, and is held until it is complete.
+  phx_status start(Transfer &transfer);
+  phx_status wait(Transfer &transfer, int64_t timeout_ms);
+  void test(Transfer &transfer);
+
+ private:
+  struct Outbound {
+    RingWriter ring;
+    LinkedList<Transfer> queue;  // in the order of the calls; the first may be partly in the ring
+  };
+  // A message of which some records were read, and not the last.
+  struct Incoming {
+    bool active = false;
+    MessageHead head{};
+    size_t total = 0;
+    size_t received = 0;
+    char *to = nullptr;           // NULL: what comes is dropped
+    Transfer *receive = nullptr;  // what it was matched with, or
+    Arrival *arrival = nullptr;   // where it is kept
+  };
+  struct Inbound {
+    RingReader ring;
+    Incoming incoming;
+  };
+  // kWanted takes in what a receive waits for and what lies before it; kAll the rest as well, onto the heap.
+  enum class Take { kWanted, kAll };
+  using Lock = std::unique_lock<std::mutex>;
+
+  // ---- messenger.cpp: calls and waiting
+  phx_status begin(Transfer &transfer);
+  phx_status await(Transfer &transfer, LazyDeadline &deadline);
+  void give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms);
+  // Gives the lock back, tells the group what was found wrong, and wakes threads of this rank whose transfer is
+  // complete.
+  void leave(Lock &lock);
+  void wake(int group_rank);  // if it sleeps
+
+  // ---- traffic.cpp: what moves, all under the lock
+  bool advance(Take take);  // true when anything moved
+  void send(Transfer &send);
+  void send_to_self(Transfer &send);
+  bool push(int peer);
+  void post(Transfer &receive);
+  bool pull(int source, Take take);
+  bool wanted(int source) const { return inbound_[source].incoming.receive != nullptr || matcher_.wanted(source); }
+  bool open_message(int source, const Record &record);
+  bool append(int source, const Record &record);
+  bool keep_arrival(int source, const MessageHead &head, size_t total, size_t received, const char *data);
+  bool agree(Transfer &receive, int source, const MessageHead &sent);
+
+  // ---- ending.cpp: how transfers end, well or not, all under the lock
+  void finish(Transfer &transfer, phx_status status);
+  void finish_with(Transfer &transfer, const phx_error_info &error);
+  // This transfer and the group have failed; leave() tells it. NULL: no transfer of this rank is to blame.
+  void fail(Transfer *transfer, const phx_error_info &error);
+  bool interrupted(const Transfer &transfer) const;
+  bool group_failed() const;
+  void withdraw(Transfer &transfer);
+  void abort(Transfer &transfer);
+  void abort_peer(int peer);
+  void abort_all();
+  phx_error_info error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
+  phx_error_info mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
+  phx_error_info timeout(const Transfer &transfer, int64_t timeout_ms) const;
+  phx_error_info broken(int peer, const char *what) const;
+
+  Group *const group_;
+  int self_ = 0;
+  int size_ = 0;
+  size_t ring_bytes_ = 0;
+  std::vector<MessageArea *> areas_;
+  std::atomic<MessageArea *> own_{nullptr};  // written last by `open`
+
+  std::mutex mutex_;
+  std::vector<Outbound> outbound_;
+  std::vector<Inbound> inbound_;
+  Matcher matcher_;
+  int sending_ = 0;                        // peers for which something is queued
+  bool closed_ = false;                    // the group failed: nothing moves any more
+  bool completed_ = false;                 // a transfer, since the lock was taken
+  std::optional<phx_error_info> failure_;  // found since the lock was taken
+};
+
+// A started send or receive.
+class MessageWork final : public Work {
+ public:
+  MessageWork(Messenger *messenger) : messenger_(messenger) {}
+  phx_status wait(int64_t timeout_ms) override;
+  phx_status test() override;
+  Transfer &transfer() { return transfer_; }
+
+ private:
+  Messenger *const messenger_;  // of the group, which the handle keeps
+  Transfer transfer_;
+};
+
+}  // namespace phx

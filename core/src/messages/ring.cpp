@@ -1,0 +1,81 @@
+#include "messages/ring.h"
+
+#include <algorithm>
+
+#include "collectives/operation.h"
+
+namespace phx {
+namespace {
+
+// Never 0, and another one than that of the record that lay here before.
+uint32_t flag_of(uint32_t line) { return line << 1 | 1; }
+
+uint32_t lines_of(size_t bytes) { return static_cast<uint32_t>((sizeof(RecordHeader) + bytes + kLine - 1) / kLine); }
+
+}  // namespace
+
+void RingWriter::open(char *ring, size_t bytes) {
+  header_ = reinterpret_cast<RingHeader *>(ring);
+  data_ = ring + sizeof(RingHeader);
+  lines_ = static_cast<uint32_t>(bytes / kLine);
+}
+
+RingResult RingWriter::put(const MessageHead &head, const char *data, size_t offset, size_t total, size_t *taken) {
+  const size_t to_end = (lines_ - (written_ & (lines_ - 1))) * kLine - sizeof(RecordHeader);
+  const size_t bytes = std::min({total - offset, kPieceBytes, to_end});
+  const uint32_t lines = lines_of(bytes);
+  // One line more than the record has: the flag of the next one is cleared before this one is shown.
+  if (written_ + lines + 1 - known_taken_ > lines_) {
+    // Pairs with the exchange in RingReader::release: what the receiver read there it has read. seq_cst, because a
+    // sender that has announced its sleep must not miss it (see Messenger::await).
+    const uint32_t now = header_->taken.load(std::memory_order_seq_cst);
+    if (written_ - now > written_ - known_taken_) return RingResult::kBroken;  // it goes back, or beyond what we wrote
+    known_taken_ = now;
+    if (written_ + lines + 1 - known_taken_ > lines_) return RingResult::kNothing;
+  }
+  auto *record = reinterpret_cast<RecordHeader *>(at(written_));
+  record->bytes = static_cast<uint32_t>(bytes);
+  record->head = head;
+  record->offset = offset;
+  copy_bytes(record + 1, data + offset, bytes);
+  flag(written_ + lines).store(0, std::memory_order_relaxed);  // ordered by the exchange
+  // Pairs with the load in RingReader::peek: the record, and the cleared flag behind it, are visible to whoever sees
+  // the flag. seq_cst, because the caller looks at the receiver's `sleepers` next (Dekker with Messenger::await).
+  record->flag.exchange(flag_of(written_), std::memory_order_seq_cst);
+  written_ += lines;
+  *taken = bytes;
+  return RingResult::kOk;
+}
+
+void RingReader::open(char *ring, size_t bytes) {
+  header_ = reinterpret_cast<RingHeader *>(ring);
+  data_ = ring + sizeof(RingHeader);
+  lines_ = static_cast<uint32_t>(bytes / kLine);
+}
+
+RingResult RingReader::peek(Record *out) const {
+  const auto *record = reinterpret_cast<const RecordHeader *>(at(taken_));
+  // Pairs with the exchange in RingWriter::put. seq_cst for sleepers, as there.
+  const uint32_t flag = record->flag.load(std::memory_order_seq_cst);
+  if (flag == 0) return RingResult::kNothing;
+  if (flag != flag_of(taken_)) return RingResult::kBroken;
+  // Each field is read once: what is checked is what is used, even when a broken peer goes on writing.
+  out->bytes = *const_cast<const volatile uint32_t *>(&record->bytes);
+  out->head.tag = *const_cast<const volatile uint32_t *>(&record->head.tag);
+  out->head.dtype = *const_cast<const volatile int32_t *>(&record->head.dtype);
+  out->head.count = *const_cast<const volatile uint64_t *>(&record->head.count);
+  out->offset = *const_cast<const volatile uint64_t *>(&record->offset);
+  out->data = reinterpret_cast<const char *>(record + 1);
+  const size_t to_end = (lines_ - (taken_ & (lines_ - 1))) * kLine - sizeof(RecordHeader);
+  if (out->bytes > to_end || out->bytes > kPieceBytes) return RingResult::kBroken;
+  return RingResult::kOk;
+}
+
+void RingReader::release(const Record &record) {
+  taken_ += lines_of(record.bytes);
+  // Pairs with the load in RingWriter::put: the sender may write there from now on. seq_cst, because the caller looks
+  // at the sender's `sleepers` next.
+  header_->taken.exchange(taken_, std::memory_order_seq_cst);
+}
+
+}  // namespace phx
