@@ -34,6 +34,7 @@ struct alignas(kLine) Flag {
 };
 struct Header {  // all zero at first
   Flag ping, pong;
+  Flag stop;
   Flag arrived[PHXB_MAX_RANKS];
 };
 
@@ -55,7 +56,7 @@ inline void pause_core() {
 // Pairs with the release stores of barrier() and the round trip.
 inline void wait_for(const std::atomic<uint64_t> &count, uint64_t value, bool yields) {
   for (uint32_t spins = 0; count.load(std::memory_order_acquire) < value; ++spins) {
-    if (yields ? spins > 20 : spins > 20000)  // the second: something else runs on the other's core
+    if (yields ? spins > 20 : spins > 2000)  // the second: something else runs on the other's core
       sched_yield();
     else
       pause_core();
@@ -68,6 +69,16 @@ void barrier(const phxb_probe &probe) {
   const uint64_t value = mine.load(std::memory_order_relaxed) + 1;
   mine.store(value, std::memory_order_release);  // pairs with the acquire in wait_for
   for (int rank = 0; rank < probe.ranks; ++rank) wait_for(shared.arrived[rank].count, value, probe.yields != 0);
+}
+
+// Collective: whether rank 0 has used up its time, so that a busy machine makes few turns and not a long wait. There
+// must be a barrier between two calls.
+constexpr uint64_t kBudgetNs = 400 * 1000 * 1000;
+bool out_of_time(const phxb_probe &probe, uint64_t started_ns) {
+  std::atomic<uint64_t> &stop = header(probe).stop.count;
+  if (probe.rank == 0) stop.store(phxb::now_ns() - started_ns > kBudgetNs ? 1 : 0, std::memory_order_relaxed);
+  barrier(probe);  // orders the store before the loads
+  return stop.load(std::memory_order_relaxed) != 0;
 }
 
 bool valid(const phxb_probe *probe) {
@@ -164,7 +175,7 @@ constexpr Way kTried[] = {{Loop::kStraight, size_t{32} << 10},
                           {Loop::kWide, kChunk},
                           {Loop::kStream, kChunk}};
 constexpr size_t kTriedCount = sizeof kTried / sizeof kTried[0];
-constexpr int kMostTurns = 31;
+constexpr int kMostTurns = 15;
 
 void move(Move how, Loop loop, char *out, char *own, char *in, size_t bytes) {
   const size_t pages = loop == Loop::kStraight ? 0 : bytes / kPage / kWays * kWays, done = pages * kPage,
@@ -278,10 +289,17 @@ double phxb_probe_round_trip(const phxb_probe *probe, uint32_t repeats) {
 
 double phxb_probe_barrier(const phxb_probe *probe, uint32_t repeats) {
   if (!valid(probe) || repeats == 0) return -1;
-  barrier(*probe);
-  const uint64_t started = phxb::now_ns();
-  for (uint32_t i = 0; i < repeats; ++i) barrier(*probe);
-  return static_cast<double>(phxb::now_ns() - started) / repeats;
+  constexpr uint32_t kAtOnce = 100;
+  const uint64_t begun = phxb::now_ns();
+  uint64_t taken = 0, done = 0;
+  do {
+    barrier(*probe);
+    const uint64_t started = phxb::now_ns();
+    for (uint32_t i = 0; i < kAtOnce; ++i) barrier(*probe);
+    taken += phxb::now_ns() - started;
+    done += kAtOnce;
+  } while (!out_of_time(*probe, begun) && done < repeats);
+  return static_cast<double>(taken) / static_cast<double>(done);
 }
 
 int32_t phxb_probe_move(const phxb_probe *probe, size_t bytes, double ns[PHXB_PROBE_KINDS]) {
@@ -300,13 +318,17 @@ int32_t phxb_probe_move(const phxb_probe *probe, size_t bytes, double ns[PHXB_PR
     // Small moves do not tell chunks apart, and stores past the caches cannot win.
     if (bytes <= kTried[0].chunk && tried > 0 && (way.loop != Loop::kWide || way.chunk != kChunk)) continue;
     if (way.loop == Loop::kStream && (!kStreams || bytes < (size_t{1} << 20))) continue;
+    const uint64_t begun = phxb::now_ns();
+    int done = 0;
     for (int turn = -1; turn < turns; ++turn) {  // the first one warms up
       double taken[PHXB_PROBE_KINDS];
       mover.turn(way, taken);
-      for (int kind = 0; turn >= 0 && kind < PHXB_PROBE_KINDS; ++kind) times[kind][turn] = taken[kind];
+      for (int kind = 0; turn >= 0 && kind < PHXB_PROBE_KINDS; ++kind) times[kind][done] = taken[kind];
+      if (turn >= 0) ++done;
+      if (out_of_time(*probe, begun) && done > 0) break;
     }
     for (int kind = 0; kind < PHXB_PROBE_KINDS; ++kind) {
-      const double found = median(times[kind], turns);
+      const double found = median(times[kind], done);
       if (tried == 0 || found < ns[kind]) ns[kind] = found;
     }
   }

@@ -47,7 +47,9 @@ struct Format {
   int nan;
   int bias() const { return (1 << (exponent - 1)) - 1; }
   int sign() const { return 1 << (exponent + fraction); }
-  int above() const { return infinities ? ((1 << exponent) - 1) << fraction : sign() - 1; }  // what overflow becomes
+  // The code after the largest number's: infinity, or NaN where there is none; then what is too large becomes that
+  // number.
+  int above() const { return infinities ? ((1 << exponent) - 1) << fraction : sign() - 1; }
 };
 inline Format format_of(int32_t dtype) {
   if (dtype == PHX_F16) return {5, 10, true, 0x7e00};
@@ -68,7 +70,7 @@ inline double decode(Format f, int bits) {
 
 inline int encode(Format f, float value) {
   if (std::isnan(value)) return f.nan;
-  const int sign = std::signbit(value) ? f.sign() : 0, above = f.infinities ? sign | f.above() : f.nan;
+  const int sign = std::signbit(value) ? f.sign() : 0, above = sign | (f.infinities ? f.above() : f.above() - 1);
   const double magnitude = std::fabs(static_cast<double>(value));
   if (std::isinf(magnitude)) return above;
   int power = 1 - f.bias();

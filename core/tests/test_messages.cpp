@@ -661,6 +661,7 @@ TEST(revoke_ends_messages_that_wait_and_those_that_were_started) {
     std::vector<char> out(10), large(size_t{4} << 20);
     if (rank == 0) {
       phx_work *receive = start_recv(group, 1, 2, out), *work = start_send(group, 1, 2, large);
+      CHECK_OK(phx_group_barrier(group, 0));
       CHECK_FAILS(PHX_ERR_REVOKED, "rank 1 revoked it: enough",
                   phx_recv(group, out.data(), 10, PHX_U8, 1, 1, nullptr, nullptr));
       CHECK_FAILS(PHX_ERR_REVOKED, "enough", phx_work_wait(receive, 0));
@@ -669,6 +670,7 @@ TEST(revoke_ends_messages_that_wait_and_those_that_were_started) {
       phx_work_release(receive);
       phx_work_release(work);
     } else {
+      CHECK_OK(phx_group_barrier(group, 0));
       CHECK_OK(phx_group_revoke(group, "enough"));
       CHECK_FAILS(PHX_ERR_REVOKED, "enough", phx_send(group, out.data(), 10, PHX_U8, 0, 1, nullptr, nullptr));
     }

@@ -77,7 +77,7 @@ enum {
   PHX_BOOL = 13,
   PHX_C64 = 14,    /* complex of two f32 */
   PHX_C128 = 15,   /* complex of two f64 */
-  PHX_F8E4M3 = 16, /* no infinities, NaN is 0x7f and 0xff (torch.float8_e4m3fn) */
+  PHX_F8E4M3 = 16, /* torch.float8_e4m3fn: no infinities; what is too large becomes 448; NaN is 0x7f and 0xff */
   PHX_F8E5M2 = 17  /* torch.float8_e5m2 */
 };
 

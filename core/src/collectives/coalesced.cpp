@@ -230,7 +230,7 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
     if (call.kind == Kind::kAllReduce && bytes <= kFusedBytes) {
       const auto fits = [&](const std::vector<CoalescedCall> &set) { return same_reduction(set[0], call); };
       auto set = std::find_if(fused.begin(), fused.end(), fits);
-      if (set == fused.end()) set = fused.insert(fused.end(), {});
+      if (set == fused.end()) set = fused.emplace(fused.end());
       set->push_back(call);
     } else if (call.kind != Kind::kAllReduce && bytes <= std::min<size_t>(plan.chunk_bytes(), kFusedBytes)) {
       if (filled + bytes > plan.chunk_bytes()) flush();

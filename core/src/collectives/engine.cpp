@@ -61,7 +61,7 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
     const bool slot_free = i == 0 || lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
     if (!slot_free || lane_->reserve_would_block()) return PHX_OK;
     const phx_status status = publish(operation, deadline);
-    if (status != PHX_OK) return status;
+    if (status != PHX_OK || operation.published != operation.rounds) return status;  // nothing may overtake its rounds
   }
   return PHX_OK;
 }

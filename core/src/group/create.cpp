@@ -21,7 +21,7 @@ struct Geometry {
   int32_t group_rank;
   int32_t group_size;
   uint32_t channels;
-  uint32_t reserved;
+  uint32_t allows_fences;
   Tuning tuning;    // from the table of that rank
   cpu_set_t cores;  // that it may use
 };
@@ -59,8 +59,10 @@ struct GroupMaker {
     for (int i = 0; i < group.size(); ++i) {
       if (i == group.group_rank()) continue;
       std::string value;
-      const int64_t left = deadline.left_ms();
-      const phx_status got = store->get(member_key(i).c_str(), &value, left > 0 ? left : 1);
+      const phx_status got = group.world_->progress().keep_going(deadline, [&](const Deadline &until) {
+        const int64_t left = until.left_ms();
+        return store->get(member_key(i).c_str(), &value, left > 0 ? left : 1);
+      });
       if (got == PHX_ERR_TIMEOUT) {
         if (first_late < 0) first_late = i;
         late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
@@ -134,7 +136,15 @@ struct GroupMaker {
     header->group_size = group.size();
     header->channels = channels;
 
-    Geometry mine{kControlVersion, kSlots, slot_bytes, group.group_rank(), group.size(), channels, 0, {}, {}};
+    Geometry mine{kControlVersion,
+                  kSlots,
+                  slot_bytes,
+                  group.group_rank(),
+                  group.size(),
+                  channels,
+                  group.world_->allows_fences(),
+                  {},
+                  {}};
     mine.tuning = load_tuning(group.size());
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_ZERO(&mine.cores);
     std::vector<Parcel> all;
@@ -145,7 +155,7 @@ struct GroupMaker {
       if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, resident, &segments[i]);
     status = group.confirm(kOperation, status, deadline);
     if (status != PHX_OK) return status;
-    adopt_tuning(all);
+    adopt(all);
     open_channels(slot_bytes);
     return PHX_OK;
   }
@@ -158,16 +168,19 @@ struct GroupMaker {
     };
     for (uint32_t i = 0; i < group.channels(); ++i)
       group.channels_[i].lane.open(at(lane_offset(i, slot_bytes)), group.group_rank(), slot_bytes,
-                                   group.interruptions_.data());
+                                   group.interruptions_.data(), group.fenced_by_sleepers_);
     group.messenger_.open(at(lane_offset(group.channels(), slot_bytes)), group.group_rank());
   }
 
-  void adopt_tuning(const std::vector<Parcel> &all) {
+  // What depends on all ranks together, and comes out alike on all.
+  void adopt(const std::vector<Parcel> &all) {
     cpu_set_t cores;
     CPU_ZERO(&cores);
     Geometry theirs;
+    group.fenced_by_sleepers_ = true;
     for (int i = group.size() - 1; i >= 0; --i) {  // rank 0's last: it stays in `theirs`
       std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
+      if (theirs.allows_fences == 0) group.fenced_by_sleepers_ = false;
       CPU_OR(&cores, &cores, &theirs.cores);
     }
     group.cores_ = std::max(CPU_COUNT(&cores), 1);

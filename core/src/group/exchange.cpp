@@ -37,8 +37,9 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank()) continue;
     Message message;
-    const phx_status status =
-        world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, interruptions_[i], &message);
+    const phx_status status = world_->progress().keep_going(deadline, [&](const Deadline &until) {
+      return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], &message);
+    });
     if (status == PHX_OK) {
       parcels[i].bytes = std::move(message.payload);
       parcels[i].fds = std::move(message.fds);

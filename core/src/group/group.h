@@ -63,6 +63,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint32_t channels() const { return static_cast<uint32_t>(channels_.size()); }
   Channel &channel(uint32_t index) { return channels_[index]; }
   Messenger &messenger() { return messenger_; }
+  bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
 
   // The same on all ranks of the group.
   const Tuning &tuning() const { return *tuning_.load(std::memory_order_acquire); }
@@ -121,6 +122,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::vector<SharedMappingRef> segments_;  // by group rank
   std::deque<Channel> channels_;
   Messenger messenger_;
+  bool fenced_by_sleepers_ = false;
   int cores_ = 1;  // that its ranks may use together
   void adopt_tuning(const Tuning &tuning);
   std::mutex tuning_mutex_;

@@ -10,10 +10,11 @@ AwaitResult failed(WaitResult result, int group_rank) {
 }  // namespace
 
 void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes,
-                const std::atomic<int32_t> *interruptions) {
+                const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers) {
   self_ = self;
   slot_bytes_ = slot_bytes;
   interruptions_ = interruptions;
+  fenced_by_sleepers_ = fenced_by_sleepers;
   peers_.resize(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) {
     Peer &peer = peers_[i];
@@ -52,7 +53,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done) {
   header->record = record;
   header->done = static_cast<uint32_t>(done);
   // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
-  store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers);
+  store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
   return epoch;
 }
 

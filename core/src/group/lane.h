@@ -22,7 +22,8 @@ struct AwaitResult {
 class Lane {
  public:
   // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
-  void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions);
+  void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions,
+            bool fenced_by_sleepers);
 
   size_t slot_bytes() const { return slot_bytes_; }
   int group_rank() const { return self_; }
@@ -62,6 +63,7 @@ class Lane {
   std::vector<Peer> peers_;
   int self_ = 0;
   size_t slot_bytes_ = 0;
+  bool fenced_by_sleepers_ = false;
   uint64_t epoch_ = 0;  // the last one published
   const std::atomic<int32_t> *interruptions_ = nullptr;
 };

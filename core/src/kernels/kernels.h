@@ -11,7 +11,7 @@ namespace phx::kernels {
 // out[i] = in[0][i] op in[1][i] op ... in[n-1][i], in that order. `out` may be exactly one of the inputs; no other
 // overlap. Any alignment. n >= 1, divisor >= 1. Bit-identical whatever the instruction set:
 //   - f16, bf16 and f8 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in
-//     themselves. What is too large becomes infinity, or in f8e4m3, which has none, NaN.
+//     themselves. What is too large becomes infinity, or in f8e4m3, which has none, 448, as in torch.
 //   - avg divides the sum by `divisor`; premul_sum first multiplies each input by `scale`, in the accumulator's type.
 //   - A NaN result is always the same NaN (positive, quiet, no payload; 0x7f in both kinds of f8, as in torch), also
 //     when n is 1. min and max propagate NaN and take -0 for less than +0, so that they do not depend on the order of

@@ -138,7 +138,9 @@ struct Element<F8E4M3> {
     const uint32_t normal = ((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20) - (120u << 3);
     const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0x1p14f) - bits_as<uint32_t>(0x1p14f);
     const uint32_t result = below(magnitude, 121u << 23, subnormal, normal);
-    return static_cast<Raw>(below(magnitude, 0x43e80001u, result | sign, 0x7fu));  // above 464, halfway beyond 448
+    // What is more than 464, halfway beyond the largest, 448, becomes that: there is no infinity.
+    const uint32_t above = below(magnitude, 0x7f800001u, 0x7eu | sign, 0x7fu);
+    return static_cast<Raw>(below(magnitude, 0x43e80001u, result | sign, above));
   }
 };
 

@@ -113,7 +113,7 @@ struct E5M2 {
   // An element in the upper byte of each half, the lower being 0, to f16 and back.
   static PHX_ALWAYS_INLINE Halves widen(Halves raw) { return raw; }
   static PHX_ALWAYS_INLINE Halves narrow(Halves f16) { return f16 & (uint16_t)0xff00; }
-  static constexpr int32_t kNan = 0x7f800001;  // f32 from here on are NaN
+  static constexpr int32_t kMost = 0x7f800000;  // infinity
   static constexpr float kScale = 1;
 };
 template <class Isa>
@@ -121,7 +121,7 @@ struct E4M3 {
   using Halves = typename Vector<uint16_t, Isa::kBytes>::Type;
   using Signed = typename Vector<int16_t, Isa::kBytes>::Type;
   static constexpr int kFraction = 3, kExponent = 121;  // 2^-6 is the smallest normal
-  static constexpr int32_t kNan = 0x43e80001;           // above 464, halfway from 448 to what would be next
+  static constexpr int32_t kMost = 0x43e00000;          // 448: there is no infinity
   static constexpr float kScale = 0x1p8f;
 
   static PHX_ALWAYS_INLINE Halves widen(Halves raw) {
@@ -162,14 +162,16 @@ struct F8Lanes {
   // its own power of two, or that of the smallest normal, the processor rounds it to kFraction bits. From 2^16 on the
   // power stays, so that it cannot overflow. A NaN becomes 0x7fff in f16.
   static PHX_ALWAYS_INLINE typename V::Type rounded(typename V::Type v) {
-    const Bits bits = (Bits)v, least = Bits{} + (Format::kExponent << 23), most = Bits{} + (143 << 23);
-    Bits power = bits & 0x7f800000;
+    const Bits given = (Bits)v & 0x7fffffff, sign = (Bits)v ^ given, largest = Bits{} + Format::kMost;
+    const Bits magnitude = given < largest ? given : largest;
+    const Bits least = Bits{} + (Format::kExponent << 23), most = Bits{} + (143 << 23), nan = Bits{} + 0x7fffffff;
+    v = (typename V::Type)(magnitude | sign);
+    Bits power = magnitude & 0x7f800000;
     power = power > least ? power : least;
     power = power < most ? power : most;
     const typename V::Type shift = (typename V::Type)(power + ((23 - Format::kFraction) << 23 | 1 << 22));
-    const Bits magnitude = bits & 0x7fffffff, sign = bits ^ magnitude, nan = Bits{} + 0x7fffffff;
     const Bits result = (Bits)(((v + shift) - shift) * (1 / Format::kScale)) | sign;  // the sum loses that of a zero
-    return (typename V::Type)(magnitude < Format::kNan ? result : nan);
+    return (typename V::Type)(given > 0x7f800000 ? nan : result);
   }
 };
 template <class Isa>

@@ -88,8 +88,8 @@ __attribute__((noinline)) void reduce_range(char *out, const void *const *in, in
 // Inputs from this size on are taken to be out of the first-level cache, in memory or in the cache of the core that
 // wrote them. The hardware prefetcher is too timid for them, above all where another core has the lines: asking for
 // each line kAhead bytes early makes reductions out of another core's 2 MiB half as fast again (bf16, 2 inputs: from 19
-// to 29 GB/s; benchmarks/README.md). Distances from 0.5 to 4 KiB are alike. What copy.cpp does, four pages side by
-// side, gains less here, where several inputs are several streams already, and loses with many.
+// to 29 GB/s; benchmarks/kernels.cpp --remote). Distances from 0.5 to 4 KiB are alike. What copy.cpp does, four pages
+// side by side, gains less here, where several inputs are several streams already, and loses with many.
 constexpr size_t kWideBytes = size_t{16} << 10;
 constexpr size_t kAhead = 1024;
 constexpr size_t kLine = 64;

@@ -43,6 +43,8 @@ AliasTable &aliases() {
 }
 #endif
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
 void unmap(SharedMapping *mapping) {
   munmap(mapping->base, mapping->size);
   delete mapping;
@@ -98,7 +100,12 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
   void *base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED)
     return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
-  // Best effort: older kernels do not know it, and then pages come at first touch.
+#ifdef MADV_HUGEPAGE
+  // Best effort: the host must allow it (shmem_enabled). It is worth a few percent, and a faster first touch.
+  if (size >= kHugePage) madvise(base, size, MADV_HUGEPAGE);
+#endif
+  // The owner comes first and is where it computes, so the pages are of its NUMA node. Best effort too: older kernels do
+  // not know it, and then pages come at first touch.
   if (prefault_bytes != 0 && madvise(base, prefault_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
     munmap(base, size);
     return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation,

@@ -34,11 +34,15 @@ RingResult RingWriter::put(const MessageHead &head, const char *data, size_t off
     if (written_ + lines + 1 - known_taken_ > lines_) return RingResult::kNothing;
   }
   auto *record = reinterpret_cast<RecordHeader *>(at(written_));
+  char *payload = reinterpret_cast<char *>(record + 1);
+  // The first line comes last: the receiver looks at its flag all the time and would take the line away in between.
+  const size_t first = std::min(bytes, kLine - sizeof(RecordHeader));
+  copy_bytes(payload + first, data + offset + first, bytes - first);
+  flag(written_ + lines).store(0, std::memory_order_relaxed);  // ordered by the exchange
   record->bytes = static_cast<uint32_t>(bytes);
   record->head = head;
   record->offset = offset;
-  copy_bytes(record + 1, data + offset, bytes);
-  flag(written_ + lines).store(0, std::memory_order_relaxed);  // ordered by the exchange
+  copy_bytes(payload, data + offset, first);
   // Pairs with the load in RingReader::peek: the record, and the cleared flag behind it, are visible to whoever sees
   // the flag. seq_cst, because the caller looks at the receiver's `sleepers` next (Dekker with Messenger::await).
   record->flag.exchange(flag_of(written_), std::memory_order_seq_cst);

@@ -169,7 +169,9 @@ bool Messenger::append(int source, const Record &record) {
     fail(nullptr, broken(source, "a record does not continue its message"));
     return false;
   }
-  if (incoming.to != nullptr) deliver_bytes(incoming.to + incoming.received, record.data, record.bytes, incoming.total);
+  if (incoming.to != nullptr)
+    deliver_bytes(incoming.to + incoming.received, record.data, record.bytes,
+                  incoming.total >= group_->tuning().streaming_bytes);
   incoming.received += record.bytes;
   if (incoming.arrival != nullptr) incoming.arrival->received = incoming.received;
   if (incoming.received < incoming.total) return true;

@@ -82,7 +82,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   if (status != PHX_OK) return status;
   // No look at the group's state before: a signal that has arrived can be taken, whatever happened since.
   SharedWord &consumed = consumed_[static_cast<size_t>(channel) * size() + group_rank];
-  LazyDeadline deadline(timeout_ms);
+  LazyDeadline deadline(timeout_ms, &group_->world().progress());
   for (;;) {
     uint32_t taken = consumed.load(std::memory_order_relaxed);
     const WaitResult result = wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_),
@@ -102,10 +102,10 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   Barrier &state = barriers_[channel];
   std::lock_guard<std::mutex> lock(state.mutex);  // its holder waits no longer than its deadline
   if (!state.pending) {
-    store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_));
+    store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_), group_->fenced_by_sleepers());
     state.pending = true;
   }
-  LazyDeadline deadline(timeout_ms);
+  LazyDeadline deadline(timeout_ms, &group_->world().progress());
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
     const WaitResult result =

@@ -9,6 +9,9 @@
 #include <mutex>
 #include <vector>
 
+#include "base/deadline.h"
+#include "phalanx/phalanx.h"
+
 namespace phx {
 
 // Something with operations under way: the engine of a channel, or the messages of a group.
@@ -29,6 +32,17 @@ class Progress {
   bool pending() const { return pending_.load(std::memory_order_relaxed) > 0; }
   // `caller` is passed over: it holds its own lock.
   void poll(const ProgressSource *caller);
+
+  // For waits that are no words in shared memory: calls wait(deadline), in slices while something is under way.
+  template <class Wait>
+  phx_status keep_going(const Deadline &deadline, Wait wait) {
+    for (;;) {
+      if (!pending()) return wait(deadline);
+      const phx_status status = wait(Deadline::after_ms(1));
+      if (status != PHX_ERR_TIMEOUT || deadline.passed()) return status;
+      poll(nullptr);
+    }
+  }
 
  private:
   std::atomic<int> pending_{0};

@@ -1,6 +1,7 @@
 #include "wait/wait.h"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -20,7 +21,17 @@ void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 }
 
+// Every thread of every process that allows it passes a full fence between now and the return.
+void fence_others() { syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
+
 }  // namespace
+
+bool allow_fences() {
+  const long known = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+  return known > 0 && (known & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
+         syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 &&
+         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
 
 void wake_all(const SharedWord &word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
@@ -38,6 +49,7 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
   }
   WaitResult result = WaitResult::kReached;
   sleepers.fetch_add(1, std::memory_order_seq_cst);
+  fence_others();  // see store_and_wake
   for (;;) {
     const uint32_t seen = word.load(std::memory_order_seq_cst);
     if (reached(seen, target)) break;

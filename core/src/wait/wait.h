@@ -70,12 +70,23 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   return wait_reached_slow(word, target, sleepers, interrupted, deadline);
 }
 
-// Stores and wakes. seq_cst on both: the store must not pass the load of `sleepers` (Dekker with wait_reached_slow,
-// which announces itself and then looks at the word again).
-inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers);
 void wake_all(const SharedWord &word);
 
-inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers) {
+// Lets this process be fenced by others (membarrier). False where kernel or container have not got it.
+bool allow_fences();
+
+// Stores and wakes. The store must not pass the load of `sleepers` (Dekker with wait_reached_slow, which announces
+// itself and then looks at the word again). A full fence here would wait until every line that this rank has written is
+// its own, in every collective; so where all ranks allow it (`fenced_by_sleepers`) the rank that goes to sleep, which
+// has time, fences the others instead.
+inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers, bool fenced_by_sleepers) {
+  if (fenced_by_sleepers) {
+    word.store(value, std::memory_order_release);
+    std::atomic_signal_fence(
+        std::memory_order_seq_cst);  // the compiler keeps the order; the sleeper's fence the processor
+    if (sleepers.load(std::memory_order_relaxed) != 0) wake_all(word);
+    return;
+  }
   word.exchange(value, std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
 }

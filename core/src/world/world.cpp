@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "group/group.h"
 #include "memory/shared_memory.h"
+#include "wait/wait.h"
 
 namespace phx {
 
@@ -29,6 +30,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   if (params.staging_bytes != 0) world->slot_bytes_ = round_up(params.staging_bytes, 64);
   if (params.signal_channels != 0) world->signal_channels_ = params.signal_channels;
   if (params.channels != 0) world->channels_ = params.channels;
+  world->allows_fences_ = allow_fences();
   const phx_status status = world->monitor_.start();
   if (status != PHX_OK) return status;
   *out = std::move(world);

@@ -48,6 +48,7 @@ class World : public std::enable_shared_from_this<World> {
   AllocatorRegistry &allocators() { return allocators_; }
   BlockTable &blocks() { return blocks_; }
   Progress &progress() { return progress_; }
+  bool allows_fences() const { return allows_fences_; }
 
   // The connection to a peer, made if there is none.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out);
@@ -72,6 +73,7 @@ class World : public std::enable_shared_from_this<World> {
   size_t slot_bytes_ = kDefaultSlotBytes;
   uint32_t signal_channels_ = kDefaultSignalChannels;
   uint32_t channels_ = kDefaultChannels;
+  bool allows_fences_ = false;
   std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
   std::atomic<bool> finalized_{false};
   AllocatorRegistry allocators_;

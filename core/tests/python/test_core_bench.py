@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.core import _cli, _paths
 from phalanx.core.bench import _limits, _main, _peers, report
-from phalanx.core.bench._run import Benchmark, Job
+from phalanx.core.bench._run import Benchmark, Job, nameless
 from phalanx.core.bench._team import Team, TeamError
 
 TINY = ["--sizes", "256,1000", "--rounds", "2", "--round-ms", "0.2", "--peers", "none"]
@@ -84,10 +84,10 @@ def job(**changes):
     return Job(**(fields | changes))
 
 
-def team(directory, name="phalanx", seconds=30.0):
+def team(directory, name="phalanx"):
     library = _paths.library().with_name("libphalanx_bench.so")
     cores = sorted(os.sched_getaffinity(0))
-    return Team(name, 2, directory, cores, "c", library, Path("nowhere"), False, seconds)
+    return Team(name, 2, directory, cores, "c", library, Path("nowhere"), False, 60.0)
 
 
 # ---- what a run gives ------------------------------------------------------------------------------------------------
@@ -118,6 +118,11 @@ def test_the_file_names_neither_a_machine_nor_a_path(run):
     text = run.read_text()
     for secret in (socket.gethostname(), str(Path.home()), str(_paths.library().parent), tempfile.gettempdir()):
         assert len(secret) < 4 or secret not in text
+
+
+def test_the_reason_of_a_failure_names_neither_a_machine_nor_a_path():
+    text = f"{socket.gethostname()}: /opt/x-1/lib/libmpi.so.12: cannot open '/tmp/a b/c', 1/2 of it"
+    assert nameless(text) == "this host: libmpi.so.12: cannot open 'a b/c', 1/2 of it"
 
 
 def test_the_file_says_what_was_measured_on_what(run):
@@ -201,7 +206,8 @@ def test_a_rank_that_dies_ends_its_team_with_a_reason(tmp_path):
 
 
 def test_a_rank_that_does_not_answer_is_ended_at_the_timeout(tmp_path):
-    ranks = team(tmp_path, seconds=0.5)
+    ranks = team(tmp_path)
+    ranks.seconds = 0.5
     os.kill(sorted(children())[-1], signal.SIGSTOP)
     with pytest.raises(TeamError, match=r"rank \d did not answer 'finish' in 0 s"):
         ranks.ask({"do": "finish"})

@@ -37,22 +37,22 @@ def commands(monkeypatch):
 def test_a_command_of_another_package_gets_its_arguments(commands):
     seen = []
 
-    def bench(argv):
+    def train(argv):
         seen.append(argv)
         return 3
 
-    commands(FakePoint("bench", lambda: bench))
-    assert _cli.main(["bench", "--size", "4", "x"]) == 3
+    commands(FakePoint("train", lambda: train))
+    assert _cli.main(["train", "--size", "4", "x"]) == 3
     assert seen == [["--size", "4", "x"]]
 
 
 def test_the_help_lists_all_commands(commands, capsys):
-    commands(FakePoint("bench", None))
+    commands(FakePoint("train", None))
     with pytest.raises(SystemExit) as caught:
         _cli.main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for name in ("bench", "doctor", "version"):
+    for name in ("bench", "doctor", "train", "tune", "version"):
         assert f"\n  {name} " in text
 
 
@@ -63,22 +63,22 @@ def test_without_a_command_the_help_is_shown(commands, capsys):
 
 
 def test_an_unknown_command_is_an_error_that_lists_the_known_ones(commands, capsys):
-    commands(FakePoint("bench", None))
+    commands(FakePoint("train", None))
     with pytest.raises(SystemExit) as caught:
-        _cli.main(["bnech"])
+        _cli.main(["trian"])
     assert caught.value.code == 2
     text = capsys.readouterr().err
-    assert "bnech" in text
-    assert all(name in text for name in ("bench", "doctor", "version"))
+    assert "trian" in text
+    assert all(name in text for name in ("bench", "doctor", "train", "tune", "version"))
 
 
 def test_a_command_that_cannot_be_loaded_is_named_with_its_origin(commands, capsys):
     def load():
         raise ImportError("no module named 'somewhere'")
 
-    commands(FakePoint("bench", load))
-    assert _cli.main(["bench"]) == 1
-    assert "phalanx bench: somewhere:main" in capsys.readouterr().err
+    commands(FakePoint("train", load))
+    assert _cli.main(["train"]) == 1
+    assert "phalanx train: somewhere:main" in capsys.readouterr().err
 
 
 def test_a_built_in_command_wins_over_an_entry_point_of_its_name(commands, capsys):

@@ -1,6 +1,7 @@
 """Collectives on ordinary memory, against numpy: every rank computes what it must get by itself."""
 
 import itertools
+import threading
 import time
 
 import pytest
@@ -117,6 +118,69 @@ def test_bfloat16_is_summed_in_float32_and_rounded_once():
     run_ranks(all_reduce_bfloat16, 4)
 
 
+def f8_values(dtype):
+    """What each of the 256 codes stands for."""
+    fraction_bits, bias = (3, 7) if dtype == "float8_e4m3fn" else (2, 15)
+    values = []
+    for code in range(256):
+        exponent, fraction = (code & 127) >> fraction_bits, code & ((1 << fraction_bits) - 1)
+        part = fraction / (1 << fraction_bits)
+        value = (1 + part) * 2.0 ** (exponent - bias) if exponent else part * 2.0 ** (1 - bias)
+        if dtype == "float8_e4m3fn" and code & 127 == 127:
+            value = np.nan
+        if dtype == "float8_e5m2" and exponent == 31:
+            value = np.inf if fraction == 0 else np.nan
+        values.append(-value if code & 128 else value)
+    return np.array(values)
+
+
+def to_f8(dtype, value):
+    """The code of the nearest value, of two the even one."""
+    distances = np.abs(f8_values(dtype) - value)
+    distances[~np.isfinite(f8_values(dtype))] = np.inf
+    nearest = np.flatnonzero(distances == distances.min())
+    return min(nearest, key=lambda code: (code % 2, (code >= 128) != (value < 0)))
+
+
+def all_reduce_f8(rank, world_size, dtype):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        values = f8_values(dtype)
+        usable = np.flatnonzero(np.abs(values) < 16)
+        inputs = [usable[np.random.default_rng(r).integers(0, len(usable), 3000)].astype(np.uint8) for r in range(3)]
+        out = np.empty(3000, np.uint8)
+        group.all_reduce(inputs[rank], out, dtype=dtype)
+        total = sum(values[each].astype(np.float32) for each in inputs)
+        np.testing.assert_array_equal(values[out], values[[to_f8(dtype, value) for value in total]])
+        group.all_reduce(inputs[rank], out, dtype=dtype, op="max")
+        np.testing.assert_array_equal(values[out], np.max([values[each] for each in inputs], axis=0))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_floats_of_8_bits_are_summed_in_float32_and_rounded_once(dtype):  # M39
+    run_ranks(all_reduce_f8, 3, dtype)
+
+
+def all_reduce_complex(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        for dtype, half in (("complex64", "float32"), ("complex128", "float64")):
+            inputs = [data(r, half, 1000) + 1j * data(r + 10, half, 1000) for r in range(world_size)]
+            assert inputs[rank].dtype == dtype
+            out = np.empty(1000, dtype)
+            group.all_reduce(inputs[rank], out)
+            np.testing.assert_array_equal(out, (inputs[0] + inputs[1]) + inputs[2])
+            group.all_reduce(inputs[rank], out, op="product")
+            np.testing.assert_allclose(out, inputs[0] * inputs[1] * inputs[2], rtol=1e-5)
+            for op in ("min", "max", "band"):
+                with pytest.raises(UnsupportedError, match=f"{op} is not defined for {dtype}"):
+                    group.all_reduce(inputs[rank], out, op=op)
+
+
+def test_complex_numbers_are_summed_and_multiplied_but_have_no_order():
+    run_ranks(all_reduce_complex, 3)
+
+
 def propagate_nan(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))
@@ -195,6 +259,89 @@ def test_all_to_all_with_uneven_and_empty_blocks(world_size, staging_bytes):
     run_ranks(exchange_uneven, world_size, staging_bytes)
 
 
+def move_uneven(rank, world_size, staging_bytes):
+    with join(rank, world_size, staging_bytes=staging_bytes) as world:
+        group = world.create_group("all", range(world_size))
+        for scale in (0, 1, 3000):
+            counts = [(r * 2 + 1) % 4 * scale for r in range(world_size)]  # some are empty
+            total, begin = sum(counts), sum(counts[:rank])
+            part = [data(r, "int32", counts[r]) for r in range(world_size)]
+            whole = [data(10 + r, "int32", total) for r in range(world_size)]
+            for blocking in (True, False):
+                out = np.full(total, -1, np.int32)
+                work = group.all_gather_v(part[rank].copy(), out, counts, blocking=blocking)
+                mine = np.full(counts[rank], -1, np.int32)
+                later = group.reduce_scatter_v(whole[rank], mine, counts, op="max", blocking=blocking)
+                if not blocking:
+                    later.wait()
+                    work.wait()
+                np.testing.assert_array_equal(out, np.concatenate(part))
+                expected = reduced(whole, "max")[begin : begin + counts[rank]]
+                np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize(("world_size", "staging_bytes"), [(1, 0), (2, 4096), (4, 0)])
+def test_gather_and_scatter_of_uneven_and_empty_blocks_equal_numpy(world_size, staging_bytes):
+    run_ranks(move_uneven, world_size, staging_bytes)
+
+
+def use_roots(rank, world_size, staging_bytes):
+    with join(rank, world_size, staging_bytes=staging_bytes) as world:
+        group = world.create_group("all", range(world_size))
+        for root, count in itertools.product(range(world_size), COUNTS):
+            inputs = [data(r, "float32", count) for r in range(world_size)]
+            here = rank == root
+            out = np.full(count, -1, np.float32)
+            group.reduce(inputs[rank], out if here else None, root_group_rank=root)
+            np.testing.assert_array_equal(out, reduced(inputs, "sum") if here else np.full(count, -1, np.float32))
+            group.reduce(inputs[rank], out, op="max", root_group_rank=root)  # elsewhere `out` is not looked at
+            np.testing.assert_array_equal(out, reduced(inputs, "max") if here else np.full(count, -1, np.float32))
+            everything = np.empty(count * world_size, np.float32) if here else None
+            group.gather(inputs[rank], everything, root_group_rank=root)
+            if here:
+                np.testing.assert_array_equal(everything, np.concatenate(inputs))
+            group.scatter(np.concatenate(inputs) if here else None, out, root_group_rank=root)
+            np.testing.assert_array_equal(out, inputs[rank])
+        group.barrier()
+
+
+@pytest.mark.parametrize(("world_size", "staging_bytes"), [(1, 0), (2, 0), (3, 4096), (4, 0)])
+def test_reduce_gather_and_scatter_have_a_root(world_size, staging_bytes):  # P30
+    run_ranks(use_roots, world_size, staging_bytes)
+
+
+def thread_per_channel(rank, world_size):
+    with join(rank, world_size, channels=3) as world:
+        group = world.create_group("all", range(world_size))
+        assert group.channels == 3
+        wrong = []
+
+        def use(channel):
+            mine, out = np.empty(5000, np.int64), np.empty(5000, np.int64)
+            for i in range(100 + 50 * channel):  # each thread at its own pace
+                mine[:] = rank + i * channel
+                group.all_reduce(mine, out, channel=channel)
+                if not (out == sum(range(world_size)) + i * channel * world_size).all():
+                    wrong.append((channel, i))
+
+        threads = [threading.Thread(target=use, args=(channel,)) for channel in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert group.sequence == 100
+        with pytest.raises(InvalidArgumentError, match="channel is 3; group 'all' has 3"):
+            group.all_reduce(np.ones(1), np.ones(1), channel=3)
+        with pytest.raises(InvalidArgumentError, match="channel"):
+            group.all_reduce(np.ones(1), np.ones(1), channel=-1)
+        group.barrier()
+
+
+def test_threads_use_channels_of_their_own():
+    run_ranks(thread_per_channel, 2)
+
+
 # ---- what may be given --------------------------------------------------------------------------
 
 
@@ -224,6 +371,9 @@ def use_every_kind_of_buffer(rank, world_size):
         group.all_reduce(block, out, dtype="int32")
         assert result() == [total] * 4
         group.all_reduce(array.reshape(2, 2), out.reshape(2, 2))
+        assert result() == [total] * 4
+        out[:] = array
+        group.all_reduce(out)  # in place
         assert result() == [total] * 4
         several = bytearray(16 * world_size)
         group.all_gather(block, several, 4, "int32")
@@ -270,6 +420,21 @@ def bad_calls(group, world):
         ("counts of the wrong length", "one for each rank", lambda: group.all_to_all_v(a, [4], b, [2, 2])),
         ("counts beyond the buffer", "source_counts", lambda: group.all_to_all_v(a, [4, 1], b, [2, 2])),
         ("negative counts", r"out_counts\[0\]", lambda: group.all_to_all_v(a, [2, 2], b, [-1, 2])),
+        ("counts of all_gather_v", "one for each rank", lambda: group.all_gather_v(a, b, [2, 2, 0])),
+        ("own count of all_gather_v", "source has 16", lambda: group.all_gather_v(a, wide, [5, 1])),
+        ("sum of all_gather_v", "out has 16", lambda: group.all_gather_v(a, b, [4, 4])),
+        ("own count of reduce_scatter_v", "out has 16", lambda: group.reduce_scatter_v(wide, b, [5, 3])),
+        ("sum of reduce_scatter_v", "source has 32", lambda: group.reduce_scatter_v(wide, b, [4, 5])),
+        ("negative count of all_gather_v", r"counts\[1\]", lambda: group.all_gather_v(a, b, [4, -1])),
+        ("counts beyond memory", "no memory can hold", lambda: group.all_gather_v(1 << 20, 1 << 21, [2**63] * 2, 3)),
+        ("root without output", "out is missing.*group rank 0, the root", lambda: group.reduce(a)),
+        ("root without output of gather", "out is missing", lambda: group.gather(a)),
+        ("root without source", "source is missing.*group rank 0, the root", lambda: group.scatter(None, a)),
+        ("no source", "source is missing; give", lambda: group.all_gather(None, a)),
+        ("no output", "out is missing; give", lambda: group.all_gather(a, None)),
+        ("short output on the root", "must have 32 bytes", lambda: group.gather(a, b)),
+        ("root of reduce", "root_group_rank", lambda: group.reduce(a, b, root_group_rank=2)),
+        ("an array that shows no buffer", "dtype", lambda: group.all_reduce(np.zeros(4, "M8[s]"), b)),
         ("negative timeout", "timeout_ms", lambda: group.all_reduce(a, b, timeout_ms=-1)),
     ]
 
@@ -328,7 +493,7 @@ def drop_works(rank, world_size):
         assert (out == world_size).all()
         group.barrier()
         group.all_reduce(np.ones(3, np.float32), out)
-        assert group._abandoned._works == []
+        assert not group._abandoned._works
 
 
 def test_dropped_works_still_run_and_their_buffers_live_until_then():

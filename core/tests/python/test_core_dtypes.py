@@ -19,6 +19,10 @@ SIZES = {
     "int64": 8,
     "uint64": 8,
     "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
 
 
@@ -41,6 +45,10 @@ def test_enumerations_are_those_of_the_header():
         DType.FLOAT16: lib.PHX_F16,
         DType.BFLOAT16: lib.PHX_BF16,
         DType.BOOL: lib.PHX_BOOL,
+        DType.COMPLEX64: lib.PHX_C64,
+        DType.COMPLEX128: lib.PHX_C128,
+        DType.FLOAT8_E4M3FN: lib.PHX_F8E4M3,
+        DType.FLOAT8_E5M2: lib.PHX_F8E5M2,
         ReduceOp.SUM: lib.PHX_SUM,
         ReduceOp.PREMUL_SUM: lib.PHX_PREMUL_SUM,
     }
@@ -59,7 +67,7 @@ def test_names_in_any_case_and_numbers_are_understood():
     assert algo_of("one_shot") is algo_of(1) is Algo.ONE_SHOT
 
 
-@pytest.mark.parametrize("wish", ["float8", "", 0, 14, -1, None, [], 3.5])
+@pytest.mark.parametrize("wish", ["float8", "", 0, 18, -1, None, [], 3.5])
 def test_an_unknown_dtype_is_an_error_that_lists_the_known_ones(wish):
     with pytest.raises(InvalidArgumentError, match=r"unknown dtype .*float16, bfloat16, float32"):
         dtype_of(wish)

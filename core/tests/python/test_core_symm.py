@@ -298,6 +298,83 @@ def test_collectives_on_symmetric_memory_equal_numpy(world_size, count):
     run_ranks(collectives, world_size, count)
 
 
+def uneven_and_rooted(rank, world_size, scale):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        everyone = range(world_size)
+        counts = [(2 * r + 1) % 4 * scale for r in everyone]
+        total, begin = sum(counts), sum(counts[:rank])
+        offset = 64
+        memory = world.alloc(offset + 4 * max(4 * scale * world_size, total))
+        symm = group.rendezvous(memory)
+        block = np.frombuffer(memory.buffer(), np.int32)[offset // 4 :]
+
+        def of(r, count):
+            return np.arange(count, dtype=np.int32) * (r + 1)
+
+        def fill(values):
+            symm.barrier()
+            block[: len(values)] = values
+            symm.barrier()
+
+        fill(of(rank, counts[rank]))
+        out = np.empty(total, np.int32)
+        symm.all_gather_v(offset, out, counts)
+        np.testing.assert_array_equal(out, np.concatenate([of(r, counts[r]) for r in everyone]))
+
+        fill(of(rank, total))
+        mine = np.empty(counts[rank], np.int32)
+        symm.reduce_scatter_v(offset, mine, counts, op="sum")
+        np.testing.assert_array_equal(mine, sum(of(r, total) for r in everyone)[begin : begin + counts[rank]])
+
+        def length(i, j):  # from rank i to rank j
+            return (i + 2 * j) % 4 * scale
+
+        fill(np.concatenate([of(10 * rank + j, length(rank, j)) for j in everyone]))
+        sent, received = [length(rank, j) for j in everyone], [length(i, rank) for i in everyone]
+        out = np.empty(sum(received), np.int32)
+        symm.all_to_all_v(offset, sent, out, received)
+        np.testing.assert_array_equal(out, np.concatenate([of(10 * i + rank, length(i, rank)) for i in everyone]))
+
+        for root in everyone:
+            here = rank == root
+            fill(of(rank, scale))
+            out = np.full(scale, -1, np.int32)
+            symm.reduce(offset, out if here else None, scale, "int32", root_group_rank=root)
+            expected = sum(of(r, scale) for r in everyone)
+            np.testing.assert_array_equal(out, expected if here else np.full(scale, -1))
+            whole = np.empty(scale * world_size, np.int32)
+            symm.gather(offset, whole, scale, "int32", root_group_rank=root)
+            if here:
+                np.testing.assert_array_equal(whole, np.concatenate([of(r, scale) for r in everyone]))
+            fill(of(rank, scale * world_size))
+            symm.scatter(offset, out, root_group_rank=root)
+            np.testing.assert_array_equal(out, of(root, scale * world_size)[rank * scale : (rank + 1) * scale])
+
+        fill(of(rank, scale))
+        symm.all_reduce(offset, None, scale, "int32", channel=1)  # in place
+        np.testing.assert_array_equal(block[:scale], expected)
+        for text, call in (
+            ("count is needed", lambda: symm.all_reduce(offset, None, dtype="int32")),
+            ("dtype is needed", lambda: symm.all_reduce(offset, None, 1)),
+            ("offset", lambda: symm.all_reduce(-4, None, 1, "int32")),
+            ("out is missing: this is group rank", lambda: symm.reduce(0, None, 1, "int32", root_group_rank=rank)),
+            ("count is needed", lambda: symm.reduce(0, None, dtype="int32", root_group_rank=(rank + 1) % world_size)),
+            ("one for each rank", lambda: symm.all_gather_v(0, out, [1])),
+            ("out has", lambda: symm.reduce_scatter_v(0, out[:0], [1] * world_size)),
+            ("do not fit", lambda: symm.all_gather_v(memory.size, out, [1] + [0] * (world_size - 1))),
+        ):
+            if world_size > 1:
+                with pytest.raises(InvalidArgumentError, match=text):
+                    call()
+        group.barrier()
+
+
+@pytest.mark.parametrize(("world_size", "scale"), [(1, 10), (2, 1000), (4, 7)])
+def test_uneven_and_rooted_collectives_on_symmetric_memory_equal_numpy(world_size, scale):  # M35
+    run_ranks(uneven_and_rooted, world_size, scale)
+
+
 def refuse_bad_offsets(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))

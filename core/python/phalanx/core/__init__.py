@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phalanx.core._lib import ffi, lib
-    from phalanx.core.dtypes import Algo, DType, ReduceOp
+    from phalanx.core.coalesced import Call, Coalesced
+    from phalanx.core.dtypes import ANY_RANK, Algo, DType, ReduceOp
     from phalanx.core.errors import (
         AbiError,
         AccessDeniedError,
@@ -45,15 +46,19 @@ if TYPE_CHECKING:
     )
     from phalanx.core.symm import Symm
     from phalanx.core.torch_ops import load_torch_ops
+    from phalanx.core.tuning import Tuning
     from phalanx.core.work import Work
     from phalanx.core.world import World
 
 __all__ = [
+    "ANY_RANK",
     "AbiError",
     "AccessDeniedError",
     "Algo",
     "AlreadyExistsError",
+    "Call",
     "CallbackStore",
+    "Coalesced",
     "DType",
     "DeviceError",
     "FileStore",
@@ -77,6 +82,7 @@ __all__ = [
     "Symm",
     "SystemCallError",
     "TCPStore",
+    "Tuning",
     "UnsupportedError",
     "WaitTimeoutError",
     "Work",
@@ -91,8 +97,11 @@ __all__ = [
 
 # Where each public name lives. Names ending in Error are in `errors`.
 _HOMES = {
+    "ANY_RANK": "dtypes",
     "Algo": "dtypes",
+    "Call": "coalesced",
     "CallbackStore": "store",
+    "Coalesced": "coalesced",
     "DType": "dtypes",
     "FileStore": "store",
     "Group": "group",
@@ -105,6 +114,7 @@ _HOMES = {
     "Store": "store",
     "Symm": "symm",
     "TCPStore": "store",
+    "Tuning": "tuning",
     "Work": "work",
     "World": "world",
     "as_store": "store",

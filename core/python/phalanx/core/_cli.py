@@ -60,6 +60,12 @@ def _doctor(argv: list[str]) -> int:
     return doctor.main(argv)
 
 
+def _tune(argv: list[str]) -> int:
+    from phalanx.core import tune
+
+    return tune.main(argv)
+
+
 def _version(argv: list[str]) -> int:
     from phalanx.core.doctor import installed_versions
 
@@ -79,6 +85,7 @@ def _version(argv: list[str]) -> int:
 _BUILT_IN: dict[str, tuple[str, Command]] = {
     "bench": ("the collectives beside those of other libraries", _bench),
     "doctor": ("what this host offers, and what is wrong with it", _doctor),
+    "tune": ("measure where one algorithm takes over from another", _tune),
     "version": ("versions of what is installed", _version),
 }
 

@@ -50,7 +50,7 @@ class Handle:
         self._generation = _Process.generation
         self._pid = os.getpid()
         self._owners = tuple(owner.retain() for owner in owners)
-        self._keep = keep
+        self._keep = [keep]
         self.what = what
         # Lists, because append and pop are atomic, and a lock could be held when a finalizer runs.
         self._users = [None]
@@ -79,6 +79,10 @@ class Handle:
         """Count one more user, who must call `drop`."""
         self._users.append(None)
         return self
+
+    def keep(self, thing: object) -> None:
+        """Let a thing live as long as this handle."""
+        self._keep.append(thing)
 
     def drop(self) -> None:
         """Count one user less; the last one releases the C object."""

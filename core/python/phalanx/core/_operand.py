@@ -11,7 +11,7 @@ from phalanx.core.memory import Memory
 
 _VOID = ffi.typeof("void *")
 
-# bfloat16 has no format character: arrays of it are seen as 16-bit integers.
+# bfloat16 has no format character: arrays of it are seen as 16-bit integers. Those of 8-bit floats are plain bytes.
 _SAME_BITS = {(DType.UINT16, DType.BFLOAT16), (DType.INT16, DType.BFLOAT16)}
 
 
@@ -29,6 +29,10 @@ class Operand(NamedTuple):
     nbytes: int | None
     dtype: DType | None
     keep: object
+
+
+# The side of a collective that this rank has no part in.
+ABSENT = Operand(ffi.NULL, None, None, None)
 
 
 def operand(value: Any, name: str, writable: bool) -> Operand:
@@ -50,6 +54,10 @@ def operand(value: Any, name: str, writable: bool) -> Operand:
         seen = memoryview(value)
     except TypeError:
         return Operand(_address(value, name), None, None, None)
+    except (BufferError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{name} does not give its buffer ({error}); give a view of it as integers of the same size, and dtype"
+        ) from None
     with seen:
         if not seen.c_contiguous:
             raise InvalidArgumentError(
@@ -113,6 +121,8 @@ def resolve_count(wish: int | None, itemsize: int, sides: Sequence[tuple[str, Op
         InvalidArgumentError: A buffer is too short, or the count cannot be derived.
     """
     if wish is None:
+        if not sides:
+            raise InvalidArgumentError("count is needed: this rank gives no buffer to derive it from")
         name, first, factor = sides[0]
         if first.nbytes is None:
             raise InvalidArgumentError(f"count is needed: {name} is a bare address")

@@ -39,7 +39,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Look at everything, in a fixed order. Changes nothing and starts nothing."""
+    """Look at everything, in a fixed order. Changes nothing, and leaves nothing behind."""
     for look in _CHECKS:
         try:
             yield from look()
@@ -186,6 +186,33 @@ def _check_library() -> Iterator[Finding]:
     yield Finding(OK, "features", ", ".join(map(str, features)) if features else "none")
 
 
+def _check_tuning() -> Iterator[Finding]:
+    from phalanx.core import tuning
+
+    path = tuning.table_path()
+    try:
+        if path is None or not path.exists():
+            yield Finding(OK, "tuning", f"built-in values; there is no {path or 'table'} (phalanx tune measures)")
+            return
+        if path.stat().st_uid not in (os.geteuid(), 0):
+            yield Finding(WARN, "tuning", f"{path} belongs to another user", "it is not read: run phalanx tune")
+            return
+        rows = tuning.rows_of_host(path.read_text(errors="replace"))
+    except OSError as error:
+        yield Finding(WARN, "tuning", f"{path} cannot be read ({error})", "built-in values are used instead")
+        return
+    if not rows:
+        yield Finding(OK, "tuning", f"built-in values; {path} has none for this host (phalanx tune measures)")
+        return
+    strange = [ranks for ranks, row in rows.items() if not all(value.isdecimal() for value in row.values())]
+    text = f"{path}, for groups of {', '.join(map(str, rows))} ranks"
+    if strange:
+        advice = f"the row of {strange[0]} ranks is no work of phalanx tune: run phalanx tune --ranks {strange[0]}"
+        yield Finding(WARN, "tuning", text, advice)
+    else:
+        yield Finding(OK, "tuning", text)
+
+
 def _check_packages() -> Iterator[Finding]:
     versions = installed_versions()
     if versions:
@@ -205,6 +232,7 @@ _CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _check_sockets,
     _check_limits,
     _check_library,
+    _check_tuning,
     _check_packages,
 )
 

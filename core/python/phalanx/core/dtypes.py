@@ -22,6 +22,10 @@ class DType(IntEnum):
     INT64 = 11
     UINT64 = 12
     BOOL = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+    FLOAT8_E4M3FN = 16
+    FLOAT8_E5M2 = 17
 
     _itemsize: int  # set below; a plain attribute, because every collective reads it
 
@@ -53,7 +57,9 @@ class Algo(IntEnum):
     TWO_SHOT = 2
 
 
-for _dtype, _bytes in zip(DType, (2, 2, 4, 8, 1, 1, 2, 2, 4, 4, 8, 8, 1), strict=True):
+ANY_RANK = -1  # for receives: whoever sends
+
+for _dtype, _bytes in zip(DType, (2, 2, 4, 8, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1, 1), strict=True):
     _dtype._itemsize = _bytes
 
 # Keys are names and numbers, so that the common case is one lookup.
@@ -76,6 +82,8 @@ _FORMATS = {
     "e": DType.FLOAT16,
     "f": DType.FLOAT32,
     "d": DType.FLOAT64,
+    "Zf": DType.COMPLEX64,
+    "Zd": DType.COMPLEX128,
 }
 
 _Choice = TypeVar("_Choice", bound=IntEnum)

@@ -1,22 +1,22 @@
 """Groups: named, ordered sets of ranks that share memory, and their collectives."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from phalanx.core._handle import UINT64_MAX, Handle, c_integer, c_text, c_timeout
+from phalanx.core import _arguments
+from phalanx.core._arguments import c_counts, c_root, resolve, resolve_buffer
+from phalanx.core._handle import UINT32_MAX, Handle, c_integer, c_text, c_timeout
+from phalanx.core._issue import issue
 from phalanx.core._lib import ffi, lib
 from phalanx.core._operand import Operand, operand, resolve_count, resolve_dtype
 from phalanx.core._options import options
-from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
-from phalanx.core.errors import (
-    InvalidArgumentError,
-    PhalanxError,
-    check,
-    error_from_info,
-    new_info,
-)
+from phalanx.core.coalesced import Call, Coalesced
+from phalanx.core.dtypes import ANY_RANK, Algo, DType, ReduceOp, reduce_op_of
+from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
 from phalanx.core.store import Store
 from phalanx.core.symm import Symm
+from phalanx.core.tuning import Tuning, c_path, c_tuning, get_tuning
 from phalanx.core.work import Abandoned, Work
 
 if TYPE_CHECKING:
@@ -32,9 +32,10 @@ class Group:
     arrays, bytearrays, memoryviews). For buffers, `count` and `dtype` may be left out: then the
     input fills them. Buffers are checked before anything is sent.
 
-    With `blocking=False` a collective returns a `Work`; its buffers must stay unchanged, and its
-    output unread, until `Work.wait`. All ranks must issue the collectives of a group in one order,
-    so two threads must not race to issue them.
+    With `blocking=False` a collective returns a `Work` at once, and any number may be in flight; its
+    buffers must stay unchanged, and its output unread, until `Work.wait`. All ranks must issue the
+    collectives of one channel of a group in one order, so two threads must not race to issue them:
+    give each a channel of its own. Channels are independent of each other.
 
     While a call waits for peers, other Python threads run. Ctrl-C takes effect when the call
     returns, at the latest at its timeout.
@@ -46,15 +47,14 @@ class Group:
         group_size: Number of ranks.
         ranks: Global ranks, in order.
         id: The same number on all its ranks.
-        eager_bytes: A collective whose input has at most this many bytes has taken all of its
-            input when the call that starts it returns.
+        channels: How many independent sequences of collectives it has.
     """
 
     def __init__(self, world: "World", pointer: Any, store: Store | None = None) -> None:
         # First of all the handle, so that the pointer cannot leak; it learns the name later.
         owners = (world._handle,) if store is None else (world._handle, store._handle)
         self._handle = Handle(pointer, lib.phx_group_release, "this group", owners)
-        self._abandoned = Abandoned()
+        self._abandoned = Abandoned(self._handle)
         info = self._info()
         self.world = world
         self.name: str = ffi.string(info.name).decode("utf-8", "replace")
@@ -63,7 +63,7 @@ class Group:
         self.group_size = int(info.group_size)
         self.ranks: tuple[int, ...] = tuple(info.ranks[0 : self.group_size])
         self.id = int(info.id)
-        self.eager_bytes = int(info.eager_bytes)
+        self.channels = int(info.channels)
 
     def _info(self) -> Any:
         info = ffi.new("phx_group_info *")
@@ -78,8 +78,13 @@ class Group:
 
     @property
     def sequence(self) -> int:
-        """Collectives that this rank has issued."""
+        """Collectives that this rank has issued on channel 0."""
         return int(self._info().sequence)
+
+    @property
+    def eager_bytes(self) -> int:
+        """A collective whose input has at most this many bytes has taken all of it when its start returns."""
+        return int(self._info().eager_bytes)
 
     @property
     def state(self) -> str:
@@ -148,15 +153,18 @@ class Group:
         check(status)
         return Symm(self, out[0])
 
+    # ---- collectives ----------------------------------------------------------------------------
+
     def all_reduce(
         self,
         source: Any,
-        out: Any,
+        out: Any = None,
         count: int | None = None,
         dtype: DType | int | str | None = None,
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
@@ -165,11 +173,12 @@ class Group:
 
         Args:
             source: `count` elements.
-            out: `count` elements; may be the source.
+            out: `count` elements; may be the source. None is the source: in place.
             count: Elements.
             dtype: Their type.
             op: The reduction.
             algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of "premul_sum", the same on all ranks.
             blocking: False to return a Work.
@@ -181,12 +190,10 @@ class Group:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        given, taken = operand(source, "source", False), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (given, taken))
-        n = resolve_count(count, kind.itemsize, (("source", given, 1), ("out", taken, 1)))
-        arguments = (given.pointer, taken.pointer, n, kind, reduce_op_of(op))
-        made = options(algo, timeout_ms, scale)
-        return self._issue(lib.phx_all_reduce, arguments, made, (given, taken), blocking)
+        sides = resolve(_arguments.ALL_REDUCE, self, source, source if out is None else out, count, dtype)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op))
+        made = options(algo, channel, timeout_ms, scale)
+        return self._issue(lib.phx_all_reduce, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_gather(
         self,
@@ -196,6 +203,7 @@ class Group:
         dtype: DType | int | str | None = None,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -207,6 +215,43 @@ class Group:
             count: Elements of one rank.
             dtype: Their type.
             algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        sides = resolve(_arguments.ALL_GATHER, self, source, out, count, dtype)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype)
+        made = options(algo, channel, timeout_ms)
+        return self._issue(lib.phx_all_gather, (*arguments, made), (sides.source, sides.out), blocking)
+
+    def all_gather_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`all_gather` with blocks of different lengths. Collective.
+
+        Args:
+            source: `counts[group_rank]` elements.
+            out: The blocks of all ranks, one after another.
+            counts: Elements that come from each group rank; the same list on all ranks.
+            dtype: Their type.
+            algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             blocking: False to return a Work.
 
@@ -219,11 +264,10 @@ class Group:
         """
         given, taken = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (given, taken))
-        sides = (("source", given, 1), ("out", taken, self.group_size))
-        n = resolve_count(count, kind.itemsize, sides)
-        arguments = (given.pointer, taken.pointer, n, kind)
-        made = options(algo, timeout_ms, 1.0)
-        return self._issue(lib.phx_all_gather, arguments, made, (given, taken), blocking)
+        sides = (("source", given, self.group_rank), ("out", taken, -1))
+        listed = c_counts(counts, "counts", self, kind, *sides)
+        arguments = (given.pointer, taken.pointer, listed, kind, options(algo, channel, timeout_ms))
+        return self._issue(lib.phx_all_gather_v, arguments, (given, taken), blocking)
 
     def reduce_scatter(
         self,
@@ -234,6 +278,7 @@ class Group:
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
@@ -247,6 +292,47 @@ class Group:
             dtype: Their type.
             op: The reduction.
             algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            scale: Of "premul_sum", the same on all ranks.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        sides = resolve(_arguments.REDUCE_SCATTER, self, source, out, count, dtype)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op))
+        made = options(algo, channel, timeout_ms, scale)
+        return self._issue(lib.phx_reduce_scatter, (*arguments, made), (sides.source, sides.out), blocking)
+
+    def reduce_scatter_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`reduce_scatter` with blocks of different lengths. Collective.
+
+        Args:
+            source: The blocks for all ranks, one after another.
+            out: `counts[group_rank]` elements.
+            counts: Elements that go to each group rank; the same list on all ranks.
+            dtype: Their type.
+            op: The reduction.
+            algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of "premul_sum", the same on all ranks.
             blocking: False to return a Work.
@@ -260,11 +346,11 @@ class Group:
         """
         given, taken = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (given, taken))
-        sides = (("source", given, self.group_size), ("out", taken, 1))
-        n = resolve_count(count, kind.itemsize, sides)
-        arguments = (given.pointer, taken.pointer, n, kind, reduce_op_of(op))
-        made = options(algo, timeout_ms, scale)
-        return self._issue(lib.phx_reduce_scatter, arguments, made, (given, taken), blocking)
+        sides = (("source", given, -1), ("out", taken, self.group_rank))
+        listed = c_counts(counts, "counts", self, kind, *sides)
+        made = options(algo, channel, timeout_ms, scale)
+        arguments = (given.pointer, taken.pointer, listed, kind, reduce_op_of(op), made)
+        return self._issue(lib.phx_reduce_scatter_v, arguments, (given, taken), blocking)
 
     def all_to_all(
         self,
@@ -274,6 +360,7 @@ class Group:
         dtype: DType | int | str | None = None,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -285,6 +372,7 @@ class Group:
             count: Elements of one block.
             dtype: Their type.
             algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             blocking: False to return a Work.
 
@@ -295,13 +383,10 @@ class Group:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        given, taken = operand(source, "source", False), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (given, taken))
-        sides = (("source", given, self.group_size), ("out", taken, self.group_size))
-        n = resolve_count(count, kind.itemsize, sides)
-        arguments = (given.pointer, taken.pointer, n, kind)
-        made = options(algo, timeout_ms, 1.0)
-        return self._issue(lib.phx_all_to_all, arguments, made, (given, taken), blocking)
+        sides = resolve(_arguments.ALL_TO_ALL, self, source, out, count, dtype)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype)
+        made = options(algo, channel, timeout_ms)
+        return self._issue(lib.phx_all_to_all, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_to_all_v(
         self,
@@ -312,6 +397,7 @@ class Group:
         dtype: DType | int | str | None = None,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -324,6 +410,7 @@ class Group:
             out_counts: Elements of each.
             dtype: Their type.
             algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             blocking: False to return a Work.
 
@@ -336,12 +423,10 @@ class Group:
         """
         given, taken = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (given, taken))
-        sent = self._counts(source_counts, "source_counts", given, "source", kind)
-        received = self._counts(out_counts, "out_counts", taken, "out", kind)
-        arguments = (given.pointer, sent, taken.pointer, received, kind)
-        made = options(algo, timeout_ms, 1.0)
-        keep = (given, taken)
-        return self._issue(lib.phx_all_to_all_v, arguments, made, keep, blocking, sent, received)
+        sent = c_counts(source_counts, "source_counts", self, kind, ("source", given, -1))
+        received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
+        arguments = (given.pointer, sent, taken.pointer, received, kind, options(algo, channel, timeout_ms))
+        return self._issue(lib.phx_all_to_all_v, arguments, (given, taken), blocking)
 
     def broadcast(
         self,
@@ -351,6 +436,7 @@ class Group:
         root_group_rank: int = 0,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -362,6 +448,7 @@ class Group:
             dtype: Their type.
             root_group_rank: Whose buffer it is.
             algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             blocking: False to return a Work.
 
@@ -372,59 +459,338 @@ class Group:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        root = c_integer(root_group_rank, "root_group_rank", 0, self.group_size - 1)
-        given = operand(buffer, "buffer", writable=root != self.group_rank)
-        kind = resolve_dtype(dtype, (given,))
-        n = resolve_count(count, kind.itemsize, (("buffer", given, 1),))
-        arguments = (given.pointer, n, kind, root)
-        made = options(algo, timeout_ms, 1.0)
-        return self._issue(lib.phx_broadcast, arguments, made, (given,), blocking)
+        root = c_root(root_group_rank, self)
+        given, n, kind = resolve_buffer(self, buffer, count, dtype, root)
+        arguments = (given.pointer, n, kind, root, options(algo, channel, timeout_ms))
+        return self._issue(lib.phx_broadcast, arguments, (given,), blocking)
 
-    def _counts(self, counts: Sequence[int], name: str, side: Operand, side_name: str, dtype: DType) -> Any:
-        if len(counts) != self.group_size:
-            raise InvalidArgumentError(
-                f"{name} has {len(counts)} entries; the group {self.name!r} needs {self.group_size}, one for each rank"
-            )
-        checked = [c_integer(n, f"{name}[{i}]", 0, UINT64_MAX) for i, n in enumerate(counts)]
-        total = sum(checked) * dtype.itemsize
-        if total > UINT64_MAX or (side.nbytes is not None and total > side.nbytes):
-            raise InvalidArgumentError(
-                f"{name} adds up to {total} bytes, but {side_name} has {side.nbytes}; give smaller "
-                "counts or a longer buffer"
-            )
-        return ffi.new("size_t[]", checked)
+    def reduce(
+        self,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`all_reduce` whose result only the root gets. Collective.
+
+        Args:
+            source: `count` elements.
+            out: `count` elements on the root, where it may be the source; not looked at elsewhere.
+            count: Elements.
+            dtype: Their type.
+            op: The reduction.
+            root_group_rank: Who gets the result.
+            algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            scale: Of "premul_sum", the same on all ranks.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        sides = resolve(_arguments.REDUCE, self, source, out, count, dtype, root)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op), root)
+        made = options(algo, channel, timeout_ms, scale)
+        return self._issue(lib.phx_reduce, (*arguments, made), (sides.source, sides.out), blocking)
+
+    def gather(
+        self,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`all_gather` whose result only the root gets. Collective.
+
+        Args:
+            source: `count` elements.
+            out: group_size * `count` elements on the root; not looked at elsewhere.
+            count: Elements of one rank.
+            dtype: Their type.
+            root_group_rank: Who gets the result.
+            algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        sides = resolve(_arguments.GATHER, self, source, out, count, dtype, root)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, root)
+        made = options(algo, channel, timeout_ms)
+        return self._issue(lib.phx_gather, (*arguments, made), (sides.source, sides.out), blocking)
+
+    def scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """Give block r of the root's input to group rank r. Collective.
+
+        Args:
+            source: group_size * `count` elements on the root; not looked at elsewhere, where it may be None.
+            out: `count` elements.
+            count: Elements of one block.
+            dtype: Their type.
+            root_group_rank: Whose blocks they are.
+            algo: The same on all ranks.
+            channel: Below `channels`; the same on all ranks.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        sides = resolve(_arguments.SCATTER, self, source, out, count, dtype, root)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, root)
+        made = options(algo, channel, timeout_ms)
+        return self._issue(lib.phx_scatter, (*arguments, made), (sides.source, sides.out), blocking)
+
+    # ---- several as one -------------------------------------------------------------------------
+
+    def coalesced(
+        self,
+        calls: Iterable[Call],
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
+
+            group.coalesced([Call.all_reduce(a), Call.all_gather(b, c), Call.broadcast(d)])
+
+        All ranks give the same calls in one order; their dtypes, reductions and roots may differ. No output may
+        overlap another output or input. All complete together.
+
+        Args:
+            calls: Made by the methods of `Call`. May be empty.
+            algo: Of each of them; the same on all ranks.
+            channel: Below `channels`; the same on all ranks.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            scale: Of each "premul_sum", the same on all ranks.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; the text names the call. Nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        return Coalesced(self, calls).run(
+            algo=algo, channel=channel, timeout_ms=timeout_ms, scale=scale, blocking=blocking
+        )
+
+    def prepare(self, calls: Iterable[Call]) -> Coalesced:
+        """Check calls now that shall run as one again and again. Not collective.
+
+        Args:
+            calls: As for `coalesced`.
+
+        Returns:
+            What they are laid out in. Its `run` does what `coalesced` does.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; the text names the call.
+        """
+        return Coalesced(self, calls)
+
+    # ---- messages -------------------------------------------------------------------------------
+
+    def send(
+        self,
+        source: Any,
+        peer_group_rank: int,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        tag: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """Send a message to one rank. Not collective.
+
+        It meets the oldest receive there that names this rank (or `ANY_RANK`) and the tag. Messages to one rank with
+        one tag arrive in the order sent.
+
+        Args:
+            source: `count` elements. When a blocking send returns they may be changed, received or not.
+            peer_group_rank: The receiver; may be this rank.
+            count: Elements; the receiver must expect as many.
+            dtype: Their type, the same there.
+            tag: 0 to 2**32 - 1.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            blocking: False to return a Work.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        given, n, kind, number = self._message(source, "source", count, dtype, tag)
+        peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
+        arguments = (given.pointer, n, kind, peer, number, options(Algo.AUTO, 0, timeout_ms))
+        return self._issue(lib.phx_send, arguments, (given,), blocking)
+
+    @overload
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ...,
+        count: int | None = ...,
+        dtype: DType | int | str | None = ...,
+        *,
+        tag: int = ...,
+        timeout_ms: int = ...,
+        blocking: Literal[True] = ...,
+    ) -> int: ...
+
+    @overload
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ...,
+        count: int | None = ...,
+        dtype: DType | int | str | None = ...,
+        *,
+        tag: int = ...,
+        timeout_ms: int = ...,
+        blocking: Literal[False],
+    ) -> Work: ...
+
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ANY_RANK,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        tag: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> int | Work:
+        """Receive a message. Not collective.
+
+        Args:
+            out: `count` elements.
+            peer_group_rank: The sender, or `ANY_RANK`.
+            count: Elements; as many as were sent.
+            dtype: Their type, the same there.
+            tag: That of the send.
+            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            blocking: False to return a Work.
+
+        Returns:
+            The sender's group rank; or, when not blocking, a Work, whose `source` says it.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        taken, n, kind, number = self._message(out, "out", count, dtype, tag)
+        peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
+        arguments = (taken.pointer, n, kind, peer, number, options(Algo.AUTO, 0, timeout_ms))
+        work = self._issue(lib.phx_recv, arguments, (taken,), blocking and peer != ANY_RANK)
+        if work is None:
+            return peer
+        if not blocking:
+            return work
+        work.wait(timeout_ms)
+        return work.source()
+
+    def _message(
+        self, buffer: Any, name: str, count: int | None, dtype: DType | int | str | None, tag: int
+    ) -> tuple[Operand, int, DType, int]:
+        given = operand(buffer, name, writable=name == "out")
+        kind = resolve_dtype(dtype, (given,))
+        n = resolve_count(count, kind.itemsize, ((name, given, 1),))
+        return given, n, kind, c_integer(tag, "tag", 0, UINT32_MAX)
+
+    # ---- tuning ---------------------------------------------------------------------------------
+
+    def get_tuning(self) -> Tuning:
+        """The values by which the group chooses its algorithms; those of its group rank 0. Not collective."""
+        return get_tuning(self._handle.pointer)
+
+    def set_tuning(self, tuning: Tuning, timeout_ms: int = 0) -> None:
+        """Set the values by which the group chooses its algorithms. Collective; those of group rank 0 hold.
+
+        Args:
+            tuning: Zero means the built-in value, so `Tuning()` takes all back.
+            timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+
+        Raises:
+            InvalidArgumentError: A value is out of range; raised on every rank alike.
+        """
+        check(lib.phx_group_set_tuning(self._handle.pointer, c_tuning(tuning), c_timeout(timeout_ms)))
+
+    def save_tuning(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Write the group's values to the table, for later groups of this size on this host. Not collective.
+
+        Args:
+            path: Of the table; None is the one that new groups read: $PHALANX_TUNING, else phalanx/tuning in the
+                user's cache directory.
+
+        Raises:
+            SystemCallError: It cannot be written.
+        """
+        check(lib.phx_group_save_tuning(self._handle.pointer, c_path(path)))
+
+    # ---------------------------------------------------------------------------------------------
 
     def _issue(
         self,
         function: Callable[..., int],
         arguments: tuple[Any, ...],
-        made: Any,
         operands: tuple[Operand, ...],
         blocking: bool,
-        *also_keep: object,
     ) -> Work | None:
-        whole = (self._handle.pointer, *arguments, made)
-        return issue(function, whole, self._handle, self._abandoned, operands, also_keep, blocking)
+        whole = (self._handle.pointer, *arguments)
+        return issue(function, whole, self._handle, self._abandoned, operands, blocking)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.group_rank} of {self.group_size})"
-
-
-def issue(
-    function: Callable[..., int],
-    arguments: tuple[Any, ...],
-    owner: Handle,
-    abandoned: Abandoned,
-    operands: tuple[Operand, ...],
-    also_keep: tuple[object, ...],
-    blocking: bool,
-) -> Work | None:
-    """Call a collective of the core, and make a Work of it unless it blocks."""
-    abandoned.sweep()
-    if blocking:
-        check(function(*arguments, ffi.NULL))
-        return None
-    out = ffi.new("phx_work **")
-    check(function(*arguments, out))
-    keep = tuple(each.keep for each in operands if each.keep is not None) + also_keep
-    return Work(out[0], f"a work of {owner.what}", owner, keep, abandoned.add)

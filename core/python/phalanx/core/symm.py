@@ -1,8 +1,10 @@
 """Symmetric memory: one allocation as seen by every rank of a group."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from phalanx.core import _arguments
+from phalanx.core._arguments import Form, c_counts, c_root, resolve_out
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -12,8 +14,9 @@ from phalanx.core._handle import (
     c_timeout,
     view,
 )
+from phalanx.core._issue import issue
 from phalanx.core._lib import ffi, lib
-from phalanx.core._operand import Operand, operand, resolve_count, resolve_dtype
+from phalanx.core._operand import ABSENT, Operand, operand, resolve_count, resolve_dtype
 from phalanx.core._options import options
 from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import UnsupportedError, check, raise_last
@@ -53,6 +56,7 @@ class Symm:
         self.size = int(info.size)
         self.signal_channels = int(info.signal_channels)
         self.signal_pad_bytes = int(info.signal_pad_bytes)
+        self._base = int(ffi.cast("uintptr_t", info.base))
         self._device_type = int(info.device.type)
 
     @property
@@ -180,12 +184,13 @@ class Symm:
     def all_reduce(
         self,
         offset: int,
-        out: Any,
+        out: Any = None,
         count: int | None = None,
         dtype: DType | int | str | None = None,
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
@@ -194,8 +199,9 @@ class Symm:
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
-            out: `count` elements; ordinary memory, or this rank's own block at the same offset.
-            count, dtype, op, algo, timeout_ms, scale, blocking: As in `Group.all_reduce`.
+            out: `count` elements; ordinary memory, or this rank's own block at the same offset. None is that block:
+                in place; then count and dtype are needed.
+            count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -203,11 +209,16 @@ class Symm:
         Raises:
             As `Group.all_reduce`.
         """
-        taken = operand(out, "out", True)
-        start, kind, n = self._input(offset, count, dtype, ("out", taken, 1))
-        arguments = (start, taken.pointer, n, kind, reduce_op_of(op))
-        made = options(algo, timeout_ms, scale)
-        return self._issue(lib.phx_symm_all_reduce, (*arguments, made), taken, blocking)
+        if out is None:
+            start = c_integer(offset, "offset", 0, self.size)
+            own = ffi.cast("void *", self._base + start)
+            taken, kind = Operand(own, None, None, None), resolve_dtype(dtype, ())
+            n = resolve_count(count, kind.itemsize, ())
+        else:
+            start, taken, n, kind = self._sides(_arguments.ALL_REDUCE, offset, out, count, dtype)
+        made = options(algo, channel, timeout_ms, scale)
+        arguments = (start, taken.pointer, n, kind, reduce_op_of(op), made)
+        return self._issue(lib.phx_symm_all_reduce, arguments, taken, blocking)
 
     def all_gather(
         self,
@@ -217,6 +228,7 @@ class Symm:
         dtype: DType | int | str | None = None,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -225,7 +237,7 @@ class Symm:
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
-            count, dtype, algo, timeout_ms, blocking: As in `Group.all_gather`.
+            count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather`.
 
         Returns:
             None, or a Work when not blocking.
@@ -233,11 +245,42 @@ class Symm:
         Raises:
             As `Group.all_gather`.
         """
-        taken = operand(out, "out", True)
-        start, kind, n = self._input(offset, count, dtype, ("out", taken, self.group_size))
-        made = options(algo, timeout_ms, 1.0)
+        start, taken, n, kind = self._sides(_arguments.ALL_GATHER, offset, out, count, dtype)
+        made = options(algo, channel, timeout_ms)
         arguments = (start, taken.pointer, n, kind, made)
         return self._issue(lib.phx_symm_all_gather, arguments, taken, blocking)
+
+    def all_gather_v(
+        self,
+        offset: int,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.all_gather_v` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: The blocks of all ranks, one after another, in ordinary memory.
+            counts, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather_v`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.all_gather_v`.
+        """
+        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (taken,))
+        listed = c_counts(counts, "counts", self, kind, ("out", taken, -1))
+        made = options(algo, channel, timeout_ms)
+        arguments = (start, taken.pointer, listed, kind, made)
+        return self._issue(lib.phx_symm_all_gather_v, arguments, taken, blocking)
 
     def reduce_scatter(
         self,
@@ -248,6 +291,7 @@ class Symm:
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
@@ -257,7 +301,7 @@ class Symm:
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
-            count, dtype, op, algo, timeout_ms, scale, blocking: As in `Group.reduce_scatter`.
+            count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter`.
 
         Returns:
             None, or a Work when not blocking.
@@ -265,11 +309,44 @@ class Symm:
         Raises:
             As `Group.reduce_scatter`.
         """
-        taken = operand(out, "out", True)
-        start, kind, n = self._input(offset, count, dtype, ("out", taken, 1))
-        arguments = (start, taken.pointer, n, kind, reduce_op_of(op))
-        made = options(algo, timeout_ms, scale)
-        return self._issue(lib.phx_symm_reduce_scatter, (*arguments, made), taken, blocking)
+        start, taken, n, kind = self._sides(_arguments.REDUCE_SCATTER, offset, out, count, dtype)
+        made = options(algo, channel, timeout_ms, scale)
+        arguments = (start, taken.pointer, n, kind, reduce_op_of(op), made)
+        return self._issue(lib.phx_symm_reduce_scatter, arguments, taken, blocking)
+
+    def reduce_scatter_v(
+        self,
+        offset: int,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.reduce_scatter_v` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: `counts[group_rank]` elements of ordinary memory.
+            counts, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter_v`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.reduce_scatter_v`.
+        """
+        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (taken,))
+        listed = c_counts(counts, "counts", self, kind, ("out", taken, self.group_rank))
+        made = options(algo, channel, timeout_ms, scale)
+        arguments = (start, taken.pointer, listed, kind, reduce_op_of(op), made)
+        return self._issue(lib.phx_symm_reduce_scatter_v, arguments, taken, blocking)
 
     def all_to_all(
         self,
@@ -279,6 +356,7 @@ class Symm:
         dtype: DType | int | str | None = None,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -287,7 +365,7 @@ class Symm:
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
-            count, dtype, algo, timeout_ms, blocking: As in `Group.all_to_all`.
+            count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all`.
 
         Returns:
             None, or a Work when not blocking.
@@ -295,11 +373,43 @@ class Symm:
         Raises:
             As `Group.all_to_all`.
         """
-        taken = operand(out, "out", True)
-        start, kind, n = self._input(offset, count, dtype, ("out", taken, self.group_size))
-        made = options(algo, timeout_ms, 1.0)
+        start, taken, n, kind = self._sides(_arguments.ALL_TO_ALL, offset, out, count, dtype)
+        made = options(algo, channel, timeout_ms)
         arguments = (start, taken.pointer, n, kind, made)
         return self._issue(lib.phx_symm_all_to_all, arguments, taken, blocking)
+
+    def all_to_all_v(
+        self,
+        offset: int,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.all_to_all_v` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: Blocks one after another, one from each group rank, in ordinary memory.
+            source_counts, out_counts, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all_v`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.all_to_all_v`.
+        """
+        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (taken,))
+        sent = c_counts(source_counts, "source_counts", self, kind)
+        received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
+        arguments = (start, sent, taken.pointer, received, kind, options(algo, channel, timeout_ms))
+        return self._issue(lib.phx_symm_all_to_all_v, arguments, taken, blocking)
 
     def broadcast(
         self,
@@ -309,6 +419,7 @@ class Symm:
         root_group_rank: int = 0,
         *,
         algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
     ) -> Work | None:
@@ -316,7 +427,7 @@ class Symm:
 
         Args:
             offset: Where the elements start in every rank's block, in bytes; the same on all.
-            count, dtype, root_group_rank, algo, timeout_ms, blocking: As in `Group.broadcast`.
+            count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.broadcast`.
 
         Returns:
             None, or a Work when not blocking.
@@ -324,35 +435,135 @@ class Symm:
         Raises:
             As `Group.broadcast`.
         """
-        start, kind, n = self._input(offset, count, dtype)
-        root = c_integer(root_group_rank, "root_group_rank", 0, self.group_size - 1)
-        made = options(algo, timeout_ms, 1.0)
-        return self._issue(lib.phx_symm_broadcast, (start, n, kind, root, made), None, blocking)
+        start = c_integer(offset, "offset", 0, UINT64_MAX)
+        kind = resolve_dtype(dtype, ())
+        n = resolve_count(count, kind.itemsize, ())
+        arguments = (start, n, kind, c_root(root_group_rank, self), options(algo, channel, timeout_ms))
+        return self._issue(lib.phx_symm_broadcast, arguments, ABSENT, blocking)
 
-    def _input(
+    def reduce(
         self,
         offset: int,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.reduce` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: `count` elements of ordinary memory on the root; not looked at elsewhere, where count and dtype are
+                needed.
+            count, dtype, op, root_group_rank, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.reduce`.
+        """
+        root = c_root(root_group_rank, self)
+        start, taken, n, kind = self._sides(_arguments.REDUCE, offset, out, count, dtype, root)
+        made = options(algo, channel, timeout_ms, scale)
+        arguments = (start, taken.pointer, n, kind, reduce_op_of(op), root, made)
+        return self._issue(lib.phx_symm_reduce, arguments, taken, blocking)
+
+    def gather(
+        self,
+        offset: int,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.gather` with the input in the blocks: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: group_size * `count` elements of ordinary memory on the root; not looked at elsewhere, where count
+                and dtype are needed.
+            count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.gather`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.gather`.
+        """
+        root = c_root(root_group_rank, self)
+        start, taken, n, kind = self._sides(_arguments.GATHER, offset, out, count, dtype, root)
+        made = options(algo, channel, timeout_ms)
+        arguments = (start, taken.pointer, n, kind, root, made)
+        return self._issue(lib.phx_symm_gather, arguments, taken, blocking)
+
+    def scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """`Group.scatter` with the input in the root's block: no copy into staging. Collective.
+
+        Args:
+            offset: Where the input starts in every rank's block, in bytes; the same on all.
+            out: `count` elements of ordinary memory.
+            count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.scatter`.
+
+        Returns:
+            None, or a Work when not blocking.
+
+        Raises:
+            As `Group.scatter`.
+        """
+        root = c_root(root_group_rank, self)
+        start, taken, n, kind = self._sides(_arguments.SCATTER, offset, out, count, dtype, root)
+        made = options(algo, channel, timeout_ms)
+        arguments = (start, taken.pointer, n, kind, root, made)
+        return self._issue(lib.phx_symm_scatter, arguments, taken, blocking)
+
+    def _sides(
+        self,
+        form: Form,
+        offset: int,
+        out: Any,
         count: int | None,
         dtype: DType | int | str | None,
-        *sides: tuple[str, Operand, int],
-    ) -> tuple[int, DType, int]:
+        root: int | None = None,
+    ) -> tuple[int, Operand, int, DType]:
         # Whether the input lies inside the block is the core's to check.
         start = c_integer(offset, "offset", 0, UINT64_MAX)
-        kind = resolve_dtype(dtype, [side[1] for side in sides])
-        return start, kind, resolve_count(count, kind.itemsize, sides)
+        sides = resolve_out(form, self, out, count, dtype, root)
+        return start, sides.out, sides.n, sides.dtype
 
     def _issue(
         self,
         function: Callable[..., int],
         arguments: tuple[Any, ...],
-        taken: Operand | None,
+        taken: Operand,
         blocking: bool,
     ) -> Work | None:
-        from phalanx.core.group import issue
-
         whole = (self._handle.pointer, *arguments)
-        operands = () if taken is None else (taken,)
-        return issue(function, whole, self._handle, self.group._abandoned, operands, (), blocking)
+        return issue(function, whole, self._handle, self.group._abandoned, (taken,), blocking)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Symm) and bool(self._handle._pointer == other._handle._pointer)

@@ -1,11 +1,11 @@
-"""Collectives that were started and not yet waited for."""
+"""Collectives and messages that were started and not yet waited for."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.core import _callbacks
 from phalanx.core._handle import Handle, c_timeout
-from phalanx.core._lib import lib
+from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
 
 _IN_PROGRESS = 1
@@ -13,9 +13,10 @@ _NOT_FOUND = -9
 
 
 class Work:
-    """A collective in progress. Its buffers must stay valid, and its output unread, until `wait`.
+    """A collective or message in progress. Its buffers must stay valid, and its output unread, until `wait`.
 
-    Buffers that were given as objects are kept alive until then, even when the Work is dropped.
+    It moves on inside every call of this rank that waits, and in `test`. Buffers that were given as objects are kept
+    alive until it is complete, even when the Work is dropped.
     """
 
     def __init__(
@@ -37,10 +38,10 @@ class Work:
         return self._handle.pointer
 
     def wait(self, timeout_ms: int = 0) -> None:
-        """Wait until the collective is complete here. A second call returns at once.
+        """Wait until it is complete here. A second call returns at once.
 
         Args:
-            timeout_ms: How long, in milliseconds; 0 is that of the collective.
+            timeout_ms: How long, in milliseconds; 0 is the world's default.
 
         Raises:
             WaitTimeoutError: Peers did not come in time; the text names them.
@@ -52,7 +53,7 @@ class Work:
         self._buffers = ()
 
     def test(self) -> bool:
-        """Whether the collective is complete. Never blocks.
+        """Whether it is complete. Never blocks.
 
         Raises:
             PhalanxError: It failed.
@@ -71,6 +72,16 @@ class Work:
         check(status)
         return error_from_info(info)
 
+    def source(self) -> int:
+        """The group rank from which a completed receive came. Never blocks.
+
+        Raises:
+            NotFoundError: It is not complete, or no receive.
+        """
+        rank = ffi.new("int32_t *")
+        check(lib.phx_work_source(self._handle.pointer, rank))
+        return int(rank[0])
+
     def __del__(self) -> None:
         # A dropped work still runs: its buffers must outlive it.
         if self._buffers and self._handle.alive():
@@ -80,27 +91,35 @@ class Work:
 
 
 class Abandoned:
-    """Works that were dropped before they were complete, with their buffers. One per group."""
+    """Works that were dropped before they were complete, with their buffers. One per group.
 
-    def __init__(self) -> None:
-        self._works: list[tuple[object, Handle]] = []
+    Args:
+        group: Its handle.
+    """
+
+    def __init__(self, group: Handle) -> None:
+        self._group = group
+        self._works: deque[tuple[object, Handle]] = deque()  # threads may sweep at once: no lock, see Handle
 
     def add(self, handle: Handle, buffers: object) -> None:
         """Keep a work, and one use of it, with its buffers until it is complete."""
         self._works.append((buffers, handle))
 
     def __del__(self) -> None:
-        # Nobody can wait for them any more, and without a call of ours nothing is written.
-        for _, handle in self._works:
+        # Nobody can wait for them any more; but as long as somebody else holds the group, such as a view of a peer's
+        # block, they move on while this rank waits for something on another.
+        for buffers, handle in self._works:
+            self._group.keep(buffers)
             handle.drop()
 
     def sweep(self) -> None:
-        """Let go of those that are complete or failed. Called at each later collective."""
-        if self._works:
-            works, self._works = self._works, []
-            for buffers, handle in works:
-                if lib.phx_work_test(handle.pointer) == _IN_PROGRESS:
-                    self._works.append((buffers, handle))
-                else:
-                    handle.drop()
-            _callbacks.drain()
+        """Let go of those that are complete or failed. Called at each later collective or message."""
+        for _ in range(len(self._works)):
+            try:
+                buffers, handle = self._works.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if lib.phx_work_test(handle.pointer) == _IN_PROGRESS:
+                self._works.append((buffers, handle))
+            else:
+                handle.drop()

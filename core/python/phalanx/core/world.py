@@ -56,6 +56,8 @@ class World:
         staging_bytes: Of one slot of the area through which collectives on ordinary memory move;
             0 is the default.
         signal_channels: Of each symmetric allocation; 0 is the default, 64.
+        channels: Of every group: sequences of collectives that are independent of each other, so that each thread
+            can have one; 0 is the default, 4. The same on all ranks.
         job: Prefix of all keys in the store; None is "phalanx".
 
     Raises:
@@ -72,6 +74,7 @@ class World:
         host_id: int | None = None,
         staging_bytes: int = 0,
         signal_channels: int = 0,
+        channels: int = 0,
         job: str | None = None,
     ) -> None:
         self._store = None if store is None else as_store(store)
@@ -84,6 +87,7 @@ class World:
         params.host_id = _host_id(host_id)
         params.staging_bytes = c_integer(staging_bytes, "staging_bytes", 0, UINT64_MAX)
         params.signal_channels = c_integer(signal_channels, "signal_channels", 0, UINT32_MAX)
+        params.channels = c_integer(channels, "channels", 0, UINT32_MAX)
         name = None if job is None else ffi.new("char[]", c_text(job, "job"))
         params.job = ffi.NULL if name is None else name
         out = ffi.new("phx_world **")

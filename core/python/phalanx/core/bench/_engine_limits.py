@@ -8,7 +8,7 @@ from typing import Any
 from . import _native
 from ._engine import Engine
 
-_LATENCY_REPEATS = 5000
+_LATENCY_REPEATS = 2000
 _SAMPLES = 5
 
 

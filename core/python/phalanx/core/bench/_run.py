@@ -5,6 +5,7 @@ import datetime
 import os
 import platform
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ class Benchmark:
                 )
                 self._versions |= self._teams[name].versions
             except _peers.AbsentError as error:
-                self._absent[name] = str(error)
+                self._absent[name] = nameless(str(error))
             except TeamError as error:
                 self._lose(name, str(error))
 
@@ -147,6 +148,7 @@ class Benchmark:
 
     def _lose(self, name: str, why: str) -> None:
         self._teams.pop(name, None)
+        why = nameless(why)
         self._absent[name] = why
         self._say(f"{name}: {why}")
         if name in (self._own, "limits"):
@@ -198,12 +200,12 @@ class Benchmark:
                     self._teams[name].ask({"do": "prepare", **command})
                     lanes.append(Lane(self._teams[name], variant))
                 except TeamAbsentError as error:
-                    absent[name, variant] = str(error)
+                    absent[name, variant] = nameless(str(error))
                     if name == self._own:
                         self.failures.append(f"{name}, {collective} {dtype}, {variant}: {error}")
                 except TeamError as error:
                     self._lose(name, str(error))
-                    absent[name, variant] = str(error)
+                    absent[name, variant] = self._absent[name]
         for number in range(-PILOT_ROUNDS, self.job.rounds):
             for turn in range(len(lanes)):
                 lane = lanes[(turn + number) % len(lanes)]  # nobody always comes after the same one
@@ -297,6 +299,12 @@ class Benchmark:
 
     def _say(self, text: str) -> None:
         print(f"phalanx bench: {text}", file=sys.stderr, flush=True)
+
+
+def nameless(text: str) -> str:
+    """An error without directories and without this machine's name: results are published."""
+    text = re.sub(r"(?<![\w.])/(?:[^\s/:'\"]+/)+", "", text)
+    return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "this host", text)[:400]
 
 
 def percentile(ordered: list[int], part: float) -> float:

@@ -1,0 +1,185 @@
+"""Several collectives as one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from phalanx.core import _arguments
+from phalanx.core._arguments import Form, c_root, resolve, resolve_buffer
+from phalanx.core._issue import issue
+from phalanx.core._lib import ffi, lib
+from phalanx.core._operand import Operand
+from phalanx.core._options import options
+from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
+from phalanx.core.errors import InvalidArgumentError
+from phalanx.core.work import Work
+
+if TYPE_CHECKING:
+    from phalanx.core.group import Group
+
+_SIZE = ffi.sizeof("phx_call")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of `Group.coalesced`, made by the method that has the name of the collective.
+
+    The methods take what those of `Group` take, and check nothing: `Group.coalesced` does.
+    """
+
+    form: Form
+    source: Any
+    out: Any
+    count: int | None = None
+    dtype: DType | int | str | None = None
+    op: ReduceOp | int | str | None = None
+    root_group_rank: int | None = None
+
+    @classmethod
+    def all_reduce(
+        cls,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+    ) -> "Call":
+        """`Group.all_reduce`. Without `out` it is in place."""
+        return cls(_arguments.ALL_REDUCE, source, source if out is None else out, count, dtype, op)
+
+    @classmethod
+    def all_gather(
+        cls, source: Any, out: Any, count: int | None = None, dtype: DType | int | str | None = None
+    ) -> "Call":
+        """`Group.all_gather`."""
+        return cls(_arguments.ALL_GATHER, source, out, count, dtype)
+
+    @classmethod
+    def reduce_scatter(
+        cls,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+    ) -> "Call":
+        """`Group.reduce_scatter`."""
+        return cls(_arguments.REDUCE_SCATTER, source, out, count, dtype, op)
+
+    @classmethod
+    def all_to_all(
+        cls, source: Any, out: Any, count: int | None = None, dtype: DType | int | str | None = None
+    ) -> "Call":
+        """`Group.all_to_all`."""
+        return cls(_arguments.ALL_TO_ALL, source, out, count, dtype)
+
+    @classmethod
+    def broadcast(
+        cls,
+        buffer: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+    ) -> "Call":
+        """`Group.broadcast`."""
+        return cls(_arguments.BROADCAST, buffer, buffer, count, dtype, root_group_rank=root_group_rank)
+
+    @classmethod
+    def reduce(
+        cls,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        root_group_rank: int = 0,
+    ) -> "Call":
+        """`Group.reduce`."""
+        return cls(_arguments.REDUCE, source, out, count, dtype, op, root_group_rank)
+
+    @classmethod
+    def gather(
+        cls,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+    ) -> "Call":
+        """`Group.gather`."""
+        return cls(_arguments.GATHER, source, out, count, dtype, root_group_rank=root_group_rank)
+
+    @classmethod
+    def scatter(
+        cls,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+    ) -> "Call":
+        """`Group.scatter`."""
+        return cls(_arguments.SCATTER, source, out, count, dtype, root_group_rank=root_group_rank)
+
+
+class Coalesced:
+    """Calls that were checked and laid out, and can run as one, as often as wanted. Made by `Group.prepare`.
+
+    It keeps their buffers alive.
+    """
+
+    def __init__(self, group: "Group", calls: Iterable[Call]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        operands: list[Operand] = []
+        for index, call in enumerate(calls):
+            if not isinstance(call, Call):
+                raise InvalidArgumentError(f"call {index} is {call!r}; make it with a method of phalanx.core.Call")
+            try:
+                rows.append(_row(group, call, operands))
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"call {index} ({call.form.name}): {error}") from None
+        self._group = group
+        self._operands = tuple(operands)
+        self._count = len(rows)
+        self._calls = ffi.new("phx_call[]", rows)
+
+    def run(
+        self,
+        *,
+        algo: Algo | int | str = Algo.AUTO,
+        channel: int = 0,
+        timeout_ms: int = 0,
+        scale: float = 1.0,
+        blocking: bool = True,
+    ) -> Work | None:
+        """Run all of them as one: `Group.coalesced`. Collective."""
+        arguments = (
+            self._group._handle.pointer,
+            self._calls,
+            self._count,
+            options(algo, channel, timeout_ms, scale),
+        )
+        return issue(
+            lib.phx_coalesced, arguments, self._group._handle, self._group._abandoned, self._operands, blocking
+        )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"Coalesced({self._count} calls on {self._group!r})"
+
+
+def _row(group: "Group", call: Call, operands: list[Operand]) -> tuple[Any, ...]:
+    """The fields of a phx_call. Appends what must stay alive."""
+    form = call.form
+    root = None if call.root_group_rank is None else c_root(call.root_group_rank, group)
+    if form is _arguments.BROADCAST:
+        assert root is not None
+        given, n, kind = resolve_buffer(group, call.source, call.count, call.dtype, root)
+        operands.append(given)
+        return (_SIZE, form.kind, given.pointer, given.pointer, n, kind, 0, root, 0)
+    op = 0 if call.op is None else reduce_op_of(call.op)
+    sides = resolve(form, group, call.source, call.out, call.count, call.dtype, root)
+    operands += (sides.source, sides.out)
+    return (_SIZE, form.kind, sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, op, root or 0, 0)

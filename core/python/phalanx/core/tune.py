@@ -1,0 +1,205 @@
+"""`phalanx tune`: measures where one algorithm takes over from another, and writes the table that groups read."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from phalanx.core.tuning import table_path
+
+SECONDS = 60.0
+_MAX_RANKS = 64
+_START_SECONDS = 120.0
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_RANK = "from phalanx.core._tune_rank import main; main()"
+
+
+class TuneError(RuntimeError):
+    """A rank failed."""
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print what was chosen, write the table.
+
+    Args:
+        argv: Arguments after "tune".
+
+    Returns:
+        Exit status: 1 if something failed.
+    """
+    parser = _parser()
+    given = parser.parse_args(argv)
+    if given.seconds <= 0:
+        parser.error("--seconds must be positive")
+    path = given.output or table_path()
+    if path is None and not given.dry_run and not given.show:
+        parser.error("neither PHALANX_TUNING nor HOME says where the table is: give --output FILE, or --dry-run")
+    cores = sorted(os.sched_getaffinity(0))
+    sizes = given.ranks or default_ranks(len(cores))
+    seconds = 0.0 if given.show else given.seconds / len(sizes)
+    print(f"table: {path or 'none'}{'' if path is not None and path.exists() else ' (not there)'}")
+    try:
+        for ranks in sizes:
+            plan = {"seconds": seconds, "largest": given.largest, "save": not given.dry_run, "path": path and str(path)}
+            answer = _run(ranks, cores, plan, path if given.show else None)
+            print(f"\n{ranks} ranks on {min(ranks, len(cores))} cores")
+            print(_present(answer) if given.show else _chosen(answer), flush=True)
+    except TuneError as error:
+        print(f"phalanx tune: {error}", file=sys.stderr)
+        return 1
+    if not given.show:
+        print("\nnothing was written" if given.dry_run else f"\nwrote {path}: new groups use it")
+    return 0
+
+
+def default_ranks(cores: int) -> list[int]:
+    """Group sizes to measure where so many cores may be used: at most eight, and the powers of two above."""
+    sizes = {2, 4, *range(2, min(cores, 8) + 1), cores, *(1 << i for i in range(3, cores.bit_length()))}
+    return sorted(size for size in sizes if 2 <= size <= min(max(cores, 4), _MAX_RANKS))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="phalanx tune",
+        description="Measure where one algorithm takes over from another on this host, and write the table that "
+        "new groups read. A value replaces the built-in one only if it wins by more than 3%%.",
+    )
+    add = parser.add_argument
+    add("--ranks", type=_ranks, metavar="N,...", help="group sizes; default 2 up to the number of cores, and 4")
+    add("--seconds", type=float, default=SECONDS, metavar="S", help=f"for everything together (default {SECONDS:.0f})")
+    add("--largest", type=_size, default="32m", metavar="BYTES", help="of what is reduced (default 32m)")
+    add("--output", type=Path, metavar="FILE", help="another table than the one that groups read")
+    add("--dry-run", action="store_true", help="write nothing")
+    add("--show", action="store_true", help="measure nothing; print the values that groups have now")
+    return parser
+
+
+def _ranks(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(each) for each in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: 2,4") from None
+    if not all(2 <= size <= _MAX_RANKS for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r}: a group to tune has 2 to {_MAX_RANKS} ranks")
+    return sizes
+
+
+def _size(text: str) -> int:
+    word = text.lower()
+    try:
+        size = int(word[:-1]) * _UNITS[word[-1]] if word[-1:] in _UNITS else int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: 65536, 256k, 32m") from None
+    if not 1 << 16 <= size <= 1 << 30:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 64k and 1g")
+    return size // 4096 * 4096
+
+
+# ---- ranks --------------------------------------------------------------------------------------
+
+
+def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None) -> dict[str, Any]:
+    """Let ranks do what the plan says, each on a core of its own as far as there are any.
+
+    Args:
+        ranks: How many.
+        cores: To pin them to, in turns.
+        plan: For `_tune_rank`.
+        table: To be read by the group, instead of the usual one.
+
+    Returns:
+        What rank 0 says.
+    """
+    with tempfile.TemporaryDirectory(prefix="phalanx-tune-") as folder:
+        log = Path(folder, "log")
+        common = plan | {"ranks": ranks, "cores": cores, "store": str(Path(folder, "store")), "parent": os.getpid()}
+        # The ranks find this package as this process does.
+        paths = os.pathsep.join(each or os.getcwd() for each in sys.path)
+        environment = {**os.environ, "PYTHONPATH": paths}
+        if table is not None:
+            environment["PHALANX_TUNING"] = str(table)
+        processes: list[subprocess.Popen[str]] = []
+        try:
+            with log.open("w") as errors:
+                for rank in range(ranks):
+                    processes.append(
+                        subprocess.Popen(
+                            [sys.executable, "-P", "-c", _RANK, json.dumps(common | {"rank": rank})],
+                            stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                            stderr=errors,
+                            env=environment,
+                            text=True,
+                            start_new_session=True,
+                        )
+                    )
+            _await(processes, time.monotonic() + _START_SECONDS + 5 * plan["seconds"], log)
+            output = processes[0].stdout
+            assert output is not None
+            answer: dict[str, Any] = json.loads(output.read())
+            return answer
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+
+
+def _await(processes: list[subprocess.Popen[str]], deadline: float, log: Path) -> None:
+    """Wait until all have ended well.
+
+    Raises:
+        TuneError: One did not.
+    """
+    while True:
+        statuses = [process.poll() for process in processes]
+        failed = [rank for rank, status in enumerate(statuses) if status]
+        if failed:
+            words = log.read_text(errors="replace").strip().splitlines()
+            raise TuneError(f"rank {failed[0]} failed: {words[-1].strip() if words else 'it says nothing'}")
+        if all(status == 0 for status in statuses):
+            return
+        if time.monotonic() > deadline:
+            raise TuneError("the ranks did not come to an end in time: is the host very busy?")
+        time.sleep(0.02)
+
+
+# ---- texts --------------------------------------------------------------------------------------
+
+
+def _present(answer: dict[str, Any]) -> str:
+    lines = []
+    for name, value in answer["present"].items():
+        built_in = answer["built_in"][name]
+        lines.append(f"  {name:16} {_text(value):>6}" + ("" if value == built_in else f"  built-in {_text(built_in)}"))
+    return "\n".join(lines)
+
+
+def _chosen(answer: dict[str, Any]) -> str:
+    lines = []
+    for each in answer["findings"]:
+        chosen, built_in = each["chosen"], each["built_in"]
+        if chosen == built_in:
+            text = "built-in"
+            if each["note"]:
+                value, gain = each["note"].split(": ")
+                text += f"; the best other, {_text(int(value))}: {gain}"
+        else:
+            text = f"built-in {_text(built_in)}; {each['gain']:+.1%} where it matters"
+        lines.append(f"  {each['name']:16} {_text(chosen):>6}  {text}")
+    return "\n".join(lines)
+
+
+def _text(size: int) -> str:
+    """ "512", "64k", "8m"."""
+    for unit in "gmk":
+        if size and size % _UNITS[unit] == 0:
+            return f"{size // _UNITS[unit]}{unit}"
+    return str(size)

@@ -1,0 +1,115 @@
+"""Where one algorithm takes over from another."""
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.core._handle import UINT64_MAX, c_integer
+from phalanx.core._lib import ffi, lib
+from phalanx.core.errors import InvalidArgumentError, check
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The values by which a group chooses its algorithms, all in bytes. Zero means the built-in value.
+
+    Attributes:
+        one_shot_bytes: all_reduce: the largest input for which every rank reduces everything.
+        chunk_bytes: Of larger inputs, what moves between two barriers: 4 KiB to 1 GiB. The group's staging area
+            bounds it.
+        streaming_bytes: Results from this size on are written around the cache.
+        push_bytes: all_reduce in place on symmetric memory: the piece that is pushed to the peers while it is in
+            the cache; 64 bytes to 1 GiB.
+    """
+
+    one_shot_bytes: int = 0
+    chunk_bytes: int = 0
+    streaming_bytes: int = 0
+    push_bytes: int = 0
+
+
+def table_path() -> Path | None:
+    """The table that new groups read: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory.
+
+    Returns:
+        The path, whether or not there is such a file; None where no table is read.
+    """
+    given = os.environ.get("PHALANX_TUNING")
+    if given is not None:
+        return Path(given) if given else None
+    for variable, folder in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
+        base = os.environ.get(variable, "")
+        if base.startswith("/"):
+            return Path(base, folder, "phalanx", "tuning")
+    return None
+
+
+def rows_of_host(text: str) -> dict[int, dict[str, str]]:
+    """The rows of a table that are for this host.
+
+    Args:
+        text: Of the table.
+
+    Returns:
+        By group size, what is written there by key.
+    """
+    here = _host()
+    found: dict[int, dict[str, str]] = {}
+    for line in text.splitlines():
+        row = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        ranks = row.pop("ranks", "")
+        if row.pop("host", None) == here and ranks.isdecimal():
+            found[int(ranks)] = row
+    return dict(sorted(found.items()))
+
+
+def _host() -> str:
+    """What the core calls this host in a table. It says so only in a row that it writes."""
+    from phalanx.core.world import World
+
+    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, World(0, 1) as world:
+        path = Path(folder, "tuning")
+        world.create_group("tuning", [0]).save_tuning(path)
+        return path.read_text().partition("host=")[2].split()[0]
+
+
+def get_tuning(group: Any) -> Tuning:
+    """The values of a phx_group."""
+    out = ffi.new("phx_tuning *")
+    out.struct_size = ffi.sizeof("phx_tuning")
+    check(lib.phx_group_get_tuning(group, out))
+    return Tuning(int(out.one_shot_bytes), int(out.chunk_bytes), int(out.streaming_bytes), int(out.push_bytes))
+
+
+def c_tuning(tuning: Tuning) -> Any:
+    """A phx_tuning pointer.
+
+    Raises:
+        InvalidArgumentError: It is no Tuning, or holds what is no size.
+    """
+    if not isinstance(tuning, Tuning):
+        raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.Tuning")
+    made = ffi.new("phx_tuning *")
+    made.struct_size = ffi.sizeof("phx_tuning")
+    for name, value in asdict(tuning).items():
+        setattr(made, name, c_integer(value, name, 0, UINT64_MAX))
+    return made
+
+
+def c_path(path: str | os.PathLike[str] | None) -> Any:
+    """A path for C; NULL is the usual place.
+
+    Raises:
+        InvalidArgumentError: It is no path.
+    """
+    if path is None:
+        return ffi.NULL
+    try:
+        raw = os.fsencode(path)
+    except TypeError:
+        raise InvalidArgumentError(f"path is {path!r}; give a str or a Path, or None for the usual place") from None
+    if not raw or b"\0" in raw:
+        raise InvalidArgumentError(f"path is {path!r}, which names no file; leave it out for the usual place")
+    return raw
