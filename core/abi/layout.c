@@ -21,6 +21,17 @@ PHX_FROZEN(offsetof(phx_allocator_ops, import_handle) == 40);
 PHX_FROZEN(offsetof(phx_allocator_ops, unmap) == 48);
 PHX_FROZEN(offsetof(phx_allocator_ops, destroy) == 56);
 
+PHX_FROZEN(sizeof(phx_call) == 48);
+PHX_FROZEN(offsetof(phx_call, struct_size) == 0);
+PHX_FROZEN(offsetof(phx_call, kind) == 4);
+PHX_FROZEN(offsetof(phx_call, in) == 8);
+PHX_FROZEN(offsetof(phx_call, out) == 16);
+PHX_FROZEN(offsetof(phx_call, count) == 24);
+PHX_FROZEN(offsetof(phx_call, dtype) == 32);
+PHX_FROZEN(offsetof(phx_call, op) == 36);
+PHX_FROZEN(offsetof(phx_call, root_group_rank) == 40);
+PHX_FROZEN(offsetof(phx_call, flags) == 44);
+
 PHX_FROZEN(sizeof(phx_device) == 8);
 PHX_FROZEN(offsetof(phx_device, type) == 0);
 PHX_FROZEN(offsetof(phx_device, index) == 4);
@@ -37,7 +48,7 @@ PHX_FROZEN(offsetof(phx_error_info, operation) == 32);
 PHX_FROZEN(offsetof(phx_error_info, group) == 64);
 PHX_FROZEN(offsetof(phx_error_info, text) == 128);
 
-PHX_FROZEN(sizeof(phx_group_info) == 56);
+PHX_FROZEN(sizeof(phx_group_info) == 64);
 PHX_FROZEN(offsetof(phx_group_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_group_info, group_rank) == 4);
 PHX_FROZEN(offsetof(phx_group_info, group_size) == 8);
@@ -46,7 +57,9 @@ PHX_FROZEN(offsetof(phx_group_info, id) == 16);
 PHX_FROZEN(offsetof(phx_group_info, sequence) == 24);
 PHX_FROZEN(offsetof(phx_group_info, name) == 32);
 PHX_FROZEN(offsetof(phx_group_info, ranks) == 40);
-PHX_FROZEN(offsetof(phx_group_info, slot_bytes) == 48);
+PHX_FROZEN(offsetof(phx_group_info, eager_bytes) == 48);
+PHX_FROZEN(offsetof(phx_group_info, channels) == 56);
+PHX_FROZEN(offsetof(phx_group_info, reserved) == 60);
 
 PHX_FROZEN(sizeof(phx_mem_info) == 48);
 PHX_FROZEN(offsetof(phx_mem_info, struct_size) == 0);
@@ -62,7 +75,7 @@ PHX_FROZEN(sizeof(phx_options) == 32);
 PHX_FROZEN(offsetof(phx_options, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_options, flags) == 4);
 PHX_FROZEN(offsetof(phx_options, algo) == 8);
-PHX_FROZEN(offsetof(phx_options, reserved) == 12);
+PHX_FROZEN(offsetof(phx_options, channel) == 12);
 PHX_FROZEN(offsetof(phx_options, timeout_ms) == 16);
 PHX_FROZEN(offsetof(phx_options, scale) == 24);
 
@@ -87,6 +100,14 @@ PHX_FROZEN(offsetof(phx_symm_info, signal_pad_bytes) == 32);
 PHX_FROZEN(offsetof(phx_symm_info, device) == 40);
 PHX_FROZEN(offsetof(phx_symm_info, group) == 48);
 
+PHX_FROZEN(sizeof(phx_tuning) == 40);
+PHX_FROZEN(offsetof(phx_tuning, struct_size) == 0);
+PHX_FROZEN(offsetof(phx_tuning, flags) == 4);
+PHX_FROZEN(offsetof(phx_tuning, one_shot_bytes) == 8);
+PHX_FROZEN(offsetof(phx_tuning, chunk_bytes) == 16);
+PHX_FROZEN(offsetof(phx_tuning, streaming_bytes) == 24);
+PHX_FROZEN(offsetof(phx_tuning, push_bytes) == 32);
+
 PHX_FROZEN(sizeof(phx_world_params) == 64);
 PHX_FROZEN(offsetof(phx_world_params, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_world_params, flags) == 4);
@@ -97,5 +118,5 @@ PHX_FROZEN(offsetof(phx_world_params, timeout_ms) == 24);
 PHX_FROZEN(offsetof(phx_world_params, host_id) == 32);
 PHX_FROZEN(offsetof(phx_world_params, staging_bytes) == 40);
 PHX_FROZEN(offsetof(phx_world_params, signal_channels) == 48);
-PHX_FROZEN(offsetof(phx_world_params, reserved) == 52);
+PHX_FROZEN(offsetof(phx_world_params, channels) == 52);
 PHX_FROZEN(offsetof(phx_world_params, job) == 56);

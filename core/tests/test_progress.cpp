@@ -1,6 +1,7 @@
 // What a rank has started moves on whatever the rank does next, in any number and on any groups, and what goes wrong
 // with one operation stays with it.
 #include <signal.h>
+#include <sys/mman.h>
 
 #include "members.h"
 
@@ -397,13 +398,34 @@ TEST(counts_that_do_not_fit_fail_their_all_to_all_v_and_nothing_else) {
       });
 }
 
+// Counts ranks that have started all that they will, also those of other processes.
+class Started {
+ public:
+  Started() {
+    void *page = mmap(nullptr, sizeof *count_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(page != MAP_FAILED);
+    count_ = new (page) std::atomic<int>(0);
+  }
+  ~Started() { munmap(count_, sizeof *count_); }
+  Started(const Started &) = delete;
+  Started &operator=(const Started &) = delete;
+  void add() { ++*count_; }
+  void await(int ranks) const {
+    while (*count_ < ranks) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<int> *count_;
+};
+
 // The survivors' works all end, those that could not complete with an error that names the dead rank.
-void survive(const std::vector<Member> &groups, int dead) {
+void survive(const std::vector<Member> &groups, int dead, Started &started) {
   std::vector<std::unique_ptr<InFlight>> flights;
   for (const Member &member : groups) {
     flights.push_back(std::make_unique<InFlight>(member));
     for (size_t k = 0; k < 60; ++k) flights.back()->start(sums(k * 50, k));
   }
+  started.add();
   const std::string name = "rank " + std::to_string(dead);
   for (const auto &flight : flights) {
     size_t failed = 0;
@@ -428,9 +450,10 @@ void survive(const std::vector<Member> &groups, int dead) {
 
 TEST(a_process_that_dies_with_many_in_flight_ends_them_on_every_survivor) {
   for (const bool starts : {false, true}) {
+    Started started;
     const std::vector<int> codes = ranks::as_processes(
         3,
-        [starts](int rank, phx_world *world) {
+        [&](int rank, phx_world *world) {
           std::vector<Member> groups;
           for (const char *name : {"a", "b"})
             groups.push_back(members::join(world, name, {0, 1, 2}, 64, members::kTiny.tuning));
@@ -439,9 +462,10 @@ TEST(a_process_that_dies_with_many_in_flight_ends_them_on_every_survivor) {
             if (starts)
               for (size_t k = 0; k < 60; ++k) flight.start(sums(k * 50, k));
             if (starts) flight.finish(10);
+            started.await(2);
             kill(getpid(), SIGKILL);
           }
-          survive(groups, 1);
+          survive(groups, 1, started);
           phx_group *pair = nullptr;  // the others go on
           const int32_t rest[] = {0, 2};
           CHECK_OK(phx_group_create(world, "rest", rest, 2, 0, &pair));
@@ -455,16 +479,18 @@ TEST(a_process_that_dies_with_many_in_flight_ends_them_on_every_survivor) {
 }
 
 TEST(a_rank_that_leaves_with_operations_in_flight_ends_them_on_the_others) {
+  Started started;
   ranks::as_threads(
       2,
-      [](int rank, phx_world *world) {
+      [&](int rank, phx_world *world) {
         const std::vector<Member> groups = {members::join(world, "a", {0, 1}, 64, members::kTiny.tuning)};
         if (rank == 0) {
           InFlight flight(groups[0]);
           for (size_t k = 0; k < 60; ++k) flight.start(sums(k * 50, k));
+          started.await(1);
           CHECK_OK(phx_world_finalize(world));
         } else {
-          survive(groups, 0);
+          survive(groups, 0, started);
         }
         members::leave(world, groups[0]);
       },

@@ -19,6 +19,7 @@ MUST_HOLD = {
         "phalanx/core/cmake/phalanxConfigVersion.cmake",
         "phalanx/core/include/phalanx/phalanx.h",
         "phalanx/core/lib/libphalanx.so.0",
+        "phalanx/core/lib/libphalanx_bench.so",
         "phalanx/core/lib/libphalanx_torch.so",
         "phalanx/core/lib/pkgconfig/phalanx.pc",
         "phalanx/core/py.typed",

@@ -1,8 +1,10 @@
 """Collectives on ordinary memory, against numpy: every rank computes what it must get by itself."""
 
+import gc
 import itertools
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -498,6 +500,29 @@ def drop_works(rank, world_size):
 
 def test_dropped_works_still_run_and_their_buffers_live_until_then():
     run_ranks(drop_works, 3)
+
+
+def drop_group_with_works(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        view = group.rendezvous(world.alloc(64)).buffer(0)  # holds the group as the core sees it
+        if rank == 1:
+            await_file("done")
+            return
+        out = np.zeros(5000, np.float32)
+        alive = weakref.ref(out)
+        group.all_reduce(np.ones(5000, np.float32), out, blocking=False)
+        del out, group
+        gc.collect()
+        assert alive() is not None
+        del view
+        gc.collect()
+        assert alive() is None
+        (scratch() / "done").touch()
+
+
+def test_buffers_of_dropped_works_live_as_long_as_anything_holds_their_group():
+    run_ranks(drop_group_with_works, 2)
 
 
 def poll_until_complete(rank, world_size):

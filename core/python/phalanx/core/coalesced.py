@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SIZE = ffi.sizeof("phx_call")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Call:
     """One call of `Group.coalesced`, made by the method that has the name of the collective.
 

@@ -599,10 +599,10 @@ class Group:
     ) -> Work | None:
         """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
 
-            group.coalesced([Call.all_reduce(a), Call.all_gather(b, c), Call.broadcast(d)])
-
         All ranks give the same calls in one order; their dtypes, reductions and roots may differ. No output may
-        overlap another output or input. All complete together.
+        overlap another output or input. All complete together. For example::
+
+            group.coalesced([Call.all_reduce(a), Call.all_gather(b, c), Call.broadcast(d)])
 
         Args:
             calls: Made by the methods of `Call`. May be empty.
@@ -701,6 +701,19 @@ class Group:
         timeout_ms: int = ...,
         blocking: Literal[False],
     ) -> Work: ...
+
+    @overload
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ...,
+        count: int | None = ...,
+        dtype: DType | int | str | None = ...,
+        *,
+        tag: int = ...,
+        timeout_ms: int = ...,
+        blocking: bool = ...,
+    ) -> int | Work: ...
 
     def recv(
         self,
