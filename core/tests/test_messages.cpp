@@ -238,6 +238,7 @@ TEST(a_rank_sends_to_itself_before_or_after_it_receives) {
         CHECK(source == rank && out == letters(2, bytes));
         phx_work_release(receive);
       }
+      CHECK_OK(phx_group_barrier(group, 0));  // a receive from any rank ends when all others have left
       phx_group_release(group);
     });
 }
@@ -632,8 +633,7 @@ TEST(what_a_rank_sent_before_it_left_can_be_received_and_no_more) {
         CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1",
                     phx_recv(group, large.data(), large.size(), PHX_U8, 1, 3, nullptr, nullptr));
         CHECK(says("has left"));
-        CHECK(phx_recv(group, out.data(), 10, PHX_U8, 1, 9, nullptr, nullptr) < 0 && says("has left"));
-        CHECK(phx_send(group, out.data(), 10, PHX_U8, 1, 9, nullptr, nullptr) < 0 && says("has left"));
+        CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_send(group, out.data(), 10, PHX_U8, 1, 9, nullptr, nullptr));
       }
       // The two that are left still talk to each other.
       send(group, 2 - rank, 4, letters(4, 100000));
@@ -643,14 +643,22 @@ TEST(what_a_rank_sent_before_it_left_can_be_received_and_no_more) {
   });
 }
 
-TEST(a_receive_from_any_rank_ends_when_everybody_has_left) {
+TEST(a_receive_from_any_rank_ends_when_everybody_has_left_and_each_is_named) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     char x = 0;
-    if (rank == 0)
+    if (rank == 0) {
       CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_recv(group, &x, 1, PHX_U8, PHX_ANY_RANK, 1, nullptr, nullptr));
-    else
+      for (int peer : {1, 2}) {
+        const std::string name = "rank " + std::to_string(peer) + " (pid";
+        CHECK_FAILS(PHX_ERR_PEER_DEAD, name.c_str(), phx_recv(group, &x, 1, PHX_U8, peer, 1, nullptr, nullptr));
+        CHECK(last_info().peer == peer && says("has left"));
+        CHECK_FAILS(PHX_ERR_PEER_DEAD, name.c_str(), phx_send(group, &x, 1, PHX_U8, peer, 1, nullptr, nullptr));
+        CHECK(last_info().peer == peer && says("has left"));
+      }
+    } else {
       CHECK_OK(phx_world_finalize(world));
+    }
     phx_group_release(group);
   });
 }
@@ -691,8 +699,8 @@ TEST(a_ring_takes_records_until_it_is_full_and_gives_them_back_in_order) {
   Ring ring;
   phx::RingWriter writer;
   phx::RingReader reader;
-  writer.open(ring.base(), phx::kMinRingBytes);
-  reader.open(ring.base(), phx::kMinRingBytes);
+  writer.open(ring.base(), phx::kMinRingBytes, false);
+  reader.open(ring.base(), phx::kMinRingBytes, false);
   std::mt19937 random(1);
   const std::vector<char> data = letters(0, phx::kPieceBytes + 1000);
   uint64_t put = 0, got = 0;  // messages, each in pieces
@@ -730,8 +738,8 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
     Ring ring;
     phx::RingWriter writer;
     phx::RingReader reader;
-    writer.open(ring.base(), phx::kMinRingBytes);
-    reader.open(ring.base(), phx::kMinRingBytes);
+    writer.open(ring.base(), phx::kMinRingBytes, true);
+    reader.open(ring.base(), phx::kMinRingBytes, true);
     CHECK(writer.put(head, &byte, 0, 1, &taken) == phx::RingResult::kOk);
     spoil(ring);
     return reader.peek(&record) == phx::RingResult::kBroken;
@@ -743,7 +751,7 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
   for (uint32_t lie : {5000u, 0x80000000u, 0xffffffffu}) {
     Ring ring;
     phx::RingWriter writer;
-    writer.open(ring.base(), phx::kMinRingBytes);
+    writer.open(ring.base(), phx::kMinRingBytes, true);
     CHECK(writer.put(head, &byte, 0, 1, &taken) == phx::RingResult::kOk);
     ring.header()->taken = lie;
     const std::vector<char> large(phx::kPieceBytes);

@@ -49,12 +49,14 @@ bool Messenger::group_failed() const {
   return group_->interruption(self_).load(std::memory_order_acquire) != 0;
 }
 
+bool Messenger::has_left(int peer) const { return group_->interruption(peer).load(std::memory_order_acquire) != 0; }
+
 bool Messenger::interrupted(const Transfer &transfer) const {
   if (closed_ || group_failed()) return true;
   const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
-  if (peer != PHX_ANY_RANK) return group_->interruption(peer).load(std::memory_order_acquire) != 0;
+  if (peer != PHX_ANY_RANK) return has_left(peer);
   for (int i = 0; i < size_; ++i)
-    if (i != self_ && group_->interruption(i).load(std::memory_order_acquire) == 0) return false;
+    if (i != self_ && !has_left(i)) return false;
   return size_ > 1;
 }
 
@@ -73,20 +75,16 @@ void Messenger::withdraw(Transfer &transfer) {
   }
 }
 
-void Messenger::abort(Transfer &transfer) {
+void Messenger::abort(Transfer &transfer, int peer) {
   withdraw(transfer);
-  const phx_error_info before = last_error();
-  group_->raise_in_flight(transfer.operation(), 0);
-  const phx_error_info error = last_error();
-  set_last_error(before);
-  finish_with(transfer, error);
+  finish_with(transfer, ended(transfer, peer));
 }
 
 void Messenger::abort_peer(int peer) {
-  while (Transfer *send = outbound_[peer].queue.front()) abort(*send);
-  while (Transfer *receive = matcher_.any_posted(peer)) abort(*receive);
+  while (Transfer *send = outbound_[peer].queue.front()) abort(*send, peer);
+  while (Transfer *receive = matcher_.any_posted(peer)) abort(*receive, peer);
   Incoming &incoming = inbound_[peer].incoming;
-  if (incoming.receive != nullptr) abort(*incoming.receive);
+  if (incoming.receive != nullptr) abort(*incoming.receive, peer);
   if (incoming.arrival != nullptr) matcher_.take(std::exchange(incoming.arrival, nullptr));  // it will never be whole
   incoming.to = nullptr;
 }
@@ -94,7 +92,7 @@ void Messenger::abort_peer(int peer) {
 void Messenger::abort_all() {
   closed_ = true;
   for (int i = 0; i < size_; ++i) abort_peer(i);
-  while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) abort(*receive);
+  while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) abort(*receive, PHX_ANY_RANK);
 }
 
 // Works that nobody holds any more; the group can no longer be asked why.
@@ -125,6 +123,18 @@ phx_error_info Messenger::error_of(const char *operation, phx_status status, int
   copy_text(info.text, sizeof info.text,
             (std::string(operation) + " on group '" + group_->name() + "': " + text).c_str());
   return info;
+}
+
+// Why a transfer with `peer` cannot go on: the group failed or, if it did not, that rank has left.
+phx_error_info Messenger::ended(const Transfer &transfer, int peer) const {
+  const phx_error_info before = last_error();
+  group_->raise_in_flight(transfer.operation(), 0);
+  const phx_error_info cause = last_error();
+  set_last_error(before);
+  if (group_failed() || peer == PHX_ANY_RANK || cause.peer == group_->rank_of(peer)) return cause;
+  return error_of(transfer.operation(), PHX_ERR_PEER_DEAD, peer,  // not the first one that left
+                  "rank " + std::to_string(group_->rank_of(peer)) + " (pid " + std::to_string(group_->pid_of(peer)) +
+                      ") has left: its world was finalized");
 }
 
 phx_error_info Messenger::mismatch(const Transfer &receive, int source, const MessageHead &sent) const {

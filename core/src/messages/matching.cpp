@@ -27,6 +27,7 @@ Transfer *Matcher::match(int source, uint32_t tag) {
 }
 
 Transfer *Matcher::any_posted(int peer) const {
+  if ((peer == PHX_ANY_RANK ? posted_from_any_ : posted_from_[peer]) == 0) return nullptr;
   for (const auto &list : posted_)
     for (Transfer *receive = list.front(); receive != nullptr; receive = receive->next)
       if (receive->peer == peer) return receive;

@@ -23,6 +23,7 @@ void Messenger::open(std::vector<char *> areas, int self) {
   self_ = self;
   size_ = static_cast<int>(areas.size());
   ring_bytes_ = ring_bytes(size_);
+  fenced_ = group_->fenced_by_sleepers();
   outbound_ = std::vector<Outbound>(size_);
   inbound_ = std::vector<Inbound>(size_);
   matcher_.open(size_);
@@ -31,8 +32,8 @@ void Messenger::open(std::vector<char *> areas, int self) {
   };
   for (int i = 0; i < size_; ++i) {
     areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
-    outbound_[i].ring.open(ring(i, self), ring_bytes_);
-    inbound_[i].ring.open(ring(self, i), ring_bytes_);
+    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_);
+    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_);
   }
   own_.store(areas_[self], std::memory_order_release);  // pairs with wake_waiters, which runs on the monitor's thread
 }
@@ -44,10 +45,11 @@ void Messenger::wake_waiters() {
   wake_all(own->doorbell);
 }
 
-// seq_cst: what the caller wrote for that rank must not pass the load of `sleepers` (Dekker with await, which announces
-// itself and then looks again).
+// What the caller stored for that rank does not pass the load of `sleepers` (Dekker with await, which announces itself
+// and then looks again): it was a full fence, or the compiler keeps the order and the sleeper fences the processor.
 void Messenger::wake(int group_rank) {
   MessageArea &area = *areas_[group_rank];
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   if (area.sleepers.load(std::memory_order_seq_cst) == 0) return;
   area.doorbell.fetch_add(1, std::memory_order_seq_cst);
   wake_all(area.doorbell);
@@ -57,10 +59,9 @@ void Messenger::leave(Lock &lock) {
   if (failure_) {
     const phx_error_info failure = *std::exchange(failure_, std::nullopt);
     const phx_error_info before = last_error();  // this may be a thread that only helps
-    lock.unlock();
+    // Under the lock, so that no call finds this closed before the group knows why. It takes no lock of a messenger.
     group_->fail_with(failure, true);
     group_->raise_in_flight(failure.operation, 0);  // for what it notes: that the cause is being reported
-    lock.lock();
     abort_all();
     set_last_error(before);
   }
@@ -73,18 +74,17 @@ void Messenger::advance_pending() {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;  // another thread of this rank is at it
   advance(Take::kWanted);
-  if (group_failed()) abort_all();
+  if (!closed_ && group_failed()) abort_all();
   leave(lock);
 }
 
 phx_status Messenger::begin(Transfer &transfer) {
-  if (closed_ || group_failed()) return group_->raise_revoked(transfer.operation());
+  if (group_failed()) return group_->raise_revoked(transfer.operation());
   if (!transfer.sends) {
     post(transfer);  // what a peer sent before it left can still be received
     return PHX_OK;
   }
-  if (group_->interruption(transfer.peer).load(std::memory_order_acquire) != 0)
-    return group_->raise_revoked(transfer.operation());
+  if (has_left(transfer.peer)) return set_last_error(ended(transfer, transfer.peer));
   transfer.peer == self_ ? send_to_self(transfer) : send(transfer);
   return PHX_OK;
 }
@@ -159,6 +159,7 @@ phx_status Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
     // seq_cst, and a last look after it, under the lock: whoever wrote a record, made room or completed this transfer
     // before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
     own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (fenced_) fence_others();
     const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     {
       Lock lock(mutex_);
@@ -166,7 +167,9 @@ phx_status Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
       cut = interrupted(transfer);
       leave(lock);
     }
-    if (!moved && !cut && !transfer.complete())
+    if (moved)
+      looks = 0;
+    else if (!cut && !transfer.complete())
       wait_reached_slow(own.doorbell, seen + 1, own.sleepers, group_->interruption(self_), deadline);
     own.sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
@@ -181,7 +184,7 @@ void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) 
     else if (timed_out)
       fail(&transfer, timeout(transfer, timeout_ms));
     else if (transfer.peer == PHX_ANY_RANK)
-      abort(transfer);
+      abort(transfer, transfer.source);
     else
       abort_peer(transfer.peer);
   }

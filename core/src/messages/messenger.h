@@ -92,11 +92,13 @@ class Messenger final : public ProgressSource {
   void fail(Transfer *transfer, const phx_error_info &error);
   bool interrupted(const Transfer &transfer) const;
   bool group_failed() const;
+  bool has_left(int peer) const;
   void withdraw(Transfer &transfer);
-  void abort(Transfer &transfer);
+  void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: not because of one
   void abort_peer(int peer);
   void abort_all();
   phx_error_info error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
+  phx_error_info ended(const Transfer &transfer, int peer) const;
   phx_error_info mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
   phx_error_info timeout(const Transfer &transfer, int64_t timeout_ms) const;
   phx_error_info broken(int peer, const char *what) const;
@@ -105,6 +107,7 @@ class Messenger final : public ProgressSource {
   int self_ = 0;
   int size_ = 0;
   size_t ring_bytes_ = 0;
+  bool fenced_ = false;  // see store_and_wake
   std::vector<MessageArea *> areas_;
   std::atomic<MessageArea *> own_{nullptr};  // written last by `open`
 

@@ -12,9 +12,19 @@ uint32_t flag_of(uint32_t line) { return line << 1 | 1; }
 
 uint32_t lines_of(size_t bytes) { return static_cast<uint32_t>((sizeof(RecordHeader) + bytes + kLine - 1) / kLine); }
 
+// The caller looks at the peer's `sleepers` next, and that load must not pass this store: as in store_and_wake, either
+// this is a full fence, or whoever goes to sleep fences everybody else (Messenger::await).
+void show(SharedWord &word, uint32_t value, bool fenced_by_sleepers) {
+  if (fenced_by_sleepers)
+    word.store(value, std::memory_order_release);
+  else
+    word.exchange(value, std::memory_order_seq_cst);
+}
+
 }  // namespace
 
-void RingWriter::open(char *ring, size_t bytes) {
+void RingWriter::open(char *ring, size_t bytes, bool fenced_by_sleepers) {
+  fenced_ = fenced_by_sleepers;
   header_ = reinterpret_cast<RingHeader *>(ring);
   data_ = ring + sizeof(RingHeader);
   lines_ = static_cast<uint32_t>(bytes / kLine);
@@ -26,8 +36,8 @@ RingResult RingWriter::put(const MessageHead &head, const char *data, size_t off
   const uint32_t lines = lines_of(bytes);
   // One line more than the record has: the flag of the next one is cleared before this one is shown.
   if (written_ + lines + 1 - known_taken_ > lines_) {
-    // Pairs with the exchange in RingReader::release: what the receiver read there it has read. seq_cst, because a
-    // sender that has announced its sleep must not miss it (see Messenger::await).
+    // Pairs with the store in RingReader::release: what the receiver read there it has read. seq_cst, because a sender
+    // that has announced its sleep must not miss it.
     const uint32_t now = header_->taken.load(std::memory_order_seq_cst);
     if (written_ - now > written_ - known_taken_) return RingResult::kBroken;  // it goes back, or beyond what we wrote
     known_taken_ = now;
@@ -38,20 +48,21 @@ RingResult RingWriter::put(const MessageHead &head, const char *data, size_t off
   // The first line comes last: the receiver looks at its flag all the time and would take the line away in between.
   const size_t first = std::min(bytes, kLine - sizeof(RecordHeader));
   copy_bytes(payload + first, data + offset + first, bytes - first);
-  flag(written_ + lines).store(0, std::memory_order_relaxed);  // ordered by the exchange
+  flag(written_ + lines).store(0, std::memory_order_relaxed);  // ordered by the store of the flag below
   record->bytes = static_cast<uint32_t>(bytes);
   record->head = head;
   record->offset = offset;
   copy_bytes(payload, data + offset, first);
   // Pairs with the load in RingReader::peek: the record, and the cleared flag behind it, are visible to whoever sees
-  // the flag. seq_cst, because the caller looks at the receiver's `sleepers` next (Dekker with Messenger::await).
-  record->flag.exchange(flag_of(written_), std::memory_order_seq_cst);
+  // the flag.
+  show(record->flag, flag_of(written_), fenced_);
   written_ += lines;
   *taken = bytes;
   return RingResult::kOk;
 }
 
-void RingReader::open(char *ring, size_t bytes) {
+void RingReader::open(char *ring, size_t bytes, bool fenced_by_sleepers) {
+  fenced_ = fenced_by_sleepers;
   header_ = reinterpret_cast<RingHeader *>(ring);
   data_ = ring + sizeof(RingHeader);
   lines_ = static_cast<uint32_t>(bytes / kLine);
@@ -59,7 +70,7 @@ void RingReader::open(char *ring, size_t bytes) {
 
 RingResult RingReader::peek(Record *out) const {
   const auto *record = reinterpret_cast<const RecordHeader *>(at(taken_));
-  // Pairs with the exchange in RingWriter::put. seq_cst for sleepers, as there.
+  // Pairs with the store in RingWriter::put. seq_cst for sleepers, as there.
   const uint32_t flag = record->flag.load(std::memory_order_seq_cst);
   if (flag == 0) return RingResult::kNothing;
   if (flag != flag_of(taken_)) return RingResult::kBroken;
@@ -77,9 +88,8 @@ RingResult RingReader::peek(Record *out) const {
 
 void RingReader::release(const Record &record) {
   taken_ += lines_of(record.bytes);
-  // Pairs with the load in RingWriter::put: the sender may write there from now on. seq_cst, because the caller looks
-  // at the sender's `sleepers` next.
-  header_->taken.exchange(taken_, std::memory_order_seq_cst);
+  // Pairs with the load in RingWriter::put: the sender may write there from now on.
+  show(header_->taken, taken_, fenced_);
 }
 
 }  // namespace phx

@@ -21,7 +21,8 @@ struct Record {
 
 class RingWriter {
  public:
-  void open(char *ring, size_t bytes);
+  // fenced_by_sleepers: see store_and_wake.
+  void open(char *ring, size_t bytes, bool fenced_by_sleepers);
   // Writes the bytes from `offset` on of a message of `total`, at `data`, as far as one record takes them.
   RingResult put(const MessageHead &head, const char *data, size_t offset, size_t total, size_t *taken);
 
@@ -34,11 +35,12 @@ class RingWriter {
   uint32_t lines_ = 0;
   uint32_t written_ = 0;      // lines since the beginning, modulo 2^32
   uint32_t known_taken_ = 0;  // likewise
+  bool fenced_ = false;
 };
 
 class RingReader {
  public:
-  void open(char *ring, size_t bytes);
+  void open(char *ring, size_t bytes, bool fenced_by_sleepers);
   // The next record, which stays until `release`.
   RingResult peek(Record *out) const;
   void release(const Record &record);
@@ -50,6 +52,7 @@ class RingReader {
   char *data_ = nullptr;
   uint32_t lines_ = 0;
   uint32_t taken_ = 0;
+  bool fenced_ = false;
 };
 
 }  // namespace phx

@@ -11,7 +11,12 @@
 namespace phx {
 namespace {
 
-constexpr int64_t kYieldNs = 100 * 1000;       // yields are free when nobody else wants the core
+// Yields are free as long as nobody else wants the core. To sleep then would only make it idle, and waking an idle core
+// takes long, above all in a virtual machine, whose host gives the core away: two ranks that each wait for the other to
+// wake up never get out of it.
+constexpr int64_t kPatienceNs = 2 * 1000 * 1000;
+constexpr int64_t kWantedNs = 50 * 1000;       // a yield that takes longer: somebody wants the core
+constexpr int64_t kYieldNs = 100 * 1000;       // then it is left to him sooner
 constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
 constexpr int64_t kBusySliceNs = 50 * 1000;  // of a rank that has other operations under way, which it must look after
 
@@ -21,10 +26,9 @@ void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 }
 
-// Every thread of every process that allows it passes a full fence between now and the return.
-void fence_others() { syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
-
 }  // namespace
+
+void fence_others() { syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
 
 bool allow_fences() {
   const long known = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
@@ -38,14 +42,17 @@ void wake_all(const SharedWord &word) { syscall(SYS_futex, &word, FUTEX_WAKE, IN
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
   int64_t now = now_ns();
-  const int64_t end_of_yields = now + kYieldNs;
+  const int64_t begin = now;
+  int64_t end_of_yields = begin + kPatienceNs;
   while (now < end_of_yields) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) break;
     if (now >= deadline.at_ns()) break;
     deadline.poll();
+    const int64_t before = now;
     sched_yield();
     now = now_ns();
+    if (now - before > kWantedNs) end_of_yields = begin + kYieldNs;
   }
   WaitResult result = WaitResult::kReached;
   sleepers.fetch_add(1, std::memory_order_seq_cst);

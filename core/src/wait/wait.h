@@ -74,6 +74,8 @@ void wake_all(const SharedWord &word);
 
 // Lets this process be fenced by others (membarrier). False where kernel or container have not got it.
 bool allow_fences();
+// Every thread of every process that allows it passes a full fence between the call and the return.
+void fence_others();
 
 // Stores and wakes. The store must not pass the load of `sleepers` (Dekker with wait_reached_slow, which announces
 // itself and then looks at the word again). A full fence here would wait until every line that this rank has written is
