@@ -55,7 +55,7 @@ def medians(ranks: int, table: Path, folder: Path) -> dict[int, float]:
     result = folder / "result.json"
     words = ["--collectives", "all_reduce", "--buffers", "user", "--peers", "none", "--rounds", "10", "--sizes", SIZES]
     subprocess.run(
-        [sys.executable, "-m", "phalanx.core", "bench", *words, "--ranks", str(ranks), "--json", str(result)],
+        [str(Path(sys.executable).with_name("phalanx")), "bench", *words, "--ranks", str(ranks), "--json", str(result)],
         check=True,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PHALANX_TUNING": str(table)},

@@ -104,8 +104,8 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
   // Best effort: the host must allow it (shmem_enabled). It is worth a few percent, and a faster first touch.
   if (size >= kHugePage) madvise(base, size, MADV_HUGEPAGE);
 #endif
-  // The owner comes first and is where it computes, so the pages are of its NUMA node. Best effort too: older kernels do
-  // not know it, and then pages come at first touch.
+  // The owner comes first and is where it computes, so the pages are of its NUMA node. Best effort too: older kernels
+  // do not know it, and then pages come at first touch.
   if (prefault_bytes != 0 && madvise(base, prefault_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
     munmap(base, size);
     return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation,

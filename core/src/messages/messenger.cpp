@@ -1,7 +1,5 @@
 #include "messages/messenger.h"
 
-#include <sched.h>
-
 #include <utility>
 
 #include "group/group.h"
@@ -9,9 +7,9 @@
 namespace phx {
 namespace {
 
-constexpr int kSpins = 20;                // as in wait/wait.h
-constexpr int kPatience = 4;              // looks without success before unasked messages are taken in
-constexpr int64_t kYieldNs = 100 * 1000;  // as in wait/wait.cpp
+constexpr int kSpins = 20;     // as in wait/wait.h
+constexpr int kAskedOnly = 4;  // looks without success before messages that nobody has asked for are taken in
+constexpr int kMoves = 1000;   // before the clock is read, however busy this is
 
 }  // namespace
 
@@ -121,58 +119,58 @@ phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
 }
 
 // Spins, yields and sleeps as wait_reached does, and moves everything of this rank on between looks.
-phx_status Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
-  MessageArea &own = *areas_[self_];
-  int looks = 0;  // without success
-  int64_t end_of_yields = 0;
-  for (;;) {
-    bool moved = false, cut = false;
-    {
-      Lock lock(mutex_, std::try_to_lock);  // if another thread of this rank has it, that one moves this transfer too
-      if (lock.owns_lock()) {
-        moved = advance(looks < kPatience ? Take::kWanted : Take::kAll);
-        cut = !moved && looks >= kSpins && interrupted(transfer);
-        leave(lock);
-      }
-    }
-    if (transfer.complete()) return PHX_OK;
-    if (cut) {
-      give_up(transfer, false, 0);
-      return PHX_OK;
-    }
-    if (moved) looks = 0;
-    if (++looks <= kSpins) {
-      cpu_relax();
-      continue;
-    }
-    const int64_t now = now_ns();
-    if (now >= deadline.at_ns()) {
-      give_up(transfer, true, deadline.budget_ms());
-      return PHX_OK;
-    }
-    if (looks == kSpins + 1) end_of_yields = now + kYieldNs;
-    if (now < end_of_yields) {
-      deadline.poll();
-      sched_yield();
-      continue;
-    }
-    // seq_cst, and a last look after it, under the lock: whoever wrote a record, made room or completed this transfer
-    // before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
-    own.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (fenced_) fence_others();
-    const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
-    {
-      Lock lock(mutex_);
-      moved = advance(Take::kAll);
-      cut = interrupted(transfer);
-      leave(lock);
-    }
-    if (moved)
-      looks = 0;
-    else if (!cut && !transfer.complete())
-      wait_reached_slow(own.doorbell, seen + 1, own.sleepers, group_->interruption(self_), deadline);
-    own.sleepers.fetch_sub(1, std::memory_order_relaxed);
+void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
+  for (int looks = 0, moves = 0; looks < kSpins && moves < kMoves; ++looks) {
+    const Look seen = look(transfer, looks < kAskedOnly ? Take::kWanted : Take::kAll);
+    if (seen == Look::kComplete) return;
+    if (seen == Look::kMoved) looks = 0, ++moves;
+    cpu_relax();
   }
+  int64_t now = now_ns();
+  for (Patience patience(now);;) {
+    Look seen = look(transfer, Take::kAll);
+    if (seen == Look::kNothing && patience.over(now) && now < deadline.at_ns()) seen = sleep(transfer, deadline);
+    if (seen == Look::kComplete) return;
+    if (seen == Look::kInterrupted) return give_up(transfer, false, 0);
+    if (now >= deadline.at_ns()) return give_up(transfer, true, deadline.budget_ms());
+    if (seen == Look::kMoved) {
+      now = now_ns();
+      patience = Patience(now);
+    } else {
+      deadline.poll();
+      now = patience.yield(now);
+    }
+  }
+}
+
+Messenger::Look Messenger::look(Transfer &transfer, Take take) {
+  Lock lock(mutex_, std::try_to_lock);
+  // If another thread of this rank has it, that one moves this transfer on as well.
+  if (!lock.owns_lock()) return transfer.complete() ? Look::kComplete : Look::kNothing;
+  return look(transfer, take, lock);
+}
+
+Messenger::Look Messenger::look(Transfer &transfer, Take take, Lock &lock) {
+  const bool moved = advance(take);
+  const bool cut = !moved && interrupted(transfer);
+  leave(lock);
+  if (transfer.complete()) return Look::kComplete;
+  return moved ? Look::kMoved : cut ? Look::kInterrupted : Look::kNothing;
+}
+
+// Until something may have happened.
+Messenger::Look Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
+  MessageArea &own = *areas_[self_];
+  // seq_cst and a fence, and a last look after it, under the lock: whoever wrote a record, made room or completed this
+  // transfer before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
+  own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (fenced_) fence_others();
+  const uint32_t rings = own.doorbell.load(std::memory_order_seq_cst);
+  Lock lock(mutex_);
+  const Look seen = look(transfer, Take::kAll, lock);
+  if (seen == Look::kNothing) sleep_until_reached(own.doorbell, rings + 1, group_->interruption(self_), deadline);
+  own.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  return seen;
 }
 
 void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) {

@@ -65,7 +65,11 @@ class Messenger final : public ProgressSource {
 
   // ---- messenger.cpp: calls and waiting
   phx_status begin(Transfer &transfer);
-  phx_status await(Transfer &transfer, LazyDeadline &deadline);
+  void await(Transfer &transfer, LazyDeadline &deadline);
+  enum class Look { kNothing, kMoved, kComplete, kInterrupted };  // kMoved: something, but the transfer is not complete
+  Look look(Transfer &transfer, Take take);
+  Look look(Transfer &transfer, Take take, Lock &lock);  // gives the lock back
+  Look sleep(Transfer &transfer, LazyDeadline &deadline);
   void give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms);
   // Gives the lock back, tells the group what was found wrong, and wakes threads of this rank whose transfer is
   // complete.

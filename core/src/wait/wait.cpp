@@ -39,27 +39,37 @@ bool allow_fences() {
 
 void wake_all(const SharedWord &word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
+Patience::Patience(int64_t now) : begin_ns_(now), end_ns_(now + kPatienceNs) {}
+
+int64_t Patience::yield(int64_t now) {
+  sched_yield();
+  const int64_t then = now_ns();
+  if (then - now > kWantedNs) end_ns_ = begin_ns_ + kYieldNs;
+  return then;
+}
+
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
   int64_t now = now_ns();
-  const int64_t begin = now;
-  int64_t end_of_yields = begin + kPatienceNs;
-  while (now < end_of_yields) {
+  for (Patience patience(now); !patience.over(now); now = patience.yield(now)) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) break;
     if (now >= deadline.at_ns()) break;
     deadline.poll();
-    const int64_t before = now;
-    sched_yield();
-    now = now_ns();
-    if (now - before > kWantedNs) end_of_yields = begin + kYieldNs;
   }
-  WaitResult result = WaitResult::kReached;
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   fence_others();  // see store_and_wake
+  const WaitResult result = sleep_until_reached(word, target, interrupted, deadline);
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+  return result;
+}
+
+WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
+                               LazyDeadline &deadline) {
+  WaitResult result = WaitResult::kReached;
   for (;;) {
     const uint32_t seen = word.load(std::memory_order_seq_cst);
-    if (reached(seen, target)) break;
+    if (reached(seen, target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) {
       result = WaitResult::kInterrupted;
       break;
@@ -72,11 +82,8 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
     const int64_t slice = deadline.poll() ? kBusySliceNs : kSliceNs;
     futex_wait(word, seen, left < slice ? left : slice);
   }
-  sleepers.fetch_sub(1, std::memory_order_relaxed);
   // One more look: what arrived meanwhile wins over the interruption and the deadline.
-  if (result != WaitResult::kReached && reached(word.load(std::memory_order_acquire), target))
-    return WaitResult::kReached;
-  return result;
+  return reached(word.load(std::memory_order_acquire), target) ? WaitResult::kReached : result;
 }
 
 }  // namespace phx

@@ -54,11 +54,27 @@ class LazyDeadline {
 
 enum class WaitResult { kReached, kInterrupted, kTimeout };
 
+// How long a waiter yields before it sleeps: long while nobody else wants the core.
+class Patience {
+ public:
+  explicit Patience(int64_t now);
+  bool over(int64_t now) const { return now >= end_ns_; }
+  int64_t yield(int64_t now);  // returns what time it is then
+
+ private:
+  int64_t begin_ns_;
+  int64_t end_ns_;
+};
+
 // Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been
 // reached wins over it. `sleepers` is the announcement word that the writer of `word` looks at. The acquire load pairs
 // with the writer's release (or stronger) store: what it wrote before is visible on kReached.
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline);
+
+// The end of it: sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
+WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
+                               LazyDeadline &deadline);
 
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                                const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
