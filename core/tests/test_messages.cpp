@@ -594,13 +594,12 @@ TEST(a_peer_that_is_killed_ends_every_send_and_receive) {
     std::vector<char> large(size_t{4} << 20), out(100);
     const std::string expected = "rank 2 (pid " + std::to_string(pids[2]) + ") died";
     if (rank == 2) {
-      CHECK_OK(phx_recv(group, out.data(), 1, PHX_U8, 0, 1, nullptr, nullptr));
-      CHECK_OK(phx_recv(group, out.data(), 1, PHX_U8, 1, 1, nullptr, nullptr));
+      CHECK_OK(phx_group_barrier(group, 0));
       raise(SIGKILL);
     }
-    CHECK_OK(phx_send(group, out.data(), 1, PHX_U8, 2, 1, nullptr, nullptr));
     phx_work *works[] = {start_send(group, 2, 2, large), start_recv(group, 2, 3, out),
                          start_recv(group, PHX_ANY_RANK, 4, out), start_recv(group, 1 - rank, 5, out)};
+    CHECK_OK(phx_group_barrier(group, 0));
     for (phx_work *work : works) {
       CHECK_FAILS(PHX_ERR_PEER_DEAD, expected.c_str(), phx_work_wait(work, 0));
       CHECK(last_info().peer == 2);

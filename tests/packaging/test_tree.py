@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # Put together here so that this file does not match itself.
 HOSTS = ["py" + r"pi\.org", "pytho" + "nhosted", r"download\." + "pytorch"]
-FORBIDDEN = re.compile("|".join([*HOSTS, "/ho" + "me/", "/wo" + "rk/"]))
+FORBIDDEN = re.compile("|".join([*HOSTS, r"(?<![\w.])/ho" + "me/", r"(?<![\w.])/wo" + "rk/"]))  # not src/work/
 BINARY = {".png", ".gz", ".whl", ".so", ".npz"}
 
 

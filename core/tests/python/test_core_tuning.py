@@ -154,8 +154,8 @@ def test_where_the_table_is(monkeypatch):
     for name in ("PHALANX_TUNING", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     assert table_path() is None
-    monkeypatch.setenv("HOME", "/home/me")
-    assert table_path() == Path("/home/me/.cache/phalanx/tuning")
+    monkeypatch.setenv("HOME", "/users/me")
+    assert table_path() == Path("/users/me/.cache/phalanx/tuning")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert table_path() == Path("/cache/phalanx/tuning")
     monkeypatch.setenv("PHALANX_TUNING", "/t")

@@ -566,11 +566,12 @@ def never_waits(rank, size):
     with World(rank, size) as world:
         x = torch.ones(10)
         most = 0
-        for _ in range(20_000):
-            P.all_reduce(x, "sum", "g")
-            most = max(most, world.ops.phxt_pending_count())
-        assert most <= 64
-        world.barrier()
+        for _ in range(200):
+            for _ in range(100):
+                P.all_reduce(x, "sum", "g")
+                most = max(most, world.ops.phxt_pending_count())
+            world.barrier()  # a start never waits for the others: without this a fast rank may be any number ahead
+        assert most <= 2 * 100  # at most a hundred are not complete; a sweep comes at twice what the last one left
         assert world.ops.phxt_sweep() == 0
 
 
