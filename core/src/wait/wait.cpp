@@ -17,8 +17,15 @@ namespace {
 constexpr int64_t kPatienceNs = 2 * 1000 * 1000;
 constexpr int64_t kWantedNs = 50 * 1000;       // a yield that takes longer: somebody wants the core
 constexpr int64_t kYieldNs = 100 * 1000;       // then it is left to him sooner
+constexpr int64_t kSharedNs = 800;             // one that returns without having run anybody takes half of that
+constexpr uint32_t kSharedYields = 64;         // until so many in a row were short, the core counts as shared
+constexpr int kMoreSpins = 100;                // a few microseconds at most, depending on how long the processor pauses
 constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
 constexpr int64_t kBusySliceNs = 50 * 1000;  // of a rank that has other operations under way, which it must look after
+
+// Above 0 if this thread shares its core: it was given away by one of the last yields. Spinning then only delays the
+// rank that is waited for, and otherwise it saves a call of the kernel that costs as much as a small collective.
+thread_local uint32_t core_is_shared = 0;
 
 void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
@@ -44,12 +51,22 @@ Patience::Patience(int64_t now) : begin_ns_(now), end_ns_(now + kPatienceNs) {}
 int64_t Patience::yield(int64_t now) {
   sched_yield();
   const int64_t then = now_ns();
+  if (then - now > kSharedNs)
+    core_is_shared = kSharedYields;
+  else if (core_is_shared > 0)
+    --core_is_shared;
   if (then - now > kWantedNs) end_ns_ = begin_ns_ + kYieldNs;
   return then;
 }
 
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
+  if (core_is_shared == 0) {
+    for (int i = 0; i < kMoreSpins; ++i) {
+      if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+      cpu_relax();
+    }
+  }
   int64_t now = now_ns();
   for (Patience patience(now); !patience.over(now); now = patience.yield(now)) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;

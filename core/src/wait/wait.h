@@ -78,7 +78,7 @@ WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const st
 
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                                const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
-  constexpr int kSpins = 20;  // about a microsecond: goals.md measured 20 as the best with idle and with busy cores
+  constexpr int kSpins = 20;  // a quarter of a microsecond to one: the best with busy cores; more follow with idle ones
   for (int i = 0; i < kSpins; ++i) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     cpu_relax();
