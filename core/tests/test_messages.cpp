@@ -794,6 +794,10 @@ TEST(broken_shared_memory_fails_the_group_and_nothing_else) {
         uint32_t flag = 1;
         if (record->flag.load() != 0) flag = record->flag.load();
         record->flag.store(flag, std::memory_order_release);
+        auto *area =
+            reinterpret_cast<phx::MessageArea *>(reinterpret_cast<char *>(record) - sizeof(phx::RingHeader)) - 1;
+        area->doorbell.fetch_add(1);  // rank 1 may sleep by now
+        phx::wake_all(area->doorbell);
       }
       const phx_status status = phx_recv(group, &x, 1, PHX_U8, 1 - rank, 5, nullptr, nullptr);
       CHECK(status == PHX_ERR_INTERNAL && says("the memory shared with rank 0 (pid") && says("is broken"));

@@ -1,6 +1,6 @@
 // The table of pending work: a list, as few collectives are pending at a time where programs wait for what they start.
-// Entries that nobody waits for are found complete by later sweeps, so dropped results do not pile up: a sweep comes when
-// the table has twice as many entries as the last one had to leave.
+// Entries that nobody waits for are found complete by later sweeps, so dropped results do not pile up: a sweep comes
+// when the table has twice as many entries as the last one had to leave.
 #include "pending.h"
 
 #include <algorithm>

@@ -17,7 +17,7 @@ class OneShotAllReduce final : public Operation {
       : Operation(buffers, buffers.count * buffers.item), reduction_(reduction) {}
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
-    copy_bytes(lane.data(lane.group_rank(), epoch), b_.in, b_.count * b_.item);
+    put_bytes(lane.data(lane.group_rank(), epoch), b_.in, b_.count * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t, uint64_t epoch) override {

@@ -37,12 +37,13 @@ class AllToAllV final : public Operation {
         const uint64_t pair[2] = {in_counts_[i], out_counts_[i]};
         std::memcpy(slot + i * sizeof pair, pair, sizeof pair);
       }
+      kernels::demote(slot, n_ * 2 * sizeof(uint64_t));
       return;
     }
     for (int to = 0; to < n_; ++to) {
       const size_t done = (round - 1) * segment_;
-      copy_bytes(slot + to * segment_ * b_.item, b_.in + (in_starts_[to] + done) * b_.item,
-                 length(in_counts_[to], round) * b_.item);
+      put_bytes(slot + to * segment_ * b_.item, b_.in + (in_starts_[to] + done) * b_.item,
+                length(in_counts_[to], round) * b_.item);
     }
   }
 

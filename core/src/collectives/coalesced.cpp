@@ -108,7 +108,7 @@ class Packed final : public Operation {
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     for (size_t i = 0; i < calls_.size(); ++i)
-      copy_bytes(lane.data(self_, epoch) + places_[i], calls_[i].buffers.in, input_bytes(calls_[i], n_, self_));
+      put_bytes(lane.data(self_, epoch) + places_[i], calls_[i].buffers.in, input_bytes(calls_[i], n_, self_));
   }
 
   phx_status take(const Lane &lane, uint32_t, uint64_t epoch) override {

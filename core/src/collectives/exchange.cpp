@@ -74,7 +74,7 @@ class Exchange : public Operation {
   }
   const char *input(int peer, Span span) const { return b_.in + (peer * in_stride_ + span.begin) * b_.item; }
   char *output(int peer, Span span) const { return b_.out + (peer * out_stride_ + span.begin) * b_.item; }
-  void leave(char *at, const char *from, Span span) const { copy_bytes(at, from, span.count * b_.item); }
+  void leave(char *at, const char *from, Span span) const { put_bytes(at, from, span.count * b_.item); }
 
   const int n_;
   const int self_;

@@ -24,7 +24,7 @@ class AllGather final : public Operation {
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const size_t bytes = length(round) * b_.item;
     const char *from = b_.in + round * chunk_ * b_.item;
-    copy_bytes(lane.data(lane.group_rank(), epoch), from, bytes);
+    put_bytes(lane.data(lane.group_rank(), epoch), from, bytes);
     deliver_bytes(output(lane.group_rank(), round), from, bytes, streaming_);
   }
 
@@ -64,7 +64,7 @@ class AllGatherV final : public Operation {
     const size_t bytes = length(self, round) * b_.item;
     if (bytes == 0) return;
     const char *from = b_.in + round * chunk_ * b_.item;
-    copy_bytes(lane.data(self, epoch), from, bytes);
+    put_bytes(lane.data(self, epoch), from, bytes);
     deliver_bytes(output(self, round), from, bytes, streaming_);
   }
 
@@ -95,7 +95,7 @@ class Gather final : public Operation {
   Gather(const Plan &plan, const Buffers &buffers, int root)
       : Operation(buffers, buffers.count * buffers.item),
         root_(root),
-        chunk_(plan.chunk_elements(buffers.item)),
+        chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {
     rounds = rounds_for(b_.count, chunk_);
   }
@@ -106,7 +106,7 @@ class Gather final : public Operation {
     if (self == root_)
       deliver_bytes(output(self, round), from, length(round) * b_.item, streaming_);
     else
-      copy_bytes(lane.data(self, epoch), from, length(round) * b_.item);
+      put_bytes(lane.data(self, epoch), from, length(round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -130,14 +130,14 @@ class Broadcast final : public Operation {
   Broadcast(const Plan &plan, const Buffers &buffers, int root)
       : Operation(buffers, plan.lane.group_rank() == root ? buffers.count * buffers.item : 0),
         root_(root),
-        chunk_(plan.chunk_elements(buffers.item)),
+        chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes) {
     rounds = rounds_for(b_.count, chunk_);
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (lane.group_rank() == root_)
-      copy_bytes(lane.data(root_, epoch), b_.in + round * chunk_ * b_.item, length(round) * b_.item);
+      put_bytes(lane.data(root_, epoch), b_.in + round * chunk_ * b_.item, length(round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {

@@ -72,6 +72,12 @@ size_t part_elements(size_t count, size_t item, int parts) {
 size_t Plan::chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tuning.chunk_bytes); }
 size_t Plan::chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
 
+size_t Plan::pipelined_elements(size_t bytes, size_t item) const {
+  // Where one barrier more is worth it; one-shot all_reduce ends where two of them are.
+  const size_t half = bytes >= 16 * tuning.one_shot_bytes ? (bytes / 2 + kLine - 1) / kLine * kLine : bytes;
+  return half == 0 ? chunk_elements(item) : elements_in(std::min(chunk_bytes(), std::max(half, kLine)), item);
+}
+
 uint32_t rounds_for(size_t count, size_t chunk) {
   return std::max<uint32_t>(1, static_cast<uint32_t>((count + chunk - 1) / chunk));
 }

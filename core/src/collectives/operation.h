@@ -109,13 +109,17 @@ struct Plan {
 
   size_t chunk_bytes() const;                // what moves between two barriers
   size_t chunk_elements(size_t item) const;  // likewise, in whole cache lines
+  // Likewise, of collectives that move `bytes` from some ranks to others: two chunks at least, so that these read the
+  // first while those write the second.
+  size_t pipelined_elements(size_t bytes, size_t item) const;
 };
 
 // ---- arithmetic and copies that several operations share
 
 inline constexpr int kMaxGroupSize = 1024;  // ranks of one host; bounds arrays on the stack
 
-inline constexpr size_t kWideBytes = size_t{32} << 10;
+inline constexpr size_t kWideBytes = size_t{96} << 10;
+inline constexpr size_t kDemotedBytes = size_t{2} << 10;
 
 inline void copy_bytes(void *to, const void *from, size_t size) {
   if (size == 0 || to == from) return;  // memcpy with NULL is undefined even for nothing
@@ -123,6 +127,14 @@ inline void copy_bytes(void *to, const void *from, size_t size) {
     kernels::copy_wide(to, from, size);
   else
     std::memcpy(to, from, size);
+}
+
+// Copies into a slot, which others are going to read. Few bytes are sent ahead of them to the cache that all cores
+// share: the others read them sooner from there, and this core need not ask for the lines back when it fills the slot
+// again.
+inline void put_bytes(void *slot, const void *from, size_t size) {
+  copy_bytes(slot, from, size);
+  if (size <= kDemotedBytes) kernels::demote(slot, size);
 }
 
 // Delivers part of a result, around the cache where the whole would not stay in it.

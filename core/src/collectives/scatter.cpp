@@ -3,6 +3,7 @@
 //
 // Chunk by chunk, put into the own slot what the others need, arrive, take from their slots. One barrier per chunk.
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "collectives/exchange.h"
@@ -15,12 +16,12 @@ namespace {
 
 class Segmented : public Operation {
  protected:
-  // count: the most elements of one block.
-  Segmented(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t count)
+  // count: the most elements of one block; most: what a segment may have at all.
+  Segmented(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t count, size_t most = SIZE_MAX)
       : Operation(buffers, in_bytes),
         blocking_(plan.blocking),
-        segment_(std::max<size_t>(std::min(elements_in(plan.chunk_bytes() / plan.lane.group_size(), buffers.item),
-                                           part_elements(std::max<size_t>(count, 1), buffers.item, 1)),
+        segment_(std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), buffers.item),
+                                            part_elements(std::max<size_t>(count, 1), buffers.item, 1), most}),
                                   kLine / buffers.item)) {
     rounds = rounds_for(count, segment_);
   }
@@ -44,7 +45,7 @@ class AllToAll final : public Segmented {
     char *slot = lane.data(lane.group_rank(), epoch);
     for (int to = 0; to < lane.group_size(); ++to)
       if (to != lane.group_rank() || !blocking_)
-        copy_bytes(slot + place(to), input(round, to), clip(b_.count, round) * b_.item);
+        put_bytes(slot + place(to), input(round, to), clip(b_.count, round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -78,7 +79,7 @@ class ReduceScatter final : public Segmented {
     char *slot = lane.data(lane.group_rank(), epoch);
     for (int to = 0; to < lane.group_size(); ++to)
       if (to != lane.group_rank() || !blocking_)
-        copy_bytes(slot + place(to), input(round, to), clip(counts_[to], round) * b_.item);
+        put_bytes(slot + place(to), input(round, to), clip(counts_[to], round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -111,7 +112,7 @@ class Scatter final : public Segmented {
   Scatter(const Plan &plan, const Buffers &buffers, int root)
       : Segmented(plan, buffers,
                   plan.lane.group_rank() == root ? buffers.count * buffers.item * plan.lane.group_size() : 0,
-                  buffers.count),
+                  buffers.count, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         root_(root) {}
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -119,7 +120,10 @@ class Scatter final : public Segmented {
     const size_t bytes = clip(b_.count, round) * b_.item;
     for (int to = 0; to < lane.group_size(); ++to) {
       const char *from = b_.in + (to * b_.count + round * segment_) * b_.item;
-      copy_bytes(to == root_ ? output(round) : lane.data(root_, epoch) + place(to), from, bytes);
+      if (to == root_)
+        copy_bytes(output(round), from, bytes);
+      else
+        put_bytes(lane.data(root_, epoch) + place(to), from, bytes);
     }
   }
 
@@ -148,7 +152,7 @@ class Reduce final : public Operation {
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (lane.group_rank() != root_ || !blocking_)
-      copy_bytes(lane.data(lane.group_rank(), epoch), input(round), length(round) * b_.item);
+      put_bytes(lane.data(lane.group_rank(), epoch), input(round), length(round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {

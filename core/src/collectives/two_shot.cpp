@@ -77,8 +77,8 @@ class TwoShot final : public Operation {
     const size_t all = length(chunk);
     const Span mine = blocking_ ? part(chunk, lane.group_rank()) : Span{all, 0};
     const size_t after = mine.begin + mine.count;
-    copy_bytes(slot, input(chunk, 0), mine.begin * b_.item);
-    copy_bytes(slot + after * b_.item, input(chunk, after), (all - after) * b_.item);
+    put_bytes(slot, input(chunk, 0), mine.begin * b_.item);
+    put_bytes(slot + after * b_.item, input(chunk, after), (all - after) * b_.item);
   }
 
   bool wants(const Lane &lane, int group_rank) const {

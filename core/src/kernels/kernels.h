@@ -37,7 +37,16 @@ ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op);
 const char *active_isa();  // static
 
-// memcpy for tens of KiB and more that come from memory or another core's cache.
+// Asks this core to move lines that it has just written to the cache that all cores share. Does nothing where the
+// processor does not know it: on x86 it is then a no-operation.
+inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size) {
+#if defined(__x86_64__)
+  const char *line = static_cast<const char *>(at);
+  for (const char *const end = line + size; line < end; line += 64) asm volatile("cldemote %0" : : "m"(*line));
+#endif
+}
+
+// memcpy for 100 KiB and more that come from memory or another core's cache.
 void copy_wide(void *to, const void *from, size_t size);
 // Likewise, and writes around the cache: for results that the cache would lose before they are read.
 void copy_streaming(void *to, const void *from, size_t size);
