@@ -199,11 +199,18 @@ def test_a_reduction_without_gradient_is_refused_in_the_forward_pass():  # F26
 def saved_then_written(rank, size):
     group = dist.group.WORLD
     x = torch.ones(3, requires_grad=True)
-    y = x * 2
-    z = y * y  # saves y
-    pc.all_reduce_(y.detach(), "sum", group)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        z.sum().backward()
+    for write in (
+        lambda y: pc.all_reduce_(y, "sum", group),  # the first one meets the others, the second takes the fast road
+        lambda y: pc.all_reduce_(y, "sum", group),
+        lambda y: pc.broadcast_(y, 0, group),
+    ):
+        y = x * 2
+        z = y * y  # saves y
+        version = y._version
+        write(y.detach())
+        assert y._version == version + 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
 
 
 def test_writing_over_a_saved_tensor_is_noticed():

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import SymInt
+from torch.autograd.graph import increment_version
 
 from phalanx.collectives import _autograd, _errors, _ops
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wrap
@@ -28,7 +29,7 @@ class _Op:
 
     __slots__ = ("function", "kernel", "name")
 
-    def __init__(self, name: str, function: Any) -> None:
+    def __init__(self, name: str, function: Any = None) -> None:
         self.name = name
         self.function = function
         self.kernel: Callable[..., Any] = self._first_call
@@ -72,6 +73,9 @@ _ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
 _REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
 _ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
 _BROADCAST = _Op("broadcast", _autograd.Broadcast)
+_ALL_REDUCE_ = _Op("all_reduce_")
+_BROADCAST_ = _Op("broadcast_")
+_WAIT_TENSOR = _Op("wait_tensor")
 
 
 _WAIT: Callable[..., torch.Tensor] = _autograd.Wait.apply
@@ -333,7 +337,7 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
     """
     if is_dynamo_compiling():
         return self.copy_(all_reduce(self, reduceOp, group, tag))
-    return _in_place("all_reduce_", self, group, tag, reduceOp)
+    return _in_place(_ALL_REDUCE_, self, group, tag, reduceOp)
 
 
 def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
@@ -351,7 +355,7 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
     """
     if is_dynamo_compiling():
         return self.copy_(broadcast(self, src, group, tag))
-    return _in_place("broadcast_", self, group, tag, src)
+    return _in_place(_BROADCAST_, self, group, tag, src)
 
 
 # ---- parts of them ---------------------------------------------------------------------------------------------------
@@ -366,16 +370,22 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
     return tensor.trigger_wait().detach()
 
 
-def _in_place(name: str, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
-    target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+def _in_place(op: _Op, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        entry = find(group, tag)
-        if name == "broadcast_":
-            _check_source(name, argument, entry)
+        if entry is not None and entry.core is not None and is_plain(tensor):
+            op.kernel(CPU_KEY, tensor, argument, entry.name)
+            increment_version(tensor)
+            _WAIT_TENSOR.kernel(CPU_KEY, tensor)
+            return tensor
+        target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+        entry = entry or find(group, tag)
+        if op is _BROADCAST_:
+            _check_source(op.name, argument, entry)
         else:
             check_reduction(argument)
         meet(entry, target)
-        getattr(torch.ops.phalanx, name)(target, argument, entry.name)
+        getattr(torch.ops.phalanx, op.name)(target, argument, entry.name)
         torch.ops.phalanx.wait_tensor(target)
     except (RuntimeError, ValueError) as error:
         _fail(error)
