@@ -74,7 +74,7 @@ size_t Plan::chunk_elements(size_t item) const { return elements_in(chunk_bytes(
 
 size_t Plan::pipelined_elements(size_t bytes, size_t item) const {
   // Where one barrier more is worth it; one-shot all_reduce ends where two of them are.
-  const size_t half = bytes >= 16 * tuning.one_shot_bytes ? (bytes / 2 + kLine - 1) / kLine * kLine : bytes;
+  const size_t half = bytes / 16 >= tuning.one_shot_bytes ? (bytes / 2 + kLine - 1) / kLine * kLine : bytes;
   return half == 0 ? chunk_elements(item) : elements_in(std::min(chunk_bytes(), std::max(half, kLine)), item);
 }
 
