@@ -24,7 +24,11 @@ MUST_HOLD = {
         "phalanx/core/lib/pkgconfig/phalanx.pc",
         "phalanx/core/py.typed",
     ],
-    "phalanx_collectives": ["phalanx/collectives/__init__.py", "phalanx/collectives/py.typed"],
+    "phalanx_collectives": [
+        "phalanx/collectives/__init__.py",
+        "phalanx/collectives/_native/autograd.cpp",
+        "phalanx/collectives/py.typed",
+    ],
     "phalanx_symm_mem": ["phalanx/symm_mem/__init__.py", "phalanx/symm_mem/py.typed"],
     "phalanx": [],
 }

@@ -3,8 +3,12 @@
 namespace phx {
 
 Matcher::~Matcher() {
-  for (auto &list : arrivals_)
-    while (Arrival *arrival = list.front()) take(arrival);
+  for (const auto &list : arrivals_) {
+    for (Arrival *arrival = list.front(); arrival != nullptr;) {
+      const std::unique_ptr<Arrival> last(arrival);
+      arrival = arrival->next;
+    }
+  }
 }
 
 void Matcher::post(Transfer *receive) {

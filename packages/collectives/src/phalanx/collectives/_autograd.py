@@ -12,14 +12,17 @@ backward at the same time: so every backward pass is a collective of its own.
 gradient on, which is wrong.)
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
-from phalanx.collectives import _torch_compat
+from phalanx.collectives import _native, _torch_compat
 from phalanx.collectives._reductions import check_differentiable
+
+log = logging.getLogger("phalanx.collectives")
 
 
 def _waited(started: torch.Tensor) -> torch.Tensor:
@@ -196,17 +199,33 @@ _IN_PLACE = {
 }
 
 
-def register(library: Any) -> None:
+OPS = (*_FUNCTIONS, *_IN_PLACE)  # of the namespace phalanx, with an autograd kernel
+
+
+def register(library: Any) -> list[Any]:
     """Register the autograd kernels of the ops, and the op that only they use.
 
     Args:
         library: A fragment of the library phalanx.
+
+    Returns:
+        What must be kept for them.
     """
     library.define("broadcast_backward(Tensor tensor, int src, str group_name) -> Tensor")
     _torch_compat.implement(library, "broadcast_backward", _broadcast_backward, "CompositeExplicitAutograd")
-    for name, function in _FUNCTIONS.items():
+    compiled = _native.find(OPS)
+    if compiled is not None:
+        try:
+            torch.ops.load_library(compiled)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", compiled, error)
+            compiled = None
+    # Where the compiled kernels are, calls that need a gradient go from them to ops of the same names elsewhere.
+    kernels = library if compiled is None else _torch_compat.fragment("phalanx_autograd")
+    for name in OPS:
         op = getattr(torch.ops.phalanx, name).default
-        _torch_compat.implement(library, name, _differentiable(op, function), "Autograd", with_keys=True)
-    for name, instead in _IN_PLACE.items():
-        op = getattr(torch.ops.phalanx, name).default
-        _torch_compat.implement(library, name, _in_place(op, name, instead), "Autograd", with_keys=True)
+        if kernels is not library:
+            kernels.define(str(op._schema).removeprefix("phalanx::"))
+        kernel = _differentiable(op, _FUNCTIONS[name]) if name in _FUNCTIONS else _in_place(op, name, _IN_PLACE[name])
+        _torch_compat.implement(kernels, name, kernel, "Autograd", with_keys=True)
+    return [library, kernels]

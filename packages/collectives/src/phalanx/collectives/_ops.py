@@ -199,7 +199,7 @@ def register() -> None:
     ours = _torch_compat.fragment("phalanx")
     roads = _torch_compat.fragment("phalanx_c10d")
     _libraries.extend((ours, roads))
-    _autograd.register(ours)
+    _libraries.extend(_autograd.register(ours))
     for name, fake in _FAKES.items():
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
     for name, road in _ROADS.items():

@@ -1,0 +1,135 @@
+"""What is compiled for the torch that is installed: the autograd kernels for calls that need no gradient.
+
+The ops work without it, a few microseconds slower: then the autograd kernels are in Python. `phalanx build` compiles it
+into the user's cache directory, under a name that says for which torch and which source, so that no other torch loads
+it.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("autograd.cpp")
+
+
+def folder() -> Path | None:
+    """Where it is: $PHALANX_NATIVE, else phalanx/native in the user's cache directory.
+
+    Returns:
+        The path, whether or not it exists; None if neither is known, or PHALANX_NATIVE is empty: then nothing compiled
+        is used.
+    """
+    given = os.environ.get("PHALANX_NATIVE")
+    if given is not None:
+        return Path(given) if given else None
+    for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
+        base = os.environ.get(variable, "")
+        if base.startswith("/"):
+            return Path(base, below, "phalanx", "native")
+    return None
+
+
+def library(ops: Iterable[str]) -> Path | None:
+    """Where the library is, or would be, that has kernels for these ops.
+
+    Args:
+        ops: Names in the namespace phalanx.
+    """
+    where = folder()
+    words = [torch.__version__, str(torch.version.git_version), platform.machine(), SOURCE.read_text(), *sorted(ops)]
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    return None if where is None else where / f"autograd-torch{torch.__version__}-{key}.so"
+
+
+def find(ops: Iterable[str]) -> Path | None:
+    """The library, if it was built and nobody else can have written it."""
+    path = library(ops)
+    if path is None:
+        return None
+    try:
+        for each in (path, path.parent):
+            about = each.stat()
+            if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+    except OSError:
+        return None
+    return path
+
+
+def build(ops: Iterable[str]) -> Path:
+    """Compile the library, whether or not it is there.
+
+    Args:
+        ops: Names in the namespace phalanx.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        RuntimeError: There is no folder for it or no compiler, or the compiler failed; says which.
+    """
+    path = library(ops)
+    if path is None:
+        raise RuntimeError("there is no cache directory: set PHALANX_NATIVE to one, or HOME")
+    compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if compiler is None:
+        raise RuntimeError("there is no C++ compiler (c++, g++ or clang++); the ops work without one, slower")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home = Path(torch.__file__).parent
+    names = ",".join(f'"{name}"' for name in sorted(ops))
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch, path.name)
+        command = [
+            *compiler.split(),
+            *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"),
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            f"-DPHALANX_OPS={names}",
+            *("-isystem", str(home / "include"), "-isystem", str(home / "include/torch/csrc/api/include")),
+            *(str(SOURCE), "-o", str(made), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"),
+        ]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"{compiler} failed (exit status {done.returncode}):\n{done.stdout}")
+        made.chmod(0o700)
+        made.replace(path)  # at once: another process may look for it, or build it too
+    return path
+
+
+def main(argv: list[str]) -> int:
+    """`phalanx build`.
+
+    Args:
+        argv: Arguments after "build".
+
+    Returns:
+        Exit status: 1 if it cannot be built.
+    """
+    parser = argparse.ArgumentParser(
+        prog="phalanx build",
+        description="Compile the autograd kernels of the ops for the torch that is installed. They take a few "
+        "microseconds off each op of torch.ops.phalanx; without them everything works the same.",
+    )
+    parser.add_argument("--force", action="store_true", help="compile again what is there")
+    force = parser.parse_args(argv).force
+    from phalanx.collectives import _autograd
+
+    path = find(_autograd.OPS)
+    if path is not None and not force:
+        print(f"{path} is there")
+        return 0
+    try:
+        print(build(_autograd.OPS))
+    except (RuntimeError, OSError) as error:
+        print(f"phalanx build: {error}", file=sys.stderr)
+        return 1
+    return 0
