@@ -84,6 +84,7 @@ struct Member {
   int self = 0;            // in the group
   phx_symm *symm = nullptr;
   char *block = nullptr;  // this rank's
+  size_t block_bytes = 0;
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
@@ -297,6 +298,7 @@ class Part {
     destroyed_ = false;
     if (case_.where == Where::kSymmetric) {
       in_ = member_->block + case_.symmetric_offset + kGuard + item_ * (case_.seed % 3);
+      CHECK(in_ + in_bytes + kGuard <= member_->block + member_->block_bytes);
       std::memset(in_ - kGuard, kFill, kGuard);
       std::memset(in_, kFill, in_bytes + kGuard);
       in_region_ = take(storage_in_, 0, 0);

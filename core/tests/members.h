@@ -29,11 +29,11 @@ constexpr phx_tuning tuning_of(uint64_t one_shot, uint64_t chunk, uint64_t strea
   return {sizeof(phx_tuning), 0, one_shot, chunk, streaming, push};
 }
 constexpr Setup kTiny = {1024, tuning_of(256, 4096, uint64_t{1} << 40, 64)};
-constexpr Setup kStreaming = {16384, tuning_of(2048, 4096, 1, 4096)};  // stores around the cache
+constexpr Setup kStreaming = {65536, tuning_of(2048, 65536, 1, 4096)};  // stores around the cache, also of sums
 constexpr Setup kPlain = {512, tuning_of(uint64_t{1} << 40, 4096, uint64_t{1} << 40, 1 << 14)};  // no exchanges
 constexpr Setup kUsual = {0, tuning_of(0, 0, 0, 0)};
 
-constexpr size_t kBlockBytes = size_t{1} << 20;
+constexpr size_t kBlockBytes = size_t{4} << 20;
 
 using Body = std::function<void(const Member &)>;
 
@@ -53,6 +53,7 @@ inline Member join(phx_world *world, const char *name, const std::vector<int> &r
   CHECK_OK(phx_mem_alloc(world, nullptr, block_bytes, &block));
   CHECK_OK(phx_symm_rendezvous(member.group, block, 0, &member.symm));
   member.block = static_cast<char *>(block);
+  member.block_bytes = block_bytes;
   return member;
 }
 

@@ -71,6 +71,7 @@ Call &Call::reduce(int32_t op) {
   if (std::strcmp(phx_reduce_op_name(op), "?") == 0)
     return set(fail(PHX_ERR_INVALID, name(), "%s: Invalid reduce operation %d", name(), op));
   reduction_.fn = kernels::find_reduce(record_.dtype, op);
+  reduction_.streaming = kernels::find_reduce_streaming(record_.dtype, op);
   if (reduction_.fn == nullptr)
     return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: %s is not defined for %s", name(), phx_reduce_op_name(op),
                     phx_dtype_name(record_.dtype)));

@@ -128,21 +128,24 @@ class Reduced final : public Exchange {
  public:
   Reduced(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
       : Exchange(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count, 0),
-        reduction_(reduction) {}
+        streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes),
+        reduce_(streaming_ ? reduction.streaming : reduction.fn),
+        scale_(reduction.scale),
+        piece_bytes_(streaming_ ? kPieceBytes : kPieceBytes / n_) {}
 
  private:
   void keep_own() override {}
 
   void swap(const Lane &lane, uint32_t area, bool in_own_slot, Span span, Span next) override {
     // In pieces: what has been read for the sum is still in the first-level cache when it is written over.
-    const size_t piece = std::max<size_t>(elements_in(kPieceBytes / n_, b_.item), kLine / b_.item);
+    const size_t piece = std::max<size_t>(elements_in(piece_bytes_, b_.item), kLine / b_.item);
     for (size_t at = 0; at < std::max(span.count, next.count); at += piece) {
       const size_t taken = at < span.count ? std::min(piece, span.count - at) : 0;
       const size_t left = at < next.count ? std::min(piece, next.count - at) : 0;
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < n_; ++i) inputs[i] = place(lane, area, in_own_slot, i) + at * b_.item;
       inputs[self_] = input(self_, span) + at * b_.item;
-      if (taken != 0) reduction_.fn(output(0, span) + at * b_.item, inputs, n_, taken, n_, reduction_.scale);
+      if (taken != 0) reduce_(output(0, span) + at * b_.item, inputs, n_, taken, n_, scale_);
       for (int peer = 0; peer < n_; ++peer)
         if (peer != self_ && left != 0)
           copy_bytes(place(lane, area, in_own_slot, peer) + at * b_.item, input(peer, next) + at * b_.item,
@@ -150,7 +153,10 @@ class Reduced final : public Exchange {
     }
   }
 
-  const Reduction reduction_;
+  const bool streaming_;
+  const kernels::ReduceFn reduce_;
+  const double scale_;
+  const size_t piece_bytes_;
 };
 
 }  // namespace

@@ -56,6 +56,7 @@ struct Buffers {
 
 struct Reduction {
   kernels::ReduceFn fn = nullptr;
+  kernels::ReduceFn streaming = nullptr;  // the same around the cache
   double scale = 1.0;
 };
 
@@ -176,8 +177,8 @@ OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, con
                        const Reduction &reduction, int root, const Tuning &tuning);
 // counts: one for each group rank; of all_gather_v or reduce_scatter_v.
 OperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                         const Reduction &reduction, const size_t *counts);
+                         const Reduction &reduction, const size_t *counts, const Tuning &tuning);
 OperationPtr make_symm_all_to_all_v(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                                    const size_t *in_counts, const size_t *out_counts);
+                                    const size_t *in_counts, const size_t *out_counts, const Tuning &tuning);
 
 }  // namespace phx

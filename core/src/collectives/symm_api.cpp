@@ -105,7 +105,8 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     for (int i = 0; i < s.size(); ++i) most = counts[i] > most ? counts[i] : most;
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);
     if (!call.overlap(mine, total, 0, false).ok()) return call.status();
-    return call.issue(phx::make_symm_v(Kind::kSymmAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, counts),
+    return call.issue(phx::make_symm_v(Kind::kSymmAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, counts,
+                                       call.group().tuning()),
                       work);
   });
 }
@@ -123,7 +124,7 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
     if (call.ok()) call.inside(s, offset, total * call.buffers().item);
     if (!call.overlap(total, mine, 0, false).ok()) return call.status();
     return call.issue(phx::make_symm_v(Kind::kSymmReduceScatterV, s.shared_from_this(), offset, call.buffers(),
-                                       call.reduction(), counts),
+                                       call.reduction(), counts, call.group().tuning()),
                       work);
   });
 }
@@ -140,7 +141,8 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
       return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a buffer is NULL", call.name())).status();
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
-    return call.issue(phx::make_symm_all_to_all_v(s.shared_from_this(), offset, call.buffers(), in_counts, out_counts),
+    return call.issue(phx::make_symm_all_to_all_v(s.shared_from_this(), offset, call.buffers(), in_counts, out_counts,
+                                                  call.group().tuning()),
                       work);
   });
 }

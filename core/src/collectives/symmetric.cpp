@@ -34,10 +34,10 @@ class OnSymm : public Operation {
   char *at(int group_rank, size_t element) const { return symm->buffer(group_rank) + offset_ + element * b_.item; }
   char *output(size_t element) const { return b_.out + element * b_.item; }
 
-  void reduce(const Reduction &reduction, char *out, size_t begin, size_t count) const {
+  void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool streaming) const {
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n_; ++i) inputs[i] = at(i, begin);
-    if (count != 0) reduction.fn(out, inputs, n_, count, n_, reduction.scale);
+    if (count != 0) (streaming ? reduction.streaming : reduction.fn)(out, inputs, n_, count, n_, reduction.scale);
   }
 
   const size_t offset_;
@@ -64,11 +64,11 @@ class Symmetric final : public OnSymm {
         if (b_.out == b_.in)
           reduce_in_place();
         else
-          reduce(reduction_, b_.out, 0, b_.count);
+          reduce(reduction_, b_.out, 0, b_.count, is_large(1));
         return;
-      case Kind::kSymmReduceScatter: reduce(reduction_, b_.out, self_ * b_.count, b_.count); return;
+      case Kind::kSymmReduceScatter: reduce(reduction_, b_.out, self_ * b_.count, b_.count, is_large(n_)); return;
       case Kind::kSymmReduce:
-        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count);
+        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, is_large(1));
         return;
       case Kind::kSymmAllGather: gather(); return;
       case Kind::kSymmGather:
@@ -77,9 +77,11 @@ class Symmetric final : public OnSymm {
       case Kind::kSymmAllToAll:
         for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, self_ * b_.count, n_);
         return;
-      case Kind::kSymmScatter: copy_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item); return;
+      case Kind::kSymmScatter:
+        deliver_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item, is_large(1));
+        return;
       case Kind::kSymmBroadcast:
-        if (self_ != root_) copy_bytes(at(self_, 0), at(root_, 0), b_.count * b_.item);
+        if (self_ != root_) deliver_bytes(at(self_, 0), at(root_, 0), b_.count * b_.item, is_large(1));
         return;
       default: return;
     }
@@ -89,9 +91,10 @@ class Symmetric final : public OnSymm {
     for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, 0, n_);
   }
   void deliver(int from, size_t element, size_t parts) const {
-    const size_t bytes = b_.count * b_.item;
-    deliver_bytes(output(from * b_.count), at(from, element), bytes, bytes * parts >= streaming_bytes_);
+    deliver_bytes(output(from * b_.count), at(from, element), b_.count * b_.item, is_large(parts));
   }
+  // Whether as many blocks are too much to stay in the cache.
+  bool is_large(size_t blocks) const { return b_.count * b_.item * blocks >= streaming_bytes_; }
 
   // Two-shot without staging: this rank alone touches its part, on every rank, so it may overwrite it everywhere.
   void reduce_in_place() const {
@@ -100,7 +103,7 @@ class Symmetric final : public OnSymm {
     const size_t end = std::min(b_.count, begin + part);
     for (; begin < end; begin += push_) {  // sums stay in the cache until they are pushed
       const size_t count = std::min(push_, end - begin);
-      reduce(reduction_, at(self_, begin), begin, count);
+      reduce(reduction_, at(self_, begin), begin, count, false);
       for (int i = 1; i < n_; ++i) copy_bytes(at((self_ + i) % n_, begin), at(self_, begin), count * b_.item);
     }
   }
@@ -116,24 +119,25 @@ class Symmetric final : public OnSymm {
 class SymmetricV final : public OnSymm {
  public:
   SymmetricV(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
-             const size_t *counts)
+             const size_t *counts, const Tuning &tuning)
       : OnSymm(std::move(handle), offset, buffers), kind_(kind), reduction_(reduction), counts_(counts, counts + n_) {
     size_t total = 0;
     for (const size_t count : counts_) {
       starts_.push_back(total);
       total += count;
     }
+    streaming_ = total * b_.item >= tuning.streaming_bytes;
   }
 
  private:
   void move() const override {
     if (kind_ == Kind::kSymmReduceScatterV) {
-      reduce(reduction_, b_.out, starts_[self_], counts_[self_]);
+      reduce(reduction_, b_.out, starts_[self_], counts_[self_], streaming_);
       return;
     }
     for (int i = 0; i < n_; ++i) {
       const int from = (self_ + i) % n_;
-      copy_bytes(output(starts_[from]), at(from, 0), counts_[from] * b_.item);
+      deliver_bytes(output(starts_[from]), at(from, 0), counts_[from] * b_.item, streaming_);
     }
   }
 
@@ -141,16 +145,21 @@ class SymmetricV final : public OnSymm {
   const Reduction reduction_;
   const std::vector<size_t> counts_;
   std::vector<size_t> starts_;
+  bool streaming_ = false;
 };
 
 // Where a block begins on another rank depends on counts that only that rank has, so they pass through the slots.
 class SymmetricAllToAllV final : public OnSymm {
  public:
   SymmetricAllToAllV(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const size_t *in_counts,
-                     const size_t *out_counts)
+                     const size_t *out_counts, const Tuning &tuning)
       : OnSymm(std::move(handle), offset, buffers),
         in_counts_(in_counts, in_counts + n_),
-        out_counts_(out_counts, out_counts + n_) {}
+        out_counts_(out_counts, out_counts + n_) {
+    size_t total = 0;
+    for (const size_t count : out_counts_) total += count;
+    streaming_ = total * b_.item >= tuning.streaming_bytes;
+  }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round != 0) return;
@@ -187,7 +196,7 @@ class SymmetricAllToAllV final : public OnSymm {
     for (int from = 0; from < n_; ++from) {
       uint64_t begin = 0;
       for (int to = 0; to < self_; ++to) begin += published(from, to, 0);
-      copy_bytes(output(out), at(from, begin), out_counts_[from] * b_.item);
+      deliver_bytes(output(out), at(from, begin), out_counts_[from] * b_.item, streaming_);
       out += out_counts_[from];
     }
     return PHX_OK;
@@ -197,6 +206,7 @@ class SymmetricAllToAllV final : public OnSymm {
   void move() const override {}
 
   const std::vector<size_t> in_counts_, out_counts_;
+  bool streaming_ = false;
 };
 
 }  // namespace
@@ -207,13 +217,13 @@ OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, con
 }
 
 OperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                         const Reduction &reduction, const size_t *counts) {
-  return std::make_unique<SymmetricV>(kind, std::move(symm), offset, buffers, reduction, counts);
+                         const Reduction &reduction, const size_t *counts, const Tuning &tuning) {
+  return std::make_unique<SymmetricV>(kind, std::move(symm), offset, buffers, reduction, counts, tuning);
 }
 
 OperationPtr make_symm_all_to_all_v(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                                    const size_t *in_counts, const size_t *out_counts) {
-  return std::make_unique<SymmetricAllToAllV>(std::move(symm), offset, buffers, in_counts, out_counts);
+                                    const size_t *in_counts, const size_t *out_counts, const Tuning &tuning) {
+  return std::make_unique<SymmetricAllToAllV>(std::move(symm), offset, buffers, in_counts, out_counts, tuning);
 }
 
 }  // namespace phx

@@ -17,7 +17,7 @@ Tuning builtin_tuning(int group_size, int cores) {
   const bool crowded = group_size > cores;
   tuning.one_shot_bytes = crowded ? 4 * kKiB : 512;
   tuning.chunk_bytes = crowded ? 256 * kKiB : 128 * kKiB;
-  tuning.streaming_bytes = 8 * kMiB;
+  tuning.streaming_bytes = 4 * kMiB;
   tuning.push_bytes = 16 * kKiB;
   return tuning;
 }
