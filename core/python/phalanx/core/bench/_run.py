@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import platform
+import random
 import re
 import socket
 import sys
@@ -207,12 +208,12 @@ class Benchmark:
                     self._lose(name, str(error))
                     absent[name, variant] = self._absent[name]
         for number in range(-PILOT_ROUNDS, self.job.rounds):
-            for turn in range(len(lanes)):
-                lane = lanes[(turn + number) % len(lanes)]  # nobody always comes after the same one
+            for lane in random.Random(number).sample(lanes, len(lanes)):  # nobody always comes after the same one
                 if lane.team.name not in self._teams:
                     continue
                 try:
                     self._turn(lane, counts=number >= 0)
+                    lane.team.rest()
                 except TeamError as error:
                     self._lose(lane.team.name, f"{collective} {dtype}, {size:,} bytes: {error}")
         for name in {lane.team.name for lane in lanes} & set(self._teams):

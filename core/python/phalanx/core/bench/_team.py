@@ -1,6 +1,7 @@
 """The rank processes of one participant. Between two commands they sleep."""
 
 import contextlib
+import glob
 import json
 import os
 import selectors
@@ -15,6 +16,7 @@ from typing import Any
 from phalanx.core.bench import _peers
 
 _LAUNCH = Path(__file__).with_name("_launch.py")
+_REST_SECONDS = 1.0
 _START_SECONDS = 90.0
 
 
@@ -39,6 +41,15 @@ class _Stream:
     def close(self) -> None:
         self._lines.close()
         self.socket.close()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a thread of the process runs, or could."""
+    for path in glob.iglob(f"/proc/{pid}/task/*/stat"):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            if file.read().rpartition(")")[2].split()[:1] == ["R"]:
+                return True
+    return False
 
 
 class Team:
@@ -76,6 +87,8 @@ class Team:
         self._log = directory / f"{name}.log"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pids: list[int] = []  # as pidfds
+        self._numbers: list[int] = []  # of the same processes
+        self._restless = False
         self._streams: list[_Stream] = []
         peer = _peers.PEERS.get(name)
         place = _peers.environment(name, peers) if peer is not None else None
@@ -155,6 +168,7 @@ class Team:
                     raise TeamError(f"a rank died at its start: {self._last_words()}") from error
                 with contextlib.suppress(ProcessLookupError):
                     self._pids.append(os.pidfd_open(hello["pid"]))
+                    self._numbers.append(hello["pid"])
                 streams[hello["rank"]] = stream
         self._streams = [streams[rank] for rank in range(self.ranks)]
 
@@ -197,6 +211,16 @@ class Team:
         if absent:
             raise TeamAbsentError(absent[0])
         return answers
+
+    def rest(self) -> None:
+        """Wait until no thread of the ranks runs any more, so that whoever comes next has the cores.
+
+        The threads of some libraries go on looking for work for a while. One that never stops is waited for once.
+        """
+        deadline = time.monotonic() + _REST_SECONDS
+        while not self._restless and any(map(_runs, self._numbers)):
+            self._restless = time.monotonic() > deadline
+            time.sleep(0.001)
 
     def _read(self, rank: int) -> dict[str, Any]:
         line = self._streams[rank].readline()
