@@ -15,7 +15,7 @@ Tuning builtin_tuning(int group_size, int cores) {
   // A rank with a core of its own waits a quarter of a microsecond at a barrier, one that shares it a few: then fewer
   // barriers win for longer.
   const bool crowded = group_size > cores;
-  tuning.one_shot_bytes = crowded ? 4 * kKiB : 512;
+  tuning.one_shot_bytes = crowded ? 8 * kKiB : 512;
   tuning.chunk_bytes = crowded ? 256 * kKiB : 128 * kKiB;
   tuning.streaming_bytes = 4 * kMiB;
   tuning.push_bytes = 16 * kKiB;
