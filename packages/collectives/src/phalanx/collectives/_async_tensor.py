@@ -13,21 +13,14 @@ from phalanx.collectives import _errors, _ops, _torch_compat
 log = logging.getLogger("phalanx.collectives")
 
 _make = _torch_compat.make_wrapper
+_CPU_KEY = _torch_compat.CPU_KEY
 
 
-def _wait_native(elem: torch.Tensor) -> None:
-    """Wait for the native work on what `start` was given: past the dispatcher, as only the core writes into it."""
-    global _wait_native
-    ops = _ops.loaded()
-    wait, cast, pointer, check = ops.lib.phxt_wait_storage, ops.ffi.cast, ops.ffi.typeof("void *"), ops.check
-
-    def found(elem: torch.Tensor) -> None:
-        status = wait(cast(pointer, elem.data_ptr()), 0)
-        if status < 0:
-            check(status)
-
-    _wait_native = found
-    found(elem)
+def _wait_plain(keys: Any, tensor: torch.Tensor) -> Any:
+    """The kernel of wait_tensor for a plain CPU tensor; looked up at the first call."""
+    global _wait_plain
+    _wait_plain = _torch_compat.kernel_call(torch.ops.phalanx.wait_tensor.default)
+    return _wait_plain(keys, tensor)
 
 
 def _wait(tensor: torch.Tensor) -> None:
@@ -82,7 +75,7 @@ class AsyncCollectiveTensor(torch.Tensor):
             return self.elem
         try:
             if state is None:
-                _wait_native(self.elem)
+                _wait_plain(_CPU_KEY, self.elem)
             elif state is False:
                 _wait(self.elem)
             elif isinstance(state, AsyncCollectiveTensor):
