@@ -73,9 +73,9 @@ size_t Plan::chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tu
 size_t Plan::chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
 
 size_t Plan::pipelined_elements(size_t bytes, size_t item) const {
-  // Where one barrier more is worth it; one-shot all_reduce ends where two of them are.
-  const size_t half = bytes / 16 >= tuning.one_shot_bytes ? (bytes / 2 + kLine - 1) / kLine * kLine : bytes;
-  return half == 0 ? chunk_elements(item) : elements_in(std::min(chunk_bytes(), std::max(half, kLine)), item);
+  // One barrier more must be worth it; one_shot_bytes says how much one is.
+  if (bytes / 16 < tuning.one_shot_bytes) return chunk_elements(item);
+  return std::min(chunk_elements(item), part_elements(bytes / item, item, 2));
 }
 
 uint32_t rounds_for(size_t count, size_t chunk) {
