@@ -76,6 +76,14 @@ def test_a_file_that_others_may_write_is_not_loaded(built, tmp_path):
     assert not is_loaded(tmp_path)[0]
 
 
+def test_a_folder_that_others_may_write_is_refused_before_anything_is_compiled(tmp_path):
+    tmp_path.chmod(0o777)
+    done = build(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"others may write {tmp_path}" in done.stderr and "chmod" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
     path = _native.library(_autograd.OPS)

@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.core._handle import UINT64_MAX, c_integer
 from phalanx.core._lib import ffi, lib
+from phalanx.core.cache import cache_path
 from phalanx.core.errors import InvalidArgumentError, check
 
 
@@ -36,14 +37,7 @@ def table_path() -> Path | None:
     Returns:
         The path, whether or not there is such a file; None where no table is read.
     """
-    given = os.environ.get("PHALANX_TUNING")
-    if given is not None:
-        return Path(given) if given else None
-    for variable, folder in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
-        base = os.environ.get(variable, "")
-        if base.startswith("/"):
-            return Path(base, folder, "phalanx", "tuning")
-    return None
+    return cache_path("PHALANX_TUNING", "tuning")
 
 
 def rows_of_host(text: str) -> dict[int, dict[str, str]]:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from phalanx.core.cache import cache_path
+
 SOURCE = Path(__file__).with_name("autograd.cpp")
 
 
@@ -29,14 +31,7 @@ def folder() -> Path | None:
         The path, whether or not it exists; None if neither is known, or PHALANX_NATIVE is empty: then nothing compiled
         is used.
     """
-    given = os.environ.get("PHALANX_NATIVE")
-    if given is not None:
-        return Path(given) if given else None
-    for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
-        base = os.environ.get(variable, "")
-        if base.startswith("/"):
-            return Path(base, below, "phalanx", "native")
-    return None
+    return cache_path("PHALANX_NATIVE", "native")
 
 
 def library(ops: Iterable[str]) -> Path | None:
@@ -51,19 +46,21 @@ def library(ops: Iterable[str]) -> Path | None:
     return None if where is None else where / f"autograd-torch{torch.__version__}-{key}.so"
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether this user has the path, and nobody else may write it."""
+    about = path.stat()
+    return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def find(ops: Iterable[str]) -> Path | None:
     """The library, if it was built and nobody else can have written it."""
     path = library(ops)
     if path is None:
         return None
     try:
-        for each in (path, path.parent):
-            about = each.stat()
-            if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return None
+        return path if _is_ours(path) and _is_ours(path.parent) else None
     except OSError:
         return None
-    return path
 
 
 def build(ops: Iterable[str]) -> Path:
@@ -76,7 +73,8 @@ def build(ops: Iterable[str]) -> Path:
         Where it is.
 
     Raises:
-        RuntimeError: There is no folder for it or no compiler, or the compiler failed; says which.
+        RuntimeError: There is no folder for it that only this user may write, or no compiler, or the compiler failed;
+            says which.
     """
     path = library(ops)
     if path is None:
@@ -85,6 +83,8 @@ def build(ops: Iterable[str]) -> Path:
     if compiler is None:
         raise RuntimeError("there is no C++ compiler (c++, g++ or clang++); the ops work without one, slower")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(path.parent):
+        raise RuntimeError(f"others may write {path.parent}, so nothing in it would be loaded: chmod go-w it")
     home = Path(torch.__file__).parent
     names = ",".join(f'"{name}"' for name in sorted(ops))
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
