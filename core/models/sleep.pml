@@ -14,8 +14,7 @@ bit asleep = 0;
 active proctype publisher() {
   buffered = 1;
   if /* the load of `sleepers` does not wait for the buffer */
-  :: sleepers != 0 -> atomic { asleep = 0 } /* wake_all: a system call, which flushes */
-     word = 1; buffered = 0; asleep = 0
+  :: sleepers != 0 -> atomic { word = 1; buffered = 0 }; asleep = 0 /* wake_all: a system call, which flushes */
   :: sleepers == 0
   fi
 }

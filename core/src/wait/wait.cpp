@@ -15,11 +15,11 @@ namespace {
 // takes long, above all in a virtual machine, whose host gives the core away: two ranks that each wait for the other to
 // wake up never get out of it.
 constexpr int64_t kPatienceNs = 2 * 1000 * 1000;
-constexpr int64_t kWantedNs = 500 * 1000;  // a yield that takes longer than other ranks need for a chunk: a stranger
-constexpr int64_t kYieldNs = 100 * 1000;   // wants the core, and it is left to him sooner
-constexpr int64_t kSharedNs = 800;         // one that returns without having run anybody takes half of that
-constexpr uint32_t kSharedYields = 64;     // until so many in a row were short, the core counts as shared
-constexpr int kMoreSpins = 100;            // a few microseconds at most, depending on how long the processor pauses
+constexpr int64_t kWantedNs = 500 * 1000;      // a longer yield than other ranks need for a chunk: a stranger wants it
+constexpr int64_t kYieldNs = 100 * 1000;       // then it is left to him sooner
+constexpr int64_t kSharedNs = 800;             // a yield that runs nobody takes half of that
+constexpr uint32_t kSharedYields = 64;         // until so many in a row were short, the core counts as shared
+constexpr int kMoreSpins = 100;                // a few microseconds at most, depending on how long the processor pauses
 constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
 constexpr int64_t kBusySliceNs = 50 * 1000;  // of a rank that has other operations under way, which it must look after
 
