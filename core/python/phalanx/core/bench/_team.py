@@ -254,6 +254,7 @@ class Team:
                 signal.pidfd_send_signal(pid, signal.SIGKILL)
             os.close(pid)
         self._pids = []
+        self._numbers = []
         for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.close()
