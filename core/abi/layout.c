@@ -108,7 +108,7 @@ PHX_FROZEN(offsetof(phx_tuning, chunk_bytes) == 16);
 PHX_FROZEN(offsetof(phx_tuning, streaming_bytes) == 24);
 PHX_FROZEN(offsetof(phx_tuning, push_bytes) == 32);
 
-PHX_FROZEN(sizeof(phx_world_params) == 64);
+PHX_FROZEN(sizeof(phx_world_params) == 72);
 PHX_FROZEN(offsetof(phx_world_params, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_world_params, flags) == 4);
 PHX_FROZEN(offsetof(phx_world_params, rank) == 8);
@@ -119,4 +119,6 @@ PHX_FROZEN(offsetof(phx_world_params, host_id) == 32);
 PHX_FROZEN(offsetof(phx_world_params, staging_bytes) == 40);
 PHX_FROZEN(offsetof(phx_world_params, signal_channels) == 48);
 PHX_FROZEN(offsetof(phx_world_params, channels) == 52);
-PHX_FROZEN(offsetof(phx_world_params, job) == 56);
+PHX_FROZEN(offsetof(phx_world_params, recorder_entries) == 56);
+PHX_FROZEN(offsetof(phx_world_params, reserved) == 60);
+PHX_FROZEN(offsetof(phx_world_params, job) == 64);

@@ -35,6 +35,8 @@ TEST(wrong_arguments_fail_before_anything_is_sent) {
     CHECK_FAILS(PHX_ERR_INVALID, "overlap", phx_all_reduce(group, a, a + 1, 4, PHX_F32, PHX_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
                 phx_all_reduce(group, a, b, SIZE_MAX / 2, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
+                phx_reduce_scatter(group, a, b, SIZE_MAX / 2 + 1, PHX_F32, PHX_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "root is group rank 2 in a group of 2",
                 phx_broadcast(group, a, 8, PHX_F32, 2, nullptr, nullptr));
     phx_options options{};
@@ -81,6 +83,24 @@ TEST(ranks_that_call_different_collectives_are_told_both_calls) {
     phx_group *fresh = ranks::make_group(world);  // of the same name
     CHECK_OK(phx_group_barrier(fresh, 0));
     phx_group_release(fresh);
+    phx_group_release(group);
+  });
+}
+
+TEST(ranks_that_meet_for_different_reasons_are_told_both_calls) {
+  ranks::as_threads(3, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world), *half = nullptr;
+    const phx_device cpu{PHX_DEV_CPU, 0};
+    void *block = nullptr;
+    phx_symm *symm = nullptr;
+    CHECK_OK(phx_mem_alloc(world, &cpu, 4096, &block));
+    const phx_status status =
+        rank == 1 ? phx_group_split(group, 0, 0, "half", 0, &half) : phx_symm_rendezvous(group, block, 0, &symm);
+    CHECK(status == PHX_ERR_MISMATCH);
+    CHECK(std::strstr(phx_last_error(), "group_split") != nullptr);
+    CHECK(std::strstr(phx_last_error(), "symm_rendezvous") != nullptr);
+    CHECK_FAILS(PHX_ERR_REVOKED, "revoked by an earlier failure", phx_group_barrier(group, 0));
+    CHECK_OK(phx_mem_free(world, block));
     phx_group_release(group);
   });
 }

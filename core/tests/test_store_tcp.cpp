@@ -13,7 +13,7 @@ TEST(a_wrong_token_is_refused_and_harms_nobody) {
   Store good = connect_to(port);
   phx_store *out = nullptr;
   const std::string long_token(1000, 't');
-  for (const std::string &wrong : {std::string("wrong"), kToken + "x", kToken.substr(1), long_token})
+  for (const std::string &wrong : {std::string("wrong"), kToken + "x", kToken.substr(1), kToken + '\0', long_token})
     CHECK_FAILS(PHX_ERR_PERMISSION, "refused this token",
                 phx_store_tcp_connect("127.0.0.1", port, wrong.data(), wrong.size(), kLongMs, &out));
   CHECK(out == nullptr);

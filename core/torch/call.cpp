@@ -37,6 +37,13 @@ Call route(const char *op, const Tensor &input, const String &group_name) {
   return call;
 }
 
+Call route(const char *op, const TensorList &inputs, const String &group_name) {
+  Call call{op, find_group(group_name.view())};
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!on_cpu(inputs[i])) call.group.reset();
+  return call;
+}
+
 void call_fallback(const char *op, const std::string &group_name, StableIValue *stack) {
   fallbacks.fetch_add(1, std::memory_order_relaxed);
   const std::string name = std::string("phalanx_c10d::") + op;

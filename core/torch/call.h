@@ -20,6 +20,7 @@ struct Call {
 
 // Ours when the group is registered in this thread's context and the tensor is on the CPU.
 Call route(const char *op, const Tensor &input, const String &group_name);
+Call route(const char *op, const TensorList &inputs, const String &group_name);  // that all of them are on the CPU
 
 // Calls phalanx_c10d::<op> with the arguments on the stack, which it consumes; the result takes their place.
 void call_fallback(const char *op, const std::string &group_name, StableIValue *stack);
@@ -29,6 +30,7 @@ inline StableIValue release(int64_t value) { return static_cast<StableIValue>(va
 inline StableIValue release(const String &text) { return static_cast<StableIValue>(intern(text.view())); }
 inline StableIValue release(Tensor &tensor) { return tensor.release(); }
 inline StableIValue release(IntList &list) { return list.release(); }
+inline StableIValue release(TensorList &list) { return list.release(); }
 // All arguments of the op, in order, back onto its stack, texts as numbers, and on to torch.distributed.
 template <class... Arguments>
 void fallback(const Call &call, const String &group_name, StableIValue *stack, Arguments &&...arguments) {
@@ -65,5 +67,6 @@ using Kernel = void(StableIValue *stack, uint64_t inputs, uint64_t outputs);
 Kernel all_reduce, all_reduce_, reduce_scatter_tensor, reduce_scatter_tensor_out;
 Kernel all_gather_into_tensor, all_gather_into_tensor_out;
 Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
+Kernel all_reduce_coalesced, all_reduce_coalesced_, all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced;
 
 }  // namespace phxt

@@ -85,4 +85,35 @@ class IntList {
   StableListHandle handle_;
 };
 
+class TensorList {
+ public:
+  explicit TensorList(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
+  explicit TensorList(StableIValue owned) {
+    const auto handle = reinterpret_cast<StableListHandle>(owned);
+    size_t size = 0;
+    AOTITorchError error = torch_list_size(handle, &size);
+    for (size_t i = 0; error == 0 && i < size; ++i) {  // each item is owned by who takes it
+      StableIValue item = 0;
+      error = torch_list_get_item(handle, i, &item);
+      if (error == 0) tensors_.emplace_back(item);
+    }
+    torch_delete_list(handle);
+    check_torch(error, "read a list");
+  }
+  TensorList(const TensorList &) = delete;
+
+  size_t size() const { return tensors_.size(); }
+  const Tensor &operator[](size_t i) const { return tensors_[i]; }
+  StableIValue release() {
+    StableListHandle handle = nullptr;
+    check_torch(torch_new_list_reserve_size(tensors_.size(), &handle), "make a list");
+    for (Tensor &tensor : tensors_) check_torch(torch_list_push_back(handle, tensor.release()), "make a list");
+    tensors_.clear();
+    return reinterpret_cast<StableIValue>(handle);
+  }
+
+ private:
+  std::vector<Tensor> tensors_;
+};
+
 }  // namespace phxt

@@ -1,5 +1,6 @@
 // all_gather_into_tensor, also into memory of the caller.
 #include "output.h"
+#include "rows.h"
 
 namespace phxt {
 namespace {
@@ -18,8 +19,7 @@ void all_gather_into_tensor(StableIValue *stack, uint64_t, uint64_t) {
   if (!call) return fallback(call, group_name, stack, input, group_size, group_name);
   check_group_size(call, group_size);
   const Operand in = read_operand(input);
-  const int64_t rows = in.dims == 0 ? 1 : in.sizes[0];  // a 0-d tensor counts as one row
-  Tensor result = empty(with_dim0(in, group_size * rows), in.dtype);
+  Tensor result = empty(with_dim0(in, group_size * rows_of(in)), in.dtype);
   const Operand out = fresh_output(result, in, in.numel * group_size);
   run(call, result, out.range(), in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
   stack[0] = result.release();

@@ -1,17 +1,9 @@
 // all_reduce and reduce_scatter_tensor, each also into memory of the caller.
 #include "output.h"
+#include "rows.h"
 
 namespace phxt {
 namespace {
-
-// The rows of dim 0 that each rank gets.
-int64_t rows_per_rank(const Call &call, const Operand &input) {
-  if (input.dims == 0) call.refuse("input has no dimension to scatter along; it must have at least one");
-  if (input.sizes[0] % call.group->size != 0)
-    call.refuse("input dimension 0 has size " + std::to_string(input.sizes[0]) +
-                ", which must be a multiple of group_size " + std::to_string(call.group->size));
-  return input.sizes[0] / call.group->size;
-}
 
 phx_status reduce_scatter(const Call &call, const Operand &in, const Operand &out, int32_t reduction, phx_work **work) {
   return phx_reduce_scatter(call.handle(), in.data, out.data, out.count(), in.type.code, reduction, nullptr, work);

@@ -68,6 +68,8 @@ AOTITorchError torch_delete_string(StringHandle handle);
 AOTITorchError torch_string_length(StringHandle handle, size_t *length);
 AOTITorchError torch_string_c_str(StringHandle handle, const char **data);
 AOTITorchError torch_delete_list(StableListHandle handle);
+AOTITorchError torch_new_list_reserve_size(size_t size, StableListHandle *out);
+AOTITorchError torch_list_push_back(StableListHandle handle, StableIValue element);
 AOTITorchError torch_list_size(StableListHandle handle, size_t *size);
 AOTITorchError torch_list_get_item(StableListHandle handle, size_t index, StableIValue *element);
 

@@ -195,7 +195,10 @@ typedef struct phx_world_params {
   uint64_t staging_bytes;   /* of one slot of the area through which collectives on ordinary memory move; 0 = default */
   uint32_t signal_channels; /* of each symmetric allocation; 0 = 64 */
   uint32_t channels;        /* of every group: independent sequences of collectives; 0 = 4; the same on all ranks */
-  const char *job;          /* prefix of all keys in the store; NULL = "phalanx" */
+  uint32_t recorder_entries; /* of the flight recorder: how many collectives of each channel it keeps, rounded up to
+                                256, 512, 1024, ...; at most 2^20; the same on all ranks */
+  uint32_t reserved;         /* 0 */
+  const char *job;           /* prefix of all keys in the store; NULL = "phalanx" */
 } phx_world_params;
 
 /* Not collective. Publishes this rank in the store; peers are met when the first group is made. */
@@ -203,10 +206,18 @@ PHX_API phx_status phx_world_create(const phx_world_params *params, phx_world **
 /* Leaves: tells the peers, closes every connection, ends the monitor thread. Groups of this world are unusable after
  * it; memory stays valid until it is freed. Not collective; a second call does nothing. */
 PHX_API phx_status phx_world_finalize(phx_world *world);
+/* Revokes every group of the world, on all their ranks; calls that wait in any thread return at once with
+ * PHX_ERR_REVOKED and this reason (NULL is allowed). The world itself stays: survivors may shrink. Not collective. */
+PHX_API phx_status phx_world_abort(phx_world *world, const char *reason);
 /* Finalizes; the handle is invalid after it. Free memory before: blocks still in the table are freed now, except those
  * that a phx_symm holds. Groups, symms and works may be released later. */
 PHX_API void phx_world_release(phx_world *world);
 PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
+/* The flight recorder as JSON: the last collectives of every rank of every group of this world, dead ranks included,
+ * with times. Writes at most capacity bytes, the closing 0 included; *size = length of the whole, without it. Not
+ * collective; also while calls are in progress. With the environment variable PHALANX_DUMP, each failure of a group
+ * writes one into that folder. `phalanx trace` reads it. */
+PHX_API phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size);
 PHX_API int32_t phx_world_rank(const phx_world *world);
 PHX_API int32_t phx_world_size(const phx_world *world);
 PHX_API uint64_t phx_world_host_id(const phx_world *world);
@@ -237,6 +248,17 @@ PHX_API phx_status phx_group_create(phx_world *world, const char *name, const in
 /* A logical group that need not be part of the world: `group_size` participants meet through `store` under `name`. */
 PHX_API phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
                                     phx_store *store, int64_t timeout_ms, phx_group **out);
+/* Collective. Makes one group of the ranks that gave the same color, ordered by key and then by rank. A rank with a
+ * negative color takes part, and gets NULL. name NULL: that of the group. Needs no store. */
+PHX_API phx_status phx_group_split(phx_group *group, int32_t color, int32_t key, const char *name, int64_t timeout_ms,
+                                   phx_group **out);
+/* Collective among the ranks that are alive, also on a group that has failed: makes a group of them, in the old order.
+ * A rank that does not call it within half of timeout_ms is left out as if it were dead; when it comes after all, it
+ * gets PHX_ERR_REVOKED. name NULL: that of the group. Needs no store. */
+PHX_API phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_ms, phx_group **out);
+/* Likewise: *inout_bits becomes the bitwise AND of what the ranks that took part gave, alike on all of them. alive:
+ * NULL, or group_size bytes: 1 for each rank that took part, 0 for the others. */
+PHX_API phx_status phx_group_agree(phx_group *group, uint64_t *inout_bits, uint8_t *alive, int64_t timeout_ms);
 PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 /* Every later call on the group, on every rank, fails with PHX_ERR_REVOKED and this reason. Not collective. */
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);

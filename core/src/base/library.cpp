@@ -31,7 +31,12 @@ constexpr StructRow kStructs[] = {
     {"phx_tuning", sizeof(phx_tuning)},
 };
 
-constexpr const char *kFeatures[] = {"cpu", "store_memory", "store_file", "store_tcp", "memfd"};
+constexpr const char *kFeatures[] = {
+    "cpu",        "store_memory", "store_file", "store_tcp", "memfd", "shrink", "recorder",
+#ifdef PHX_FAILPOINTS
+    "failpoints",
+#endif
+};
 
 const DtypeRow &dtype_row(int32_t dtype) {
   constexpr int32_t rows = sizeof kDtypes / sizeof kDtypes[0];

@@ -95,6 +95,9 @@ class AllToAllV final : public Operation {
         most = std::max(most, sent);
       }
     }
+    if (most / segment_ >= UINT32_MAX)
+      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %" PRIu64 " is more than memory can hold",
+                  most);
     rounds = 1 + static_cast<uint32_t>((most + segment_ - 1) / segment_);
     return PHX_OK;
   }

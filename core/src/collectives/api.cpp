@@ -38,8 +38,7 @@ phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t co
     Call call(Kind::kAllGather, group, options);
     if (!call.ok()) return call.status();
     const size_t n = call.group_size();
-    call.data(in, 1, out, n, count, dtype)
-        .overlap(count, n * count, static_cast<ptrdiff_t>(call.group().group_rank() * count), true);
+    call.data(in, 1, out, n, count, dtype).overlap(count, n * count, call.group().group_rank() * count, true);
     return call.ok() ? call.issue(phx::make_all_gather(call.plan(work), call.buffers()), work) : call.status();
   });
 }
@@ -51,8 +50,8 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
     size_t total = 0;
     if (!call.own_counts(counts, &total).ok()) return call.status();
     const int self = call.group().group_rank();
-    ptrdiff_t before = 0;
-    for (int i = 0; i < self; ++i) before += static_cast<ptrdiff_t>(counts[i]);
+    size_t before = 0;
+    for (int i = 0; i < self; ++i) before += counts[i];
     call.data(out, 1, out, 1, total, dtype).data(in, 1, out, 0, counts[self], dtype);
     call.overlap(counts[self], total, before, true).counts(counts, &total);
     if (!call.ok()) return call.status();
@@ -67,7 +66,7 @@ phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_
     if (!call.ok()) return call.status();
     const size_t n = call.group_size();
     call.data(in, n, out, 1, count, dtype)
-        .overlap(n * count, count, -static_cast<ptrdiff_t>(call.group().group_rank() * count), true)
+        .overlap(n * count, count, 0 - call.group().group_rank() * count, true)
         .reduce(op);
     if (!call.ok()) return call.status();
     return call.issue(phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction()), work);
@@ -81,10 +80,10 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     size_t total = 0;
     if (!call.own_counts(counts, &total).ok()) return call.status();
     const int self = call.group().group_rank();
-    ptrdiff_t before = 0;
-    for (int i = 0; i < self; ++i) before += static_cast<ptrdiff_t>(counts[i]);
+    size_t before = 0;
+    for (int i = 0; i < self; ++i) before += counts[i];
     call.data(in, 1, in == nullptr ? out : const_cast<void *>(in), 1, total, dtype);
-    call.data(in, 0, out, 1, counts[self], dtype).overlap(total, counts[self], -before, true);
+    call.data(in, 0, out, 1, counts[self], dtype).overlap(total, counts[self], 0 - before, true);
     call.reduce(op).counts(counts, &total);
     if (!call.ok()) return call.status();
     return call.issue(phx::make_reduce_scatter_v(call.plan(work), call.buffers(), call.reduction(), counts), work);
@@ -144,9 +143,7 @@ phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count,
     if (!call.ok()) return call.status();
     const int self = call.group().group_rank();
     const size_t parts = self == root_group_rank ? call.group_size() : 0;
-    call.data(in, 1, out, parts, count, dtype)
-        .overlap(count, parts * count, static_cast<ptrdiff_t>(self * count), true)
-        .root(root_group_rank);
+    call.data(in, 1, out, parts, count, dtype).overlap(count, parts * count, self * count, true).root(root_group_rank);
     return call.ok() ? call.issue(phx::make_gather(call.plan(work), call.buffers(), root_group_rank), work)
                      : call.status();
   });
@@ -160,7 +157,7 @@ phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count
     const int self = call.group().group_rank();
     const size_t parts = self == root_group_rank ? call.group_size() : 0;
     call.data(in, parts, out, 1, count, dtype)
-        .overlap(parts * count, count, -static_cast<ptrdiff_t>(self * count), true)
+        .overlap(parts * count, count, 0 - self * count, true)
         .root(root_group_rank);
     return call.ok() ? call.issue(phx::make_scatter(call.plan(work), call.buffers(), root_group_rank), work)
                      : call.status();

@@ -55,11 +55,11 @@ Call &Call::data(const void *in, size_t in_parts, void *out, size_t out_parts, s
   return *this;
 }
 
-Call &Call::overlap(size_t in_elements, size_t out_elements, ptrdiff_t in_offset, bool alias_allowed) {
+Call &Call::overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed) {
   if (!ok() || in_elements == 0 || out_elements == 0) return *this;
   const uintptr_t in = reinterpret_cast<uintptr_t>(buffers_.in), out = reinterpret_cast<uintptr_t>(buffers_.out);
   const bool apart = in + in_elements * buffers_.item <= out || out + out_elements * buffers_.item <= in;
-  const bool alias = alias_allowed && in == out + static_cast<uintptr_t>(in_offset) * buffers_.item;
+  const bool alias = alias_allowed && in == out + in_offset * buffers_.item;
   if (!apart && !alias)
     return set(fail(PHX_ERR_INVALID, name(),
                     "%s: input and output overlap; give the same buffer (in place) or separate ones", name()));

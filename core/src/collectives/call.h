@@ -29,8 +29,9 @@ class Call {
 
   // in_parts and out_parts: how many times `count` elements each buffer holds; 0 where this rank has none.
   Call &data(const void *in, size_t in_parts, void *out, size_t out_parts, size_t count, int32_t dtype);
-  // Refuses buffers that overlap, but for the one way that is safe: in == out + in_offset elements.
-  Call &overlap(size_t in_elements, size_t out_elements, ptrdiff_t in_offset, bool alias_allowed);
+  // Refuses buffers that overlap, but for the one way that is safe: in == out + in_offset elements. (Modulo 2^64, so
+  // that it may point backwards, and that a count which was refused does no harm here.)
+  Call &overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed);
   Call &reduce(int32_t op);
   Call &root(int32_t group_rank);
   // One count for each rank, the same list on all: sets `total` to their sum. `counts` may be NULL: an error.

@@ -34,18 +34,17 @@ struct Extent {
   size_t in_parts;
   size_t out_parts;
   bool alias_allowed;
-  ptrdiff_t in_offset;  // of the input from the output, in parts
+  size_t in_offset;  // of the input from the output, in parts, modulo 2^64
 };
 
-Extent extent_of(Kind kind, int n, int self, int root) {
-  const size_t all = n;
+Extent extent_of(Kind kind, size_t all, size_t self, size_t root) {
   switch (kind) {
     case Kind::kAllGather: return {1, all, true, self};
-    case Kind::kReduceScatter: return {all, 1, true, -self};
+    case Kind::kReduceScatter: return {all, 1, true, 0 - self};
     case Kind::kAllToAll: return {all, all, false, 0};
     case Kind::kReduce: return {1, size_t{self == root}, true, 0};
     case Kind::kGather: return {1, self == root ? all : 0, true, self};
-    case Kind::kScatter: return {self == root ? all : 0, 1, true, -self};
+    case Kind::kScatter: return {self == root ? all : 0, 1, true, 0 - self};
     default: return {1, 1, true, 0};
   }
 }
@@ -78,8 +77,8 @@ phx_status check_one(phx_group *group, const phx_options *options, const phx_cal
     return phx::fail(PHX_ERR_INVALID, kName, "%s: call %zu: a broadcast's in and out are the same buffer", kName,
                      index);
   call.data(in, extent.in_parts, given.out, extent.out_parts, given.count, given.dtype);
-  call.overlap(extent.in_parts * given.count, extent.out_parts * given.count,
-               extent.in_offset * static_cast<ptrdiff_t>(given.count), extent.alias_allowed);
+  call.overlap(extent.in_parts * given.count, extent.out_parts * given.count, extent.in_offset * given.count,
+               extent.alias_allowed);
   if (has_op(kind)) call.reduce(given.op);
   if (has_root(kind)) call.root(given.root_group_rank);
   if (!call.ok()) return call.status();

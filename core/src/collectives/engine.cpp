@@ -1,8 +1,14 @@
 #include "collectives/engine.h"
 
+#include "base/failpoint.h"
 #include "group/group.h"
 
 namespace phx {
+namespace {
+
+const char *name_of(const Operation &operation) { return kind_name(static_cast<Kind>(operation.record.operation)); }
+
+}  // namespace
 
 phx_status CollectiveWork::wait(int64_t timeout_ms) { return engine_->wait(*this, timeout_ms); }
 phx_status CollectiveWork::test() { return engine_->test(*this); }
@@ -17,9 +23,8 @@ LazyDeadline Engine::deadline(int64_t timeout_ms) {
 
 phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round,
                          const LazyDeadline &deadline) {
-  return group_->raise_await(*lane_, result, kind_name(static_cast<Kind>(operation.record.operation)),
-                             operation.sequence, operation.first_epoch + round, static_cast<int32_t>(round),
-                             operation.record, deadline.budget_ms());
+  return group_->raise_await(*lane_, result, name_of(operation), operation.sequence, operation.first_epoch + round,
+                             static_cast<int32_t>(round), operation.record, deadline.budget_ms());
 }
 
 // Whether a new operation can be published now: all older ones are, and a slot is free here.
@@ -37,6 +42,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   if (operation.published == 0) operation.first_epoch = epoch;
   if (const AwaitResult room = lane_->reserve(deadline); !room)
     return raise(room, operation, operation.published, deadline);
+  PHX_FAILPOINT(name_of(operation), 2);
   operation.put(*lane_, operation.published, epoch);
   uint64_t done = epoch - 1;  // all that came before has been taken, except:
   if (operation.published > 0) {
@@ -45,7 +51,9 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
     const Operation &oldest = pending_.front()->operation();
     done = oldest.first_epoch + oldest.taken - 1;
   }
+  PHX_FAILPOINT(name_of(operation), 3);
   lane_->publish(operation.record, done);
+  PHX_FAILPOINT(name_of(operation), 4);
   ++operation.published;
   return PHX_OK;
 }
@@ -78,11 +86,14 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
     if (!may_block && lane_->await_would_block(epoch)) return PHX_IN_PROGRESS;
     if (const AwaitResult all = lane_->await(epoch, operation.record, deadline); !all)
       return raise(all, operation, operation.taken, deadline);
+    PHX_FAILPOINT(name_of(operation), 5);
     const phx_status status = operation.take(*lane_, operation.taken, epoch);
     if (status != PHX_OK) return status;
     ++operation.taken;
   }
+  PHX_FAILPOINT(name_of(operation), 6);
   lane_->publish_done(operation.first_epoch + operation.rounds - 1);
+  PHX_FAILPOINT(name_of(operation), 7);
   return PHX_OK;
 }
 
@@ -90,6 +101,7 @@ void Engine::settle_front(phx_status status) {
   const CollectiveWorkRef work = std::move(pending_.front());
   pending_.pop_front();
   if (pending_.empty()) group_->world().progress().ended();
+  lane_->history().end(work->operation().sequence, status);
   work->operation().symm.reset();
   work->settle(status);
 }
@@ -102,8 +114,12 @@ phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
 
 phx_status Engine::begin(Operation &operation) {
   operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (!group_->failed()) return PHX_OK;
-  return group_->raise_revoked(kind_name(static_cast<Kind>(operation.record.operation)), operation.sequence);
+  if (!group_->failed()) {
+    lane_->history().begin(operation.sequence, operation.record);
+    PHX_FAILPOINT(name_of(operation), 1);
+    return PHX_OK;
+  }
+  return group_->raise_revoked(name_of(operation), operation.sequence);
 }
 
 phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
@@ -111,6 +127,13 @@ phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
   std::lock_guard<std::mutex> lock(mutex_);
   phx_status status = begin(operation);
   if (status != PHX_OK) return status;
+  status = run_in_turn(operation, until);
+  lane_->history().end(operation.sequence, status);
+  return status;
+}
+
+phx_status Engine::run_in_turn(Operation &operation, LazyDeadline &until) {
+  phx_status status = PHX_OK;
   while (!pending_.empty() && !has_room()) {
     status = complete_front(until, true);
     if (status != PHX_OK && group_->failed()) return status;
@@ -135,7 +158,10 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
     status = publish(started, none);
-    if (status != PHX_OK) return status;
+    if (status != PHX_OK) {
+      lane_->history().end(started.sequence, status);
+      return status;
+    }
   }
   if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
   if (pending_.empty()) group_->world().progress().began();

@@ -45,6 +45,7 @@ class Engine final : public ProgressSource {
 
  private:
   phx_status begin(Operation &operation);
+  phx_status run_in_turn(Operation &operation, LazyDeadline &until);
   bool has_room() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);
   phx_status publish_queued(LazyDeadline &deadline);

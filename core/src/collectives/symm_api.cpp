@@ -8,6 +8,11 @@ using phx::Kind;
 
 namespace {
 
+// Where `offset` of this rank's block is; not yet checked to lie in it, so it may be no address at all.
+char *own_at(const phx::Symm &symm, size_t offset) {
+  return reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(symm.buffer(symm.group_rank())) + offset);
+}
+
 struct Shape {
   size_t in_parts;
   size_t out_parts;
@@ -25,7 +30,7 @@ phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shap
     Call call(kind, symm, options);
     if (!call.ok()) return call.status();
     phx::Symm &s = *symm->symm;
-    char *in = s.buffer(s.group_rank()) + offset;
+    char *in = own_at(s, offset);
     call.data(in, shape.in_parts, kind == Kind::kSymmBroadcast ? in : out, shape.out_parts, count, dtype);
     if (op != nullptr) call.reduce(*op);
     if (root != nullptr) call.root(*root);
@@ -98,7 +103,7 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     if (!call.own_counts(counts, &total).ok()) return call.status();
     phx::Symm &s = *symm->symm;
     const size_t mine = counts[s.group_rank()];
-    char *in = s.buffer(s.group_rank()) + offset;
+    char *in = own_at(s, offset);
     call.data(in, 1, out, 1, total, dtype).counts(counts, &total);
     // Every rank's block must hold the largest: all see the same list, so all refuse alike.
     size_t most = 0;
@@ -119,7 +124,7 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
     if (!call.own_counts(counts, &total).ok()) return call.status();
     phx::Symm &s = *symm->symm;
     const size_t mine = counts[s.group_rank()];
-    char *in = s.buffer(s.group_rank()) + offset;
+    char *in = own_at(s, offset);
     call.data(in, 1, in, 1, total, dtype).data(in, 1, out, 1, mine, dtype).reduce(op).counts(counts, &total);
     if (call.ok()) call.inside(s, offset, total * call.buffers().item);
     if (!call.overlap(total, mine, 0, false).ok()) return call.status();
@@ -136,7 +141,7 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     size_t ins = 0, outs = 0;
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     phx::Symm &s = *symm->symm;
-    char *in = s.buffer(s.group_rank()) + offset;
+    char *in = own_at(s, offset);
     if (outs != 0 && out == nullptr)
       return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a buffer is NULL", call.name())).status();
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "collectives/operation.h"
+#include "group/group.h"
 #include "group/lane.h"
 #include "symm/symm.h"
 
@@ -171,15 +172,41 @@ class SymmetricAllToAllV final : public OnSymm {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round != 0) return PHX_OK;
-    const auto published = [&](int rank, int peer, int side) {
-      uint64_t value;
-      std::memcpy(&value, lane.data(rank, epoch) + (peer * 2 + side) * sizeof value, sizeof value);
-      return value;
-    };
+    const size_t row = static_cast<size_t>(n_) * 2;
+    // Read once: what has been checked must be what is used, whatever a peer writes meanwhile.
+    std::vector<uint64_t> matrix(n_ * row);
+    for (int rank = 0; rank < n_; ++rank)
+      std::memcpy(&matrix[rank * row], lane.data(rank, epoch), row * sizeof(uint64_t));
+    bool spoiled = false;  // a peer wrote into this rank's slot
+    for (int peer = 0; peer < n_; ++peer) {
+      uint64_t *pair = &matrix[self_ * row + peer * 2];
+      spoiled = spoiled || pair[0] != in_counts_[peer] || pair[1] != out_counts_[peer];
+      pair[0] = in_counts_[peer];
+      pair[1] = out_counts_[peer];
+    }
+    const phx_status status = check(matrix);
+    if (status != PHX_OK)  // on every rank alike, unless one of them lies
+      return spoiled ? symm->group().fail_with(last_error(), true) : status;
+    size_t out = 0;
+    for (int from = 0; from < n_; ++from) {
+      uint64_t begin = 0;
+      for (int to = 0; to < self_; ++to) begin += matrix[from * row + to * 2];
+      deliver_bytes(output(out), at(from, begin), out_counts_[from] * b_.item, streaming_);
+      out += out_counts_[from];
+    }
+    return PHX_OK;
+  }
+
+ private:
+  void move() const override {}
+
+  // matrix[rank][peer]: what `rank` sends to `peer`, and what it expects of it.
+  phx_status check(const std::vector<uint64_t> &matrix) const {
+    const auto count = [&](int rank, int peer, int side) { return matrix[(rank * n_ + peer) * 2 + side]; };
     for (int from = 0; from < n_; ++from) {
       uint64_t end = 0;  // of what `from` sends, in elements
       for (int to = 0; to < n_; ++to) {
-        const uint64_t sent = published(from, to, 0), expected = published(to, from, 1);
+        const uint64_t sent = count(from, to, 0), expected = count(to, from, 1);
         if (sent != expected)
           return fail(PHX_ERR_MISMATCH, "symm_all_to_all_v",
                       "symm_all_to_all_v: group rank %d sends %" PRIu64
@@ -192,18 +219,8 @@ class SymmetricAllToAllV final : public OnSymm {
         end += sent;
       }
     }
-    size_t out = 0;
-    for (int from = 0; from < n_; ++from) {
-      uint64_t begin = 0;
-      for (int to = 0; to < self_; ++to) begin += published(from, to, 0);
-      deliver_bytes(output(out), at(from, begin), out_counts_[from] * b_.item, streaming_);
-      out += out_counts_[from];
-    }
     return PHX_OK;
   }
-
- private:
-  void move() const override {}
 
   const std::vector<size_t> in_counts_, out_counts_;
   bool streaming_ = false;

@@ -67,6 +67,35 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   return PHX_OK;
 }
 
+// The group's world is not finalized.
+phx_status check_usable(const char *operation, const phx_group *group, int64_t timeout_ms, int64_t *timeout) {
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  const phx_world world{group->ptr->world_ref()};
+  const phx_status status = check_world(operation, &world);
+  return status != PHX_OK ? status : group->ptr->world().resolve_timeout(operation, timeout_ms, timeout);
+}
+
+template <class Derive>
+phx_status derive(const char *operation, phx_group *group, const char *name, int64_t timeout_ms, phx_group **out,
+                  Derive derive_group) {
+  return guarded(operation, [&]() -> phx_status {
+    int64_t timeout = 0;
+    phx_status status = check_usable(operation, group, timeout_ms, &timeout);
+    if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
+    if (status != PHX_OK) return status;
+    std::shared_ptr<phx::Group> made;
+    status = derive_group(*group->ptr, name != nullptr ? name : group->ptr->name(), timeout, &made);
+    if (status != PHX_OK) return status;
+    *out = nullptr;
+    if (made) {
+      *out = new phx_group;
+      (*out)->ptr = std::move(made);
+    }
+    return PHX_OK;
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -119,6 +148,32 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
   });
 }
 
+phx_status phx_group_split(phx_group *group, int32_t color, int32_t key, const char *name, int64_t timeout_ms,
+                           phx_group **out) {
+  return derive("group_split", group, name, timeout_ms, out,
+                [&](phx::Group &parent, const std::string &called, int64_t timeout, std::shared_ptr<phx::Group> *made) {
+                  return parent.split(color, key, called, timeout, made);
+                });
+}
+
+phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_ms, phx_group **out) {
+  return derive("group_shrink", group, name, timeout_ms, out,
+                [](phx::Group &parent, const std::string &called, int64_t timeout, std::shared_ptr<phx::Group> *made) {
+                  return parent.shrink(called, timeout, made);
+                });
+}
+
+phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
+  const char *operation = "group_agree";
+  return guarded(operation, [&]() -> phx_status {
+    int64_t timeout = 0;
+    phx_status status = check_usable(operation, group, timeout_ms, &timeout);
+    if (status == PHX_OK && bits == nullptr)
+      status = fail(PHX_ERR_INVALID, operation, "%s: inout_bits is NULL", operation);
+    return status != PHX_OK ? status : group->ptr->agree(bits, alive, timeout);
+  });
+}
+
 phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   const char *operation = "group_get_info";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
@@ -141,15 +196,7 @@ phx_status phx_group_revoke(phx_group *group, const char *reason) {
   const char *operation = "group_revoke";
   return guarded(operation, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-    phx_error_info cause = phx::make_error_info();
-    cause.status = PHX_ERR_REVOKED;
-    cause.rank = group->ptr->self_rank();
-    cause.peer = cause.rank;
-    phx::copy_text(cause.operation, sizeof cause.operation, operation);
-    const std::string text =
-        "rank " + std::to_string(cause.rank) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
-    phx::copy_text(cause.text, sizeof cause.text, text.c_str());
-    group->ptr->fail_with(cause, true);
+    group->ptr->revoke(operation, reason);
     return PHX_OK;
   });
 }

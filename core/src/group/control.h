@@ -1,7 +1,8 @@
 // The shared layout of a group: one control segment per rank, written by its owner and mapped by every rank.
 //
 //   ControlHeader | lane 0 | lane 1 | ... | area for messages
-//   lane = LaneHeader | slot 0 | ... | slot kSlots-1            slot = SlotHeader | slot_bytes of data
+//   lane = LaneHeader | slot 0 | ... | slot kSlots-1 | history
+//   slot = SlotHeader | slot_bytes of data
 //
 // Each channel of the group has a lane. A collective moves through `epochs` of its lane: numbers that every rank counts
 // alike. Publishing epoch e makes slot e % kSlots readable; its header says what call it belongs to, so that every
@@ -16,7 +17,7 @@
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
-inline constexpr uint32_t kControlVersion = 2;
+inline constexpr uint32_t kControlVersion = 3;
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
 
@@ -59,13 +60,19 @@ struct alignas(kLine) ControlHeader {
   int32_t group_rank;
   int32_t group_size;
   uint32_t channels;
+  uint32_t recorder_entries;
 };
 static_assert(sizeof(ControlHeader) == kLine);
 
 inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
-inline size_t lane_bytes(size_t slot_bytes) { return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes); }
-inline size_t lane_offset(uint32_t channel, size_t slot_bytes) {
-  return sizeof(ControlHeader) + channel * lane_bytes(slot_bytes);
+inline size_t history_offset(size_t slot_bytes) {
+  return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes);
+}  // in a lane
+inline size_t lane_bytes(size_t slot_bytes, uint32_t recorder_entries) {
+  return history_offset(slot_bytes) + recorder_entries * kLine;  // of one line each
+}
+inline size_t lane_offset(uint32_t channel, size_t slot_bytes, uint32_t recorder_entries) {
+  return sizeof(ControlHeader) + channel * lane_bytes(slot_bytes, recorder_entries);
 }
 
 }  // namespace phx

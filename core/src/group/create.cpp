@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/failpoint.h"
 #include "group/group.h"
 #include "symm/symm.h"
 
@@ -21,6 +22,7 @@ struct Geometry {
   int32_t group_rank;
   int32_t group_size;
   uint32_t channels;
+  uint32_t recorder_entries;
   uint32_t allows_fences;
   Tuning tuning;    // from the table of that rank
   cpu_set_t cores;  // that it may use
@@ -49,11 +51,13 @@ struct GroupMaker {
     group.records_[group.group_rank()] = group.world_->record();
     group.links_.resize(group.size());
     if (group.size() == 1) return PHX_OK;
+    PHX_FAILPOINT(kOperation, 1);
     phx_store *store = group.params_.store.get();
     PeerRecord mine = group.world_->record();
     mine.rank = group.self_rank();
     const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
     if (status != PHX_OK) return in_group(status);
+    PHX_FAILPOINT(kOperation, 2);
     std::string late;
     int first_late = -1;
     for (int i = 0; i < group.size(); ++i) {
@@ -72,6 +76,7 @@ struct GroupMaker {
       const phx_status read = read_record(value, i);
       if (read != PHX_OK) return read;
     }
+    PHX_FAILPOINT(kOperation, 3);
     if (first_late < 0) return PHX_OK;
     fail(PHX_ERR_TIMEOUT, kOperation,
          "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
@@ -101,31 +106,53 @@ struct GroupMaker {
     return PHX_OK;
   }
 
-  phx_status connect() {
+  void identify() {
     group.id_ = hash_bytes(group.name().data(), group.name().size());
     for (const PeerRecord &record : group.records_) group.id_ = hash_bytes(&record.uuid, sizeof record.uuid, group.id_);
     group.id_ = hash_bytes(group.params_.key.data(), group.params_.key.size(), group.id_);
+  }
+
+  // Instead of meet and connect: all has been done for a group that has these members.
+  void inherit(const Group &parent, const std::vector<int> &members) {
+    for (int member : members) {
+      group.records_.push_back(parent.records_[member]);
+      group.links_.push_back(parent.links_[member]);
+    }
+    identify();
+  }
+
+  phx_status connect() {
+    identify();
     for (int i = 0; i < group.size(); ++i) {
       if (i == group.group_rank()) continue;
       const phx_status status = group.world_->connect(group.records_[i], deadline, &group.links_[i]);
+      PHX_FAILPOINT(kOperation, 4);
       if (status != PHX_OK) return in_group(status);
     }
     return PHX_OK;
+  }
+
+  phx_status share() {
+    group.world_->monitor().watch(group.id_, group.shared_from_this());
+    group.watched_ = true;
+    return share_segments();
   }
 
   phx_status share_segments() {
     // At least one cache line for each rank's part.
     const size_t slot_bytes = std::max(group.world_->slot_bytes(), kLine * group.size());
     const uint32_t channels = group.channels();
-    const size_t messages_at = lane_offset(channels, slot_bytes);
+    const uint32_t recorder_entries = group.world_->recorder_entries();
+    const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
     const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
-    const size_t resident = round_up(lane_offset(1, slot_bytes), page_bytes());
+    const size_t resident = round_up(lane_offset(1, slot_bytes, recorder_entries), page_bytes());
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
     phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
     if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, resident, &segments[group.group_rank()]);
     if (status != PHX_OK) return in_group(status);
+    PHX_FAILPOINT(kOperation, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
     header->magic = kControlMagic;
     header->version = kControlVersion;
@@ -135,6 +162,7 @@ struct GroupMaker {
     header->group_rank = group.group_rank();
     header->group_size = group.size();
     header->channels = channels;
+    header->recorder_entries = recorder_entries;
 
     Geometry mine{kControlVersion,
                   kSlots,
@@ -142,6 +170,7 @@ struct GroupMaker {
                   group.group_rank(),
                   group.size(),
                   channels,
+                  recorder_entries,
                   group.world_->allows_fences(),
                   {},
                   {}};
@@ -150,10 +179,13 @@ struct GroupMaker {
     std::vector<Parcel> all;
     status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()},
                             deadline, &all);
+    PHX_FAILPOINT(kOperation, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, resident, &segments[i]);
+    PHX_FAILPOINT(kOperation, 7);
     status = group.confirm(kOperation, status, deadline);
+    PHX_FAILPOINT(kOperation, 8);
     if (status != PHX_OK) return status;
     adopt(all);
     open_channels(slot_bytes);
@@ -161,15 +193,16 @@ struct GroupMaker {
   }
 
   void open_channels(size_t slot_bytes) {
+    const uint32_t recorder_entries = group.world_->recorder_entries();
     const auto at = [&](size_t offset) {
       std::vector<char *> places;
       for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
       return places;
     };
     for (uint32_t i = 0; i < group.channels(); ++i)
-      group.channels_[i].lane.open(at(lane_offset(i, slot_bytes)), group.group_rank(), slot_bytes,
-                                   group.interruptions_.data(), group.fenced_by_sleepers_);
-    group.messenger_.open(at(lane_offset(group.channels(), slot_bytes)), group.group_rank());
+      group.channels_[i].lane.open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
+                                   recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_);
+    group.messenger_.open(at(lane_offset(group.channels(), slot_bytes, recorder_entries)), group.group_rank());
   }
 
   // What depends on all ranks together, and comes out alike on all.
@@ -209,6 +242,12 @@ struct GroupMaker {
                   "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",
                   kOperation, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(),
                   mine.channels);
+    if (theirs.recorder_entries != mine.recorder_entries)
+      return fail(
+          PHX_ERR_MISMATCH, kOperation,
+          "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; the same number is needed",
+          kOperation, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
+          mine.recorder_entries);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
       return fail(
           PHX_ERR_MISMATCH, kOperation,
@@ -234,21 +273,31 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   *met = status == PHX_OK;
   if (status == PHX_OK) status = maker.same_host();
   if (status == PHX_OK) status = maker.connect();
-  if (status == PHX_OK) {
-    world->monitor().watch(group->id_, group);
-    group->watched_ = true;
-    status = maker.share_segments();
-  }
+  if (status == PHX_OK) status = maker.share();
+  // Everybody has confirmed, so everybody has read the record. (Best effort: not every store can remove.)
+  if (status == PHX_OK && group->size() > 1)
+    group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
+  return finish(status, std::move(group), out);
+}
+
+phx_status Group::create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
+                              int64_t timeout_ms, std::shared_ptr<Group> *out) {
+  std::shared_ptr<Group> group(new Group(parent.world_, std::move(params)));
+  GroupMaker maker{*group, Deadline::after_ms(timeout_ms)};
+  maker.inherit(parent, members);
+  return finish(maker.share(), std::move(group), out);
+}
+
+phx_status Group::finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out) {
   if (status != PHX_OK) {
     const phx_error_info error = last_error();
     return group->fail_with(error, group->watched_);
   }
-  // Everybody has confirmed, so everybody has read the record. (Best effort: not every store can remove.)
-  if (group->size() > 1) group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
-  world->add_group(group);
+  World &world = *group->world_;
+  world.add_group(group);
   for (Channel &channel : group->channels_)
-    world->progress().add(std::shared_ptr<ProgressSource>(group, &channel.engine));
-  world->progress().add(std::shared_ptr<ProgressSource>(group, &group->messenger_));
+    world.progress().add(std::shared_ptr<ProgressSource>(group, &channel.engine));
+  world.progress().add(std::shared_ptr<ProgressSource>(group, &group->messenger_));
   *out = std::move(group);
   return PHX_OK;
 }

@@ -1,10 +1,28 @@
 // Small all-to-all messages among the members, with file descriptors: what rendezvous is made of.
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
+#include "base/failpoint.h"
 #include "group/group.h"
 
 namespace phx {
+namespace {
+
+// The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
+constexpr const char *kCalls[] = {"group_create", "group_split", "symm_rendezvous", "group_set_tuning"};
+constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
+
+uint32_t number_of(const char *call) {
+  uint32_t i = 0;
+  while (i < kCallCount && std::strcmp(kCalls[i], call) != 0) ++i;
+  return i + 1;
+}
+const char *name_of(uint32_t number) {
+  return number >= 1 && number <= kCallCount ? kCalls[number - 1] : "something else";
+}
+
+}  // namespace
 
 phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                            const Deadline &deadline, std::vector<Parcel> *out) {
@@ -19,9 +37,10 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
                           id_,
                           ordinal,
                           static_cast<uint32_t>(bytes.size()),
-                          0};
+                          number_of(operation)};
   for (const LinkRef &link : links_) {
     if (!link) continue;
+    PHX_FAILPOINT("exchange", 1);
     const phx_status status = send_message(*link, envelope, bytes.data(), fds.data(), deadline);
     if (status == PHX_OK) continue;
     if (failed()) return raise_in_flight(operation, 0);
@@ -30,6 +49,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     return fail_with(last_error(), true);
   }
 
+  PHX_FAILPOINT("exchange", 2);
   std::vector<Parcel> parcels(size());
   parcels[group_rank()].bytes = bytes;
   std::string late;
@@ -40,6 +60,23 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     const phx_status status = world_->progress().keep_going(deadline, [&](const Deadline &until) {
       return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], &message);
     });
+    PHX_FAILPOINT("exchange", 3);
+    if (status == PHX_OK && message.envelope.call != envelope.call) {
+      fail(PHX_ERR_MISMATCH, operation,
+           "%s on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
+           "same calls in the same order.",
+           operation, name().c_str(), rank_of(i), pid_of(i), name_of(message.envelope.call), self_rank(), operation);
+      amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
+      reported_.store(true);
+      return fail_with(last_error(), true);
+    }
+    if (status == PHX_OK && message.fds.size() < message.envelope.fd_count) {
+      fail_errno(EMFILE, operation, "%s on group '%s': rank %d has no file descriptor left for what %s sent", operation,
+                 name().c_str(), self_rank(), describe(i).c_str());
+      amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
+      reported_.store(true);
+      return fail_with(last_error(), true);
+    }
     if (status == PHX_OK) {
       parcels[i].bytes = std::move(message.payload);
       parcels[i].fds = std::move(message.fds);
@@ -80,6 +117,8 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
     std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
     theirs.text[sizeof theirs.text - 1] = '\0';
     if (theirs.status == PHX_OK) continue;
+    if (theirs.status > 0 || theirs.status < PHX_ERR_INTERNAL)
+      theirs.status = PHX_ERR_INTERNAL;  // no error, and yet no success
     fail(theirs.status, operation, "%s on group '%s': it failed on rank %d: %s", operation, name().c_str(), rank_of(i),
          theirs.text);
     amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));

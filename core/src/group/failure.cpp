@@ -1,9 +1,11 @@
 // How a group fails: the first cause sticks, waiters wake, peers are told, and later calls say why.
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 
 #include "collectives/operation.h"
 #include "group/group.h"
+#include "recorder/dump.h"
 
 namespace phx {
 
@@ -36,7 +38,20 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
       if (link && link->state.load() == LinkState::kAlive)
         send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
   }
+  const bool in_good_order = only >= 0 || std::strcmp(cause.operation, "world_finalize") == 0;
+  if (first && !in_good_order) dump_failure(*this, cause);
   return set_last_error(cause);
+}
+
+void Group::revoke(const char *operation, const char *reason) {
+  phx_error_info cause = make_error_info();
+  cause.status = PHX_ERR_REVOKED;
+  cause.rank = cause.peer = self_rank();
+  copy_text(cause.operation, sizeof cause.operation, operation);
+  const std::string text =
+      "rank " + std::to_string(self_rank()) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
+  copy_text(cause.text, sizeof cause.text, text.c_str());
+  fail_with(cause, true);
 }
 
 phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const {
@@ -80,6 +95,14 @@ std::string Group::describe(int group_rank) const {
   return text;
 }
 
+std::string Group::describe(int group_rank, const Lane &lane) const {
+  std::string text = describe(group_rank);
+  text.pop_back();
+  const Recorded last = lane.history_of(group_rank).newest();
+  if (last.sequence == 0) return text + "; it has called nothing yet)";
+  return text + "; its last call was " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ")";
+}
+
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
   if (result.failure == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
@@ -106,9 +129,9 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
     for (int i = 0; i < size(); ++i) {
       if (i == group_rank() || lane.arrived(epoch, i)) continue;
       if (!late.empty()) late += ", ";
-      late += describe(i);
+      late += describe(i, lane);
     }
-    if (late.empty()) late = describe(result.group_rank) + " with an earlier collective";
+    if (late.empty()) late = describe(result.group_rank, lane) + " with an earlier collective";
     std::snprintf(
         info.text, sizeof info.text,
         "%s #%" PRIu64

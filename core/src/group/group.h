@@ -21,6 +21,7 @@
 namespace phx {
 
 class Symm;
+struct Opinion;
 
 // One rank's contribution to an exchange: up to kMaxPayload bytes and a few descriptors.
 struct Parcel {
@@ -48,6 +49,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective. On failure every peer that was reached is told. *met: all members had come, so the key is used up.
   static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, bool *met,
                            std::shared_ptr<Group> *out);
+  // Likewise over the connections of a group that has all members, without a store. `members`: ranks in that group.
+  static phx_status create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
+                                int64_t timeout_ms, std::shared_ptr<Group> *out);
   ~Group() override;
 
   World &world() const { return *world_; }
@@ -80,6 +84,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the
   // one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
+  void revoke(const char *operation, const char *reason);  // here and on all ranks
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
   // reported the cause yet (a peer may die between two collectives) it is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
@@ -90,6 +95,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
                          uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
+  // "rank 2 (pid 4123, stopped; its last call was all_reduce(float32, 512, sum) #16)", of that channel
+  std::string describe(int group_rank, const Lane &lane) const;
 
   bool has_peer(const Uuid &uuid) const override;
   void on_peer_gone(const Link &link, LinkState state) override;
@@ -102,6 +109,14 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective: all succeed, or all fail with the text of the first that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
+  // ---- groups made of this one (derive.cpp); agree and shrink also where it has failed. Collective.
+  // *bits becomes the AND of what the ranks gave; alive[i] whether rank i took part (NULL is allowed).
+  phx_status agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms);
+  phx_status shrink(const std::string &name, int64_t timeout_ms, std::shared_ptr<Group> *out);
+  // A negative color takes part, but gets no group.
+  phx_status split(int32_t color, int32_t key, const std::string &name, int64_t timeout_ms,
+                   std::shared_ptr<Group> *out);
+
   // ---- symmetric memory: handles by block
   std::mutex &symm_mutex() { return symm_mutex_; }
   std::shared_ptr<Symm> find_symm(uint64_t block_serial) const;
@@ -112,6 +127,13 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  private:
   friend struct GroupMaker;
   Group(std::shared_ptr<World> world, GroupParams params);
+  static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
+
+  // With derive_mutex_ held. agree.cpp
+  phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
+  void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
+  bool hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
+  GroupParams derived(const std::string &name, const std::vector<int> &members) const;
 
   const std::shared_ptr<World> world_;
   const GroupParams params_;
@@ -137,6 +159,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   std::mutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;
+
+  std::mutex derive_mutex_;
+  uint64_t agreements_ = 0;  // agreements and groups made so far, counted alike by all that take part
+  uint64_t derivations_ = 0;
 
   std::mutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
   mutable std::mutex cache_mutex_;

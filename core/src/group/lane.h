@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "group/control.h"
+#include "recorder/history.h"
 
 namespace phx {
 
@@ -22,8 +23,8 @@ struct AwaitResult {
 class Lane {
  public:
   // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
-  void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, const std::atomic<int32_t> *interruptions,
-            bool fenced_by_sleepers);
+  void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
+            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers);
 
   size_t slot_bytes() const { return slot_bytes_; }
   int group_rank() const { return self_; }
@@ -47,7 +48,9 @@ class Lane {
   // What a rank published for `epoch`; valid after its arrival.
   const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
   uint32_t done_of(int group_rank) const { return peers_[group_rank].control->done.load(std::memory_order_acquire); }
-  void wake_waiters() const;  // of this process and others, on any word of this lane
+  History &history() { return history_; }    // of this rank
+  History history_of(int group_rank) const;  // empty before `open`
+  void wake_waiters() const;                 // of this process and others, on any word of this lane
 
  private:
   struct Peer {
@@ -64,6 +67,7 @@ class Lane {
   int self_ = 0;
   size_t slot_bytes_ = 0;
   bool fenced_by_sleepers_ = false;
+  History history_;
   uint64_t epoch_ = 0;  // the last one published
   const std::atomic<int32_t> *interruptions_ = nullptr;
 };

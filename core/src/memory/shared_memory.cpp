@@ -1,8 +1,10 @@
 #include "memory/shared_memory.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -79,6 +81,12 @@ phx_status verify_segment(const char *operation, int fd, size_t size) {
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return fail(PHX_ERR_PERMISSION, operation,
                 "%s: a peer sent a file that is no memfd sealed against shrinking; refused", operation);
+  // One of huge pages (hugetlbfs) faults all the same: its owner can punch a hole into it and use up the pool.
+  struct statfs system;
+  if (fstatfs(fd, &system) != 0)
+    return fail_errno(errno, operation, "%s: fstatfs of a peer's memory failed", operation);
+  if (system.f_type != TMPFS_MAGIC)
+    return fail(PHX_ERR_PERMISSION, operation, "%s: a peer sent a memfd of reserved huge pages; refused", operation);
   struct stat info;
   if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: fstat of a peer's memory failed", operation);
   if (info.st_size < 0 || static_cast<uint64_t>(info.st_size) < size)

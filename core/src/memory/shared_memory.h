@@ -23,7 +23,8 @@ using SharedMappingRef = std::shared_ptr<SharedMapping>;  // unmapped with the l
 // seals.
 phx_status create_segment(const char *operation, const char *label, size_t size, Fd *out);
 
-// Refuses what is not a memfd, is shorter than `size` or could be shortened later: touching it could then kill us.
+// Refuses what is no memfd of ordinary pages, is shorter than `size` or could be shortened later: touching it could
+// then kill us.
 phx_status verify_segment(const char *operation, int fd, size_t size);
 
 // Maps the first `size` bytes, and makes the first `prefault_bytes` of them resident now rather than at first touch.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/failpoint.h"
 #include "group/group.h"
 
 namespace phx {
@@ -78,12 +79,14 @@ void Messenger::advance_pending() {
 
 phx_status Messenger::begin(Transfer &transfer) {
   if (group_failed()) return group_->raise_revoked(transfer.operation());
+  PHX_FAILPOINT(transfer.operation(), 1);
   if (!transfer.sends) {
     post(transfer);  // what a peer sent before it left can still be received
     return PHX_OK;
   }
   if (has_left(transfer.peer)) return set_last_error(ended(transfer, transfer.peer));
   transfer.peer == self_ ? send_to_self(transfer) : send(transfer);
+  PHX_FAILPOINT(transfer.operation(), 2);
   return PHX_OK;
 }
 
@@ -114,6 +117,7 @@ phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
     LazyDeadline deadline(timeout_ms, &group_->world().progress(), this);
     await(transfer, deadline);
   }
+  PHX_FAILPOINT(transfer.operation(), 3);
   const phx_status status = transfer.state.load(std::memory_order_acquire);
   return status < 0 && transfer.error ? set_last_error(*transfer.error) : status;
 }

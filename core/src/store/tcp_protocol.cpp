@@ -10,7 +10,7 @@
 namespace phx::store {
 namespace {
 
-constexpr char kMagic[kMagicBytes + 1] = "PHXTCPS1";
+constexpr char kMagic[kMagicBytes + 1] = "PHXTCPS2";
 
 template <class T>
 void put(std::string *bytes, T value) {
@@ -52,6 +52,10 @@ Digest make_proof(Side side, const std::string &token, const Greeting &greeting,
   hmac.update(greeting.nonce.data(), greeting.nonce.size());
   hmac.update(client_nonce.data(), client_nonce.size());
   hmac.update(greeting.server_id.data(), greeting.server_id.size());
+  // HMAC pads a short key with zeros and hashes a long one: the length tells tokens apart that then are the same key.
+  std::string size;
+  put(&size, static_cast<uint64_t>(token.size()));
+  hmac.update(size.data(), size.size());
   return hmac.finish();
 }
 

@@ -1,7 +1,7 @@
 // What goes over the wire between a TCP store's server and its clients. All numbers are little-endian.
 //
 //   server -> client   greeting: magic, the server's nonce
-//   client -> server   answer:   the client's nonce, HMAC(token, "client", server nonce, client nonce, server id)
+//   client -> server   answer:   the client's nonce, HMAC(token, "client", both nonces, server id, token length)
 //   server -> client   verdict:  1 and HMAC(token, "server", the same) if the answer is right, 0 and zeros if not
 //   client -> server   a request, and no other before its reply
 //   server -> client   its reply

@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "base/failpoint.h"
 #include "group/group.h"
 #include "symm/symm.h"
 
@@ -144,6 +145,18 @@ struct Rendezvous {
     return PHX_OK;
   }
 
+  // The failed step was about that rank's memory.
+  phx_status blame(int i) const {
+    phx_error_info info = last_error();
+    const std::string text = std::string(kOperation) + " on group '" + group.name() + "': the memory of " +
+                             group.describe(i) + " cannot be used: " + info.text;
+    copy_text(info.text, sizeof info.text, text.c_str());
+    copy_text(info.group, sizeof info.group, group.name().c_str());
+    info.rank = group.self_rank();
+    info.peer = group.rank_of(i);
+    return set_last_error(info);
+  }
+
   phx_status map(int i, const Parcel &parcel) {
     const size_t pad_bytes = symm.pad_segment_bytes();
     phx_status status = verify_segment(kOperation, parcel.fds[0].get(), pad_bytes);
@@ -172,18 +185,23 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   Rendezvous meeting{group, *symm, {}, {}};
   Fd pad;
   std::vector<int> fds;
+  PHX_FAILPOINT(kOperation, 1);
   phx_status status = meeting.prepare(&pad, &fds);
+  PHX_FAILPOINT(kOperation, 2);
   if (status != PHX_OK) return group.fail_with(last_error(), true);  // the others are on their way here
   std::vector<Parcel> parcels;
   const std::string bytes(reinterpret_cast<const char *>(&meeting.mine), sizeof meeting.mine);
   status = group.exchange(kOperation, bytes, fds, deadline, &parcels);
+  PHX_FAILPOINT(kOperation, 3);
   if (status != PHX_OK) return status;
   status = meeting.read(parcels);
   if (status == PHX_OK) status = meeting.agree();
   if (status == PHX_ERR_MISMATCH) return status;  // on every rank alike: nothing to confirm
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-    if (i != group.group_rank()) status = meeting.map(i, parcels[i]);
+    if (i != group.group_rank() && meeting.map(i, parcels[i]) != PHX_OK) status = meeting.blame(i);
+  PHX_FAILPOINT(kOperation, 4);
   status = group.confirm(kOperation, status, deadline);
+  PHX_FAILPOINT(kOperation, 5);
   if (status != PHX_OK) return status;
   *out = std::move(symm);
   return PHX_OK;

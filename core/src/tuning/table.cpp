@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -70,13 +71,14 @@ bool is_for(const Row &row, const std::string &host, int group_size) {
   return of("host") == host && of("ranks") == std::to_string(group_size);
 }
 
+// Digits and nothing else: strtoull would read "-1" as well, as 2^64 - 1.
 void take(const Row &row, const char *key, uint64_t *value) {
   const auto found = row.find(key);
-  if (found == row.end() || found->second.empty()) return;
-  char *end = nullptr;
-  errno = 0;
-  const unsigned long long number = std::strtoull(found->second.c_str(), &end, 10);
-  if (errno == 0 && *end == '\0' && number != 0) *value = number;
+  if (found == row.end()) return;
+  const char *end = found->second.data() + found->second.size();
+  uint64_t number = 0;
+  const auto parsed = std::from_chars(found->second.data(), end, number);
+  if (parsed.ec == std::errc() && parsed.ptr == end && number != 0) *value = number;
 }
 
 // Only a file of this user: another one's could not do harm, but slow us down.

@@ -3,6 +3,7 @@
 #include "base/guard.h"
 #include "base/read_in.h"
 #include "group/group.h"
+#include "recorder/dump.h"
 #include "world/world.h"
 
 using phx::check_world;
@@ -48,6 +49,9 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     if (p.channels > phx::kMaxChannels)
       return fail(PHX_ERR_INVALID, operation, "%s: channels is %u; at most %u", operation, p.channels,
                   phx::kMaxChannels);
+    if (p.recorder_entries > phx::kMaxRecorderEntries)
+      return fail(PHX_ERR_INVALID, operation, "%s: recorder_entries is %u; at most %u", operation, p.recorder_entries,
+                  phx::kMaxRecorderEntries);
     if (p.flags != 0) return fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
@@ -57,11 +61,35 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
   });
 }
 
+phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size) {
+  const char *operation = "world_dump";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    if (size == nullptr || (json == nullptr && capacity != 0))
+      return fail(PHX_ERR_INVALID, operation, "%s: size or json is NULL", operation);
+    const std::string text = phx::dump_world(*world->ptr);
+    *size = text.size();
+    if (capacity != 0) phx::copy_text(json, capacity, text.c_str());
+    return PHX_OK;
+  });
+}
+
 phx_status phx_world_finalize(phx_world *world) {
   const char *operation = "world_finalize";
   return guarded(operation, [&]() -> phx_status {
     if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
     world->ptr->finalize();
+    return PHX_OK;
+  });
+}
+
+phx_status phx_world_abort(phx_world *world, const char *reason) {
+  const char *operation = "world_abort";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    for (const auto &group : world->ptr->groups()) group->revoke(operation, reason);
     return PHX_OK;
   });
 }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -16,8 +17,9 @@ namespace phx {
 namespace {
 
 // Reads a small file of /proc whole. Empty if that fails.
-std::string read_small_file(const char *path) {
+std::string read_small_file(const char *path, bool *missing = nullptr) {
   Fd fd(open(path, O_RDONLY | O_CLOEXEC));
+  if (missing != nullptr) *missing = !fd.valid() && (errno == ENOENT || errno == ESRCH);
   if (!fd.valid()) return {};
   char buffer[2048];
   const ssize_t size = read(fd.get(), buffer, sizeof buffer);
@@ -25,10 +27,10 @@ std::string read_small_file(const char *path) {
 }
 
 // The fields of /proc/PID/stat after the command name, which may itself hold spaces and parentheses.
-std::string stat_tail(int32_t pid) {
+std::string stat_tail(int32_t pid, bool *missing = nullptr) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
-  const std::string text = read_small_file(path);
+  const std::string text = read_small_file(path, missing);
   const size_t end = text.rfind(')');
   return end == std::string::npos || end + 2 > text.size() ? std::string() : text.substr(end + 2);
 }
@@ -77,8 +79,9 @@ uint64_t process_start_time(int32_t pid) {
 }
 
 const char *process_state(int32_t pid) {
-  const std::string tail = stat_tail(pid);
-  if (tail.empty()) return "gone";
+  bool missing = false;
+  const std::string tail = stat_tail(pid, &missing);
+  if (tail.empty()) return missing ? "gone" : "unknown";  // unknown: such as where no descriptor is left to look
   switch (tail[0]) {
     case 'R': return "running";
     case 'S':

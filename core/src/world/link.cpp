@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -39,6 +40,15 @@ phx_status refused(const PeerRecord &record, const char *why) {
   return PHX_ERR_PERMISSION;
 }
 
+// The sockets of a dying process close a moment before it counts as ended.
+bool is_ending(const PeerRecord &record) {
+  for (int i = 0; i < 10; ++i) {
+    if (has_ended(record)) return true;
+    usleep(5000);
+  }
+  return false;
+}
+
 phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, Fd *out) {
   sockaddr_un address;
   const socklen_t length = abstract_address(socket_name(record.uuid), &address);
@@ -50,6 +60,7 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
       return PHX_OK;
     }
     const int error = errno;
+    if (error == ECONNREFUSED && is_ending(record)) return died(record);
     if (error != EAGAIN && error != EINTR) {
       fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections", record.rank,
                  record.pid, process_state(record.pid));
@@ -65,6 +76,16 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
 }
 
 }  // namespace
+
+bool has_ended(const PeerRecord &record) {
+  const char *state = process_state(record.pid);
+  if (process_start_time(record.pid) == record.start_time && std::strcmp(state, "zombie") != 0) return false;
+  // Its number may mean nothing here, in another namespace of processes. Nobody listens for a dead one.
+  sockaddr_un address;
+  const socklen_t length = abstract_address(socket_name(record.uuid), &address);
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  return fd.valid() && connect(fd.get(), reinterpret_cast<sockaddr *>(&address), length) != 0 && errno == ECONNREFUSED;
+}
 
 void Link::close() {
   if (socket.valid()) shutdown(socket.get(), SHUT_RDWR);
@@ -101,6 +122,12 @@ Fd open_pidfd(int32_t pid) {
   return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
 
+phx_status died(const PeerRecord &record) {
+  fail(PHX_ERR_PEER_DEAD, "group_create", "group_create: rank %d (pid %d) died", record.rank, record.pid);
+  amend_last_error(nullptr, nullptr, -1, record.rank);
+  return PHX_ERR_PEER_DEAD;
+}
+
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, LinkRef *out) {
   Fd fd;
   const phx_status status = connect_abstract(record, deadline, &fd);
@@ -114,14 +141,17 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
 
   const Hello hello{kWireMagic, PHX_ABI_VERSION, self, record.uuid, record.token, self_rank, getpid()};
   if (!send_record(fd.get(), &hello, sizeof hello))
-    return refused(record, "closed the connection during the handshake");
+    return is_ending(record) ? died(record) : refused(record, "closed the connection during the handshake");
   Welcome welcome{};
   for (;;) {
     const Receive got = receive_record(fd.get(), &welcome, sizeof welcome);
     if (got == Receive::kMessage) break;
     if (got != Receive::kNothing)
-      return refused(record, "refused the handshake (another user, or a stale record in the store)");
-    if (!wait_for(fd.get(), POLLIN, deadline))
+      return is_ending(record)
+                 ? died(record)
+                 : refused(record, "refused the handshake (another user, or a stale record in the store)");
+    if (wait_for(fd.get(), POLLIN, Deadline::after_ms(std::min(kLookMs, deadline.left_ms())))) continue;
+    if (deadline.passed())
       return fail(PHX_ERR_TIMEOUT, "group_create",
                   "group_create: rank %d (pid %d, %s) did not finish the handshake within %lld ms", record.rank, pid,
                   process_state(pid), static_cast<long long>(deadline.budget_ms()));
@@ -226,10 +256,13 @@ Receive receive_message(int socket, Message *out) {
     }
   }
   if (got == 0) return Receive::kClosed;
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) return Receive::kMalformed;
+  if ((header.msg_flags & MSG_TRUNC) != 0) return Receive::kMalformed;
   if (static_cast<size_t>(got) < sizeof envelope || envelope.magic != kWireMagic) return Receive::kMalformed;
-  if (envelope.payload_bytes != static_cast<size_t>(got) - sizeof envelope || envelope.fd_count != fds.size())
+  if (envelope.payload_bytes != static_cast<size_t>(got) - sizeof envelope || envelope.fd_count > kMaxFds)
     return Receive::kMalformed;
+  // Where this process has no descriptors left the kernel drops those that came: whoever takes the message sees it.
+  const bool dropped = (header.msg_flags & MSG_CTRUNC) != 0 && fds.size() < envelope.fd_count;
+  if (envelope.fd_count != fds.size() && !dropped) return Receive::kMalformed;
   out->envelope = envelope;
   out->payload.assign(payload, envelope.payload_bytes);
   out->fds = std::move(fds);

@@ -47,7 +47,7 @@ struct Envelope {
   uint64_t group_id;
   uint64_t ordinal;
   uint32_t payload_bytes;
-  uint32_t reserved;
+  uint32_t call;  // of kExchange: which collective call it belongs to; numbered in group/exchange.cpp
 };
 
 struct Message {
@@ -68,7 +68,8 @@ struct Link {
   Fd pidfd;  // invalid for a peer in this process, or on kernels without it
   std::atomic<LinkState> state{LinkState::kAlive};
   std::mutex send_mutex;
-  uint32_t queued = 0;  // messages received and not yet taken; guarded by the monitor's mutex
+  // Messages received and not yet taken, and the descriptors in them; guarded by the monitor's mutex.
+  uint32_t queued = 0, queued_fds = 0;
 
   void close();  // ends a send that is waiting, then closes both descriptors
 };
@@ -76,8 +77,13 @@ using LinkRef = std::shared_ptr<Link>;
 
 // A listening socket of that name, non-blocking.
 phx_status listen_abstract(const std::string &name, Fd *out);
+inline constexpr int64_t kLookMs = 20;  // how often a rank that waits for another looks whether that one has ended
+
 // Connects to `record`'s world, checks the user on the other end and shakes hands.
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, LinkRef *out);
+// Whether the process that wrote this record has ended: there is none of its number and start, and nobody listens.
+bool has_ended(const PeerRecord &record);
+phx_status died(const PeerRecord &record);  // the error that says so
 
 // The user and process on the other end. False if the kernel will not say.
 bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);

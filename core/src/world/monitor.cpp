@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -15,10 +16,18 @@
 namespace phx {
 namespace {
 
+constexpr int kMaxAccepts = 64;                            // in one go
 constexpr size_t kMaxPending = 64;                         // strangers that may wait for their handshake at once
 constexpr int64_t kHandshakeNs = int64_t{5} * 1000000000;  // and for how long
 constexpr uint32_t kMaxQueued = 4096;                      // messages of one peer that nobody has asked for yet
+constexpr uint32_t kMaxQueuedFds = 64;                     // likewise descriptors in them
 constexpr size_t kMaxEarly = 1024;
+
+// With the monitor's mutex held: a message leaves the inbox.
+void uncount(Link &link, const Message &message) {
+  link.queued -= 1;
+  link.queued_fds -= static_cast<uint32_t>(message.fds.size());
+}
 
 }  // namespace
 
@@ -80,13 +89,30 @@ void Monitor::watch_fd(int fd) {
 // ---- the thread
 
 void Monitor::run() {
+  last_error();  // the first use of it by a thread takes memory, and the process ends where there is none
+  uint64_t asked = 0;
   while (!stopping_.load()) {
     epoll_event events[16];
-    const int timeout_ms = pending_.empty() ? -1 : 500;  // only strangers need a clock
-    const int count = epoll_wait(epoll_.get(), events, 16, timeout_ms);
+    int count = epoll_wait(epoll_.get(), events, 16, 0);
+    if (count == 0) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (caught_up_ != asked) changed_.notify_all();
+        caught_up_ = asked;
+      }
+      // Only strangers need a clock.
+      const int timeout_ms = pending_.empty() ? -1 : 500;
+      count = epoll_wait(epoll_.get(), events, 16, timeout_ms);
+    }
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
-      if (fd == wake_.get()) continue;
+      if (fd == wake_.get()) {
+        uint64_t wakes = 0;
+        (void)!read(wake_.get(), &wakes, sizeof wakes);
+        std::lock_guard<std::mutex> lock(mutex_);
+        asked = asked_;
+        continue;
+      }
       if (fd == listener_.get()) {
         accept_peers();
       } else if (pending_.count(fd) != 0) {
@@ -106,25 +132,38 @@ void Monitor::run() {
 }
 
 void Monitor::accept_peers() {
-  for (;;) {
+  for (int i = 0; i < kMaxAccepts; ++i) {  // then the others' messages have a turn
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd.valid()) return;
+    if (!fd.valid()) {
+      const int error = errno;
+      // Out of descriptors or memory: the listener stays readable, and may be tried again soon.
+      if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
+        listen_error_.store(error);
+        usleep(10000);
+      }
+      return;
+    }
+    listen_error_.store(0);
     Pending stranger;
     if (!peer_credentials(fd.get(), &stranger.uid, &stranger.pid) || stranger.uid != self_.uid) {
       PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user",
               stranger.pid, stranger.uid);
       continue;
     }
-    if (pending_.size() >= kMaxPending) {
-      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d: %zu handshakes are pending", stranger.pid,
-              pending_.size());
-      continue;
+    if (pending_.size() >= kMaxPending) {  // who dials says hello at once, so it is not one of ours
+      const auto longest = std::min_element(pending_.begin(), pending_.end(), [](const auto &a, const auto &b) {
+        return a.second.expires_ns < b.second.expires_ns;
+      });
+      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d: it says nothing, and %zu handshakes are pending",
+              longest->second.pid, pending_.size());
+      pending_.erase(longest);
     }
     stranger.expires_ns = now_ns() + kHandshakeNs;
     const int number = fd.get();
     stranger.fd = std::move(fd);
     pending_[number] = std::move(stranger);
     watch_fd(number);
+    greet(number);
   }
 }
 
@@ -144,6 +183,13 @@ void Monitor::greet(int fd) {
                      hello.token == self_.token && hello.from != self_.uuid;
   if (!valid) {
     PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from pid %d", stranger.pid);
+    pending_.erase(fd);
+    return;
+  }
+  const LinkRef known = find_link(hello.from);
+  if (known && known->state.load() == LinkState::kAlive) {
+    PHX_LOG(PHX_LOG_WARNING, "refused a handshake from pid %d: rank %d (pid %d) is connected already", stranger.pid,
+            known->rank, known->pid);
     pending_.erase(fd);
     return;
   }
@@ -206,10 +252,12 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
     case MessageKind::kExchange: {
       std::unique_lock<std::mutex> lock(mutex_);
       if (retired_.count(message.envelope.group_id) != 0) return;
-      if (++link->queued > kMaxQueued) {
+      link->queued += 1;
+      link->queued_fds += static_cast<uint32_t>(message.fds.size());
+      if (link->queued > kMaxQueued || link->queued_fds > kMaxQueuedFds) {
         lock.unlock();
-        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent %u messages that nobody asked for", link->rank, link->pid,
-                kMaxQueued);
+        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent %u messages with %u descriptors that nobody asked for",
+                link->rank, link->pid, link->queued, link->queued_fds);
         end_link(link, LinkState::kDead);
         return;
       }
@@ -223,6 +271,8 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       if (message.payload.size() != sizeof cause) return;
       std::memcpy(&cause, message.payload.data(), sizeof cause);
       cause.struct_size = sizeof cause;
+      if (cause.status >= 0 || cause.status < PHX_ERR_INTERNAL)
+        cause.status = PHX_ERR_REVOKED;  // whatever a peer says of it: the group has failed
       cause.operation[sizeof cause.operation - 1] = cause.group[sizeof cause.group - 1] =
           cause.text[sizeof cause.text - 1] = '\0';
       std::shared_ptr<GroupListener> group;
@@ -252,6 +302,15 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
     if (group->has_peer(link->uuid)) group->on_peer_gone(*link, state);
   link->close();
   std::lock_guard<std::mutex> lock(mutex_);
+  // What it said may still count, as in an agreement; descriptors are of no use without the rest of the exchange.
+  for (auto it = inbox_.begin(); it != inbox_.end();) {
+    if (it->first.from != link->uuid || it->second.fds.empty()) {
+      ++it;
+      continue;
+    }
+    uncount(*link, it->second);
+    it = inbox_.erase(it);
+  }
   changed_.notify_all();
 }
 
@@ -316,13 +375,22 @@ void Monitor::unwatch(uint64_t group_id) {
   groups_.erase(group_id);
   early_revocations_.erase(group_id);
   retired_.insert(group_id);
+  drop_messages(group_id, 0, UINT64_MAX);
+}
+
+void Monitor::discard(uint64_t group_id, uint64_t from, uint64_t to) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  drop_messages(group_id, from, to);
+}
+
+void Monitor::drop_messages(uint64_t group_id, uint64_t from, uint64_t to) {
   for (auto it = inbox_.begin(); it != inbox_.end();) {
-    if (it->first.group_id != group_id) {
+    if (it->first.group_id != group_id || it->first.ordinal < from || it->first.ordinal >= to) {
       ++it;
       continue;
     }
     auto link = links_.find(it->first.from);
-    if (link != links_.end()) --link->second->queued;
+    if (link != links_.end()) uncount(*link->second, it->second);
     it = inbox_.erase(it);
   }
 }
@@ -344,9 +412,9 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
     auto found = inbox_.find(key);
     auto link = links_.find(from);
     if (found != inbox_.end()) {
+      if (link != links_.end()) uncount(*link->second, found->second);
       *out = std::move(found->second);
       inbox_.erase(found);
-      if (link != links_.end()) --link->second->queued;
       return PHX_OK;
     }
     if (last_look) return PHX_ERR_TIMEOUT;
@@ -355,6 +423,14 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
       return PHX_ERR_PEER_DEAD;
     last_look = changed_.wait_until(lock, until) == std::cv_status::timeout;
   }
+}
+
+void Monitor::catch_up() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const uint64_t mine = ++asked_;
+  const uint64_t one = 1;
+  if (stopping_.load() || write(wake_.get(), &one, sizeof one) < 0) return;
+  changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return caught_up_ >= mine || stopping_.load(); });
 }
 
 void Monitor::poke() {

@@ -38,6 +38,9 @@ class Monitor {
   // Waits until the peer has dialed in; NULL at the deadline.
   LinkRef await_link(const Uuid &uuid, const Deadline &deadline);
 
+  // Why who connected could not be let in lately: an errno, or 0.
+  int listen_error() const { return listen_error_.load(); }
+
   void watch(uint64_t group_id, std::weak_ptr<GroupListener> listener);
   void unwatch(uint64_t group_id);  // forgets its messages too
 
@@ -45,6 +48,10 @@ class Monitor {
   // link ended first, or PHX_ERR_REVOKED when `interrupted` was set. Records no error text.
   phx_status take(const Uuid &from, uint64_t group_id, uint64_t ordinal, const Deadline &deadline,
                   const std::atomic<int32_t> &interrupted, Message *out);
+  // Drops the messages of that group with numbers of [from, to).
+  void discard(uint64_t group_id, uint64_t from, uint64_t to);
+  // Waits, for a short time at most, until what has arrived by now was read.
+  void catch_up();
   void poke();  // makes waiters look at their `interrupted`
 
  private:
@@ -72,18 +79,21 @@ class Monitor {
   void deliver(const LinkRef &link, Message &&message);
   void end_link(const LinkRef &link, LinkState state);
   void watch_fd(int fd);
+  void drop_messages(uint64_t group_id, uint64_t from, uint64_t to);  // with the mutex held
   std::vector<std::shared_ptr<GroupListener>> listeners() const;
 
   const PeerRecord self_;
   Fd epoll_, wake_, listener_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};
+  std::atomic<int> listen_error_{0};
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int, Pending> pending_;  // by fd; the thread's own
-  std::map<int, LinkRef> by_fd_;    // socket and pidfd
-  std::map<Uuid, LinkRef> links_;   // also ended ones, so that later groups get a proper error
+  uint64_t asked_ = 0, caught_up_ = 0;  // calls of catch_up, and those that are over
+  std::map<int, Pending> pending_;      // by fd; the thread's own
+  std::map<int, LinkRef> by_fd_;        // socket and pidfd
+  std::map<Uuid, LinkRef> links_;       // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, std::weak_ptr<GroupListener>> groups_;
   std::map<uint64_t, phx_error_info> early_revocations_;  // of groups that this rank has not made yet

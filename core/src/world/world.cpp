@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 #include "group/group.h"
 #include "memory/shared_memory.h"
+#include "recorder/ticks.h"
 #include "wait/wait.h"
 
 namespace phx {
@@ -30,7 +32,9 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   if (params.staging_bytes != 0) world->slot_bytes_ = round_up(params.staging_bytes, 64);
   if (params.signal_channels != 0) world->signal_channels_ = params.signal_channels;
   if (params.channels != 0) world->channels_ = params.channels;
+  while (world->recorder_entries_ < params.recorder_entries) world->recorder_entries_ *= 2;
   world->allows_fences_ = allow_fences();
+  begin_tick_scale();
   const phx_status status = world->monitor_.start();
   if (status != PHX_OK) return status;
   *out = std::move(world);
@@ -51,9 +55,16 @@ phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out) {
   LinkRef link = monitor_.find_link(peer.uuid);
   // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
-  if (!link && record_.uuid < peer.uuid) {
-    link = monitor_.await_link(peer.uuid, deadline);
-    if (!link) {
+  while (!link && record_.uuid < peer.uuid) {
+    link = monitor_.await_link(peer.uuid, Deadline::after_ms(std::min(kLookMs, deadline.left_ms())));
+    if (link) break;
+    if (const int error = monitor_.listen_error(); error != 0) {
+      fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank());
+      amend_last_error(nullptr, nullptr, rank(), rank());
+      return PHX_ERR_SYSTEM;
+    }
+    if (has_ended(peer)) return died(peer);
+    if (deadline.passed()) {
       fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not connect within %lld ms",
            peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
       amend_last_error(nullptr, nullptr, rank(), peer.rank);

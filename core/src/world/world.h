@@ -24,6 +24,8 @@ inline constexpr size_t kDefaultSlotBytes = size_t{256} << 10;  // a chunk of on
 inline constexpr uint32_t kDefaultSignalChannels = 64;
 inline constexpr uint32_t kDefaultChannels = 4;
 inline constexpr uint32_t kMaxChannels = 64;
+inline constexpr uint32_t kDefaultRecorderEntries = 256;
+inline constexpr uint32_t kMaxRecorderEntries = 1 << 20;
 inline constexpr int32_t kMaxRanks = 4096;
 
 class World : public std::enable_shared_from_this<World> {
@@ -39,6 +41,9 @@ class World : public std::enable_shared_from_this<World> {
   size_t slot_bytes() const { return slot_bytes_; }
   uint32_t signal_channels() const { return signal_channels_; }
   uint32_t channels() const { return channels_; }
+  uint32_t recorder_entries() const {
+    return recorder_entries_;
+  }  // of the flight recorder, for each channel: a power of two
   int64_t default_timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
   void set_default_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   // 0 means the default; a negative one is PHX_ERR_INVALID.
@@ -73,6 +78,7 @@ class World : public std::enable_shared_from_this<World> {
   size_t slot_bytes_ = kDefaultSlotBytes;
   uint32_t signal_channels_ = kDefaultSignalChannels;
   uint32_t channels_ = kDefaultChannels;
+  uint32_t recorder_entries_ = kDefaultRecorderEntries;
   bool allows_fences_ = false;
   std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
   std::atomic<bool> finalized_{false};

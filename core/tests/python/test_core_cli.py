@@ -1,15 +1,11 @@
-"""The commands: phalanx, phalanx doctor, phalanx version, python -m phalanx.core."""
+"""The commands: phalanx, phalanx version, python -m phalanx.core."""
 
-import importlib.metadata
-import json
-import os
-import resource
 from pathlib import Path
 
 import pytest
 
 from phalanx.core import __main__ as module_main
-from phalanx.core import _cli, _paths, doctor, ffi, lib
+from phalanx.core import _cli, _paths, ffi, lib
 
 
 class FakePoint:
@@ -86,61 +82,6 @@ def test_a_built_in_command_wins_over_an_entry_point_of_its_name(commands, capsy
     assert _cli.main(["version"]) == 0
     version = ffi.string(lib.phx_version()).decode()
     assert f"libphalanx {version} (ABI {lib.phx_abi_version()})" in capsys.readouterr().out
-
-
-def test_doctor_says_what_the_host_offers(capsys):
-    status = doctor.main([])
-    lines = capsys.readouterr().out.splitlines()
-    findings = {line[6:22].strip(): line[:4].strip() for line in lines if not line.startswith(" ")}
-    expected = ["python", "torch", "kernel", "pidfd", "cores", "memory", "memfd", "/dev/shm"]
-    expected += ["abstract sockets", "open files", "locked memory", "library", "isa", "packages"]
-    for name in expected:
-        assert findings[name] in ("ok", "warn"), lines
-    assert status == 0
-
-
-def test_doctor_writes_json(capsys):
-    assert doctor.main(["--json"]) == 0
-    findings = json.loads(capsys.readouterr().out)
-    assert {"level", "name", "text", "advice"} == set(findings[0])
-    library = next(each for each in findings if each["name"] == "library")
-    assert library["text"].startswith(ffi.string(lib.phx_version()).decode())
-
-
-def test_doctor_fails_where_memfds_do_not_work(monkeypatch, capsys):
-    def forbidden(name, flags):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "memfd_create", forbidden)
-    assert doctor.main([]) == 1
-    text = capsys.readouterr().out
-    assert "fail  memfd" in text
-    assert "allow memfd_create" in text
-
-
-def test_doctor_warns_of_few_open_files_and_says_what_to_do(monkeypatch, capsys):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
-    assert doctor.main([]) == 0
-    text = capsys.readouterr().out
-    assert "warn  open files" in text
-    assert "ulimit -n 4096" in text
-
-
-def test_doctor_reports_a_check_that_itself_breaks(monkeypatch):
-    def _check_moon():
-        raise KeyError("phase")
-        yield
-
-    monkeypatch.setattr(doctor, "_CHECKS", (_check_moon,))
-    (finding,) = doctor.examine()
-    assert (finding.level, finding.name) == ("fail", "moon")
-    assert "phase" in finding.text
-
-
-def test_doctor_warns_of_an_old_torch(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1+cpu")
-    finding = next(each for each in doctor.examine() if each.name == "torch")
-    assert (finding.level, finding.text) == ("warn", "2.9.1+cpu")
 
 
 def test_the_module_prints_the_version(capsys):

@@ -1,5 +1,6 @@
 """The forms of a group argument, and what is wrong with a group or another argument."""
 
+import gc
 import re
 
 import pytest
@@ -8,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
-from ranks import run_ranks
+from phalanx.core import FileStore, PhalanxError, World
+from ranks import run_ranks, scratch
 
 
 def total(group, tag="", value=None):
@@ -47,6 +49,42 @@ def every_form(rank, size):
 
 def test_every_form_of_a_group_reaches_its_ranks():  # F10 to F16
     run_ranks(every_form, 4, start_torch=True, timeout=90)
+
+
+def doubled_total(group):
+    return torch.compile(lambda x: pc.all_reduce(x, "sum", group) * 2, backend="aot_eager", fullgraph=True)
+
+
+def groups_of_the_core(rank, size):
+    """A group that torch.distributed does not know: made in the core, and by splitting and shrinking."""
+    assert not dist.is_initialized()
+    world = World(rank, size, FileStore(scratch() / "store"), timeout_ms=60_000)
+    everyone = world.create_group("tp", range(size))
+    half = everyone.split(rank % 2)
+    x = torch.tensor([float(10**rank)], requires_grad=True)
+    assert pc.all_reduce(x.detach(), "sum", everyone).item() == 1111
+    assert pc.all_reduce(x.detach(), "sum", half).item() == (101, 1010)[rank % 2]
+    assert pc.all_gather_tensor(x.detach(), 0, half).tolist() == [[1, 100], [10, 1000]][rank % 2]
+    assert pc.core_group(half).ranks == half.ranks and pc.is_core_group(half)
+    (pc.broadcast(x, 1, everyone) * (rank + 1)).sum().backward()
+    assert x.grad.item() == (10 if rank == 1 else 0)
+    assert doubled_total(half)(x.detach()).item() == 2 * (101, 1010)[rank % 2]
+    name = pc._registry.entry_of_core(half).name
+    assert torch.ops.phalanx.wait_tensor(torch.ops.phalanx.all_reduce(x.detach(), "sum", name)).item() != x.item()
+    everyone.barrier()
+    torch.compiler.reset()
+    del half
+    gc.collect()
+    assert name not in pc._registry.ready
+    with pytest.raises(ValueError, match="no process groups"):
+        pc.all_reduce(x.detach(), "sum", name)
+    world.finalize()
+    with pytest.raises(PhalanxError):
+        pc.all_reduce(x.detach(), "sum", everyone)
+
+
+def test_groups_of_the_core_work_without_torch_distributed():
+    run_ranks(groups_of_the_core, 4, timeout=120)
 
 
 def order_of_ranks(rank, size):

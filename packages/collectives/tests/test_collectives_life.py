@@ -1,10 +1,12 @@
 """Groups that come and go, ranks that die, and what is left behind."""
 
+import contextlib
 import gc
 import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -264,3 +266,40 @@ def threads_of_one_rank(rank, size):
 
 def test_threads_may_use_groups_of_their_own_at_the_same_time():
     run_ranks(threads_of_one_rank, 2)
+
+
+def held():
+    """What this process holds of the core: mappings, descriptors of shared memory, threads besides the first."""
+    maps = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:phalanx" in line]
+    names = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(fd))
+    return maps, [name for name in names if "/memfd:phalanx" in name], len(list(Path("/proc/self/task").iterdir()))
+
+
+def destroyed_with_stray_references(rank, size):
+    before = held()
+    dist.init_process_group("gloo", init_method=f"file://{scratch()}/store", rank=rank, world_size=size)
+    world, other = dist.group.WORLD, dist.new_group([0, 1])
+    pending = [pc.all_reduce(torch.ones(100), "sum", group) for group in (world, other) for _ in range(3)]
+    view = pending[0][:1]
+    waited = pc.all_gather_tensor(torch.ones(2), 0, other)
+    waited.wait()
+    assert held() != before
+    dist.barrier()
+    dist.destroy_process_group()
+    maps, fds, _ = held()
+    assert (maps, fds) == ([], [])
+    assert view.item() == size and all(torch.equal(each + 0, torch.full((100,), float(size))) for each in pending)
+    with pytest.raises(ValueError, match="init_process_group"):
+        pc.all_reduce(torch.ones(1), "sum", other)
+    # the same names again
+    dist.init_process_group("gloo", init_method=f"file://{scratch()}/again", rank=rank, world_size=size)
+    assert pc.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item() == size
+    dist.destroy_process_group()
+    assert held()[:2] == ([], [])
+
+
+def test_destroying_releases_everything_whoever_still_refers_to_it():  # P25
+    run_ranks(destroyed_with_stray_references, 2)

@@ -35,6 +35,19 @@ def each_op(rank, size):
     y = x.clone()
     assert pc.all_reduce_(y, "min", group) is y and torch.equal(y, inputs[0])
     assert pc.broadcast_(y.copy_(x), 0, group) is y and torch.equal(y, inputs[0])
+    for one, two in (
+        (pc.all_reduce_coalesced([x, x.int()], "sum", group), [total, total.int()]),
+        (
+            pc.all_gather_into_tensor_coalesced([x, x[:1]], group),
+            [torch.cat(inputs), torch.cat([y[:1] for y in inputs])],
+        ),
+        (
+            pc.reduce_scatter_tensor_coalesced([x, 2 * x], "sum", [0, 0], group),
+            [c.chunk(size)[rank] for c in (total, 2 * total)],
+        ),
+    ):
+        assert all(torch.equal(found + 0, wanted) for found, wanted in zip(one, two, strict=True))
+    assert torch.equal(pc.permute_tensor(x, [*range(1, size), 0], group) + 0, inputs[rank - 1])
     columns = x.view(2, size).t()
     assert torch.equal(pc.all_reduce(columns, "sum", group) + 0, total.view(2, size).t())
     assert torch.equal(pc.all_gather_tensor(columns, 0, group) + 0, torch.cat([y.view(2, size).t() for y in inputs]))

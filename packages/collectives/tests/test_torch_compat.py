@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.collectives import _functional, _torch_compat
+from phalanx.collectives import _functional, _layout, _torch_compat
 from ranks import run_ranks
 
 MOVED = f"torch {torch.__version__} has changed "
@@ -122,10 +122,10 @@ def test_the_functions_have_the_arguments_of_torchs():
 def test_parts_are_cut_and_joined_as_chunk_and_cat_do(shape, size, data):
     dim = data.draw(st.integers(0, len(shape) - 1))
     parts = [torch.randn(shape) for _ in range(size)]
-    joined = _functional._joined_at(torch.cat(parts), size, dim)
+    joined = _layout.joined_at(torch.cat(parts), size, dim)
     assert torch.equal(joined, torch.cat(parts, dim)) and joined.is_contiguous()
     whole = torch.cat(parts, dim)
-    cut = _functional._parts_first(whole, size, dim)
+    cut = _layout.parts_first(whole, size, dim)
     assert torch.equal(cut, torch.cat(whole.split(shape[dim], dim) if shape[dim] else [whole] * size))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         WaitTimeoutError,
         check,
     )
-    from phalanx.core.group import Group
+    from phalanx.core.group import Agreement, Group
     from phalanx.core.log import set_log
     from phalanx.core.memory import Memory, MemoryCount, MemoryInfo
     from phalanx.core.store import (
@@ -54,6 +54,7 @@ __all__ = [
     "ANY_RANK",
     "AbiError",
     "AccessDeniedError",
+    "Agreement",
     "Algo",
     "AlreadyExistsError",
     "Call",
@@ -98,6 +99,7 @@ __all__ = [
 # Where each public name lives. Names ending in Error are in `errors`.
 _HOMES = {
     "ANY_RANK": "dtypes",
+    "Agreement": "group",
     "Algo": "dtypes",
     "Call": "coalesced",
     "CallbackStore": "store",

@@ -60,6 +60,12 @@ def _doctor(argv: list[str]) -> int:
     return doctor.main(argv)
 
 
+def _trace(argv: list[str]) -> int:
+    from phalanx.core.trace import _main
+
+    return _main.main(argv)
+
+
 def _tune(argv: list[str]) -> int:
     from phalanx.core import tune
 
@@ -85,6 +91,7 @@ def _version(argv: list[str]) -> int:
 _BUILT_IN: dict[str, tuple[str, Command]] = {
     "bench": ("the collectives beside those of other libraries", _bench),
     "doctor": ("what this host offers, and what is wrong with it", _doctor),
+    "trace": ("what flight recorders saw: who waits for whom", _trace),
     "tune": ("measure where one algorithm takes over from another", _tune),
     "version": ("versions of what is installed", _version),
 }

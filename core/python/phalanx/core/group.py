@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from phalanx.core import _arguments
 from phalanx.core._arguments import c_counts, c_root, resolve, resolve_buffer
-from phalanx.core._handle import UINT32_MAX, Handle, c_integer, c_text, c_timeout
+from phalanx.core._handle import INT32_MAX, UINT32_MAX, UINT64_MAX, Handle, c_integer, c_text, c_timeout
 from phalanx.core._issue import issue
 from phalanx.core._lib import ffi, lib
 from phalanx.core._operand import Operand, operand, resolve_count, resolve_dtype
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from phalanx.core.world import World
 
 _NOT_FOUND = -9
+
+
+class Agreement(NamedTuple):
+    """What the living ranks of a group agreed on.
+
+    Attributes:
+        bits: The bitwise AND of what they gave.
+        alive: Those that took part, as group ranks, in order.
+    """
+
+    bits: int
+    alive: tuple[int, ...]
 
 
 class Group:
@@ -107,6 +119,72 @@ class Group:
             reason: Named by the RevokedError that the ranks get.
         """
         check(lib.phx_group_revoke(self._handle.pointer, c_text(reason, "reason")))
+
+    # ---- groups made of this one ------------------------------------------------------------------
+
+    def split(self, color: int, key: int = 0, name: str | None = None, *, timeout_ms: int = 0) -> "Group | None":
+        """Make one group of the ranks that give the same color. Collective. Needs no store.
+
+        As MPI_Comm_split.
+
+        Args:
+            color: Of this rank. With a negative one it takes part, but is in no new group.
+            key: The new group is ordered by it, and then by rank.
+            name: Of the new group; None is the name of this one.
+            timeout_ms: In milliseconds; 0 is the world's default.
+
+        Returns:
+            The new group, or None for a negative color.
+
+        Raises:
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        out = ffi.new("phx_group **")
+        sides = (c_integer(each, what, -INT32_MAX, INT32_MAX) for each, what in ((color, "color"), (key, "key")))
+        check(lib.phx_group_split(self._handle.pointer, *sides, _name(name), c_timeout(timeout_ms), out))
+        return None if out[0] == ffi.NULL else Group(self.world, out[0])
+
+    def shrink(self, name: str | None = None, *, timeout_ms: int = 0) -> "Group":
+        """Make a group of the ranks that are alive. Collective among them, also where the group has failed.
+
+        As MPIX_Comm_shrink of MPI's fault tolerance. A rank that does not call it within half of the time is left
+        out as if it were dead. Needs no store.
+
+        Args:
+            name: Of the new group; None is the name of this one.
+            timeout_ms: In milliseconds; 0 is the world's default.
+
+        Returns:
+            The new group: the ranks that took part, in the order that they had.
+
+        Raises:
+            RevokedError: This rank came too late, and the others went on without it.
+            WaitTimeoutError: The survivors could not make the group in time.
+        """
+        out = ffi.new("phx_group **")
+        check(lib.phx_group_shrink(self._handle.pointer, _name(name), c_timeout(timeout_ms), out))
+        return Group(self.world, out[0])
+
+    def agree(self, bits: int = 0, *, timeout_ms: int = 0) -> Agreement:
+        """Agree on bits, and on who is alive. Collective among the living, also where the group has failed.
+
+        As MPIX_Comm_agree of MPI's fault tolerance. A rank that does not call it within half of the time is left
+        out as if it were dead.
+
+        Args:
+            bits: 64 bits.
+            timeout_ms: In milliseconds; 0 is the world's default.
+
+        Returns:
+            The same on all ranks that took part.
+
+        Raises:
+            RevokedError: This rank came too late, and the others went on without it.
+        """
+        inout = ffi.new("uint64_t *", c_integer(bits, "bits", 0, UINT64_MAX))
+        alive = ffi.new("uint8_t[]", self.group_size)
+        check(lib.phx_group_agree(self._handle.pointer, inout, alive, c_timeout(timeout_ms)))
+        return Agreement(int(inout[0]), tuple(rank for rank in range(self.group_size) if alive[rank]))
 
     def barrier(self, timeout_ms: int = 0) -> None:
         """Wait until every rank of the group has come here. Collective.
@@ -807,3 +885,7 @@ class Group:
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.group_rank} of {self.group_size})"
+
+
+def _name(name: str | None) -> Any:
+    return ffi.NULL if name is None else c_text(name, "name")

@@ -58,6 +58,9 @@ class World:
         signal_channels: Of each symmetric allocation; 0 is the default, 64.
         channels: Of every group: sequences of collectives that are independent of each other, so that each thread
             can have one; 0 is the default, 4. The same on all ranks.
+        recorder_entries: How many collectives of each channel the flight recorder keeps, rounded up to 256, 512,
+            1024, ...; the same on all ranks. None takes the environment variable PHALANX_RECORDER_ENTRIES, and without
+            it 256.
         job: Prefix of all keys in the store; None is "phalanx".
 
     Raises:
@@ -75,6 +78,7 @@ class World:
         staging_bytes: int = 0,
         signal_channels: int = 0,
         channels: int = 0,
+        recorder_entries: int | None = None,
         job: str | None = None,
     ) -> None:
         self._store = None if store is None else as_store(store)
@@ -84,10 +88,13 @@ class World:
         params.size = c_integer(size, "size", -INT32_MAX, INT32_MAX)
         params.store = ffi.NULL if self._store is None else self._store.pointer
         params.timeout_ms = c_timeout(timeout_ms)
-        params.host_id = _host_id(host_id)
+        params.host_id = _or_environment(host_id, "host_id", "PHALANX_HOST_ID", UINT64_MAX)
         params.staging_bytes = c_integer(staging_bytes, "staging_bytes", 0, UINT64_MAX)
         params.signal_channels = c_integer(signal_channels, "signal_channels", 0, UINT32_MAX)
         params.channels = c_integer(channels, "channels", 0, UINT32_MAX)
+        params.recorder_entries = _or_environment(
+            recorder_entries, "recorder_entries", "PHALANX_RECORDER_ENTRIES", UINT32_MAX
+        )
         name = None if job is None else ffi.new("char[]", c_text(job, "job"))
         params.job = ffi.NULL if name is None else name
         out = ffi.new("phx_world **")
@@ -270,6 +277,31 @@ class World:
         """
         check(lib.phx_world_check(self._handle.pointer))
 
+    def dump(self) -> str:
+        """The flight recorder as JSON: the last collectives of all ranks of this world's groups, dead ones included.
+
+        Not collective; also while other threads are in calls. `phalanx trace` reads it. With the environment variable
+        PHALANX_DUMP, each failure of a group writes one into that folder.
+        """
+        size = ffi.new("size_t *")
+        capacity = 1 << 16
+        while True:
+            text = ffi.new("char[]", capacity)
+            check(lib.phx_world_dump(self._handle.pointer, text, capacity, size))
+            if size[0] < capacity:
+                return bytes(ffi.buffer(text, size[0])).decode("utf-8", "replace")
+            capacity = int(size[0]) * 2
+
+    def abort(self, reason: str) -> None:
+        """Revoke every group of this world, on all their ranks. Not collective.
+
+        Calls that wait, in any thread, end at once. The world itself stays: `Group.shrink` gives new groups.
+
+        Args:
+            reason: Named by the RevokedError that all get.
+        """
+        check(lib.phx_world_abort(self._handle.pointer, c_text(reason, "reason")))
+
     def finalize(self) -> None:
         """Leave: tell the peers, close every connection, end the monitor thread. Not collective.
 
@@ -301,17 +333,17 @@ def _scope(scope: str | None) -> Any:
     return ffi.NULL if scope is None else c_text(scope, "scope")
 
 
-def _host_id(wish: int | None) -> int:
+def _or_environment(wish: int | None, what: str, variable: str, high: int) -> int:
     if wish is not None:
-        return c_integer(wish, "host_id", 0, UINT64_MAX)
-    text = os.environ.get("PHALANX_HOST_ID", "").strip()
+        return c_integer(wish, what, 0, high)
+    text = os.environ.get(variable, "").strip()
     try:
-        return c_integer(int(text or "0", 0), "PHALANX_HOST_ID", 0, UINT64_MAX)
+        return c_integer(int(text or "0", 0), variable, 0, high)
     except InvalidArgumentError:
         raise
     except ValueError:
         raise InvalidArgumentError(
-            f"the environment variable PHALANX_HOST_ID is {text!r}; set it to a number, or unset it"
+            f"the environment variable {variable} is {text!r}; set it to a number, or unset it"
         ) from None
 
 

@@ -4,23 +4,35 @@ import copy
 import logging
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from phalanx.collectives import _errors, _ops, _torch_compat
+from phalanx.collectives import _errors, _native, _ops, _torch_compat
 
 log = logging.getLogger("phalanx.collectives")
 
 _make = _torch_compat.make_wrapper
-_CPU_KEY = _torch_compat.CPU_KEY
 
 
-def _wait_plain(keys: Any, tensor: torch.Tensor) -> Any:
-    """The kernel of wait_tensor for a plain CPU tensor; looked up at the first call."""
+def wait_plain(tensor: torch.Tensor) -> None:
+    """Wait for all work on the storage of a plain CPU tensor."""
+    _wait_plain(tensor)
+
+
+def _first_wait(tensor: torch.Tensor) -> None:
     global _wait_plain
-    _wait_plain = _torch_compat.kernel_call(torch.ops.phalanx.wait_tensor.default)
-    return _wait_plain(keys, tensor)
+    compiled = _native.loaded()
+    if compiled is not None:
+        _wait_plain = compiled.wait
+    else:
+        _wait_plain = partial(_torch_compat.kernel_call(torch.ops.phalanx.wait_tensor.default), _torch_compat.CPU_KEY)
+    _wait_plain(tensor)
+
+
+_wait_plain: Callable[[torch.Tensor], Any] = _first_wait
 
 
 def _wait(tensor: torch.Tensor) -> None:
@@ -75,7 +87,7 @@ class AsyncCollectiveTensor(torch.Tensor):
             return self.elem
         try:
             if state is None:
-                _wait_plain(_CPU_KEY, self.elem)
+                _wait_plain(self.elem)
             elif state is False:
                 _wait(self.elem)
             elif isinstance(state, AsyncCollectiveTensor):

@@ -12,7 +12,6 @@ backward at the same time: so every backward pass is a collective of its own.
 gradient on, which is wrong.)
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,6 @@ from torch.autograd import Function
 
 from phalanx.collectives import _native, _torch_compat
 from phalanx.collectives._reductions import check_differentiable
-
-log = logging.getLogger("phalanx.collectives")
 
 
 def _waited(started: torch.Tensor) -> torch.Tensor:
@@ -135,6 +132,59 @@ def _broadcast_backward(tensor: torch.Tensor, src: int, group: str) -> torch.Ten
     return total if _registry.entry_named(group).group_rank == src else total.zero_()
 
 
+# ---- of several tensors: run(tensors, *the op's other arguments) -> a list; apply(run, arguments, *tensors) -> a tuple
+
+
+class _Coalesced(Function):
+    @classmethod
+    def start(cls, run: Callable[..., Any], arguments: tuple[Any, ...], tensors: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(run(list(tensors), *arguments))
+
+
+class AllReduceCoalesced(_Coalesced):
+    """all_reduce_coalesced, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], arguments: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.reduce_op, ctx.group = check_differentiable("all_reduce_coalesced", arguments[0]), arguments[1]
+        return _Coalesced.start(run, arguments, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None, *map(_waited, torch.ops.phalanx.all_reduce_coalesced(grads, ctx.reduce_op, ctx.group))
+
+
+class AllGatherCoalesced(_Coalesced):
+    """all_gather_into_tensor_coalesced, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], arguments: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.size, ctx.group = arguments
+        ctx.scalars = [tensor.dim() == 0 for tensor in tensors]
+        return _Coalesced.start(run, arguments, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        parts = torch.ops.phalanx.reduce_scatter_tensor_coalesced(grads, "sum", ctx.size, ctx.group)
+        whole = zip(map(_waited, parts), ctx.scalars, strict=True)
+        return None, None, *(part.squeeze(0) if scalar else part for part, scalar in whole)
+
+
+class ReduceScatterCoalesced(_Coalesced):
+    """reduce_scatter_tensor_coalesced, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], arguments: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.reduce_op, ctx.size, ctx.group = arguments
+        ctx.reduce_op = check_differentiable("reduce_scatter_tensor_coalesced", ctx.reduce_op)
+        return _Coalesced.start(run, arguments, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        whole = map(_waited, torch.ops.phalanx.all_gather_into_tensor_coalesced(grads, ctx.size, ctx.group))
+        return None, None, *(each / ctx.size if ctx.reduce_op == "avg" else each for each in whole)
+
+
 class Wait(Function):
     """The waited tensor of a pending one; `run` gives it."""
 
@@ -165,13 +215,32 @@ def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _differentiable_list(op: Any, function: Any) -> Callable[..., Any]:
+    """The autograd kernel of a functional op of several tensors."""
+    call = _torch_compat.kernel_call(op)
+
+    def kernel(keys: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
+        below = _torch_compat.below_autograd(keys)
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+            return call(below, tensors, *args)
+
+        def run(*inner: Any) -> Any:
+            with _torch_compat.BelowAutograd():
+                return call(below, *inner)
+
+        return list(function.apply(run, args, *tensors))
+
+    return kernel
+
+
 def _in_place(op: Any, name: str, instead: str) -> Callable[..., Any]:
     """The autograd kernel of an op that writes into its first argument, or into `out`."""
     call = _torch_compat.kernel_call(op)
 
-    def kernel(keys: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def kernel(keys: Any, tensor: Any, *args: Any, **kwargs: Any) -> None:
         written = kwargs.get("out", tensor)
-        if torch.is_grad_enabled() and (tensor.requires_grad or written.requires_grad):
+        given = [*tensor] if isinstance(tensor, (list, tuple)) else [tensor, written]
+        if torch.is_grad_enabled() and any(each.requires_grad for each in given):
             raise RuntimeError(
                 f"{name} writes into its argument, which has no gradient; use {instead}, or call it with "
                 "torch.no_grad() or on a detached tensor"
@@ -191,15 +260,21 @@ _FUNCTIONS = {
     "broadcast_backward": BroadcastBackward,
     "wait_tensor": Wait,
 }
+COALESCED: dict[str, Any] = {
+    "all_reduce_coalesced": AllReduceCoalesced,
+    "all_gather_into_tensor_coalesced": AllGatherCoalesced,
+    "reduce_scatter_tensor_coalesced": ReduceScatterCoalesced,
+}
 _IN_PLACE = {
     "all_reduce_": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce_coalesced",
     "broadcast_": "broadcast",
     "all_gather_into_tensor_out": "all_gather_tensor",
     "reduce_scatter_tensor_out": "reduce_scatter_tensor",
 }
 
 
-OPS = (*_FUNCTIONS, *_IN_PLACE)  # of the namespace phalanx, with an autograd kernel
+OPS = (*_FUNCTIONS, *COALESCED, *_IN_PLACE)  # of the namespace phalanx, with an autograd kernel
 
 
 def register(library: Any) -> list[Any]:
@@ -213,19 +288,18 @@ def register(library: Any) -> list[Any]:
     """
     library.define("broadcast_backward(Tensor tensor, int src, str group_name) -> Tensor")
     _torch_compat.implement(library, "broadcast_backward", _broadcast_backward, "CompositeExplicitAutograd")
-    compiled = _native.find(OPS)
-    if compiled is not None:
-        try:
-            torch.ops.load_library(compiled)  # type: ignore[no-untyped-call]
-        except OSError as error:
-            log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", compiled, error)
-            compiled = None
+    compiled = _native.load(OPS)
     # Where the compiled kernels are, calls that need a gradient go from them to ops of the same names elsewhere.
     kernels = library if compiled is None else _torch_compat.fragment("phalanx_autograd")
     for name in OPS:
         op = getattr(torch.ops.phalanx, name).default
         if kernels is not library:
             kernels.define(str(op._schema).removeprefix("phalanx::"))
-        kernel = _differentiable(op, _FUNCTIONS[name]) if name in _FUNCTIONS else _in_place(op, name, _IN_PLACE[name])
+        if name in _FUNCTIONS:
+            kernel = _differentiable(op, _FUNCTIONS[name])
+        elif name in COALESCED:
+            kernel = _differentiable_list(op, COALESCED[name])
+        else:
+            kernel = _in_place(op, name, _IN_PLACE[name])
         _torch_compat.implement(kernels, name, kernel, "Autograd", with_keys=True)
     return [library, kernels]

@@ -1,7 +1,7 @@
 """Errors of the native ops as exceptions of phalanx.core."""
 
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 from phalanx.collectives import _ops
 from phalanx.core import PhalanxError, check, ffi, lib
@@ -45,3 +45,8 @@ def better(error: BaseException) -> BaseException:
 
 def _text(pointer: Any) -> str:
     return bytes(ffi.string(pointer)).decode("utf-8", "replace")
+
+
+def fail(error: Exception) -> NoReturn:
+    """Raise the better exception for one that a native op raised in this thread just now."""
+    raise better(error) from None

@@ -1,45 +1,35 @@
 """The functional collectives. In eager mode they return before the peers have come; see AsyncCollectiveTensor."""
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import SymInt
-from torch.autograd.graph import increment_version
 
-from phalanx.collectives import _autograd, _errors, _ops
-from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wrap
+from phalanx.collectives import _autograd, _ops
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
+from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
+from phalanx.collectives._layout import check_dim, joined_at, parts_first
 from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._registry import Entry, ready
-from phalanx.collectives._torch_compat import (
-    CPU_KEY,
-    is_dynamo_compiling,
-    is_plain,
-    is_tracing,
-    is_watched,
-    kernel_call,
-)
+from phalanx.collectives._short_road import InPlace, Start
+from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing, is_watched
 
 # ---- how an op is called ---------------------------------------------------------------------------------------------
 
 
-class _Op:
-    """One op in the three ways in which it is called."""
+class _Op(Start):
+    """An op that makes a new tensor, on both roads: `begin`, and where that is closed, `call`."""
 
-    __slots__ = ("function", "kernel", "name")
+    __slots__ = ("function", "name")
 
-    def __init__(self, name: str, function: Any = None) -> None:
+    def __init__(self, name: str, function: Any) -> None:
+        super().__init__(name)
         self.name = name
         self.function = function
-        self.kernel: Callable[..., Any] = self._first_call
-
-    def _first_call(self, keys: Any, *args: Any) -> Any:
-        self.kernel = kernel_call(getattr(torch.ops.phalanx, self.name).default)
-        return self.kernel(keys, *args)
 
     def call(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        """Start the op where the fast road is closed, and wrap its result."""
+        """Start the op through the dispatcher, and wrap its result."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{self.name} takes a torch.Tensor, not {type(tensor).__name__}")
         if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing():
@@ -73,16 +63,10 @@ _ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
 _REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
 _ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
 _BROADCAST = _Op("broadcast", _autograd.Broadcast)
-_ALL_REDUCE_ = _Op("all_reduce_")
-_BROADCAST_ = _Op("broadcast_")
-_WAIT_TENSOR = _Op("wait_tensor")
+_ALL_REDUCE_ = InPlace("all_reduce_")
+_BROADCAST_ = InPlace("broadcast_")
 
-
-_WAIT: Callable[..., torch.Tensor] = _autograd.Wait.apply
-
-
-def _fail(error: Exception) -> NoReturn:
-    raise _errors.better(error) from None
+_WAIT: Any = _autograd.Wait.apply
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
@@ -99,8 +83,8 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         reduceOp: sum, avg, product, min, max, band, bor or bxor, in upper or lower case. 16-bit floats are added
             in float32 and rounded once; avg of integers rounds towards zero.
         group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
-            lists of them (each rank takes part in the one that holds it), or the name of a process group. The first
-            collective of a rank on a group waits until all its ranks come.
+            lists of them (each rank takes part in the one that holds it), the name of a process group, or a
+            phalanx.core.Group. The first collective of a rank on a group waits until all its ranks come.
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
 
     Returns:
@@ -116,15 +100,16 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is None or entry.core is None or not is_plain(self):
-            entry = entry or find(group, tag)
-            check_reduction(reduceOp)
-            meet(entry, self)
-            if entry.core is None or not is_plain(self):
-                return _ALL_REDUCE.call(entry, self, reduceOp, entry.name)
-        return start(_ALL_REDUCE.kernel(CPU_KEY, self, reduceOp, entry.name))
+        if entry is not None and entry.core is not None:
+            started = _ALL_REDUCE.begin(self, reduceOp, entry.name)
+            if started is not None:
+                return started
+        entry = entry or find(group, tag)
+        check_reduction(reduceOp)
+        meet(entry, self)
+        return _ALL_REDUCE.call(entry, self, reduceOp, entry.name)
     except (RuntimeError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag: str = "") -> torch.Tensor:
@@ -146,23 +131,25 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         IndexError: There is no such dim; nothing was sent.
         ValueError, PhalanxError: As for `all_reduce`.
     """
-    dim = 0 if gather_dim == 0 else _dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
+    dim = 0 if gather_dim == 0 else check_dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
     if is_dynamo_compiling():
         name = traced_name(group, tag)
         size = traced_size(name)
-        gathered = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
-        return _joined_at(gathered, size, dim)
+        traced = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
+        return joined_at(traced, size, dim)
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is None or entry.core is None or not is_plain(self):
+        gathered: torch.Tensor | None = None
+        if entry is not None and entry.core is not None:
+            gathered = _ALL_GATHER.begin(self, entry.size, entry.name)
+        else:
             entry = entry or find(group, tag)
+        if gathered is None:
             meet(entry, self)
-            if entry.core is None or not is_plain(self):
-                return _joined_at(_ALL_GATHER.call(entry, self, entry.size, entry.name), entry.size, dim)
-        gathered = start(_ALL_GATHER.kernel(CPU_KEY, self, entry.size, entry.name))
-        return gathered if dim == 0 else _joined_at(gathered, entry.size, dim)
+            gathered = _ALL_GATHER.call(entry, self, entry.size, entry.name)
+        return gathered if dim == 0 else joined_at(gathered, entry.size, dim)
     except (RuntimeError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def reduce_scatter_tensor(
@@ -192,24 +179,25 @@ def reduce_scatter_tensor(
         IndexError: There is no such dim; nothing was sent.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
     """
-    dim = _dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
+    dim = check_dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
     if is_dynamo_compiling():
         name = traced_name(group, tag)
         size = traced_size(name)
-        parts = _parts_first(self, size, dim)
+        parts = parts_first(self, size, dim)
         return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
         entry = entry or find(group, tag)
-        parts = _parts_first(self, entry.size, dim)
-        if entry.core is None or not is_plain(parts):
-            check_reduction(reduceOp)
-            meet(entry, parts)
-            if entry.core is None or not is_plain(parts):
-                return _REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
-        return start(_REDUCE_SCATTER.kernel(CPU_KEY, parts, reduceOp, entry.size, entry.name))
+        parts = parts_first(self, entry.size, dim)
+        if entry.core is not None:
+            started = _REDUCE_SCATTER.begin(parts, reduceOp, entry.size, entry.name)
+            if started is not None:
+                return started
+        check_reduction(reduceOp)
+        meet(entry, parts)
+        return _REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
     except (RuntimeError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
@@ -234,15 +222,16 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
         return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is None or entry.core is None or not is_plain(self):
-            entry = entry or find(group, tag)
-            _check_source("broadcast", src, entry)
-            meet(entry, self)
-            if entry.core is None or not is_plain(self):
-                return _BROADCAST.call(entry, self, src, entry.name)
-        return start(_BROADCAST.kernel(CPU_KEY, self, src, entry.name))
+        if entry is not None and entry.core is not None:
+            started = _BROADCAST.begin(self, src, entry.name)
+            if started is not None:
+                return started
+        entry = entry or find(group, tag)
+        _check_source("broadcast", src, entry)
+        meet(entry, self)
+        return _BROADCAST.call(entry, self, src, entry.name)
     except (RuntimeError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def all_to_all_single(
@@ -283,15 +272,16 @@ def all_to_all_single(
         return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is None or entry.core is None or not is_plain(self):
-            entry = entry or find(group, tag)
-            _check_splits(self, output_rows, input_rows, entry)
-            meet(entry, self)
-            if entry.core is None or not is_plain(self):
-                return _ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
-        return start(_ALL_TO_ALL.kernel(CPU_KEY, self, output_rows, input_rows, entry.name))
+        if entry is not None and entry.core is not None:
+            started = _ALL_TO_ALL.begin(self, output_rows, input_rows, entry.name)
+            if started is not None:
+                return started
+        entry = entry or find(group, tag)
+        _check_splits(self, output_rows, input_rows, entry)
+        meet(entry, self)
+        return _ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
     except (RuntimeError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -319,7 +309,7 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return _traced(tensor)
     except (RuntimeError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "") -> torch.Tensor:  # noqa: N803
@@ -337,7 +327,13 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
     """
     if is_dynamo_compiling():
         return self.copy_(all_reduce(self, reduceOp, group, tag))
-    return _in_place(_ALL_REDUCE_, self, group, tag, reduceOp)
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and _ALL_REDUCE_.run(self, reduceOp, entry.name) is not None:
+            return self
+        return _in_place("all_reduce_", self, group, tag, reduceOp)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
 
 
 def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
@@ -355,7 +351,13 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
     """
     if is_dynamo_compiling():
         return self.copy_(broadcast(self, src, group, tag))
-    return _in_place(_BROADCAST_, self, group, tag, src)
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None and _BROADCAST_.run(self, src, entry.name) is not None:
+            return self
+        return _in_place("broadcast_", self, group, tag, src)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
 
 
 # ---- parts of them ---------------------------------------------------------------------------------------------------
@@ -370,60 +372,18 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
     return tensor.trigger_wait().detach()
 
 
-def _in_place(op: _Op, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
-    try:
-        if entry is not None and entry.core is not None and is_plain(tensor):
-            op.kernel(CPU_KEY, tensor, argument, entry.name)
-            increment_version(tensor)
-            _WAIT_TENSOR.kernel(CPU_KEY, tensor)
-            return tensor
-        target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-        entry = entry or find(group, tag)
-        if op is _BROADCAST_:
-            _check_source(op.name, argument, entry)
-        else:
-            check_reduction(argument)
-        meet(entry, target)
-        getattr(torch.ops.phalanx, op.name)(target, argument, entry.name)
-        torch.ops.phalanx.wait_tensor(target)
-    except (RuntimeError, ValueError) as error:
-        _fail(error)
+def _in_place(name: str, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
+    """Where the short road is closed."""
+    target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+    entry = find(group, tag)
+    if name == "broadcast_":
+        _check_source(name, argument, entry)
+    else:
+        check_reduction(argument)
+    meet(entry, target)
+    getattr(torch.ops.phalanx, name)(target, argument, entry.name)
+    torch.ops.phalanx.wait_tensor(target)
     return tensor
-
-
-def _dim(operation: str, name: str, dim: int, dims: int) -> int:
-    if dims == 0:
-        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
-    if not -dims <= dim < dims:
-        raise IndexError(f"{operation}: {name} is {dim}; a tensor with {dims} dims has {-dims} to {dims - 1}")
-    return dim % dims
-
-
-def _check_multiple(tensor: torch.Tensor, dim: int, size: int) -> None:
-    if tensor.size(dim) % size != 0:
-        raise AssertionError(
-            f"input dimension {dim} has size {tensor.size(dim)}, which must be a multiple of group_size {size}"
-        )
-
-
-def _parts_first(tensor: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    """The parts of `tensor` along `dim`, one after another along dim 0."""
-    _check_multiple(tensor, dim, size)
-    if dim == 0:
-        return tensor
-    shape = tensor.shape
-    split = tensor.reshape([*shape[:dim], size, shape[dim] // size, *shape[dim + 1 :]]).movedim(dim, 0)
-    return split.reshape([size * shape[0], *split.shape[2:]])
-
-
-def _joined_at(gathered: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    """The parts that lie one after another along dim 0, one after another along `dim`."""
-    if dim == 0:
-        return gathered
-    shape = gathered.shape
-    parts = gathered.view([size, shape[0] // size, *shape[1:]]).movedim(0, dim)
-    return parts.reshape([*parts.shape[:dim], size * parts.shape[dim + 1], *parts.shape[dim + 2 :]]).contiguous()
 
 
 def _check_source(operation: str, src: int, entry: Entry) -> None:

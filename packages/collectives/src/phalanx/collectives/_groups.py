@@ -11,13 +11,13 @@ from phalanx.collectives._registry import Entry
 from phalanx.collectives._torch_compat import DeviceMesh
 from phalanx.core import Group
 
-GroupLike = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | list[int] | list[list[int]] | str
+GroupLike = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | list[int] | list[list[int]] | str | Group
 
 _NOT_1D = "Only 1D mesh is supported, pass in (DeviceMesh, int) together if mesh > 1D"
 _TUPLE = "Invalid tuple for group must be (DeviceMesh, int)"
 _ACCEPTED = (
-    "Invalid type for group, must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int), or the name of a "
-    "process group"
+    "Invalid type for group, must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int), the name of a process "
+    "group, or a phalanx.core.Group"
 )
 
 
@@ -31,6 +31,8 @@ def find(group: GroupLike, tag: str = "") -> Entry:
         ValueError, AssertionError: It is no group of this rank; the text says why.
     """
     _ops.loaded()
+    if isinstance(group, Group):
+        return _registry.entry_of_core(group)
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
     if isinstance(group, str):
@@ -119,6 +121,9 @@ def traced_name(group: Any, tag: str) -> str:
     """The name of a group, for a graph."""
     if isinstance(group, str):
         return group
+    if isinstance(group, Group):
+        of_core: str = _name_of_core(group)
+        return of_core
     if isinstance(group, list):
         listed: str = _name_of_ranks(tuple(tuple(each) if isinstance(each, list) else each for each in group), tag)
         return listed
@@ -144,6 +149,11 @@ def _name_of_ranks(ranks: tuple[Any, ...], tag: str) -> str:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _name_of_core(group: Group) -> str:
+    return find(group).name
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _name_with_tag(name: str, tag: str) -> str:
     group = _torch_compat.group_named(name)
     return name if group is None else find(group, tag).name
@@ -153,6 +163,13 @@ def _name_with_tag(name: str, tag: str) -> str:
 def traced_size(name: str) -> int:
     """The size of a group, for a graph."""
     return _registry.entry_named(name).size
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def own_rank(name: str) -> tuple[int, int]:
+    """This rank's position in a group and the group's size, for a graph that only this rank runs."""
+    entry = _registry.entry_named(name)
+    return entry.group_rank, entry.size
 
 
 # ---- public ----------------------------------------------------------------------------------------------------------
@@ -165,7 +182,8 @@ def enable_group(group: GroupLike, tag: str = "") -> bool:
 
     Args:
         group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
-            lists of them (each rank takes part in the one that holds it), or the name of a process group.
+            lists of them (each rank takes part in the one that holds it), the name of a process group, or a
+            phalanx.core.Group.
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
 
     Returns:

@@ -74,6 +74,11 @@ def _fake_all_to_all(
     return _rows(tensor, sum(output_split_sizes)) if output_split_sizes else _contiguous_like(tensor)
 
 
+def _each(fake: Any) -> Any:
+    """The fake kernel of the coalesced form of an op that has this one."""
+    return lambda tensors, *args: [fake(tensor, *args) for tensor in tensors]
+
+
 def _fake_broadcast(tensor: torch.Tensor, src: int, group_name: str) -> torch.Tensor:
     return _contiguous_like(tensor)
 
@@ -99,6 +104,10 @@ _FAKES: dict[str, Any] = {
     "all_gather_into_tensor_out": _fake_in_place,
     "reduce_scatter_tensor_out": _fake_in_place,
     "wait_tensor_": _fake_in_place,
+    "all_reduce_coalesced": _each(_fake_all_reduce),
+    "all_reduce_coalesced_": _fake_in_place,
+    "all_gather_into_tensor_coalesced": _each(_fake_all_gather),
+    "reduce_scatter_tensor_coalesced": _each(_fake_reduce_scatter),
 }
 
 
@@ -156,6 +165,21 @@ def _in_place_road(name: str, texts: tuple[int, ...]) -> Any:
     return kernel
 
 
+def _coalesced_road(name: str, texts: tuple[int, ...]) -> Any:
+    """One by one: what torch's backends coalesce is bound by their own transport."""
+    road = _road(name.removesuffix("_").removesuffix("_coalesced"), texts)
+
+    def kernel(tensors: Sequence[torch.Tensor], *args: Any) -> list[torch.Tensor] | None:
+        done = [road(tensor, *args) for tensor in tensors]
+        if not name.endswith("_"):
+            return done
+        for tensor, result in zip(tensors, done, strict=True):
+            tensor.copy_(result)
+        return None
+
+    return kernel
+
+
 def even(rows: int, size: int) -> list[int]:
     """The split sizes of an even split of dim 0.
 
@@ -180,6 +204,10 @@ _ROADS = {
     "all_to_all_single": _road("all_to_all_single", (3,), even_splits=True),
     "broadcast": _road("broadcast", (2,)),
     "broadcast_": _in_place_road("broadcast_", (2,)),
+    "all_reduce_coalesced": _coalesced_road("all_reduce_coalesced", (1, 2)),
+    "all_reduce_coalesced_": _coalesced_road("all_reduce_coalesced_", (1, 2)),
+    "all_gather_into_tensor_coalesced": _coalesced_road("all_gather_into_tensor_coalesced", (2,)),
+    "reduce_scatter_tensor_coalesced": _coalesced_road("reduce_scatter_tensor_coalesced", (1, 3)),
 }
 
 

@@ -84,7 +84,7 @@ class Rank:
 
 
 class Entry:
-    """A process group as its rank sees it.
+    """A group as its rank sees it.
 
     Attributes:
         name: Its name, by which ops find it.
@@ -95,38 +95,17 @@ class Entry:
         decided: Whether the ranks have met.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_failure",
-        "_group",
-        "_lock",
-        "_rank",
-        "_registered",
-        "_watch",
-        "core",
-        "decided",
-        "group_rank",
-        "name",
-        "ranks",
-        "size",
-    )
+    __slots__ = ("__weakref__", "_context", "_registered", "core", "decided", "group_rank", "name", "ranks", "size")
 
-    def __init__(self, group: dist.ProcessGroup, rank: Rank) -> None:
-        self.name = str(group.group_name)
-        self.size = int(group.size())
-        self.group_rank = int(group.rank())
-        self.ranks = tuple(dist.get_process_group_ranks(group))
+    def __init__(self, name: str, group_rank: int, ranks: tuple[int, ...]) -> None:
+        self.name = name
+        self.size = len(ranks)
+        self.group_rank = group_rank
+        self.ranks = ranks
         self.core: Group | None = None
         self.decided = False
-        self._rank = rank
         self._context = 0
         self._registered = False
-        self._failure: PhalanxError | None = None
-        self._lock = threading.Lock()
-        self._group = weakref.ref(group)
-        key = id(group)
-        self._watch = watch(group, lambda: _forget(key))
 
     def decide(self) -> None:
         """Find out whether the core serves the group. Collective among its ranks the first time.
@@ -135,6 +114,44 @@ class Entry:
             WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
+
+    def register(self, core: Group) -> None:
+        """Let the native ops find it."""
+        ops = _ops.loaded()
+        self._context = int(ops.lib.phxt_context())
+        try:
+            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
+        except AlreadyExistsError:  # of a group that was not destroyed in good order
+            ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
+            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
+        self._registered = True
+
+    def release(self) -> None:
+        """Take the group out of the native ops and let go of it. Not collective."""
+        self.decided = False
+        if self._registered:
+            self._registered = False
+            ops = _ops.loaded()
+            with contextlib.suppress(NotFoundError):
+                ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
+        self.core = None
+
+
+class _ProcessGroupEntry(Entry):
+    """That of a group of torch.distributed."""
+
+    __slots__ = ("_failure", "_group", "_lock", "_rank", "_watch")
+
+    def __init__(self, group: dist.ProcessGroup, rank: Rank) -> None:
+        super().__init__(str(group.group_name), int(group.rank()), tuple(dist.get_process_group_ranks(group)))
+        self._rank = rank
+        self._failure: PhalanxError | None = None
+        self._lock = threading.Lock()
+        self._group = weakref.ref(group)
+        key = id(group)
+        self._watch = watch(group, lambda: _forget(key))
+
+    def decide(self) -> None:
         with self._lock:
             if self.decided:
                 return
@@ -153,7 +170,7 @@ class Entry:
                 self._failure = error
                 raise
             if self.core is not None:
-                self._register(self.core)
+                self.register(self.core)
             self.decided = True
         group = self._group()
         if group is not None and _entries.get(id(group)) is self:
@@ -187,26 +204,6 @@ class Entry:
         finally:
             rank.tokens.use(None)
 
-    def _register(self, core: Group) -> None:
-        ops = _ops.loaded()
-        self._context = int(ops.lib.phxt_context())
-        try:
-            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
-        except AlreadyExistsError:  # of a group that was not destroyed in good order
-            ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
-            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
-        self._registered = True
-
-    def release(self) -> None:
-        """Take the group out of the native ops and let go of it. Not collective."""
-        self.decided = False
-        if self._registered:
-            self._registered = False
-            ops = _ops.loaded()
-            with contextlib.suppress(NotFoundError):
-                ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
-        self.core = None
-
 
 def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:
     """Call `gone` when torch.distributed forgets the group, or the group dies. May call it more than once.
@@ -221,7 +218,8 @@ def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]
     return weakref.ref(group, call), weakref.ref(_torch_compat.life_of(group), call)
 
 
-# By the id of the process group; id of the default group. An id is not used again before its entry is gone.
+# By the id of the process group, or of the core's; id of the default group. An id is not used again before its entry is
+# gone.
 _entries: dict[int, Entry] = {}
 _ranks: dict[int, Rank] = {}
 _lock = threading.RLock()  # reentrant: a garbage collection may call _forget at any time
@@ -252,16 +250,35 @@ def entry_of(group: dist.ProcessGroup) -> Entry:
             rank = _ranks[id(default)] = Rank(default)
         entry = _entries.get(id(group))
         if entry is None:
-            entry = _entries[id(group)] = Entry(group, rank)
+            entry = _entries[id(group)] = _ProcessGroupEntry(group, rank)
         return entry
 
 
+def entry_of_core(group: Group) -> Entry:
+    """The entry of a group of the core, which is released with it. Not collective."""
+    entry = _entries.get(id(group))
+    if entry is not None:
+        return entry
+    with _lock:
+        entry = Entry(f"{group.name}@{group.id:016x}", group.group_rank, group.ranks)
+        entry.register(group)
+        # Not entry.core = group: the entry must not keep it alive.
+        entry.core = weakref.proxy(group)
+        entry.decided = True
+        _entries[id(group)] = ready[id(group)] = ready[entry.name] = entry
+        weakref.finalize(group, _forget, id(group)).atexit = False
+    return entry
+
+
 def entry_named(name: str) -> Entry:
-    """The entry of the process group of that name in this rank. Not collective.
+    """The entry of the group of that name in this rank. Not collective.
 
     Raises:
         ValueError: There is none.
     """
+    found = ready.get(name)
+    if found is not None:
+        return found
     group = _torch_compat.group_named(name)
     if group is None:
         raise ValueError(
@@ -296,7 +313,7 @@ def _forget(key: int) -> None:
 
 def _end_rank(rank: Rank) -> None:
     with _lock:
-        for key in [key for key, entry in _entries.items() if entry._rank is rank]:
+        for key in [key for key, entry in _entries.items() if getattr(entry, "_rank", None) is rank]:
             _forget(key)
         for key in [key for key, each in _ranks.items() if each is rank]:
             del _ranks[key]

@@ -1,27 +1,35 @@
-"""What is compiled for the torch that is installed: the autograd kernels for calls that need no gradient.
+"""What is compiled for the torch that is installed: a Python module, with what is in C++ because Python is too slow.
 
-The ops work without it, a few microseconds slower: then the autograd kernels are in Python. `phalanx build` compiles it
-into the user's cache directory, under a name that says for which torch and which source, so that no other torch loads
-it.
+autograd.cpp has the autograd kernels for calls that need no gradient, eager.cpp the short road of eager mode. Both do
+what Python does without them, a few microseconds faster. `phalanx build` compiles them into the user's cache directory,
+under a name that says for which torch, which Python and which source, so that no other loads it.
 """
 
 import argparse
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from phalanx.core.cache import cache_path
 
-SOURCE = Path(__file__).with_name("autograd.cpp")
+log = logging.getLogger("phalanx.collectives")
+
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("autograd.cpp", "eager.cpp"))
+_MODULE = "phalanx_native"  # as eager.cpp says
 
 
 def folder() -> Path | None:
@@ -41,9 +49,11 @@ def library(ops: Iterable[str]) -> Path | None:
         ops: Names in the namespace phalanx.
     """
     where = folder()
-    words = [torch.__version__, str(torch.version.git_version), platform.machine(), SOURCE.read_text(), *sorted(ops)]
+    python = str(sysconfig.get_config_var("SOABI"))
+    words = [torch.__version__, str(torch.version.git_version), platform.machine(), python]
+    words += [*(source.read_text() for source in _SOURCES), *sorted(ops)]
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
-    return None if where is None else where / f"autograd-torch{torch.__version__}-{key}.so"
+    return None if where is None else where / f"collectives-torch{torch.__version__}-{key}.so"
 
 
 def _is_ours(path: Path) -> bool:
@@ -61,6 +71,35 @@ def find(ops: Iterable[str]) -> Path | None:
         return path if _is_ours(path) and _is_ours(path.parent) else None
     except OSError:
         return None
+
+
+_loaded: list[Any] = []
+
+
+def load(ops: Iterable[str]) -> Any | None:
+    """The module, which registers its autograd kernels when it is loaded; None where it was not built.
+
+    Args:
+        ops: Names in the namespace phalanx. They have been defined.
+    """
+    path = find(ops)
+    if not _loaded and path is not None:
+        loader = ExtensionFileLoader(_MODULE, str(path))
+        spec = spec_from_file_location(_MODULE, path, loader=loader)
+        assert spec is not None
+        try:
+            module = module_from_spec(spec)
+            loader.exec_module(module)
+        except ImportError as error:
+            log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", path, error)
+        else:
+            _loaded.append(module)
+    return loaded()
+
+
+def loaded() -> Any | None:
+    """The module, if `load` loaded it."""
+    return _loaded[0] if _loaded else None
 
 
 def build(ops: Iterable[str]) -> Path:
@@ -85,6 +124,9 @@ def build(ops: Iterable[str]) -> Path:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(path.parent):
         raise RuntimeError(f"others may write {path.parent}, so nothing in it would be loaded: chmod go-w it")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        raise RuntimeError(f"there is no {headers / 'Python.h'}: install Python's headers (Debian: python3-dev)")
     home = Path(torch.__file__).parent
     names = ",".join(f'"{name}"' for name in sorted(ops))
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -95,7 +137,8 @@ def build(ops: Iterable[str]) -> Path:
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             f"-DPHALANX_OPS={names}",
             *("-isystem", str(home / "include"), "-isystem", str(home / "include/torch/csrc/api/include")),
-            *(str(SOURCE), "-o", str(made), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"),
+            *("-isystem", str(headers), *map(str, _SOURCES), "-o", str(made)),
+            *(f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_python", "-lc10"),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
@@ -116,8 +159,8 @@ def main(argv: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="phalanx build",
-        description="Compile the autograd kernels of the ops for the torch that is installed. They take a few "
-        "microseconds off each op of torch.ops.phalanx; without them everything works the same.",
+        description="Compile, for the torch that is installed, what takes a few microseconds off each collective. "
+        "Without it everything works the same.",
     )
     parser.add_argument("--force", action="store_true", help="compile again what is there")
     force = parser.parse_args(argv).force

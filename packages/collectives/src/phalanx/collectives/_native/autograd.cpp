@@ -13,6 +13,18 @@
 
 namespace {
 
+bool needs_gradient(const c10::IValue &value) {
+  if (value.isTensor()) return value.toTensor().requires_grad();
+  if (!value.isTensorList()) return false;
+  for (const at::Tensor &tensor : value.toTensorVector())
+    if (tensor.requires_grad()) return true;
+  return false;
+}
+
+void count_version(const at::Tensor &tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 // Whether the argument is written to.
 bool written(const c10::Argument &argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -23,7 +35,7 @@ void autograd(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::ji
   const auto given = torch::jit::last(*stack, arguments.size());
   if (c10::GradMode::is_enabled()) {
     for (const c10::IValue &value : given) {
-      if (!value.isTensor() || !value.toTensor().requires_grad()) continue;
+      if (!needs_gradient(value)) continue;
       const std::string name = op.operator_name().name;
       const std::string twin = "phalanx_autograd" + name.substr(name.find("::"));
       c10::Dispatcher::singleton().findSchemaOrThrow(twin.c_str(), "").callBoxed(stack);
@@ -32,9 +44,10 @@ void autograd(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::ji
   }
   if (op.schema().is_mutable()) {
     for (size_t i = 0; i < arguments.size(); ++i) {
-      if (!written(arguments[i]) || !given[i].isTensor()) continue;
-      const at::Tensor &tensor = given[i].toTensor();
-      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+      if (!written(arguments[i])) continue;
+      if (given[i].isTensor()) count_version(given[i].toTensor());
+      if (given[i].isTensorList())
+        for (const at::Tensor &tensor : given[i].toTensorVector()) count_version(tensor);
     }
   }
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);

@@ -1,0 +1,104 @@
+"""CUDA: the driver and its devices. A host without them is in order."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from phalanx.core.doctor._finding import OK, WARN, Finding
+from phalanx.core.doctor._host import Host, size
+from phalanx.core.doctor._versions import torch_cuda
+
+_PROBE = Path(__file__).with_name("_cuda_probe.py")
+_SECONDS = 60  # a driver that starts takes a second or two, also on a host with many devices
+_ADVICE = {  # by what cuInit returns: cuda.h
+    34: "libcuda.so.1 is the stub of the toolkit: take its folder out of LD_LIBRARY_PATH",
+    100: "the driver sees no device: CUDA_VISIBLE_DEVICES may hide them, or the container has none (--gpus all)",
+    802: "on a host with NVSwitch: start nvidia-fabricmanager of the driver's version",
+    803: "libcuda and the kernel's driver have different versions: reboot, or reinstall the driver",
+    804: "the compatibility libcuda does not serve this device: take it out of LD_LIBRARY_PATH",
+    999: "often the module nvidia-uvm is missing: nvidia-modprobe -u, as root",
+}
+
+
+def ask() -> dict[str, Any]:
+    """What a process of its own finds out: a driver may hang, or crash, and never lets go of the process."""
+    command = [sys.executable, "-I", "-S", str(_PROBE)]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+    except OSError as error:
+        return {"trouble": f"could not be tried: {error}"}
+    except subprocess.TimeoutExpired:
+        return {"trouble": f"the driver did not answer within {_SECONDS} s"}
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+    except ValueError:
+        return {"trouble": f"the driver ended its process with status {done.returncode}"}
+
+
+def check_cuda(host: Host) -> Iterator[Finding]:
+    module = _module_version(host)
+    found = ask()
+    if "missing" in found:
+        if module is None and not host.exists("/dev/nvidiactl"):
+            yield Finding(OK, "cuda", "no driver (ranks on CPU need none)")
+        else:
+            text = f"the kernel has the driver ({module or 'unknown version'}), but {found['missing']}"
+            advice = "in a container: --gpus all, with compute in NVIDIA_DRIVER_CAPABILITIES; else reinstall the driver"
+            yield Finding(WARN, "cuda", text, advice)
+        return
+    if "trouble" in found:
+        yield Finding(
+            WARN, "cuda", found["trouble"], "ranks on CPU are not concerned; nvidia-smi and dmesg may say more"
+        )
+        return
+    text = f"driver {module or 'of unknown version'}, for CUDA {_dotted(found['version'])}"
+    if found["status"] != 0:
+        advice = _ADVICE.get(found["status"], "ranks on CPU are not concerned; nvidia-smi and dmesg may say more")
+        yield Finding(WARN, "cuda", f"{text}; cuInit says {found['status']} ({found['reason']})", advice)
+        return
+    devices = found["devices"]
+    text += f"; {len(devices)} device(s)"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    text += f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""
+    yield Finding(OK, "cuda", text, _how_served(bool(devices)))
+    for index, device in enumerate(devices):
+        yield _device(index, device)
+
+
+def _device(index: int, device: dict[str, Any]) -> Finding:
+    major, minor = device["capability"]
+    parts = [device["name"], f"sm_{major}{minor}", size(device["memory"])]
+    parts.append("shares memory as descriptors" if device["vmm"] and device["fds"] else "cannot share as descriptors")
+    parts.append("multicast" if device["multicast"] else "no multicast")
+    if device["peers"]:
+        parts.append(f"reaches {', '.join(f'cuda:{peer}' for peer in device['peers'])}")
+    return Finding(OK, f"cuda:{index}", ", ".join(parts))
+
+
+def _how_served(devices: bool) -> str:
+    if not devices:
+        return ""
+    if torch_cuda() == "":
+        return "the torch that is installed is a CPU build: it cannot use them"
+    try:
+        from phalanx.core._lib import lib
+    except ImportError:
+        return ""
+    if lib.phx_has(b"cuda"):
+        return ""
+    return "this build of the core serves CPU memory; CUDA tensors go through torch.distributed"
+
+
+def _module_version(host: Host) -> str | None:
+    """Of the driver in the kernel."""
+    text = (host.read("/proc/driver/nvidia/version") or "").partition("\n")[0]
+    return next((word for word in text.split() if word[0].isdecimal() and "." in word), None)
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

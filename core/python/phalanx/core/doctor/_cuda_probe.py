@@ -1,0 +1,67 @@
+"""A program that asks libcuda what there is, and prints it as JSON. It imports nothing of ours."""
+
+import ctypes
+import json
+from typing import Any
+
+# CUdevice_attribute of cuda.h
+_MAJOR, _MINOR = 75, 76
+_VMM, _FDS, _MULTICAST = 102, 103, 132  # ..._MANAGEMENT_SUPPORTED, ..._FILE_DESCRIPTOR_SUPPORTED, MULTICAST_SUPPORTED
+
+
+def probe() -> dict[str, Any]:
+    """What there is.
+
+    Returns:
+        Only "missing", the loader's text, where there is no libcuda. Else "version", "status" and "reason" of cuInit,
+        and if the status is 0, "devices".
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return {"missing": str(error)}
+    version = ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    status = cuda.cuInit(0)
+    found = {"status": status, "reason": _name(cuda, status), "version": version.value}
+    if status == 0:
+        count = ctypes.c_int()
+        cuda.cuDeviceGetCount(ctypes.byref(count))
+        found["devices"] = [_device(cuda, index, count.value) for index in range(count.value)]
+    return found
+
+
+def _device(cuda: Any, index: int, count: int) -> dict[str, Any]:
+    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+    cuda.cuDeviceGetName(name, len(name), index)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), index)
+
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()  # stays 0 where an older driver does not know the attribute
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), number, index)
+        return value.value
+
+    def reaches(peer: int) -> bool:
+        able = ctypes.c_int()
+        cuda.cuDeviceCanAccessPeer(ctypes.byref(able), index, peer)
+        return able.value != 0
+
+    return {
+        "name": name.value.decode(errors="replace"),
+        "memory": memory.value,
+        "capability": [attribute(_MAJOR), attribute(_MINOR)],
+        "vmm": attribute(_VMM),
+        "fds": attribute(_FDS),
+        "multicast": attribute(_MULTICAST),
+        "peers": [peer for peer in range(count) if peer != index and reaches(peer)],
+    }
+
+
+def _name(cuda: Any, status: int) -> str:
+    text = ctypes.c_char_p()
+    cuda.cuGetErrorName(status, ctypes.byref(text))
+    return (text.value or b"unknown").decode(errors="replace")
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))

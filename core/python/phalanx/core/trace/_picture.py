@@ -1,0 +1,162 @@
+"""The timeline of `phalanx trace`: a panel for each channel, in it a row for each rank, waiting shaded."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from statistics import median
+
+from phalanx.core.trace._analysis import Analysis, Collective, lanes
+from phalanx.core.trace._draw import Box, Label, Line, Picture
+from phalanx.core.trace._read import Group
+from phalanx.core.trace._words import duration, ranks
+
+WORKING, WAITING, FAILED, ABSENT = "#8fb8de", "#f6d58e", "#e79a92", "#ffffff"
+EDGE, ALARM, GRID, SHORTENED = "#555555", "#c0392b", "#dddddd", "#bbbbbb"
+LEFT, PLOT, RIGHT = 250, 1000, 20
+ROW, BAR, TITLE, AXIS = 22, 17, 30, 34
+LETTER = 6.5  # pixels; about the mean of a sans-serif font of 11 pixels
+_EVEN = 8  # a span of time up to so many times the median is drawn to scale
+
+Shapes = list[Box | Line | Label]
+
+
+def draw(analyses: list[Analysis], last: int) -> Picture:
+    """Lay out the picture.
+
+    Args:
+        analyses: Of the groups to draw.
+        last: How many collectives of each channel to draw.
+    """
+    shapes = _legend()
+    top = 40
+    for analysis in analyses:
+        for number, collectives in analysis.latest(last).items():
+            if collectives:
+                top = _panel(shapes, top, analysis.group, number, collectives)
+    if top == 40:
+        shapes.append(Label(LEFT, top + TITLE, "no collective is on record"))
+        top += 2 * TITLE
+    return Picture(LEFT + PLOT + RIGHT, top, shapes)
+
+
+class _Scale:
+    """From time to pixels. Spans in which nothing begins or ends are shortened, or they would hide all others."""
+
+    def __init__(self, times: Iterable[int]) -> None:
+        self.times = sorted(set(times))
+        spans = [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+        self._even = max(1, int(_EVEN * median(spans))) if spans else 1
+        places = [0.0]
+        for span in spans:
+            places.append(places[-1] + self._shortened(span))
+        factor = PLOT / places[-1] if spans else 0.0
+        self._places = [LEFT + place * factor for place in places]
+
+    def _shortened(self, span: int) -> float:
+        return span if span <= self._even else self._even * (1 + math.log2(span / self._even))
+
+    def __call__(self, time: int) -> float:
+        """Where a time is, which must be one of those given."""
+        return self._places[bisect_right(self.times, time) - 1]
+
+    def shortened(self) -> list[tuple[int, int]]:
+        """Spans that are not to scale."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return [(before, after) for before, after in pairs if after - before > self._even]
+
+
+def _legend() -> Shapes:
+    shapes: Shapes = []
+    x = float(LEFT)
+    for fill, edge, text in (
+        (WORKING, EDGE, "all ranks are here"),
+        (WAITING, EDGE, "waiting for others"),
+        (FAILED, EDGE, "ended with an error"),
+        (ABSENT, ALARM, "not started"),
+        (SHORTENED, "", "longer than drawn"),
+    ):
+        shapes += [Box(x, 14, 26, 13, fill, edge), Label(x + 32, 25, text)]
+        x += 58 + LETTER * len(text)
+    return shapes
+
+
+def _panel(shapes: Shapes, top: int, group: Group, number: int, collectives: list[Collective]) -> int:
+    """Draw one channel below `top`; gives where it ends."""
+    scale = _Scale(time for each in collectives for time in _times(each))
+    shapes.append(Label(12, top + 20, f"group '{group.name}', channel {number}", 13, bold=True))
+    rows: list[tuple[int, list[Collective]]] = []
+    for member in group.members:
+        rows += [(member.rank, lane) for lane in lanes(collectives, member.rank) or [[]]]
+    first = top + TITLE
+    bottom = first + ROW * len(rows)
+    _axis(shapes, scale, first, bottom)
+    previous = None
+    for index, (rank, lane) in enumerate(rows):
+        y = first + ROW * index
+        if rank != previous:
+            shapes.append(Label(LEFT - 12, y + 15, str(group.by_rank[rank]), anchor="end"))
+            absence = next((each for each in collectives if rank in each.absent), None)
+            if absence is not None:
+                ends = [each.end_ns(rank) for each in collectives if rank in each.calls]
+                _absence(shapes, scale, y, absence, max(ends, default=0))
+        previous = rank
+        for each in lane:
+            _bar(shapes, scale, y, each, rank)
+    return bottom + AXIS
+
+
+def _times(each: Collective) -> list[int]:
+    """All moments at which something in the picture begins or ends."""
+    times = []
+    for rank, entry in each.calls.items():
+        times += [entry.start_ns, entry.start_ns + each.waits_ns.get(rank, 0), each.end_ns(rank)]
+    return times
+
+
+def _axis(shapes: Shapes, scale: _Scale, top: int, bottom: int) -> None:
+    for before, after in scale.shortened():
+        shapes.append(Box(scale(before), bottom + 1, scale(after) - scale(before), 5, SHORTENED))
+    shapes.append(Line(LEFT, bottom, LEFT + PLOT, bottom, EDGE))
+    free = 0.0
+    for time in scale.times:
+        x = scale(time)
+        if x >= free:
+            shapes.append(Line(x, top - 4, x, bottom + 6, GRID))
+            text = duration(time - scale.times[0])
+            shapes.append(Label(x, bottom + 19, text if time == scale.times[0] else f"+{text}", 10, "middle"))
+            free = x + 70
+
+
+def _absence(shapes: Shapes, scale: _Scale, y: int, each: Collective, since: int) -> None:
+    start, end = max(each.start_ns, since), max(each.end_ns(rank) for rank in each.calls)
+    if start < end:
+        text = f"{each.name}: not started"
+        left, right = scale(start), scale(end)
+        shapes.append(Box(left, y + 2, right - left, BAR, ABSENT, ALARM, text))
+        _label(shapes, left, right, y, (text, f"#{each.sequence}"))
+
+
+def _bar(shapes: Shapes, scale: _Scale, y: int, each: Collective, rank: int) -> None:
+    entry, end = each.calls[rank], each.end_ns(rank)
+    came = entry.start_ns + each.waits_ns.get(rank, 0)
+    name = f"{entry.call} #{each.sequence}"
+    waited = f"{duration(came - entry.start_ns)} waiting for {ranks(each.awaited)}" if came > entry.start_ns else ""
+    title = f"{name}: {entry.described}, {duration(end - entry.start_ns)}, {entry.status}" + (waited and f"; {waited}")
+    left, middle, right = scale(entry.start_ns), scale(came), scale(end)
+    failed = entry.status not in ("ok", "pending")
+    if failed:
+        # It may have waited to the end: the mark is seen all the same.
+        middle = min(middle, max(left, right - 12))
+    if middle > left:
+        shapes.append(Box(left, y + 2, middle - left, BAR, WAITING, EDGE, title))
+    if right > middle or right == left:
+        shapes.append(Box(middle, y + 2, max(right - middle, 1), BAR, FAILED if failed else WORKING, EDGE, title))
+    _label(shapes, left, right, y, (f"{name}: {waited or entry.status}", name, f"#{each.sequence}"))
+
+
+def _label(shapes: Shapes, left: float, right: float, y: int, texts: tuple[str, ...]) -> None:
+    """The first of the texts that fits."""
+    for text in texts:
+        if LETTER * len(text) + 8 <= right - left:
+            shapes.append(Label(left + 4, y + 15, text))
+            return

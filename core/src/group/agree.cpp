@@ -1,0 +1,111 @@
+#include "group/agree.h"
+
+#include <cstring>
+
+#include "base/failpoint.h"
+#include "group/group.h"
+
+namespace phx {
+namespace {
+
+// Where the numbers of messages of agreements begin: exchanges count up from 1.
+constexpr uint64_t kAgreements = uint64_t{1} << 63;
+constexpr uint32_t kRoundBits = 16;
+static_assert(kMaxGroupSize + 2 < 1 << kRoundBits);
+static_assert(sizeof(Opinion) <= kMaxPayload);
+
+uint64_t ordinal_of(uint64_t agreement, uint64_t round) { return kAgreements | agreement << kRoundBits | round; }
+
+const std::atomic<int32_t> kNever{0};  // the failure of the group does not end these waits
+
+}  // namespace
+
+void Group::tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline) {
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, ordinal, sizeof opinion, 0};
+  for (int i = 0; i < size(); ++i) {
+    if (!links_[i] || links_[i]->state.load() != LinkState::kAlive) continue;
+    // Absent ones are told as well, so that they learn of it when they go on; but nobody waits for them to listen.
+    // What cannot be sent shows in the wait for the answer.
+    send_message(*links_[i], envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline);
+  }
+}
+
+// What rank i says in that round; false if it is taken for absent.
+bool Group::hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out) {
+  Message message;
+  // After this process was stopped, what came meanwhile is in the sockets, and the deadline is over.
+  if (deadline.passed()) world_->monitor().catch_up();
+  const phx_status status = world_->progress().keep_going(deadline, [&](const Deadline &until) {
+    return world_->monitor().take(records_[i].uuid, id_, ordinal, until, kNever, &message);
+  });
+  if (status != PHX_OK || message.payload.size() != sizeof *out) return false;
+  std::memcpy(out, message.payload.data(), sizeof *out);
+  return true;
+}
+
+phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opinion) {
+  const uint64_t number = ++agreements_;
+  // Late messages of the agreements before.
+  world_->monitor().discard(id_, ordinal_of(0, 0), ordinal_of(number, 0));
+  const Deadline whole = Deadline::after_ms(timeout_ms);
+  Opinion mine = *opinion;
+  for (uint64_t round = 0;; ++round) {
+    // A rank that is alive but silent uses up half of the time, or, once it has spoken, three quarters of what is left;
+    // then there is time for the others to agree on that.
+    const int64_t left_ms = whole.left_ms();
+    const Deadline deadline = Deadline::after_ms(round == 0 ? (left_ms + 1) / 2 : left_ms - left_ms / 4);
+    const Opinion said = mine;
+    PHX_FAILPOINT("group_agree", 1);
+    tell_opinion(said, ordinal_of(number, round), deadline);
+    PHX_FAILPOINT("group_agree", 2);
+    // Said too late, the others may have gone on without it: what they say next tells.
+    bool unanimous = !deadline.passed();
+    for (int i = 0; i < size() && mine.decided == 0; ++i) {
+      if (i == group_rank() || said.absent[i]) continue;
+      Opinion theirs;
+      if (!hear_opinion(i, ordinal_of(number, round), deadline, &theirs)) {
+        mine.absent.set(i);
+        unanimous = false;
+        continue;
+      }
+      if (!(theirs == said)) unanimous = false;
+      if (theirs.decided != 0) {
+        mine = theirs;
+      } else {
+        mine.bits &= theirs.bits;
+        mine.absent |= theirs.absent;
+      }
+    }
+    PHX_FAILPOINT("group_agree", 3);
+    if (mine.absent[group_rank()]) {
+      fail(PHX_ERR_REVOKED, operation,
+           "%s on group '%s': the others went on without rank %d, which came too late; it can only leave", operation,
+           name().c_str(), self_rank());
+      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
+      return PHX_ERR_REVOKED;
+    }
+    if (!unanimous && mine.decided == 0 && whole.passed()) {
+      // Who decided now would decide alone.
+      fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': the living ranks did not agree within %lld ms", operation,
+           name().c_str(), static_cast<long long>(timeout_ms));
+      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
+      return PHX_ERR_TIMEOUT;
+    }
+    if (!unanimous && mine.decided == 0) {
+      if (round < static_cast<uint64_t>(size())) continue;
+      fail(PHX_ERR_INTERNAL, operation,
+           "%s on group '%s': no agreement after %d rounds, though each has one more absent rank: a rank goes on "
+           "changing its mind. Its process is broken; end it.",
+           operation, name().c_str(), size() + 1);
+      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
+      return PHX_ERR_INTERNAL;
+    }
+    mine.decided = 1;
+    tell_opinion(mine, ordinal_of(number, round + 1), whole);
+    PHX_FAILPOINT("group_agree", 4);
+    *opinion = mine;
+    return PHX_OK;
+  }
+}
+
+}  // namespace phx

@@ -1,0 +1,102 @@
+// Groups made from a group: over its connections, without a store.
+#include <algorithm>
+#include <cstring>
+
+#include "group/agree.h"
+#include "group/group.h"
+
+namespace phx {
+namespace {
+
+struct Side {  // what a rank says in a split
+  int32_t color;
+  int32_t key;
+};
+
+int64_t left_ms(const Deadline &deadline) { return std::max<int64_t>(deadline.left_ms(), 1); }
+
+}  // namespace
+
+GroupParams Group::derived(const std::string &name, const std::vector<int> &members) const {
+  GroupParams params;
+  params.name = name;
+  for (int member : members) {
+    if (member == group_rank()) params.group_rank = static_cast<int>(params.ranks.size());
+    params.ranks.push_back(rank_of(member));
+  }
+  params.key = params_.key + "/" + std::to_string(derivations_);
+  return params;
+}
+
+phx_status Group::split(int32_t color, int32_t key, const std::string &name, int64_t timeout_ms,
+                        std::shared_ptr<Group> *out) {
+  const char *operation = "group_split";
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  std::lock_guard<std::mutex> lock(derive_mutex_);
+  const Side mine{color, key};
+  std::vector<Parcel> all;
+  const phx_status status =
+      exchange(operation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {}, deadline, &all);
+  if (status != PHX_OK) return status;
+  ++derivations_;
+  std::vector<std::pair<int32_t, int>> found;  // key, rank
+  for (int i = 0; i < size(); ++i) {
+    Side theirs;
+    if (all[i].bytes.size() != sizeof theirs) {
+      fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation, name.c_str(),
+           rank_of(i));
+      return fail_with(last_error(), true);
+    }
+    std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
+    if (theirs.color == color) found.emplace_back(theirs.key, i);
+  }
+  if (color < 0) return PHX_OK;
+  std::sort(found.begin(), found.end());
+  std::vector<int> members;
+  for (const auto &each : found) members.push_back(each.second);
+  return create_from(*this, members, derived(name, members), left_ms(deadline), out);
+}
+
+phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
+  std::lock_guard<std::mutex> lock(derive_mutex_);
+  Opinion opinion{*bits, 0, {}};
+  const phx_status status = agree("group_agree", timeout_ms, &opinion);
+  if (status != PHX_OK) return status;
+  *bits = opinion.bits;
+  for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = opinion.absent[i] ? 0 : 1;
+  return PHX_OK;
+}
+
+phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::shared_ptr<Group> *out) {
+  const char *operation = "group_shrink";
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  std::lock_guard<std::mutex> lock(derive_mutex_);
+  for (;;) {
+    Opinion survivors{~uint64_t{0}, 0, {}};
+    phx_status status = agree(operation, left_ms(deadline), &survivors);
+    if (status != PHX_OK) return status;
+    ++derivations_;
+    std::vector<int> members;
+    for (int i = 0; i < size(); ++i)
+      if (!survivors.absent[i]) members.push_back(i);
+    std::shared_ptr<Group> made;
+    // Half of the time is left for the agreement on whether all of them have it, and for another attempt.
+    status = create_from(*this, members, derived(name, members), (left_ms(deadline) + 1) / 2, &made);
+    const phx_error_info error = last_error();
+    Opinion outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
+    const phx_status agreed = agree(operation, left_ms(deadline), &outcome);
+    if (agreed != PHX_OK) return agreed;
+    if (outcome.bits == 1) {
+      *out = std::move(made);
+      return PHX_OK;
+    }
+    if (!deadline.passed() && outcome.absent != survivors.absent) continue;  // another one died meanwhile
+    if (status != PHX_OK) return set_last_error(error);
+    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': not all survivors could make the new group within %lld ms",
+         operation, this->name().c_str(), static_cast<long long>(timeout_ms));
+    amend_last_error(nullptr, this->name().c_str(), self_rank(), -1);
+    return PHX_ERR_TIMEOUT;
+  }
+}
+
+}  // namespace phx

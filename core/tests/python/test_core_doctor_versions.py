@@ -1,0 +1,168 @@
+"""`phalanx doctor` on what is installed: versions, the library, what was compiled."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from phalanx.core import ffi, lib
+from phalanx.core.doctor import _cores, _library, _versions
+from phalanx.core.doctor._host import Host
+
+HERE = Host(ranks=2)
+
+
+def only(look, host=HERE):
+    (finding,) = look(host)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [("2.9.1+cpu", "warn"), ("2.11.0", "ok"), ("2.15.1+cu130", "ok"), ("2.16.0a0", "warn"), ("3.0", "warn")],
+)
+def test_the_version_of_torch_is_compared_with_those_that_are_known_to_work(monkeypatch, version, level):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    finding = only(_versions.check_torch)
+    assert finding.level == level
+    assert finding.text.startswith(version)
+
+
+class FakeTorch:
+    """A distribution whose torch/version.py is in a directory."""
+
+    def __init__(self, folder, line):
+        self.folder = folder
+        (folder / "torch").mkdir()
+        (folder / "torch/version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip: Optional[str] = None\n")
+
+    def locate_file(self, name):
+        return self.folder / name
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("cuda: Optional[str] = None", "2.13.0, CPU build"),
+        ("cuda: Optional[str] = '12.8'", "2.13.0, for CUDA 12.8"),
+        ("cuda = '13.0'", "2.13.0, for CUDA 13.0"),
+        ("", "2.13.0"),
+    ],
+)
+def test_what_torch_was_built_for_is_read_without_importing_it(monkeypatch, tmp_path, line, text):
+    torch = FakeTorch(tmp_path, line)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: torch)
+    assert only(_versions.check_torch).text == text
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Sets which distributions there are: (version, requirements) by name, with _ for -."""
+
+    def use(**given):
+        known = {name.replace("_", "-"): value for name, value in given.items()}
+
+        def field(name, number):
+            if name not in known:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return known[name][number]
+
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: field(name, 0))
+        monkeypatch.setattr(importlib.metadata, "requires", lambda name: field(name, 1))
+
+    return use
+
+
+def test_distributions_of_different_releases_are_named(installed):
+    pins = ["phalanx-core==0.1.*", "torch>=2.11"]
+    installed(phalanx_core=("0.1.4", None), phalanx_collectives=("0.1.0", pins))
+    assert only(_versions.check_packages).level == "ok"
+    installed(phalanx_core=("0.10.0", None), phalanx_collectives=("0.1.0", pins))
+    finding = only(_versions.check_packages)
+    assert finding.level == "warn"
+    assert "phalanx-collectives needs phalanx-core 0.1.*, and there is 0.10.0" in finding.text
+    installed(phalanx_collectives=("0.1.0", pins))
+    assert "phalanx-core 0.1.*, and there is none" in only(_versions.check_packages).text
+    installed()
+    assert "no phalanx distribution" in only(_versions.check_packages).text
+
+
+def test_what_phalanx_build_made_is_found_if_nobody_else_may_write_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    folder = tmp_path / "native"
+    monkeypatch.setenv("PHALANX_NATIVE", str(folder))
+    finding = only(_versions.check_native)
+    assert finding.level == "ok" and "phalanx build" in finding.advice
+    folder.mkdir(mode=0o700)
+    (folder / "collectives-torch2.12.0-0123.so").touch(mode=0o700)
+    assert "nothing for torch 2.13.0+cpu" in only(_versions.check_native).text
+    library = folder / "collectives-torch2.13.0+cpu-4567.so"
+    library.touch(mode=0o700)
+    finding = only(_versions.check_native)
+    assert finding.level == "ok" and finding.text == str(library)
+    library.chmod(0o722)
+    finding = only(_versions.check_native)
+    assert finding.level == "warn" and f"chmod go-w {library}" in finding.advice
+    monkeypatch.setenv("PHALANX_NATIVE", "")
+    assert only(_versions.check_native).text.startswith("nothing: PHALANX_NATIVE is empty")
+
+
+def test_without_the_package_above_there_is_nothing_to_compile(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert list(_versions.check_native(HERE)) == []
+
+
+def test_a_library_of_another_version_than_the_distribution_is_a_warning(installed):
+    installed(phalanx_core=("0.0.9", None))
+    library = next(_library.check_library(HERE))
+    assert (library.level, library.name) == ("warn", "library")
+    assert "phalanx-core is 0.0.9" in library.advice
+
+
+def test_missing_operators_for_torch_are_a_warning(monkeypatch, tmp_path):
+    from phalanx.core import _lib
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: ffi.string(lib.phx_version()).decode())
+    monkeypatch.setattr(_lib, "library_path", tmp_path / "libphalanx.so.0")
+    (finding,) = (each for each in _library.check_library(HERE) if each.name == "torch ops")
+    assert finding.level == "warn"
+    assert "PHX_BUILD_TORCH=ON" in finding.advice
+
+
+def test_a_library_that_cannot_be_loaded_is_one_failure(tmp_path):
+    code = "import sys; from phalanx.core import doctor; sys.exit(doctor.main(['--json']))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env["PHALANX_LIBRARY"] = str(tmp_path / "nothing.so")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 1, done.stderr
+    failed = [each["name"] for each in json.loads(done.stdout) if each["level"] == "fail"]
+    assert failed == ["library"]
+
+
+def test_the_variables_that_steer_phalanx_are_shown(monkeypatch):
+    monkeypatch.setenv("PHALANX_HOST_ID", "17")
+    assert "PHALANX_HOST_ID=17" in only(_library.check_environment).text
+
+
+def test_a_kernel_set_below_what_the_processor_has_is_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "proc").mkdir()
+    flags = "avx2 f16c fma avx512f avx512bw avx512dq avx512vl"
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
+    chosen = json.loads(ffi.string(lib.phx_build_info()).decode())["isa"]
+    host = Host(2, tmp_path)
+    monkeypatch.delenv("PHALANX_ISA", raising=False)
+    finding = only(_cores.check_instructions, host)
+    assert finding.text == f"{chosen}; the processor has {flags}"
+    assert finding.level == ("ok" if chosen == "avx512" else "warn")
+    monkeypatch.setattr(_cores, "_NEEDS", {"avx1024": {"avx2"}})
+    assert "built without it" in only(_cores.check_instructions, host).advice
+    monkeypatch.setenv("PHALANX_ISA", "scalar")
+    finding = only(_cores.check_instructions, host)
+    assert finding.level == "warn" and "unset PHALANX_ISA, which is scalar" in finding.advice

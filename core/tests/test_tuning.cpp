@@ -1,0 +1,68 @@
+// The table of tuning values as text: what is taken from it, and what is passed over.
+#include <fstream>
+#include <sstream>
+
+#include "store_fixtures.h"
+#include "tuning/tuning.h"
+
+namespace {
+
+// A table in a directory of its own, which this process reads while the object lives.
+class Table {
+ public:
+  Table() : path_(directory_.file("tuning")) { setenv("PHALANX_TUNING", path_.c_str(), 1); }
+  ~Table() { unsetenv("PHALANX_TUNING"); }
+  void write(const std::string &text) { std::ofstream(path_) << text; }
+  std::string read() const {
+    std::ostringstream text;
+    text << std::ifstream(path_).rdbuf();
+    return text.str();
+  }
+  // "host=1f3a... ranks=2 "
+  std::string row_start() {
+    CHECK(phx::save_tuning("", 2, phx::Tuning()) == PHX_OK);
+    const std::string row = read();
+    return row.substr(0, row.find(' ')) + " ranks=2 ";
+  }
+
+ private:
+  fixtures::TemporaryDirectory directory_;
+  std::string path_;
+};
+
+TEST(what_was_saved_is_read_again_for_groups_of_its_size_alone) {
+  Table table;
+  const phx::Tuning saved{1, 2, 3, UINT64_MAX};
+  CHECK(phx::save_tuning("", 2, saved) == PHX_OK);
+  const phx::Tuning read = phx::load_tuning(2), other = phx::load_tuning(3);
+  CHECK(read.one_shot_bytes == 1 && read.chunk_bytes == 2 && read.streaming_bytes == 3);
+  CHECK(read.push_bytes == UINT64_MAX);
+  CHECK(other.one_shot_bytes == 0 && other.push_bytes == 0);
+}
+
+TEST(values_that_are_not_plain_digits_are_passed_over) {
+  Table table;
+  const std::string row = table.row_start();
+  // -18446744073709551104 is 512 to strtoull.
+  for (const std::string value : {"-18446744073709551104", "-1", "+512", "512k", "0x200", "18446744073709551616", ""}) {
+    table.write(row + "one_shot_bytes=" + value + " chunk_bytes=4096\n");
+    const phx::Tuning read = phx::load_tuning(2);
+    CHECK(read.one_shot_bytes == 0 && read.chunk_bytes == 4096);
+  }
+  table.write(row + "one_shot_bytes=" + std::string("512\0k", 5) + "\n");
+  CHECK(phx::load_tuning(2).one_shot_bytes == 0);
+}
+
+TEST(saving_leaves_the_rows_of_others_as_they_are) {
+  Table table;
+  const std::string others = "host=0 ranks=2 chunk_bytes=1\n# a remark\n" + table.row_start().substr(0, 21) +
+                             " ranks=3 chunk_bytes=7 unknown=8\n";
+  table.write(others);
+  CHECK(phx::save_tuning("", 2, phx::Tuning{5, 6, 7, 8}) == PHX_OK);
+  CHECK(table.read().substr(0, others.size()) == others);
+  CHECK(phx::load_tuning(2).chunk_bytes == 6 && phx::load_tuning(3).chunk_bytes == 7);
+}
+
+}  // namespace
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }

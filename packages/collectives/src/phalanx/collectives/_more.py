@@ -1,0 +1,233 @@
+"""Functional collectives that are made of the others, and the names and forms that torch has of each."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives._functional import (
+    all_gather_tensor,
+    all_reduce,
+    all_to_all_single,
+    broadcast,
+    reduce_scatter_tensor,
+)
+from phalanx.collectives._groups import GroupLike, find, own_rank, traced_name
+from phalanx.collectives._several import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
+from phalanx.collectives._torch_compat import is_dynamo_compiling
+
+# Newer names of torch, and its differentiable forms: here all are differentiable.
+all_gather_single = all_gather_tensor
+all_gather_single_autograd = all_gather_tensor
+all_gather_tensor_autograd = all_gather_tensor
+all_gather_single_coalesced = all_gather_into_tensor_coalesced
+reduce_scatter_single = reduce_scatter_tensor
+reduce_scatter_single_autograd = reduce_scatter_tensor
+reduce_scatter_tensor_autograd = reduce_scatter_tensor
+reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+all_to_all_single_autograd = all_to_all_single
+
+
+def permute_tensor(self: torch.Tensor, src_dst: Sequence[int], group: GroupLike, tag: str = "") -> torch.Tensor:
+    """Send the tensor to another rank, and get that of another. Collective.
+
+    As torch.distributed._functional_collectives.permute_tensor, for tensors of any number of dims. Differentiable.
+
+    Args:
+        self: Any shape, strides and dtype, the same on all ranks.
+        src_dst: A permutation of the group's ranks: rank i sends to rank src_dst[i].
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+
+    Raises:
+        ValueError: src_dst is no permutation; nothing was sent.
+        ValueError, PhalanxError: As for `all_reduce`.
+    """
+    rank, size = _place(group, tag)
+    targets = [i for each in src_dst for i in range(size) if each == i]  # by comparison: constants also in a graph
+    if len(src_dst) != size or sorted(targets) != list(range(size)):
+        raise ValueError(f"permute_tensor: src_dst is {list(src_dst)}; it must be a permutation of 0 to {size - 1}")
+    sent, received = [0] * size, [0] * size
+    sent[targets[rank]] = received[targets.index(rank)] = self.numel()
+    moved = all_to_all_single(self.reshape(-1), received, sent, group, tag)
+    return moved.view(self.shape)
+
+
+# ---- into tensors of the caller: what torch.compile puts in the place of the calls of torch.distributed --------------
+
+
+def all_reduce_inplace(
+    tensor: torch.Tensor, op: str = "sum", group: GroupLike | None = None, async_op: bool = False, tag: str = ""
+) -> torch.Tensor:
+    """`all_reduce` into its input. Collective.
+
+    Args:
+        tensor, op, group, tag: As for `all_reduce`; group None is the default process group.
+        async_op: Must be False.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        AssertionError: async_op is True, or there is no default group.
+        ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+    """
+    return tensor.copy_(all_reduce(tensor, op, _group("all_reduce_inplace", group, async_op), tag))
+
+
+def all_gather_tensor_inplace(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: GroupLike | None = None,
+    async_op: bool = False,
+    tag: str = "",
+    gather_dim: int = 0,
+) -> torch.Tensor:
+    """`all_gather_tensor` into a tensor. Collective.
+
+    Args:
+        output_tensor: Of the shape of the result.
+        input_tensor, group, tag, gather_dim: As for `all_gather_tensor`; group None is the default process group.
+        async_op: Must be False.
+
+    Returns:
+        `output_tensor`.
+
+    Raises:
+        AssertionError: async_op is True, or there is no default group.
+        IndexError, ValueError, PhalanxError: As for `all_gather_tensor`.
+    """
+    group = _group("all_gather_tensor_inplace", group, async_op)
+    return output_tensor.copy_(all_gather_tensor(input_tensor, gather_dim, group, tag))
+
+
+def all_gather_inplace(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: GroupLike | None = None,
+    async_op: bool = False,
+    tag: str = "",
+) -> list[torch.Tensor]:
+    """Gather the tensors of all ranks into a list of tensors. Collective.
+
+    Args:
+        tensor_list: One tensor of the shape of `tensor` for each rank.
+        tensor: Any shape and dtype, the same on all ranks.
+        group, tag: As for `all_reduce`; group None is the default process group.
+        async_op: Must be False.
+
+    Returns:
+        `tensor_list`.
+
+    Raises:
+        AssertionError: async_op is True, there is no default group, or the sizes differ.
+        ValueError, PhalanxError: As for `all_gather_tensor`.
+    """
+    group = _group("all_gather_inplace", group, async_op)
+    if any(each.shape != tensor.shape for each in tensor_list):
+        raise AssertionError(
+            "all_gather_inplace: every tensor of the list must have the shape of the input, "
+            f"{list(tensor.shape)}; give all ranks tensors of one shape"
+        )
+    _, size = _place(group, tag)
+    if len(tensor_list) != size:
+        raise AssertionError(f"all_gather_inplace: {len(tensor_list)} tensors for {size} ranks; give one for each")
+    gathered = all_gather_tensor(tensor.unsqueeze(0), 0, group, tag)
+    for i, each in enumerate(tensor_list):
+        each.copy_(gathered[i])
+    return tensor_list
+
+
+def reduce_scatter_tensor_inplace(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    op: str = "sum",
+    group: GroupLike | None = None,
+    async_op: bool = False,
+    scatter_dim: int = 0,
+    tag: str = "",
+) -> torch.Tensor:
+    """`reduce_scatter_tensor` into a tensor. Collective.
+
+    Args:
+        output: Of the shape of the result.
+        input, op, group, scatter_dim, tag: As for `reduce_scatter_tensor`; group None is the default process group.
+        async_op: Must be False.
+
+    Returns:
+        `output`.
+
+    Raises:
+        AssertionError: async_op is True, or there is no default group.
+        IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
+    """
+    group = _group("reduce_scatter_tensor_inplace", group, async_op)
+    return output.copy_(reduce_scatter_tensor(input, op, scatter_dim, group, tag))
+
+
+def all_to_all_inplace(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: GroupLike | None = None,
+    async_op: bool = False,
+    tag: str = "",
+) -> torch.Tensor:
+    """`all_to_all_single` into a tensor. Collective.
+
+    Args:
+        output: Of the shape of the result.
+        input, output_split_sizes, input_split_sizes, group, tag: As for `all_to_all_single`; group None is the default
+            process group.
+        async_op: Must be False.
+
+    Returns:
+        `output`.
+
+    Raises:
+        AssertionError: async_op is True, or there is no default group.
+        ValueError, PhalanxError: As for `all_to_all_single`.
+    """
+    group = _group("all_to_all_inplace", group, async_op)
+    return output.copy_(all_to_all_single(input, output_split_sizes, input_split_sizes, group, tag))
+
+
+def broadcast_inplace(
+    tensor: torch.Tensor, src: int, group: GroupLike | None = None, async_op: bool = False, tag: str = ""
+) -> torch.Tensor:
+    """`broadcast` into its input. Collective.
+
+    Args:
+        tensor, src, group, tag: As for `broadcast`; group None is the default process group.
+        async_op: Must be False.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        AssertionError: async_op is True, or there is no default group.
+        ValueError, PhalanxError: As for `broadcast`.
+    """
+    return tensor.copy_(broadcast(tensor, src, _group("broadcast_inplace", group, async_op), tag))
+
+
+def _place(group: GroupLike, tag: str) -> tuple[int, int]:
+    """This rank's position in the group, and the group's size."""
+    if is_dynamo_compiling():
+        place: tuple[int, int] = own_rank(traced_name(group, tag))
+        return place
+    entry = find(group, tag)
+    return entry.group_rank, entry.size
+
+
+def _group(operation: str, group: GroupLike | None, async_op: bool) -> GroupLike:
+    if async_op:
+        raise AssertionError(f"{operation}: async_op must be False; the result is complete when it returns")
+    if group is None:
+        group = dist.group.WORLD
+    if group is None:
+        raise AssertionError(f"{operation}: there is no default group: call torch.distributed.init_process_group first")
+    return group

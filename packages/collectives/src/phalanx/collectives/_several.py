@@ -1,0 +1,158 @@
+"""The functional collectives of several tensors: one call of the core for all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.collectives import _autograd
+from phalanx.collectives._async_tensor import wrap
+from phalanx.collectives._errors import fail
+from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
+from phalanx.collectives._layout import check_dim, parts_first
+from phalanx.collectives._reductions import check_reduction
+from phalanx.collectives._registry import Entry
+from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
+
+
+def all_reduce_coalesced(
+    self: Sequence[torch.Tensor],
+    reduceOp: str,  # noqa: N803
+    group: GroupLike,
+    tag: str = "",
+) -> list[torch.Tensor]:
+    """Reduce several tensors over all ranks. Collective.
+
+    As torch.distributed._functional_collectives.all_reduce_coalesced. Differentiable for sum and avg.
+
+    Args:
+        self: Tensors of any shapes and dtypes, the same on all ranks, in the same order; they are left as they are.
+        reduceOp, group, tag: As for `all_reduce`.
+
+    Returns:
+        A result for each tensor, as that of `all_reduce`. They complete together.
+
+    Raises:
+        ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+    """
+    tensors = _listed("all_reduce_coalesced", self)
+    if not tensors:
+        return []
+    if is_dynamo_compiling():
+        started = torch.ops.phalanx.all_reduce_coalesced(tensors, reduceOp.lower(), traced_name(group, tag))
+        return [torch.ops.phalanx.wait_tensor(each) for each in started]
+    try:
+        check_reduction(reduceOp)
+        entry = _met(group, tag, tensors)
+        return _started("all_reduce_coalesced", tensors, reduceOp, entry.name)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def all_gather_into_tensor_coalesced(
+    self: Sequence[torch.Tensor], group: GroupLike, tag: str = ""
+) -> list[torch.Tensor]:
+    """Join, for each of several tensors, those of all ranks along dim 0. Collective.
+
+    As torch.distributed._functional_collectives.all_gather_into_tensor_coalesced. Differentiable.
+
+    Args:
+        self: Tensors of any shapes and dtypes, the same on all ranks, in the same order.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        A result for each tensor, as that of `all_gather_tensor` for dim 0. They complete together.
+
+    Raises:
+        ValueError, PhalanxError: As for `all_reduce`.
+    """
+    tensors = _listed("all_gather_into_tensor_coalesced", self)
+    if not tensors:
+        return []
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        started = torch.ops.phalanx.all_gather_into_tensor_coalesced(tensors, traced_size(name), name)
+        return [torch.ops.phalanx.wait_tensor(each) for each in started]
+    try:
+        entry = _met(group, tag, tensors)
+        return _started("all_gather_into_tensor_coalesced", tensors, entry.size, entry.name)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def reduce_scatter_tensor_coalesced(
+    inputs: Sequence[torch.Tensor],
+    reduceOp: str,  # noqa: N803
+    scatter_dim: Sequence[int],
+    group: GroupLike,
+    tag: str = "",
+) -> list[torch.Tensor]:
+    """Reduce several tensors over all ranks; each rank gets its own part of each. Collective.
+
+    As torch.distributed._functional_collectives.reduce_scatter_tensor_coalesced. Differentiable for sum and avg.
+
+    Args:
+        inputs: Tensors of any shapes and dtypes, the same on all ranks, in the same order. The list is left as it is.
+        reduceOp, group, tag: As for `all_reduce`.
+        scatter_dim: For each tensor, along which dim to split it; negative ones count from the end.
+
+    Returns:
+        A result for each tensor, as that of `reduce_scatter_tensor`. They complete together.
+
+    Raises:
+        AssertionError: A size is no multiple of the group size, or there are not as many dims as tensors; nothing was
+            sent.
+        IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
+    """
+    operation = "reduce_scatter_tensor_coalesced"
+    tensors = _listed(operation, inputs)
+    if not tensors:
+        return []
+    if len(scatter_dim) != len(tensors):
+        raise AssertionError(
+            f"{operation}: scatter_dim has {len(scatter_dim)} entries for {len(tensors)} tensors; give one for each"
+        )
+    dims = [
+        check_dim(operation, "scatter_dim", dim, tensor.dim()) for tensor, dim in zip(tensors, scatter_dim, strict=True)
+    ]
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        size = traced_size(name)
+        parts = [parts_first(tensor, size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        started = torch.ops.phalanx.reduce_scatter_tensor_coalesced(parts, reduceOp.lower(), size, name)
+        return [torch.ops.phalanx.wait_tensor(each) for each in started]
+    try:
+        check_reduction(reduceOp)
+        entry = find(group, tag)
+        parts = [parts_first(tensor, entry.size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        meet(entry, parts[0])
+        return _started(operation, parts, reduceOp, entry.size, entry.name)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+# ---- parts of them ---------------------------------------------------------------------------------------------------
+
+
+def _listed(operation: str, tensors: Any) -> list[torch.Tensor]:
+    if not isinstance(tensors, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in tensors):
+        raise TypeError(f"{operation} takes a list of tensors, not {type(tensors).__name__}")
+    return list(tensors)
+
+
+def _met(group: GroupLike, tag: str, tensors: list[torch.Tensor]) -> Entry:
+    entry = find(group, tag)
+    meet(entry, tensors[0])
+    return entry
+
+
+def _started(name: str, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
+    def run(given: list[torch.Tensor], *inner: Any) -> list[torch.Tensor]:
+        started = getattr(torch.ops.phalanx, name)(given, *inner)
+        if is_tracing():
+            return [torch.ops.phalanx.wait_tensor(each) for each in started]
+        return [wrap(each) if type(each) is torch.Tensor else each for each in started]
+
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) and not is_tracing():
+        return list(_autograd.COALESCED[name].apply(run, args, *tensors))
+    return run(tensors, *args)

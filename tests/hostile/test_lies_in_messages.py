@@ -1,0 +1,143 @@
+"""A member that writes records into the rings of messages that no sender writes, and numbers that no reader writes."""
+
+import struct
+
+import pytest
+
+import wire
+from liar import LIAR, TIMEOUT_MS, Liar, group_with_liar, honest_rank, raised
+from phalanx.core import ANY_RANK
+from ranks import run_ranks
+
+GUARD = b"\xa5" * 4096
+HALF_RING = wire.RING_BYTES // 2
+
+
+def receive(rank, world_size, records, source, tag):
+    """Every honest rank waits for ten bytes, and is told what it is told. Returns how that fails."""
+    if rank == LIAR:
+        with Liar(rank, world_size) as liar:
+            liar.join()
+            for victim in range(world_size):
+                if victim != LIAR:
+                    for record, flag in records:
+                        liar.segments[victim].send(LIAR, record, flag)
+            liar.await_others()
+            return None
+    memory = bytearray(GUARD + bytes(10) + GUARD)
+    out = memoryview(memory)[len(GUARD) : -len(GUARD)]
+    with honest_rank(rank, world_size) as world:
+        group = group_with_liar(world)
+        told = raised(lambda: group.recv(out, source, tag=tag, dtype="uint8"))
+        assert memory[: len(GUARD)] == memory[-len(GUARD) :] == GUARD
+        return told
+
+
+def record(bytes_=10, tag=7, dtype=wire.UINT8, count=10, offset=0):
+    return wire.RECORD.pack(0, bytes_, tag, dtype, count, offset) + b"x" * 64
+
+
+BROKEN = "the memory shared with rank 1 (pid "
+
+
+@pytest.mark.parametrize(
+    ("lie", "flag"),
+    [
+        (record(), 12345),
+        (record(bytes_=1 << 20), 1),
+        (record(bytes_=(1 << 32) - 1), 1),
+        (record(bytes_=HALF_RING), 1),
+        (record(bytes_=11), 1),
+        (record(bytes_=0), 1),
+        (record(offset=1), 1),
+        (record(offset=1 << 63), 1),
+        (record(dtype=99), 1),
+        (record(dtype=-1), 1),
+        (record(count=(1 << 64) - 1), 1),
+        (record(dtype=wire.FLOAT32, count=1 << 62), 1),
+    ],
+    ids=[
+        "another place",
+        "longer than a piece",
+        "longer than anything",
+        "half a ring",
+        "longer than its message",
+        "nothing of a message",
+        "another offset",
+        "a huge offset",
+        "no dtype",
+        "a negative dtype",
+        "a huge count",
+        "a count that overflows",
+    ],
+)
+def test_a_record_that_cannot_be_fails_the_group(lie, flag):
+    for error, peer, text in run_ranks(receive, 3, [(lie, flag)], LIAR, 7)[::2]:
+        assert (error, peer) == ("InternalError", LIAR), text
+        assert BROKEN in text and "is broken" in text
+
+
+def test_a_message_that_does_not_fit_its_receive_is_a_mismatch():
+    lie = record(bytes_=64, count=1 << 40)
+    for error, peer, text in run_ranks(receive, 3, [(lie, 1)], LIAR, 7)[::2]:
+        assert (error, peer) == ("MismatchError", LIAR)
+        assert "called send(uint8, 1099511627776, tag 7)" in text and "called recv(uint8, 10, tag 7)" in text
+
+
+@pytest.mark.parametrize("count", [1 << 50, (1 << 63) - 1])
+def test_a_message_that_nobody_asked_for_is_not_believed_to_be_huge(count):
+    lie = record(bytes_=10, tag=8, count=count)
+    for error, peer, text in run_ranks(receive, 3, [(lie, 1)], ANY_RANK, 7)[::2]:
+        assert (error, peer) == ("OutOfMemoryError", LIAR)
+        assert f"no memory for a message of {count} bytes from rank 1" in text
+
+
+def test_a_second_record_that_does_not_go_on_fails_the_group():
+    first = record(bytes_=4)
+    second = wire.RECORD.pack(0, 10, 7, wire.UINT8, 10, 4)  # ten more, of which six would fit
+    start = bytes(4) + first[4:64]
+    for error, peer, text in run_ranks(receive_two, 3, start, second)[::2]:
+        assert (error, peer) == ("InternalError", LIAR)
+        assert BROKEN in text and "does not continue its message" in text
+
+
+def receive_two(rank, world_size, first, second):
+    if rank == LIAR:
+        with Liar(rank, world_size) as liar:
+            liar.join()
+            for victim in (0, 2):
+                segment = liar.segments[victim]
+                place = segment.ring(LIAR) + 2 * wire.LINE  # the next line of the ring
+                segment.write(place, struct.pack("<I", 1 << 1 | 1) + second[4:])
+                segment.send(LIAR, first)
+            liar.await_others()
+            return None
+    memory = bytearray(GUARD + bytes(10) + GUARD)
+    with honest_rank(rank, world_size) as world:
+        group = group_with_liar(world)
+        out = memoryview(memory)[len(GUARD) : -len(GUARD)]
+        told = raised(lambda: group.recv(out, LIAR, tag=7, dtype="uint8"))
+        assert memory[: len(GUARD)] == memory[-len(GUARD) :] == GUARD
+        return told
+
+
+def send(rank, world_size, taken):
+    """Every honest rank sends more than fits into the liar's ring, which says that it has read `taken` lines."""
+    if rank == LIAR:
+        with Liar(rank, world_size) as liar:
+            liar.join()
+            own = liar.segments[LIAR]
+            for sender in (0, 2):
+                own.words[own.ring(sender) // 4] = taken
+            liar.await_others()
+            return None
+    with honest_rank(rank, world_size) as world:
+        group = group_with_liar(world)
+        return raised(lambda: group.send(bytes(4 * wire.RING_BYTES), LIAR, dtype="uint8", timeout_ms=TIMEOUT_MS))
+
+
+@pytest.mark.parametrize("taken", [1 << 20, 1 << 31, (1 << 32) - 1])
+def test_a_reader_that_says_it_read_more_than_was_sent_fails_the_group(taken):
+    for error, peer, text in run_ranks(send, 3, taken)[::2]:
+        assert (error, peer) == ("InternalError", LIAR)
+        assert BROKEN in text and "it says it read more than was sent" in text
