@@ -302,9 +302,11 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
     if (group->has_peer(link->uuid)) group->on_peer_gone(*link, state);
   link->close();
   std::lock_guard<std::mutex> lock(mutex_);
-  // What it said may still count, as in an agreement; descriptors are of no use without the rest of the exchange.
+  // What it said may still count, as in an agreement, and so do the descriptors of one that left in good order: it had
+  // what it needed, and others may still be reading. Those of a dead one are of no use: its groups have failed.
   for (auto it = inbox_.begin(); it != inbox_.end();) {
-    if (it->first.from != link->uuid || it->second.fds.empty()) {
+    const bool of_no_use = state == LinkState::kDead || groups_.count(it->first.group_id) == 0;
+    if (it->first.from != link->uuid || it->second.fds.empty() || !of_no_use) {
       ++it;
       continue;
     }
