@@ -147,17 +147,19 @@ TEST(a_peer_that_never_comes_is_named_at_the_deadline) {
       options);
 }
 
-TEST(a_group_for_which_a_rank_came_too_late_can_be_made_on_the_next_try) {
+TEST(a_rank_that_comes_too_late_is_told_at_once_and_the_next_try_of_all_makes_the_group) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     static std::atomic<bool> timed_out{false};
     const int32_t both[] = {0, 1};
     phx_group *group = nullptr;
     if (rank == 0) {
-      timed_out = false;
       CHECK_FAILS(PHX_ERR_TIMEOUT, "waits for rank(s) 1", phx_group_create(world, "late", both, 2, 50, &group));
       timed_out = true;
+    } else {
+      while (!timed_out) std::this_thread::yield();
+      CHECK_FAILS(PHX_ERR_TIMEOUT, "rank 0 (pid", phx_group_create(world, "late", both, 2, 0, &group));
+      CHECK(std::strstr(phx_last_error(), "gave up: group_create 'late': after 50 ms rank 0 still waits") != nullptr);
     }
-    while (!timed_out) std::this_thread::yield();
     CHECK_OK(phx_group_create(world, "late", both, 2, 0, &group));
     CHECK_OK(phx_group_barrier(group, 0));
     phx_group_release(group);

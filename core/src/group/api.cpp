@@ -57,9 +57,7 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   const std::string name = params.key;
   params.key += "/" + std::to_string(w.next_ordinal(name));
   std::shared_ptr<phx::Group> group;
-  bool met = false;
-  status = phx::Group::create(world->ptr, std::move(params), timeout, &met, &group);
-  if (!met) w.return_ordinal(name);
+  status = phx::Group::create(world->ptr, std::move(params), timeout, &group);
   if (status != PHX_OK) return status;
   phx_group *handle = new phx_group;
   handle->ptr = std::move(group);

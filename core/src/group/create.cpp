@@ -6,13 +6,16 @@
 #include <new>
 
 #include "base/failpoint.h"
+#include "group/attempt.h"
 #include "group/group.h"
+#include "store/semantics.h"
 #include "symm/symm.h"
 
 namespace phx {
 namespace {
 
 constexpr const char *kOperation = "group_create";
+constexpr int64_t kTidyMs = 1000;  // for a store that hangs
 
 // What goes with a control segment.
 struct Geometry {
@@ -43,6 +46,7 @@ Group::~Group() {
 struct GroupMaker {
   Group &group;
   const Deadline deadline;
+  Attempt attempt;
 
   std::string member_key(int group_rank) const { return group.params_.key + "/member/" + std::to_string(group_rank); }
 
@@ -55,6 +59,7 @@ struct GroupMaker {
     phx_store *store = group.params_.store.get();
     PeerRecord mine = group.world_->record();
     mine.rank = group.self_rank();
+    const store::Patience patience(deadline.left_ms());
     const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
     if (status != PHX_OK) return in_group(status);
     PHX_FAILPOINT(kOperation, 2);
@@ -63,11 +68,8 @@ struct GroupMaker {
     for (int i = 0; i < group.size(); ++i) {
       if (i == group.group_rank()) continue;
       std::string value;
-      const phx_status got = group.world_->progress().keep_going(deadline, [&](const Deadline &until) {
-        const int64_t left = until.left_ms();
-        return store->get(member_key(i).c_str(), &value, left > 0 ? left : 1);
-      });
-      if (got == PHX_ERR_TIMEOUT) {
+      const phx_status got = await_record(i, &value);
+      if (got == PHX_ERR_TIMEOUT && deadline.passed()) {
         if (first_late < 0) first_late = i;
         late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
         continue;
@@ -84,6 +86,20 @@ struct GroupMaker {
     amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(first_late));
     return PHX_ERR_TIMEOUT;
   }
+
+  phx_status await_record(int i, std::string *value) {
+    for (;;) {
+      const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
+      const phx_status got = group.world_->progress().keep_going(until, [&](const Deadline &end) {
+        return group.params_.store->get(member_key(i).c_str(), value, std::max<int64_t>(end.left_ms(), 1));
+      });
+      if (got != PHX_ERR_TIMEOUT) return got;
+      const phx_status useless = look();
+      if (useless != PHX_OK || deadline.passed()) return useless != PHX_OK ? useless : got;
+    }
+  }
+
+  phx_status look() { return attempt.look(group.records_); }
 
   phx_status read_record(const std::string &value, int i) {
     PeerRecord &record = group.records_[i];
@@ -123,13 +139,16 @@ struct GroupMaker {
 
   phx_status connect() {
     identify();
-    for (int i = 0; i < group.size(); ++i) {
+    phx_status status = PHX_OK;
+    for (int i = 0; i < group.size() && status == PHX_OK; ++i)
+      if (i != group.group_rank()) status = group.world_->begin_connecting(group.records_[i], deadline);
+    for (int i = 0; i < group.size() && status == PHX_OK; ++i) {
       if (i == group.group_rank()) continue;
-      const phx_status status = group.world_->connect(group.records_[i], deadline, &group.links_[i]);
+      status = group.world_->connect(
+          group.records_[i], deadline, [this] { return look(); }, &group.links_[i]);
       PHX_FAILPOINT(kOperation, 4);
-      if (status != PHX_OK) return in_group(status);
     }
-    return PHX_OK;
+    return status != PHX_OK ? in_group(status) : PHX_OK;
   }
 
   phx_status share() {
@@ -265,25 +284,32 @@ struct GroupMaker {
   }
 };
 
-phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, bool *met,
+phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
                          std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(world, std::move(params)));
-  GroupMaker maker{*group, Deadline::after_ms(timeout_ms)};
+  GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*world, group->params_.store.get(), group->params_.key}};
+  if (group->size() > 1) group->look_ = [&maker] { return maker.look(); };
   phx_status status = maker.meet();
-  *met = status == PHX_OK;
   if (status == PHX_OK) status = maker.same_host();
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
-  // Everybody has confirmed, so everybody has read the record. (Best effort: not every store can remove.)
-  if (status == PHX_OK && group->size() > 1)
+  group->look_ = nullptr;
+  if (group->size() > 1) {
+    // Everybody has confirmed, so everybody has read the record; or nobody needs it. (Best effort: not every store can
+    // remove.)
+    const phx_error_info error = last_error();
+    if (status != PHX_OK) maker.attempt.give_up();
+    const store::Patience patience(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
+    set_last_error(error);
+  }
   return finish(status, std::move(group), out);
 }
 
 phx_status Group::create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
                               int64_t timeout_ms, std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(parent.world_, std::move(params)));
-  GroupMaker maker{*group, Deadline::after_ms(timeout_ms)};
+  GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*parent.world_, nullptr, ""}};
   maker.inherit(parent, members);
   return finish(maker.share(), std::move(group), out);
 }

@@ -1,4 +1,5 @@
 // Small all-to-all messages among the members, with file descriptors: what rendezvous is made of.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -57,9 +58,12 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank()) continue;
     Message message;
-    const phx_status status = world_->progress().keep_going(deadline, [&](const Deadline &until) {
-      return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], &message);
-    });
+    bool useless = false;
+    const phx_status status = await_message(i, ordinal, deadline, &message, &useless);
+    if (useless) {
+      reported_.store(true);
+      return fail_with(last_error(), true);
+    }
     PHX_FAILPOINT("exchange", 3);
     if (status == PHX_OK && message.envelope.call != envelope.call) {
       fail(PHX_ERR_MISMATCH, operation,
@@ -100,6 +104,20 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   }
   *out = std::move(parcels);
   return PHX_OK;
+}
+
+// That message of rank i. *useless: instead, while the group is made, why it will not come; that is the thread's error.
+phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless) {
+  for (;;) {
+    const Deadline look_at = look_ ? Deadline::after_ms(std::min(kLookMs, deadline.left_ms())) : deadline;
+    phx_status status = world_->progress().keep_going(look_at, [&](const Deadline &until) {
+      return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], out);
+    });
+    if (status != PHX_ERR_TIMEOUT || !look_ || deadline.passed()) return status;
+    status = look_();
+    *useless = status != PHX_OK;
+    if (*useless) return status;
+  }
 }
 
 phx_status Group::confirm(const char *operation, phx_status status, const Deadline &deadline) {

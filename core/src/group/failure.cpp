@@ -74,8 +74,14 @@ phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) cons
   const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation,
                                                    sequence, name().c_str())
                                    : std::snprintf(text, sizeof text, "%s on group '%s': ", operation, name().c_str());
-  if (length > 0 && static_cast<size_t>(length) < sizeof text)
-    copy_text(text + length, sizeof text - length, info.text);
+  const char *what = info.text;
+  while (length > 0 && std::strncmp(what, text, static_cast<size_t>(length)) == 0) what += length;  // told by others
+  if (length > 0 && static_cast<size_t>(length) < sizeof text) {
+    copy_text(text + length, sizeof text - length, what);
+    const std::string who = "rank " + std::to_string(info.rank);
+    if (info.rank >= 0 && info.rank != self_rank() && std::strstr(text, who.c_str()) == nullptr)
+      copy_text(text + std::strlen(text), sizeof text - std::strlen(text), (" (on " + who + ")").c_str());
+  }
   copy_text(info.text, sizeof info.text, text);
   copy_text(info.operation, sizeof info.operation, operation);
   info.rank = self_rank();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -46,8 +47,8 @@ struct Channel {
 
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
-  // Collective. On failure every peer that was reached is told. *met: all members had come, so the key is used up.
-  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms, bool *met,
+  // Collective. Where it fails on one rank it fails on all: who cannot be told by a connection reads it in the store.
+  static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
                            std::shared_ptr<Group> *out);
   // Likewise over the connections of a group that has all members, without a store. `members`: ranks in that group.
   static phx_status create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
@@ -129,6 +130,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Group(std::shared_ptr<World> world, GroupParams params);
   static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
 
+  phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
   // With derive_mutex_ held. agree.cpp
   phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
@@ -159,6 +161,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   std::mutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;
+  std::function<phx_status()> look_;  // while the group is made: whether it is of no use to go on waiting
 
   std::mutex derive_mutex_;
   uint64_t agreements_ = 0;  // agreements and groups made so far, counted alike by all that take part

@@ -40,7 +40,7 @@ class FileStore final : public phx_store {
   // Runs `body` with the lock and with all that is in the file known.
   template <class Body>
   phx_status exclusively(const char *operation, Body &&body) {
-    FileLock lock(operation, *log_, FileLog::Access::kExclusive, Deadline::after_ms(kDefaultTimeoutMs));
+    FileLock lock(operation, *log_, FileLog::Access::kExclusive, Deadline::after_ms(Patience::ms()));
     if (lock.status() != PHX_OK) return lock.status();
     const phx_status status = log_->refresh(operation);
     return status != PHX_OK ? status : body(operation);

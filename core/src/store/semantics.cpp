@@ -10,6 +10,8 @@
 
 namespace phx::store {
 
+thread_local int64_t Patience::current_ = kDefaultTimeoutMs;
+
 phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result) {
   int64_t value = 0;
   if (current != nullptr) {

@@ -18,6 +18,20 @@ phx_status add_to_counter(const char *key, const std::string *current, int64_t d
 phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline);
 phx_status fail_key_missing(const char *operation, const char *key);
 
+// How long set, add and remove may take on this thread: they have no timeout of their own, but their caller may.
+class Patience {
+ public:
+  explicit Patience(int64_t ms) : before_(current_) { current_ = ms > 0 ? ms : 1; }
+  ~Patience() { current_ = before_; }
+  Patience(const Patience &) = delete;
+  Patience &operator=(const Patience &) = delete;
+  static int64_t ms() { return current_; }
+
+ private:
+  const int64_t before_;
+  static thread_local int64_t current_;
+};
+
 // Growing pauses between two tries of something that cannot wake us.
 class Backoff {
  public:

@@ -37,7 +37,7 @@ class TcpClientStore final : public phx_store {
     request.value = value;
     request.value_size = size;
     Reply reply;
-    return call("store_set", request, Deadline::after_ms(kDefaultTimeoutMs), &reply);
+    return call("store_set", request, Deadline::after_ms(Patience::ms()), &reply);
   }
   phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
     Request request = make_request(Op::kGet, key, timeout_ms);
@@ -59,14 +59,14 @@ class TcpClientStore final : public phx_store {
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     Request request = make_request(Op::kAdd, key, delta);
     Reply reply;
-    const phx_status status = call("store_add", request, Deadline::after_ms(kDefaultTimeoutMs), &reply);
+    const phx_status status = call("store_add", request, Deadline::after_ms(Patience::ms()), &reply);
     if (status == PHX_OK) *result = reply.number;
     return status;
   }
   phx_status remove(const char *key) override {
     Request request = make_request(Op::kRemove, key, 0);
     Reply reply;
-    return call("store_remove", request, Deadline::after_ms(kDefaultTimeoutMs), &reply);
+    return call("store_remove", request, Deadline::after_ms(Patience::ms()), &reply);
   }
 
  private:

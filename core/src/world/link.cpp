@@ -81,6 +81,10 @@ bool has_ended(const PeerRecord &record) {
   const char *state = process_state(record.pid);
   if (process_start_time(record.pid) == record.start_time && std::strcmp(state, "zombie") != 0) return false;
   // Its number may mean nothing here, in another namespace of processes. Nobody listens for a dead one.
+  return has_left(record);
+}
+
+bool has_left(const PeerRecord &record) {
   sockaddr_un address;
   const socklen_t length = abstract_address(socket_name(record.uuid), &address);
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -128,7 +132,7 @@ phx_status died(const PeerRecord &record) {
   return PHX_ERR_PEER_DEAD;
 }
 
-phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, LinkRef *out) {
+phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out) {
   Fd fd;
   const phx_status status = connect_abstract(record, deadline, &fd);
   if (status != PHX_OK) return status;
@@ -142,19 +146,21 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
   const Hello hello{kWireMagic, PHX_ABI_VERSION, self, record.uuid, record.token, self_rank, getpid()};
   if (!send_record(fd.get(), &hello, sizeof hello))
     return is_ending(record) ? died(record) : refused(record, "closed the connection during the handshake");
+  out->socket = std::move(fd);
+  out->pid = pid;
+  return PHX_OK;
+}
+
+phx_status finish_dial(const PeerRecord &record, Dial *dial, const Deadline &deadline, LinkRef *out) {
   Welcome welcome{};
   for (;;) {
-    const Receive got = receive_record(fd.get(), &welcome, sizeof welcome);
+    const Receive got = receive_record(dial->socket.get(), &welcome, sizeof welcome);
     if (got == Receive::kMessage) break;
     if (got != Receive::kNothing)
       return is_ending(record)
                  ? died(record)
                  : refused(record, "refused the handshake (another user, or a stale record in the store)");
-    if (wait_for(fd.get(), POLLIN, Deadline::after_ms(std::min(kLookMs, deadline.left_ms())))) continue;
-    if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, "group_create",
-                  "group_create: rank %d (pid %d, %s) did not finish the handshake within %lld ms", record.rank, pid,
-                  process_state(pid), static_cast<long long>(deadline.budget_ms()));
+    if (!wait_for(dial->socket.get(), POLLIN, deadline)) return PHX_ERR_TIMEOUT;
   }
   if (welcome.magic != kWireMagic || welcome.from != record.uuid)
     return refused(record, "sent a malformed handshake; refused");
@@ -165,9 +171,9 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
   LinkRef link = std::make_shared<Link>();
   link->uuid = record.uuid;
   link->rank = record.rank;
-  link->pid = pid;
-  link->pidfd = open_pidfd(pid);
-  link->socket = std::move(fd);
+  link->pid = dial->pid;
+  link->pidfd = open_pidfd(dial->pid);
+  link->socket = std::move(dial->socket);
   *out = std::move(link);
   return PHX_OK;
 }

@@ -79,11 +79,22 @@ using LinkRef = std::shared_ptr<Link>;
 phx_status listen_abstract(const std::string &name, Fd *out);
 inline constexpr int64_t kLookMs = 20;  // how often a rank that waits for another looks whether that one has ended
 
-// Connects to `record`'s world, checks the user on the other end and shakes hands.
-phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, LinkRef *out);
+// A connection to a peer that has not answered yet. One that was given up must be kept and gone on with: the peer takes
+// it for the connection between the two as soon as it looks.
+struct Dial {
+  Fd socket;
+  int32_t pid = 0;  // by SO_PEERCRED
+};
+// Connects to `record`'s world, checks the user on the other end and says hello. A peer that is stopped does not
+// matter.
+phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out);
+// Waits for the answer. PHX_ERR_TIMEOUT, without a text: not by the deadline.
+phx_status finish_dial(const PeerRecord &record, Dial *dial, const Deadline &deadline, LinkRef *out);
 // Whether the process that wrote this record has ended: there is none of its number and start, and nobody listens.
 bool has_ended(const PeerRecord &record);
 phx_status died(const PeerRecord &record);  // the error that says so
+// Whether its world is over, though the process may live on: nobody listens. Only for a record of this host.
+bool has_left(const PeerRecord &record);
 
 // The user and process on the other end. False if the kernel will not say.
 bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);

@@ -52,46 +52,60 @@ phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int
   return PHX_OK;
 }
 
-phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out) {
-  LinkRef link = monitor_.find_link(peer.uuid);
-  // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
-  while (!link && record_.uuid < peer.uuid) {
-    link = monitor_.await_link(peer.uuid, Deadline::after_ms(std::min(kLookMs, deadline.left_ms())));
-    if (link) break;
-    if (const int error = monitor_.listen_error(); error != 0) {
-      fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank());
-      amend_last_error(nullptr, nullptr, rank(), rank());
-      return PHX_ERR_SYSTEM;
-    }
-    if (has_ended(peer)) return died(peer);
-    if (deadline.passed()) {
-      fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not connect within %lld ms",
-           peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
-      amend_last_error(nullptr, nullptr, rank(), peer.rank);
-      return PHX_ERR_TIMEOUT;
-    }
+// The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
+phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadline) {
+  if (record_.uuid < peer.uuid) return PHX_OK;
+  std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
+  if (dials_.count(peer.uuid) != 0 || monitor_.find_link(peer.uuid)) return PHX_OK;
+  Dial dialed;
+  const phx_status status = dial(peer, record_.uuid, record_.rank, deadline, &dialed);
+  if (status == PHX_OK) dials_[peer.uuid] = std::move(dialed);
+  return status;
+}
+
+// One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
+phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out) {
+  if (record_.uuid < peer.uuid) {
+    *out = monitor_.await_link(peer.uuid, until);
+    if (*out) return PHX_OK;
+    const int error = monitor_.listen_error();
+    if (error == 0) return PHX_ERR_TIMEOUT;
+    fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank());
+    amend_last_error(nullptr, nullptr, rank(), rank());
+    return PHX_ERR_SYSTEM;
   }
-  if (!link) {
-    std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
-    link = monitor_.find_link(peer.uuid);
-    if (!link) {
-      const phx_status status = dial(peer, record_.uuid, record_.rank, deadline, &link);
-      if (status != PHX_OK) return status;
-      monitor_.adopt(link);
-    }
+  std::lock_guard<std::mutex> lock(dial_mutex_);
+  *out = monitor_.find_link(peer.uuid);
+  if (*out) return PHX_OK;
+  const auto dialed = dials_.find(peer.uuid);
+  if (dialed == dials_.end())
+    return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+  const phx_status status = finish_dial(peer, &dialed->second, until, out);
+  if (status == PHX_ERR_TIMEOUT) return status;
+  dials_.erase(dialed);
+  if (status == PHX_OK) monitor_.adopt(*out);
+  return status;
+}
+
+phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
+                          LinkRef *out) {
+  for (;;) {
+    const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
+    phx_status status = try_connecting(peer, until, out);
+    if (status != PHX_ERR_TIMEOUT) return status;
+    status = look();
+    if (status != PHX_OK) return status;
+    if (!deadline.passed()) continue;
+    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not connect within %lld ms",
+         peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+    amend_last_error(nullptr, nullptr, rank(), peer.rank);
+    return PHX_ERR_TIMEOUT;
   }
-  *out = std::move(link);
-  return PHX_OK;
 }
 
 uint64_t World::next_ordinal(const std::string &name) {
   std::lock_guard<std::mutex> lock(mutex_);
   return ordinals_[name]++;
-}
-
-void World::return_ordinal(const std::string &name) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  --ordinals_[name];
 }
 
 void World::add_group(const std::shared_ptr<Group> &group) {
@@ -125,6 +139,8 @@ void World::finalize() {
   copy_text(cause.text, sizeof cause.text, "this rank's world was finalized");
   for (const auto &group : groups()) group->fail_with(cause, false);
   monitor_.stop();
+  std::lock_guard<std::mutex> lock(dial_mutex_);
+  dials_.clear();
 }
 
 }  // namespace phx

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -55,11 +56,14 @@ class World : public std::enable_shared_from_this<World> {
   Progress &progress() { return progress_; }
   bool allows_fences() const { return allows_fences_; }
 
-  // The connection to a peer, made if there is none.
-  phx_status connect(const PeerRecord &peer, const Deadline &deadline, LinkRef *out);
-  // How many groups of that name were made before: makes the keys of a name that is used again new ones.
+  // The connection to a peer, made if there is none, in two steps: begin it with all peers, and wait for none of them
+  // before that. A connection that was begun and not waited for is gone on with by the next call.
+  phx_status begin_connecting(const PeerRecord &peer, const Deadline &deadline);
+  // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
+  phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
+                     LinkRef *out);
+  // How many groups of that name this rank has tried to make: makes the keys of a name that is used again new ones.
   uint64_t next_ordinal(const std::string &name);
-  void return_ordinal(const std::string &name);  // after an attempt for which not everybody came: it may be made again
 
   void add_group(const std::shared_ptr<Group> &group);
   void forget_block(const BlockRef &block);  // in the caches of all groups
@@ -69,6 +73,7 @@ class World : public std::enable_shared_from_this<World> {
   void finalize();
 
  private:
+  phx_status try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out);
   World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
 
   const PeerRecord record_;
@@ -86,6 +91,7 @@ class World : public std::enable_shared_from_this<World> {
   BlockTable blocks_;
   Progress progress_;
   std::mutex dial_mutex_;
+  std::map<Uuid, Dial> dials_;  // of peers that have not answered yet
   mutable std::mutex mutex_;
   std::map<std::string, uint64_t> ordinals_;
   std::vector<std::weak_ptr<Group>> groups_;

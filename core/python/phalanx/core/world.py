@@ -138,7 +138,8 @@ class World:
         """Make a group of ranks of this world. Collective among `ranks`.
 
         Args:
-            name: May be used again; then it is a new group.
+            name: May be used again; then it is a new group. The n-th call of each rank belongs with the n-th of the
+                others: one that fails on a rank fails on all, also on those that come later.
             ranks: Global ranks in order; this one among them.
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
 

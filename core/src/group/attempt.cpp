@@ -1,0 +1,79 @@
+#include "group/attempt.h"
+
+#include <cstring>
+
+#include "base/error.h"
+#include "store/semantics.h"
+
+namespace phx {
+namespace {
+
+constexpr const char *kOperation = "group_create";
+constexpr int64_t kTellMs = 1000;  // for a store that hangs: the others then learn of it at their own deadlines
+const Uuid kNobody;
+
+// What a rank that gives up leaves in the store.
+struct Failure {
+  PeerRecord who;
+  phx_error_info why;
+};
+
+}  // namespace
+
+phx_status Attempt::look(const std::vector<PeerRecord> &records) {
+  for (const PeerRecord &record : records) {
+    if (record.uuid == kNobody || record.uuid == world_.record().uuid) continue;
+    const phx_status status = look_at(record);
+    if (status != PHX_OK) return status;
+  }
+  return read_failure();
+}
+
+phx_status Attempt::look_at(const PeerRecord &record) {
+  const LinkRef link = world_.monitor().find_link(record.uuid);
+  const LinkState state = link ? link->state.load() : LinkState::kAlive;
+  if (state == LinkState::kLeft) {
+    fail(PHX_ERR_PEER_DEAD, kOperation, "%s: rank %d (pid %d) has left: its world was finalized", kOperation,
+         record.rank, record.pid);
+    amend_last_error(nullptr, nullptr, -1, record.rank);
+    return PHX_ERR_PEER_DEAD;
+  }
+  if (state == LinkState::kDead || (!link && record.host_id == world_.record().host_id && has_ended(record)))
+    return died(record);
+  return PHX_OK;
+}
+
+phx_status Attempt::read_failure() {
+  std::string value;
+  const phx_error_info before = last_error();
+  if (store_->get(key_.c_str(), &value, 1) != PHX_OK) {
+    set_last_error(before);
+    return PHX_OK;
+  }
+  Failure failure;
+  if (value.size() != sizeof failure) return PHX_OK;
+  std::memcpy(&failure, value.data(), sizeof failure);
+  if (std::memcmp(failure.who.magic, kPeerMagic, sizeof kPeerMagic) != 0) return PHX_OK;
+  // Of an earlier run of the job with the same store: that is over. (Of other hosts this cannot be known.)
+  if (failure.who.host_id != world_.record().host_id || has_left(failure.who)) return PHX_OK;
+  phx_error_info &why = failure.why;
+  why.text[sizeof why.text - 1] = '\0';
+  if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
+  told_ = true;
+  fail(why.status, kOperation, "%s: rank %d (pid %d) gave up: %s", kOperation, failure.who.rank, failure.who.pid,
+       why.text);
+  amend_last_error(nullptr, nullptr, -1, why.peer >= 0 ? why.peer : failure.who.rank);
+  return why.status;
+}
+
+void Attempt::give_up() {
+  const phx_error_info error = last_error();
+  const store::Patience patience(kTellMs);
+  if (!told_ && read_failure() == PHX_OK) {
+    Failure failure{world_.record(), error};
+    store_->set(key_.c_str(), &failure, sizeof failure);
+  }
+  set_last_error(error);
+}
+
+}  // namespace phx
