@@ -45,6 +45,8 @@ phx_status Monitor::start() {
   } catch (const std::system_error &error) {
     return fail_errno(error.code().value(), "world_create", "world_create: could not start the monitor thread");
   }
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return running_; });
   return PHX_OK;
 }
 
@@ -89,7 +91,12 @@ void Monitor::watch_fd(int fd) {
 // ---- the thread
 
 void Monitor::run() {
-  last_error();  // the first use of it by a thread takes memory, and the process ends where there is none
+  last_error();  // the first use of it by a thread takes memory, and the process ends where there is none any more
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    running_ = true;
+    changed_.notify_all();
+  }
   uint64_t asked = 0;
   while (!stopping_.load()) {
     epoll_event events[16];

@@ -90,6 +90,7 @@ class Monitor {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  bool running_ = false;                // the thread has all that it needs
   uint64_t asked_ = 0, caught_up_ = 0;  // calls of catch_up, and those that are over
   std::map<int, Pending> pending_;      // by fd; the thread's own
   std::map<int, LinkRef> by_fd_;        // socket and pidfd
