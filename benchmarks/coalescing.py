@@ -41,7 +41,9 @@ class Bodies:
     def __init__(self, count: int, numel: int) -> None:
         import phalanx.collectives as pc
 
-        self.pc, self.group = pc, dist.group.WORLD
+        group = dist.group.WORLD
+        assert group is not None
+        self.pc, self.group = pc, group
         pc.enable_group(self.group)
         self.whole = [torch.empty(numel) for _ in range(count)]
         self.parts = [torch.empty(numel // RANKS) for _ in range(count)]
@@ -167,9 +169,8 @@ def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print the tables."""
     for title, rows in results.items():
         peer = rows["torch's manager, gloo"]
-        print(
-            f"\n{title} bytes{'':8}{'median us':>12}{'p10':>10}{'p90':>10}{'CPU us':>10}{'body us':>10}{'gloo / this':>13}"
-        )
+        heads = "".join(f"{head:>10}" for head in ("p10", "p90", "CPU us", "body us"))
+        print(f"\n{title + ' bytes':32}{'median us':>12}{heads}{'gloo / this':>13}")
         for name, row in rows.items():
             cells = "".join(f"{row[key]:10.1f}" for key in ("p10_us", "p90_us", "cpu_us", "body_us"))
             print(f"{name:32}{row['median_us']:12.1f}{cells}{peer['median_us'] / row['median_us']:12.2f}x")
@@ -207,7 +208,11 @@ def main() -> int:
         return 1
     show(results)
     if options.json:
-        about = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+        about: dict[str, Any] = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+        }
         about["ranks"], about["rounds"], about["load"] = RANKS, options.rounds, os.getloadavg()[0]
         options.json.write_text(json.dumps({"about": about, "results": results}, indent=1))
     return 0

@@ -13,8 +13,9 @@ Which form of group to pass: for a compiler, (DeviceMesh, dim) and a list of lis
 or a list says only what this rank does.
 """
 
-from phalanx.collectives import _ops
+from phalanx.collectives import _ops, _p2p_ops
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
+from phalanx.collectives._coalescing import coalescing_manager
 from phalanx.collectives._functional import (
     all_gather_tensor,
     all_reduce,
@@ -44,6 +45,8 @@ from phalanx.collectives._more import (
     reduce_scatter_tensor_autograd,
     reduce_scatter_tensor_inplace,
 )
+from phalanx.collectives._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from phalanx.collectives._p2p_ops import batch_p2p_ops_inplace, irecv_inplace, isend_inplace
 from phalanx.collectives._several import (
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
@@ -54,6 +57,8 @@ from phalanx.collectives._torch_compat import register_work as _register_tensor_
 __all__ = [
     "AsyncCollectiveTensor",
     "GroupLike",
+    "P2POp",
+    "_coalescing_manager",
     "_register_tensor_work",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
@@ -70,14 +75,22 @@ __all__ = [
     "all_to_all_inplace",
     "all_to_all_single",
     "all_to_all_single_autograd",
+    "batch_isend_irecv",
+    "batch_p2p_ops_inplace",
     "broadcast",
     "broadcast_",
     "broadcast_inplace",
+    "coalescing_manager",
     "core_group",
     "enable_group",
     "finalize",
+    "irecv",
+    "irecv_inplace",
     "is_core_group",
+    "isend",
+    "isend_inplace",
     "permute_tensor",
+    "recv",
     "reduce_scatter_single",
     "reduce_scatter_single_autograd",
     "reduce_scatter_single_coalesced",
@@ -85,7 +98,11 @@ __all__ = [
     "reduce_scatter_tensor_autograd",
     "reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor_inplace",
+    "send",
     "wait_tensor",
 ]
 
+_coalescing_manager = coalescing_manager  # as torch has it
+
 _ops.register()
+_p2p_ops.register()

@@ -1,11 +1,12 @@
 """The functional collectives. In eager mode they return before the peers have come; see AsyncCollectiveTensor."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import SymInt
 
-from phalanx.collectives import _autograd, _ops
+from phalanx.collectives import _autograd, _ops, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
@@ -38,15 +39,22 @@ class _Op(Start):
         return self._wrapped(entry, tensor, *args)
 
     def _wrapped(self, entry: Entry, *args: Any) -> torch.Tensor:
-        elsewhere = not args[0].is_cpu or (entry.decided and entry.core is None)
-        if elsewhere and not is_watched():
-            started = self._through_torch(entry, *args)  # without a detour, so it stays asynchronous
-        else:
-            started = getattr(torch.ops.phalanx, self.name)(*args)
+        recorder = _recording.on(entry.name)
+        if recorder is not None and not is_tracing():
+            return recorder.record(self, *args)
+        started = self.started(entry, *args)
         if is_tracing() or type(started) is not torch.Tensor:
             waited: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
             return waited
         return wrap(started)
+
+    def started(self, entry: Entry, *args: Any) -> torch.Tensor:
+        """Start the op below autograd, and give what it will write."""
+        elsewhere = not args[0].is_cpu or (entry.decided and entry.core is None and entry.hosts is None)
+        if elsewhere and not is_watched():
+            return self._through_torch(entry, *args)  # without a detour, so it stays asynchronous
+        result: torch.Tensor = getattr(torch.ops.phalanx, self.name)(*args)
+        return result
 
     def _through_torch(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         given = list(args)
@@ -58,15 +66,37 @@ class _Op(Start):
         return started
 
 
-_ALL_REDUCE = _Op("all_reduce", _autograd.AllReduce)
-_ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
-_REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
-_ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
-_BROADCAST = _Op("broadcast", _autograd.Broadcast)
+ALL_REDUCE = _Op("all_reduce", _autograd.AllReduce)
+ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
+REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
+ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
+BROADCAST = _Op("broadcast", _autograd.Broadcast)
 _ALL_REDUCE_ = InPlace("all_reduce_")
 _BROADCAST_ = InPlace("broadcast_")
 
+_OUT_OF_PLACE = {"all_reduce_": ALL_REDUCE, "broadcast_": BROADCAST}
+
 _WAIT: Any = _autograd.Wait.apply
+
+
+def _not_now(*_: Any) -> None:
+    """For the short road of what makes a new tensor: closed, so that `call` records it."""
+
+
+def _recorded(name: str, recorder: Any, tensor: torch.Tensor, argument: Any, group: str) -> torch.Tensor | None:
+    """For the short road of what works in place."""
+    if type(tensor) is not torch.Tensor:
+        return None
+    if name == "broadcast_":
+        _check_source(name, argument, recorder.entry)
+    recorder.write(_OUT_OF_PLACE[name], tensor, argument)
+    return tensor
+
+
+for _op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST):
+    _recording.detour(_op, "begin", _not_now)
+_recording.detour(_ALL_REDUCE_, "run", partial(_recorded, "all_reduce_"))
+_recording.detour(_BROADCAST_, "run", partial(_recorded, "broadcast_"))
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
@@ -101,13 +131,13 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None:
-            started = _ALL_REDUCE.begin(self, reduceOp, entry.name)
+            started = ALL_REDUCE.begin(self, reduceOp, entry.name)
             if started is not None:
                 return started
         entry = entry or find(group, tag)
         check_reduction(reduceOp)
         meet(entry, self)
-        return _ALL_REDUCE.call(entry, self, reduceOp, entry.name)
+        return ALL_REDUCE.call(entry, self, reduceOp, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -141,13 +171,16 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     try:
         gathered: torch.Tensor | None = None
         if entry is not None and entry.core is not None:
-            gathered = _ALL_GATHER.begin(self, entry.size, entry.name)
+            gathered = ALL_GATHER.begin(self, entry.size, entry.name)
         else:
             entry = entry or find(group, tag)
         if gathered is None:
             meet(entry, self)
-            gathered = _ALL_GATHER.call(entry, self, entry.size, entry.name)
-        return gathered if dim == 0 else joined_at(gathered, entry.size, dim)
+            gathered = ALL_GATHER.call(entry, self, entry.size, entry.name)
+        if dim == 0:
+            return gathered
+        recorder = _recording.on(entry.name)
+        return joined_at(gathered, entry.size, dim) if recorder is None else recorder.joined(gathered, dim)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -190,12 +223,12 @@ def reduce_scatter_tensor(
         entry = entry or find(group, tag)
         parts = parts_first(self, entry.size, dim)
         if entry.core is not None:
-            started = _REDUCE_SCATTER.begin(parts, reduceOp, entry.size, entry.name)
+            started = REDUCE_SCATTER.begin(parts, reduceOp, entry.size, entry.name)
             if started is not None:
                 return started
         check_reduction(reduceOp)
         meet(entry, parts)
-        return _REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
+        return REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -223,13 +256,13 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None:
-            started = _BROADCAST.begin(self, src, entry.name)
+            started = BROADCAST.begin(self, src, entry.name)
             if started is not None:
                 return started
         entry = entry or find(group, tag)
         _check_source("broadcast", src, entry)
         meet(entry, self)
-        return _BROADCAST.call(entry, self, src, entry.name)
+        return BROADCAST.call(entry, self, src, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -273,13 +306,13 @@ def all_to_all_single(
     entry = ready.get(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None:
-            started = _ALL_TO_ALL.begin(self, output_rows, input_rows, entry.name)
+            started = ALL_TO_ALL.begin(self, output_rows, input_rows, entry.name)
             if started is not None:
                 return started
         entry = entry or find(group, tag)
         _check_splits(self, output_rows, input_rows, entry)
         meet(entry, self)
-        return _ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
+        return ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -381,6 +414,10 @@ def _in_place(name: str, tensor: torch.Tensor, group: GroupLike, tag: str, argum
     else:
         check_reduction(argument)
     meet(entry, target)
+    recorder = _recording.on(entry.name)
+    if recorder is not None and not is_tracing():
+        recorder.write(_OUT_OF_PLACE[name], target, argument)
+        return tensor
     getattr(torch.ops.phalanx, name)(target, argument, entry.name)
     torch.ops.phalanx.wait_tensor(target)
     return tensor

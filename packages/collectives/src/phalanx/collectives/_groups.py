@@ -187,8 +187,9 @@ def enable_group(group: GroupLike, tag: str = "") -> bool:
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
 
     Returns:
-        True if the core serves it. False if torch.distributed does: ranks are on several hosts, or the backend is none
-        whose ranks are processes (fake, threaded). The same on every rank.
+        True if the core serves it, or the core on each host with gloo between the hosts. False if torch.distributed
+        does: each rank is on a host of its own, or the backend is none whose ranks are processes (fake, threaded). The
+        same on every rank.
 
     Raises:
         ValueError, AssertionError: It is no group of this rank.
@@ -197,7 +198,7 @@ def enable_group(group: GroupLike, tag: str = "") -> bool:
     entry = find(group, tag)
     if not entry.decided:
         entry.decide()
-    return entry.core is not None
+    return entry.core is not None or entry.hosts is not None
 
 
 def is_core_group(group: GroupLike, tag: str = "") -> bool:
@@ -210,7 +211,7 @@ def is_core_group(group: GroupLike, tag: str = "") -> bool:
 
 
 def core_group(group: GroupLike, tag: str = "") -> Group | None:
-    """The core's group behind a group, or None if torch.distributed serves it.
+    """The core's group behind a group, or None: ranks are on several hosts, or torch.distributed serves it.
 
     Collective among the ranks of the group the first time, as `enable_group`. It is of no use any more when the process
     group was destroyed.

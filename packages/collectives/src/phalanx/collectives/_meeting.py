@@ -25,10 +25,12 @@ class Answer(NamedTuple):
     Attributes:
         token: Drawn for this meeting; the same on all ranks.
         refusal: Why a rank cannot use the core; "" when all can.
+        hosts: What the ranks call their hosts, in order.
     """
 
     token: str
     refusal: str
+    hosts: list[str]
 
 
 class Meeting:
@@ -51,32 +53,35 @@ class Meeting:
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._pause_s = _FIRST_PAUSE_S
 
-    def hold(self, refusal: str) -> Answer:
+    def hold(self, refusal: str, host: str = "") -> Answer:
         """Meet. Collective among the ranks of the group.
 
         Args:
             refusal: Why this rank cannot use the core, or "".
+            host: What this rank calls its host; alike exactly on ranks that can share memory.
 
         Raises:
             WaitTimeoutError: Ranks did not come in time; the text names them.
         """
         if len(self._ranks) == 1:
-            return Answer(uuid4().hex, refusal)
-        hello = [uuid4().hex, refusal]
+            return Answer(uuid4().hex, refusal, [host])
+        hello = [uuid4().hex, refusal, host]
         self._write(f"hello/{self._position}", hello)
         return self._lead(hello) if self._position == 0 else self._follow(hello)
 
     def _lead(self, hello: list[str]) -> Answer:
-        token, answered = uuid4().hex, None
+        token = uuid4().hex
+        answered: list[list[str]] = []
         others = range(1, len(self._ranks))
         while True:
             hellos = [hello, *(self._read(f"hello/{i}") for i in others)]
             if None not in hellos and hellos != answered:
                 answered = hellos
                 refusal = next(
-                    (f"rank {rank}: {no}" for rank, (_, no) in zip(self._ranks, hellos, strict=True) if no), ""
+                    (f"rank {rank}: {no}" for rank, (_, no, _) in zip(self._ranks, hellos, strict=True) if no), ""
                 )
-                self._write("answer", [token, refusal, [number for number, _ in hellos]])
+                hosts = [host for _, _, host in hellos]
+                self._write("answer", [token, refusal, [number for number, _, _ in hellos], hosts])
             late = [i for i in others if hellos[i] is None]
             late = late or [i for i in others if self._read(f"thanks/{i}") != token]
             if not late:
@@ -87,7 +92,7 @@ class Meeting:
             self._remove(f"thanks/{i}")
         self._remove("hello/0")
         self._remove("answer")
-        return Answer(token, refusal)
+        return Answer(token, refusal, [host for _, _, host in answered])
 
     def _follow(self, hello: list[str]) -> Answer:
         while True:
@@ -96,7 +101,7 @@ class Meeting:
                 break
             self._pause(None)
         self._write(f"thanks/{self._position}", answer[0])
-        return Answer(answer[0], answer[1])
+        return Answer(answer[0], answer[1], answer[3])
 
     def _pause(self, late: list[int] | None) -> None:
         if time.monotonic() > self._deadline:

@@ -1,18 +1,25 @@
 """Functional collectives that are made of the others, and the names and forms that torch has of each."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from phalanx.collectives import _recording
 from phalanx.collectives._functional import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
     all_gather_tensor,
     all_reduce,
+    all_reduce_,
     all_to_all_single,
     broadcast,
+    broadcast_,
     reduce_scatter_tensor,
 )
 from phalanx.collectives._groups import GroupLike, find, own_rank, traced_name
+from phalanx.collectives._registry import ready
 from phalanx.collectives._several import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from phalanx.collectives._torch_compat import is_dynamo_compiling
 
@@ -74,7 +81,10 @@ def all_reduce_inplace(
         AssertionError: async_op is True, or there is no default group.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
     """
-    return tensor.copy_(all_reduce(tensor, op, _group("all_reduce_inplace", group, async_op), tag))
+    group = _group("all_reduce_inplace", group, async_op)
+    if _recorder(group, tag) is not None:
+        return all_reduce_(tensor, op, group, tag)
+    return tensor.copy_(all_reduce(tensor, op, group, tag))
 
 
 def all_gather_tensor_inplace(
@@ -100,7 +110,12 @@ def all_gather_tensor_inplace(
         IndexError, ValueError, PhalanxError: As for `all_gather_tensor`.
     """
     group = _group("all_gather_tensor_inplace", group, async_op)
-    return output_tensor.copy_(all_gather_tensor(input_tensor, gather_dim, group, tag))
+    recorder = _recorder(group, tag)
+    if recorder is not None and gather_dim == 0 and input_tensor.dim():
+        shape = [recorder.entry.size * input_tensor.size(0), *input_tensor.shape[1:]]
+        if _into(ALL_GATHER, output_tensor, input_tensor, shape, recorder=recorder):
+            return output_tensor
+    return _copied(output_tensor, all_gather_tensor(input_tensor, gather_dim, group, tag), group, tag)
 
 
 def all_gather_inplace(
@@ -136,7 +151,7 @@ def all_gather_inplace(
         raise AssertionError(f"all_gather_inplace: {len(tensor_list)} tensors for {size} ranks; give one for each")
     gathered = all_gather_tensor(tensor.unsqueeze(0), 0, group, tag)
     for i, each in enumerate(tensor_list):
-        each.copy_(gathered[i])
+        _copied(each, gathered[i], group, tag)
     return tensor_list
 
 
@@ -164,7 +179,12 @@ def reduce_scatter_tensor_inplace(
         IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
     """
     group = _group("reduce_scatter_tensor_inplace", group, async_op)
-    return output.copy_(reduce_scatter_tensor(input, op, scatter_dim, group, tag))
+    recorder = _recorder(group, tag)
+    if recorder is not None and scatter_dim == 0 and input.dim() and input.size(0) % recorder.entry.size == 0:
+        shape = [input.size(0) // recorder.entry.size, *input.shape[1:]]
+        if _into(REDUCE_SCATTER, output, input, shape, op, recorder=recorder):
+            return output
+    return _copied(output, reduce_scatter_tensor(input, op, scatter_dim, group, tag), group, tag)
 
 
 def all_to_all_inplace(
@@ -192,7 +212,8 @@ def all_to_all_inplace(
         ValueError, PhalanxError: As for `all_to_all_single`.
     """
     group = _group("all_to_all_inplace", group, async_op)
-    return output.copy_(all_to_all_single(input, output_split_sizes, input_split_sizes, group, tag))
+    moved = all_to_all_single(input, output_split_sizes, input_split_sizes, group, tag)
+    return _copied(output, moved, group, tag)
 
 
 def broadcast_inplace(
@@ -211,7 +232,38 @@ def broadcast_inplace(
         AssertionError: async_op is True, or there is no default group.
         ValueError, PhalanxError: As for `broadcast`.
     """
-    return tensor.copy_(broadcast(tensor, src, _group("broadcast_inplace", group, async_op), tag))
+    group = _group("broadcast_inplace", group, async_op)
+    if _recorder(group, tag) is not None:
+        return broadcast_(tensor, src, group, tag)
+    return tensor.copy_(broadcast(tensor, src, group, tag))
+
+
+def _recorder(group: GroupLike, tag: str) -> Any:
+    """What records on this thread, if a coalescing manager of the group is open."""
+    if is_dynamo_compiling() or not _recording.is_any_open():
+        return None
+    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    return _recording.on((entry or find(group, tag)).name)
+
+
+def _copied(out: torch.Tensor, result: torch.Tensor, group: GroupLike, tag: str) -> torch.Tensor:
+    """`out`, with the result in it, or where it is only recorded, later."""
+    recorder = _recorder(group, tag)
+    if recorder is None:
+        return out.copy_(result)
+    recorder.copied(out, result)
+    return out
+
+
+def _into(op: Any, out: torch.Tensor, tensor: torch.Tensor, shape: Any, *args: Any, recorder: Any) -> bool:
+    """Record a call that writes a result of this shape right into `out`, if it can."""
+    entry = recorder.entry
+    if list(out.shape) != shape or out.dtype is not tensor.dtype or entry.core is None:
+        return False
+    if torch.is_grad_enabled() and (tensor.requires_grad or out.requires_grad):
+        return False
+    recorder.write_into(op, out, tensor, *args, entry.size, entry.name)
+    return True
 
 
 def _place(group: GroupLike, tag: str) -> tuple[int, int]:

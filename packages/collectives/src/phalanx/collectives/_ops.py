@@ -144,6 +144,8 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
                 entry.decide()
             if entry.core is not None and tensor.is_cpu:
                 return getattr(torch.ops.phalanx, name)(*given, **kwargs)
+            if entry.hosts is not None and tensor.is_cpu and entry.hosts.serves(name, *given):
+                return entry.hosts.run(name, *given[:-1], **kwargs)
             if even_splits and not given[1] and not given[2]:
                 given[1] = given[2] = even(tensor.size(0), entry.size)
             through = getattr(torch.ops._c10d_functional, name)

@@ -12,12 +12,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
 
 from phalanx.collectives import _ops, _torch_compat
+from phalanx.collectives._hosts import Bridge, Places, Spanning
 from phalanx.collectives._meeting import Meeting, TokenStore
 from phalanx.core import (
     AlreadyExistsError,
@@ -91,11 +93,24 @@ class Entry:
         size: Number of its ranks.
         group_rank: Position of this rank in it.
         ranks: Its global ranks, in order.
-        core: The core's group, or None: torch.distributed serves it, or that is not decided yet.
+        core: The core's group, or None: its ranks are on several hosts, torch.distributed serves it, or that is not
+            decided yet.
+        hosts: Of a group on several hosts that has several ranks on one: what serves it.
         decided: Whether the ranks have met.
     """
 
-    __slots__ = ("__weakref__", "_context", "_registered", "core", "decided", "group_rank", "name", "ranks", "size")
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_registered",
+        "core",
+        "decided",
+        "group_rank",
+        "hosts",
+        "name",
+        "ranks",
+        "size",
+    )
 
     def __init__(self, name: str, group_rank: int, ranks: tuple[int, ...]) -> None:
         self.name = name
@@ -103,6 +118,7 @@ class Entry:
         self.group_rank = group_rank
         self.ranks = ranks
         self.core: Group | None = None
+        self.hosts: Spanning | None = None
         self.decided = False
         self._context = 0
         self._registered = False
@@ -135,6 +151,9 @@ class Entry:
             with contextlib.suppress(NotFoundError):
                 ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
         self.core = None
+        hosts, self.hosts = self.hosts, None
+        if hosts is not None:
+            hosts.close()
 
 
 class _ProcessGroupEntry(Entry):
@@ -163,7 +182,7 @@ class _ProcessGroupEntry(Entry):
                     group=self.name,
                 )
             try:
-                self.core = self._meet()
+                self.core, self.hosts = self._meet()
             except WaitTimeoutError:  # nothing has been sent: a late rank may still come
                 raise
             except PhalanxError as error:
@@ -180,10 +199,10 @@ class _ProcessGroupEntry(Entry):
         else:  # destroyed meanwhile
             self.release()
 
-    def _meet(self) -> Group | None:
+    def _meet(self) -> tuple[Group | None, Spanning | None]:
         group = self._group()
         if group is None or not _torch_compat.is_ordinary(group) or _torch_compat.backends_of(group) - _BACKENDS:
-            return None
+            return None, None
         rank = self._rank
         refusal = _ops.refusal()
         if rank.size > _MAX_WORLD_SIZE:
@@ -191,18 +210,42 @@ class _ProcessGroupEntry(Entry):
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
         members = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:16]
         store = _torch_compat.PrefixStore(f"{self.name}/{members}", rank.store)
-        answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal)
+        host = "" if refusal else f"{rank.world().host_id:x}"
+        answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal, host)
         if answer.refusal:
             log.warning("group '%s' goes through torch.distributed: %s", self.name, answer.refusal)
-            return None
+            return None, None
         rank.tokens.use(answer.token)
         try:
-            return rank.world().create_group(self.name, self.ranks)
+            places = Places(answer.hosts, self.group_rank)
+            if len(places.hosts) == 1:
+                return rank.world().create_group(self.name, self.ranks), None
+            if len(places.hosts) == self.size:
+                log.info("group '%s' goes through torch.distributed: each rank is on a host of its own", self.name)
+                return None, None
+            return None, self._span(places, _torch_compat.PrefixStore(answer.token, store))
         except UnsupportedError as error:  # raised on every rank alike
             log.info("group '%s' goes through torch.distributed: %s", self.name, error)
-            return None
+            return None, None
         finally:
             rank.tokens.use(None)
+
+    def _span(self, places: Places, store: Any) -> Spanning:
+        """The core's group on each host, and connections between the hosts."""
+        rank, lane = self._rank, places.lane
+        inside = rank.world().create_group(
+            f"{self.name} on host {places.host}", [self.ranks[each] for each in places.here]
+        )
+        bridge = None
+        try:
+            if lane is not None:
+                ends = [self.ranks[host[lane]] for host in places.hosts]
+                own = _torch_compat.PrefixStore(f"lane {lane}", store)
+                bridge = Bridge(own, places.host, ends, timedelta(milliseconds=rank.timeout_ms), self.name)
+        except PhalanxError as error:
+            inside.revoke(str(error))
+            raise
+        return Spanning(self.name, places, inside, bridge, rank.timeout_ms)
 
 
 def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:

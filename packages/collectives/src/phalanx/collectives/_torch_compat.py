@@ -4,6 +4,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 """
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -160,6 +161,11 @@ def backends_of(group: dist.ProcessGroup) -> set[str]:
 def is_ordinary(group: dist.ProcessGroup) -> bool:
     """Whether the group is torch's own class; the threaded groups of torch's tests are not. Read in 2.13."""
     return type(group) is dist.ProcessGroup
+
+
+def make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A gloo backend that belongs to no process group: bytes between ranks. Collective. Read in 2.11 to 2.13."""
+    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
 def tag_of(group: dist.ProcessGroup) -> str:

@@ -1,0 +1,135 @@
+"""The coalescing manager: the collectives of a body, sent as one call of the core."""
+
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives import _plain_calls, _recording
+from phalanx.collectives._errors import fail
+from phalanx.collectives._groups import GroupLike, find
+from phalanx.collectives._later import BodyWork
+from phalanx.collectives._recorder import Recorder
+from phalanx.collectives._torch_compat import group_named, is_dynamo_compiling, is_tracing
+
+
+class coalescing_manager:  # noqa: N801 - as torch's is called
+    """Send the collectives and messages that the body calls on one group as one, when the body is left. Collective.
+
+    As torch.distributed's _coalescing_manager, for every collective, and any mix of them, of reductions and of dtypes::
+
+        with pc.coalescing_manager(group):
+            pc.all_reduce_(a, "sum", group)
+            b = pc.all_gather_tensor(c, 0, group)
+            dist.all_reduce(d, group=group)
+        # all of them are complete
+
+        with pc.coalescing_manager(group, async_ops=True) as cm:
+            ...
+        cm.wait()
+
+    What is recorded: the functions of phalanx.collectives for single tensors, also those that write into a tensor;
+    isend, irecv and what is made of them; and of torch.distributed all_reduce, all_gather_single (also as
+    all_gather_into_tensor) and reduce_scatter_single (reduce_scatter_tensor). Everything else, and every call on
+    another group, is issued at once, as without a manager.
+
+    The calls count as independent: none may write what another reads or writes, and the tensors must not be changed
+    between the call and the end of the body (or `wait`, with async_ops). A result cannot be used inside the body.
+    If the body raises, nothing is sent, and the group is as before.
+
+    Where torch.distributed serves the group, the calls are issued one after another at the end of the body, and
+    waited for together. In a graph of torch.compile they are the single calls that they would be without a manager.
+
+    Args:
+        group: As for `all_reduce`; None is the default process group. All its ranks must record the same calls in one
+            order. Managers nest on different groups only.
+        device: Without meaning here; torch's has it.
+        async_ops: Not to wait at the end of the body, but in `wait`, or at the first use of a result that is an
+            AsyncCollectiveTensor.
+
+    Attributes:
+        works: Empty; after the body, with async_ops, the work of all calls, if there were any.
+
+    Raises:
+        ValueError: Not a group of this rank; or, at the end of the body, two calls overlap: nothing was sent.
+        RuntimeError: A manager is open on the group already; or, at the end, a tensor was changed: nothing was sent.
+        PhalanxError: At the end, or from `wait`: as for `all_reduce`.
+    """
+
+    def __init__(
+        self,
+        group: GroupLike | None = None,
+        device: torch.device | str | None = None,
+        async_ops: bool = False,
+    ) -> None:
+        self.works: list[dist.Work] = []
+        self._group = group
+        self._async_ops = async_ops
+        self._recorder: Recorder | None = None
+        self._process_group: dist.ProcessGroup | None = None
+
+    def __enter__(self) -> "coalescing_manager":
+        if is_dynamo_compiling() or is_tracing():
+            return self
+        if self._recorder is not None:
+            raise RuntimeError("coalescing_manager: this one is open already; make another one")
+        entry = find(_group(self._group))
+        recorder = Recorder(entry)
+        process_group = group_named(entry.name)
+        _recording.begin(entry.name, recorder)
+        try:
+            if process_group is not None:
+                _plain_calls.begin(process_group, entry.name)
+        except BaseException:
+            _recording.end(entry.name)
+            raise
+        self.works = []
+        self._recorder, self._process_group = recorder, process_group
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:  # being traced
+            return
+        _recording.end(recorder.entry.name)
+        if self._process_group is not None:
+            _plain_calls.end(self._process_group)
+            self._process_group = None
+        if kind is not None:
+            recorder.drop()
+            return
+        if recorder.is_empty:
+            return
+        try:
+            recorder.issue(blocking=not self._async_ops)
+        except (RuntimeError, ValueError) as raised:
+            fail(raised)
+        if self._async_ops:
+            self.works.append(BodyWork(recorder))
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Wait until all of the body is complete. Without async_ops there is nothing to wait for.
+
+        Args:
+            timeout: How long; None is the default of the process group.
+
+        Raises:
+            RuntimeError: The body has not been left yet.
+            PhalanxError: A call failed.
+        """
+        if self._recorder is not None:
+            self._recorder.settle()
+        for work in self.works:
+            work.wait(timeout) if timeout else work.wait()
+
+
+def _group(group: GroupLike | None) -> Any:
+    if group is not None:
+        return group
+    if dist.group.WORLD is None:
+        raise ValueError("there is no default group: call torch.distributed.init_process_group first")
+    return dist.group.WORLD

@@ -1,0 +1,243 @@
+"""The collectives of a group that spans hosts. They are complete when they return.
+
+In each, the ranks of a host first do what they can among themselves; then each lane (one rank of every host) carries an
+equal part between the hosts; then the ranks of a host share what came. See docs/explanation/hosts.md for the bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.collectives._hosts import combine
+from phalanx.collectives._hosts.bridge import Bridge
+from phalanx.collectives._hosts.places import Places
+from phalanx.core import Group, MismatchError, PhalanxError, RevokedError
+
+_LINE = 64
+# A rank waits for another of its host so much longer than that one waits for its lane: who is to blame is known then.
+_LONGER_MS = 5000
+_REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"})
+
+
+class Spanning:
+    """A group on several hosts, as one of its ranks sees it.
+
+    Args:
+        name: Of the group.
+        places: Which rank is where.
+        inside: The core's group of the ranks on this host.
+        bridge: Of this rank's lane; None for a rank without one.
+        timeout_ms: Of what crosses between hosts.
+    """
+
+    def __init__(self, name: str, places: Places, inside: Group, bridge: Bridge | None, timeout_ms: int) -> None:
+        self._name = name
+        self._places = places
+        self._inside = inside
+        self._bridge = bridge
+        self._timeout_ms = timeout_ms + _LONGER_MS
+        self._size = sum(len(ranks) for ranks in places.hosts)
+        self._calls = 0
+        self._trades = 0
+        self._failure: PhalanxError | None = None
+        self._served: dict[str, Callable[..., torch.Tensor]] = {
+            "all_reduce": self.all_reduce,
+            "all_gather_into_tensor": self.all_gather,
+            "reduce_scatter_tensor": self.reduce_scatter,
+            "broadcast": self.broadcast,
+        }
+
+    def serves(self, op: str, *args: Any) -> bool:
+        """Whether `run` has this op of torch.ops.phalanx; the others go through torch.distributed."""
+        reduces = op.startswith(("all_reduce", "reduce_scatter"))
+        return op.removesuffix("_out") in self._served and (not reduces or str(args[1]).lower() in _REDUCTIONS)
+
+    def run(self, op: str, tensor: torch.Tensor, *args: Any, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Run an op with the arguments of torch.ops.phalanx but for the group's name. Collective.
+
+        Raises:
+            ValueError: A wrong argument; nothing was sent.
+            PhalanxError: A rank has died, did not come, or called something else. The group is of no use after it.
+        """
+        if self._failure is not None:
+            raise RevokedError(
+                f"{op} on group '{self._name}': the group was revoked by an earlier failure: {self._failure}",
+                operation=op,
+                group=self._name,
+            )
+        self._calls += 1
+        try:
+            done = self._served[op.removesuffix("_out")](tensor.contiguous(), *args)
+        except PhalanxError as error:
+            self._fail(error)
+            raise
+        if out is None:
+            return done
+        out.copy_(done.view(out.shape))
+        return None
+
+    def _fail(self, error: PhalanxError) -> None:
+        """Tell the ranks of this host, and those of the others."""
+        self._failure = error
+        if self._inside.state == "active":
+            self._inside.revoke(str(error))
+        if self._bridge is not None and not isinstance(error, MismatchError):  # which the others see for themselves
+            self._bridge.give_up(self._trades + 1, error)
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connections between the hosts. Not collective."""
+        if self._bridge is not None:
+            self._bridge.close()
+
+    def _describe(self, op: str, tensor: torch.Tensor, *more: object) -> str:
+        listed = ", ".join(str(each) for each in (str(tensor.dtype).removeprefix("torch."), tensor.numel(), *more))
+        return f"{op}({listed}) #{self._calls}"
+
+    # ---- within the host ---------------------------------------------------------------------------------------------
+
+    def _gather_here(self, mine: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """The bytes of all ranks of this host, one after another."""
+        whole = torch.empty(sum(counts), dtype=torch.uint8)
+        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, "uint8", timeout_ms=self._timeout_ms)
+        return whole
+
+    def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
+        """This rank's part of the sum over the ranks of this host."""
+        mine = torch.empty(counts[self._places.local], dtype=whole.dtype)
+        dtype, op = str(whole.dtype).removeprefix("torch."), combine.inside(reduction)
+        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._timeout_ms)
+        return mine
+
+    # ---- between the hosts -------------------------------------------------------------------------------------------
+
+    def _trade(self, call: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
+        assert self._bridge is not None
+        self._trades += 1
+        self._bridge.trade(call, self._trades, outgoing, incoming)
+
+    def _reduce_across(self, call: str, mine: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Reduce the same part of all hosts, and give the result to all of them."""
+        host, hosts = self._places.host, range(len(self._places.hosts))
+        if self._places.lane is None or not mine.numel():
+            return mine
+        if len(hosts) <= 3:  # whole parts: as many bytes as the other way, or few more, and half the messages
+            parts = [mine if each == host else torch.empty_like(mine) for each in hosts]
+            others = {each: parts[each] for each in hosts if each != host}
+            self._trade(call, dict.fromkeys(others, mine), others)
+            return combine.combine(parts, reduction, self._size)
+        pieces = list(mine.tensor_split(len(hosts)))
+        own = pieces[host]
+        theirs = {each: torch.empty_like(own) for each in hosts if each != host}
+        self._trade(f"{call} part 1", {each: pieces[each] for each in theirs}, theirs)
+        done = combine.combine([own.clone() if each == host else theirs[each] for each in hosts], reduction, self._size)
+        results = [done if each == host else torch.empty(len(pieces[each]), dtype=done.dtype) for each in hosts]
+        others = {each: results[each] for each in hosts if each != host}
+        self._trade(f"{call} part 2", dict.fromkeys(others, done), others)
+        return torch.cat(results)
+
+    # ---- the collectives ---------------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Reduce over all ranks."""
+        reduction = reduction.lower()
+        call = self._describe("all_reduce", tensor, reduction)
+        wide = tensor.to(combine.accumulation_dtype(tensor.dtype, reduction)).view(-1)
+        counts = self._places.shares(wide.numel(), _LINE // wide.element_size())
+        mine = self._reduce_across(call, self._reduce_here(wide, counts, reduction), reduction)
+        mine = mine.to(tensor.dtype)
+        nbytes = [count * tensor.element_size() for count in counts]
+        return self._gather_here(mine, nbytes).view(tensor.dtype).view(tensor.shape)
+
+    def all_gather(self, tensor: torch.Tensor, group_size: int) -> torch.Tensor:
+        """Join the tensors of all ranks along dim 0."""
+        if group_size != self._size:
+            raise ValueError(
+                f"all_gather_into_tensor: group_size is {group_size}; group '{self._name}' has {self._size}"
+            )
+        places, chunk = self._places, tensor.numel() * tensor.element_size()
+        call = self._describe("all_gather_into_tensor", tensor)
+        block = self._gather_here(tensor, [chunk] * len(places.here))
+        parts = {host: self._cut(len(ranks) * chunk) for host, ranks in enumerate(places.hosts)}
+        came: dict[int, torch.Tensor] = {}
+        others = [host for host in parts if host != places.host]
+        if places.lane is not None:
+            begin, end = parts[places.host][places.lane]
+            came = {host: torch.empty(_length(parts[host][places.lane]), dtype=torch.uint8) for host in others}
+            self._trade(call, dict.fromkeys(others, block[begin:end]), came)
+        counts = [sum(_length(parts[host][lane]) for host in others) for lane in range(places.lanes)]
+        mine = torch.cat([came[host] for host in others]) if came else torch.empty(0, dtype=torch.uint8)
+        shared = self._gather_here(mine, counts + [0] * (len(places.here) - places.lanes))
+        blocks = {host: torch.empty(len(places.hosts[host]) * chunk, dtype=torch.uint8) for host in others}
+        blocks[places.host] = block
+        at = 0
+        for lane in range(places.lanes):  # what lane i brought: its part of the block of every other host
+            for host in others:
+                begin, end = parts[host][lane]
+                blocks[host][begin:end] = shared[at : at + end - begin]
+                at += end - begin
+        out = torch.empty([self._size * (tensor.size(0) if tensor.dim() else 1), *tensor.shape[1:]], dtype=tensor.dtype)
+        rows = out.view(-1).view(torch.uint8).view(self._size, chunk)
+        for host, ranks in enumerate(places.hosts):
+            rows[ranks] = blocks[host].view(len(ranks), chunk)
+        return out
+
+    def reduce_scatter(self, tensor: torch.Tensor, reduction: str, group_size: int) -> torch.Tensor:
+        """Reduce over all ranks, and give each its part along dim 0."""
+        if group_size != self._size or tensor.dim() == 0 or tensor.size(0) % self._size:
+            raise ValueError(
+                f"reduce_scatter_tensor: dimension 0 of {list(tensor.shape)} must be a multiple of the size of group "
+                f"'{self._name}', which is {self._size} (group_size is {group_size})"
+            )
+        reduction, places = reduction.lower(), self._places
+        shape = [tensor.size(0) // self._size, *tensor.shape[1:]]
+        rank = places.here[places.local]
+        if not places.even:
+            return self.all_reduce(tensor, reduction).view(self._size, *shape)[rank].clone()
+        call = self._describe("reduce_scatter_tensor", tensor, reduction)
+        wide = tensor.to(combine.accumulation_dtype(tensor.dtype, reduction)).view(self._size, -1)
+        order = [ranks[lane] for lane in range(places.lanes) for ranks in places.hosts]
+        hosts = range(len(places.hosts))
+        per_lane = wide.size(1) * len(hosts)
+        mine = self._reduce_here(wide[order].view(-1), [per_lane] * places.lanes, reduction).view(len(hosts), -1)
+        parts = [mine[host] if host == places.host else torch.empty_like(mine[host]) for host in hosts]
+        others = {host: parts[host] for host in hosts if host != places.host}
+        self._trade(call, {host: mine[host] for host in others}, others)
+        return combine.combine(parts, reduction, self._size).to(tensor.dtype).view(shape)
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
+        """Give all ranks the tensor of group rank `src`."""
+        if not 0 <= src < self._size:
+            raise ValueError(f"broadcast: src is {src}; group '{self._name}' has ranks 0 to {self._size - 1}")
+        places = self._places
+        call = self._describe("broadcast", tensor, src)
+        home = places.host_of(src)
+        out = tensor.clone()
+        flat = out.view(-1).view(torch.uint8) if out.numel() else out.new_empty(0, dtype=torch.uint8)
+        if home == places.host:
+            root = places.here.index(src)
+            self._inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._timeout_ms)
+        spans = self._cut(flat.numel())
+        mine = flat.new_empty(0)
+        if places.lane is not None:
+            begin, end = spans[places.lane]
+            mine = flat[begin:end]
+            if home == places.host:
+                others = [host for host in range(len(places.hosts)) if host != home]
+                self._trade(call, dict.fromkeys(others, mine), {})
+            else:
+                self._trade(call, {}, {home: mine})
+        if home != places.host:
+            counts = [_length(span) for span in spans] + [0] * (len(places.here) - places.lanes)
+            flat.copy_(self._gather_here(mine.clone(), counts))
+        return out
+
+    def _cut(self, nbytes: int) -> list[tuple[int, int]]:
+        """Which bytes of a block each lane carries."""
+        part = -(-nbytes // (self._places.lanes * _LINE)) * _LINE
+        return [(min(lane * part, nbytes), min((lane + 1) * part, nbytes)) for lane in range(self._places.lanes)]
+
+
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]

@@ -1,0 +1,297 @@
+"""Messages between two ranks: isend, irecv and batches of them, as torch.distributed has them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import increment_version
+from torch.distributed import Work
+
+from phalanx.collectives import _calls, _recording
+from phalanx.collectives._errors import fail
+from phalanx.collectives._groups import GroupLike, find, meet
+from phalanx.collectives._later import source_of
+from phalanx.collectives._registry import Entry
+from phalanx.collectives._torch_compat import group_named
+from phalanx.collectives._works import CoreWork
+from phalanx.core import ANY_RANK, ffi, lib
+
+_MOST_TAG = 2**32 - 1
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: GroupLike | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work:
+    """Send a tensor to another rank, and return at once. Not collective, but for the first call on a group.
+
+    As torch.distributed.isend. Messages of one sender with one tag arrive in the order sent. A rank may send to itself.
+
+    Args:
+        tensor: Any shape, strides and dtype. It must stay unchanged until the work is complete.
+        dst: The receiver, as a global rank.
+        group: As for `all_reduce`; None is the default process group. If its ranks have not met yet, all of them must
+            come to a call on it: see `enable_group`.
+        tag: 0 to 2**32 - 1; that of the receive.
+        group_dst: The receiver, as a rank within the group, instead of `dst`.
+
+    Returns:
+        The work. It may be dropped: the message is sent all the same.
+
+    Raises:
+        ValueError: No such rank or tag, or not a group of this rank; nothing was sent.
+        PhalanxError: From here or from `wait`: as for `all_reduce`.
+    """
+    try:
+        return _started(_checked(True, tensor, dst, group, tag, group_dst))
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: GroupLike | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work:
+    """Receive a tensor from another rank, and return at once. Not collective, but for the first call on a group.
+
+    As torch.distributed.irecv.
+
+    Args:
+        tensor: Gets the message when the work is complete: contiguous, with as many elements as are sent, of the same
+            dtype.
+        src: The sender, as a global rank; None, without group_src, for any.
+        group, tag: As for `isend`.
+        group_src: The sender, as a rank within the group, instead of `src`.
+
+    Returns:
+        The work; its `source_rank` is the sender.
+
+    Raises:
+        ValueError: No such rank or tag, the tensor is not contiguous, or not a group of this rank.
+        PhalanxError: From here or from `wait`: as for `all_reduce`; MismatchError where the sender's dtype or number of
+            elements differs.
+    """
+    try:
+        return _started(_checked(False, tensor, src, group, tag, group_src))
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: GroupLike | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """`isend` and its wait. As torch.distributed.send.
+
+    Args:
+        tensor, dst, group, tag, group_dst: As for `isend`.
+
+    Raises:
+        ValueError, PhalanxError: As for `isend`.
+    """
+    isend(tensor, dst, group, tag, group_dst).wait()
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: GroupLike | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """`irecv` and its wait. As torch.distributed.recv.
+
+    Args:
+        tensor, src, group, tag, group_src: As for `irecv`.
+
+    Returns:
+        The sender, as a global rank.
+
+    Raises:
+        ValueError, PhalanxError: As for `irecv`.
+    """
+    message = _checked(False, tensor, src, group, tag, group_src)
+    try:
+        work = _started(message)
+        work.wait()
+        if message.peer != ANY_RANK:
+            return message.entry.ranks[message.peer]
+        return source_of(work)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+class P2POp:
+    """One message of `batch_isend_irecv`. As torch.distributed.P2POp.
+
+    Args:
+        op: isend or irecv, of this package or of torch.distributed.
+        tensor, group, tag: As for it.
+        peer: The other rank, as a global rank.
+        group_peer: The other rank, as a rank within the group, instead of `peer`.
+
+    Raises:
+        ValueError: It is neither of these.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: GroupLike | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op not in (isend, irecv, dist.isend, dist.irecv):
+            raise ValueError(
+                f"P2POp: op is {op!r}; it must be isend or irecv, of phalanx.collectives or torch.distributed"
+            )
+        self.op = op
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+    def __repr__(self) -> str:
+        peer = f"peer={self.peer}" if self.group_peer is None else f"group_peer={self.group_peer}"
+        return f"P2POp({self.op.__name__}, {list(self.tensor.shape)} of {self.tensor.dtype}, {peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+    """Send and receive several messages, and return at once. Not collective, but for the first call on a group.
+
+    As torch.distributed.batch_isend_irecv, for any backend. The order of sends and receives does not matter; messages
+    between two ranks in one direction, with one tag, meet in the order of the lists.
+
+    Args:
+        p2p_op_list: P2POp of this package or of torch.distributed, all on one group. May be empty.
+
+    Returns:
+        A work for each, in order.
+
+    Raises:
+        ValueError: An argument is wrong, which is found before anything is sent.
+        PhalanxError: As for `isend` and `irecv`.
+    """
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, (P2POp, dist.P2POp)) for op in p2p_op_list):
+        raise ValueError("batch_isend_irecv takes a list of P2POp")
+    try:
+        messages = [_of(op) for op in p2p_op_list]
+        if any(message.entry is not messages[0].entry for message in messages):
+            raise ValueError("batch_isend_irecv: all messages of a batch must be on one group")
+        return [_started(message) for message in messages]
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+# ---- parts of them ---------------------------------------------------------------------------------------------------
+
+
+class Message(NamedTuple):
+    """A message whose arguments were checked.
+
+    Attributes:
+        sends: Or receives.
+        tensor: An ordinary tensor, contiguous where it is written.
+        peer: The other rank within the group, or ANY_RANK.
+        tag: Tells messages apart.
+        entry: The group.
+    """
+
+    sends: bool
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    entry: Entry
+
+    def start(self) -> Work:
+        """Send or receive it, and return at once."""
+        memory = _calls.memory_of(self.tensor) if self.entry.core is not None else None
+        if memory is None or self.entry.core is None:
+            return self._through_torch()
+        kept = memory.contiguous() if self.sends else memory
+        code, lanes, _ = _calls.element_type(kept.dtype)
+        function = lib.phx_send if self.sends else lib.phx_recv
+        arguments = (kept.data_ptr(), kept.numel() * lanes, code, self.peer, self.tag, ffi.NULL)
+        address, *others = arguments
+        begin = partial(function, self.entry.core.pointer, ffi.cast("void *", address), *others)
+        work = CoreWork(begin, (kept,), self.entry.ranks)
+        if not self.sends and not kept.is_inference():
+            increment_version(kept)
+        return work
+
+    def _through_torch(self) -> Work:
+        group = group_named(self.entry.name)
+        if self.sends:
+            work = dist.isend(self.tensor.contiguous(), group=group, tag=self.tag, group_dst=self.peer)
+        elif self.peer == ANY_RANK:
+            work = dist.irecv(self.tensor, group=group, tag=self.tag)
+        else:
+            work = dist.irecv(self.tensor, group=group, tag=self.tag, group_src=self.peer)
+        assert work is not None
+        return work
+
+
+def _checked(
+    sends: bool, tensor: torch.Tensor, rank: int | None, group: GroupLike | None, tag: int, group_rank: int | None
+) -> Message:
+    operation, peer_name = ("isend", "dst") if sends else ("irecv", "src")
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{operation} takes a torch.Tensor, not {type(tensor).__name__}")
+    if group is None:
+        group = dist.group.WORLD
+        if group is None:
+            raise ValueError("there is no default group: call torch.distributed.init_process_group first")
+    entry = find(group)
+    where = f"{operation} on group '{entry.name}'"
+    if type(tag) is not int or not 0 <= tag <= _MOST_TAG:
+        raise ValueError(f"{where}: tag is {tag!r}; it must be an int from 0 to {_MOST_TAG}")
+    plain = _calls.waited(tensor).detach()
+    if not sends and not plain.is_contiguous():
+        raise ValueError(
+            f"{where}: the tensor has shape {list(plain.shape)} and strides {list(plain.stride())}; receive into a "
+            "contiguous one, and copy"
+        )
+    if rank is not None and group_rank is not None:
+        raise ValueError(f"{where}: {peer_name} and group_{peer_name} are both given; give one of them")
+    if rank is None and group_rank is None and sends:
+        raise ValueError(f"{where}: {peer_name} is missing; give the receiver's rank")
+    return Message(sends, plain, _peer(where, entry, peer_name, rank, group_rank), tag, entry)
+
+
+def _peer(where: str, entry: Entry, name: str, rank: int | None, group_rank: int | None) -> int:
+    if rank is None and group_rank is None:
+        return ANY_RANK
+    if group_rank is not None:
+        if type(group_rank) is not int or not 0 <= group_rank < entry.size:
+            raise ValueError(f"{where}: group_{name} is {group_rank!r}; it must be from 0 to {entry.size - 1}")
+        return group_rank
+    if rank not in entry.ranks:
+        raise ValueError(f"{where}: {name} is {rank!r}, which is not in the group: its ranks are {list(entry.ranks)}")
+    return entry.ranks.index(rank)
+
+
+def _of(op: Any) -> Message:
+    # torch's P2POp has both, and its peer is a global rank.
+    group_peer = op.group_peer if isinstance(op, P2POp) else None
+    return _checked(op.op in (isend, dist.isend), op.tensor, op.peer, op.group, op.tag, group_peer)
+
+
+def _started(message: Message) -> Work:
+    """Start it; inside a coalescing manager of the group, later."""
+    meet(message.entry, message.tensor)
+    recorder = _recording.on(message.entry.name)
+    return message.start() if recorder is None else recorder.post(message.start)

@@ -1,0 +1,255 @@
+"""Messages between two ranks as ops of torch.ops.phalanx, and their functional forms.
+
+isend and what a batch sends are copied, so that a compiler may use the memory again; irecv gives a new tensor, which
+wait_tensor completes. The peers are global ranks, as in torch's ops of these names.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives import _p2p, _torch_compat
+from phalanx.collectives._async_tensor import wrap
+from phalanx.collectives._groups import GroupLike, find, traced_name
+from phalanx.collectives._later import Together
+from phalanx.collectives._registry import entry_named
+from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
+from phalanx.collectives._works import CoreWork
+
+_SCHEMAS = (
+    "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor",
+    "irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor",
+    "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[] tensors, str group_name) -> Tensor[]",
+)
+
+
+# ---- the ops ---------------------------------------------------------------------------------------------------------
+
+
+def _isend(tensor: torch.Tensor, dst: int, tag: int, group_name: str) -> torch.Tensor:
+    return _token(tensor, _p2p.isend(tensor.clone(memory_format=torch.contiguous_format), dst, group_name, tag))
+
+
+def _irecv(tensor: torch.Tensor, src: int, tag: int, group_name: str) -> torch.Tensor:
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    work = _p2p.irecv(out, src, group_name, tag)
+    _torch_compat.register_work(out, work)
+    return out
+
+
+def _batch(
+    op_list: Sequence[str],
+    peer_list: Sequence[int],
+    tag_list: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    group_name: str,
+) -> list[torch.Tensor]:
+    sends = _check_batch(op_list, peer_list, tag_list, tensors)
+    given = [
+        tensor.clone(memory_format=torch.contiguous_format)
+        if out
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for out, tensor in zip(sends, tensors, strict=True)
+    ]
+    messages = zip(sends, given, peer_list, tag_list, strict=True)
+    ops = [
+        _p2p.P2POp(_p2p.isend if out else _p2p.irecv, each, peer, group_name, tag) for out, each, peer, tag in messages
+    ]
+    works = _p2p.batch_isend_irecv(ops)
+    for out, tensor, work in zip(sends, given, works, strict=True):
+        if not out:
+            _torch_compat.register_work(tensor, work)
+    triples = zip(sends, given, works, strict=True)
+    return [_token(tensor, work) if out else tensor for out, tensor, work in triples]
+
+
+def _token(tensor: torch.Tensor, work: Any) -> torch.Tensor:
+    """What stands for a message that is being sent. The core's go on by themselves; gloo's end with their work."""
+    token = tensor.new_empty(0)
+    if not isinstance(work, CoreWork):
+        _torch_compat.register_work(token, work)
+    return token
+
+
+def _fake_isend(tensor: torch.Tensor, dst: int, tag: int, group_name: str) -> torch.Tensor:
+    return tensor.new_empty(0)
+
+
+def _fake_irecv(tensor: torch.Tensor, src: int, tag: int, group_name: str) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _fake_batch(
+    op_list: Sequence[str],
+    peer_list: Sequence[int],
+    tag_list: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    group_name: str,
+) -> list[torch.Tensor]:
+    sends = _check_batch(op_list, peer_list, tag_list, tensors)
+    return [
+        _fake_isend(tensor, 0, 0, "") if out else _fake_irecv(tensor, 0, 0, "")
+        for out, tensor in zip(sends, tensors, strict=True)
+    ]
+
+
+def _check_batch(ops: Sequence[str], peers: Sequence[int], tags: Sequence[int], tensors: Sequence[Any]) -> list[bool]:
+    if bad := [op for op in ops if op not in ("isend", "irecv")]:
+        raise ValueError(f"batch_p2p_ops: {bad[0]!r} is neither 'isend' nor 'irecv'")
+    if not len(ops) == len(peers) == len(tags) == len(tensors):
+        raise ValueError(
+            f"batch_p2p_ops: there are {len(ops)} ops, {len(peers)} peers, {len(tags)} tags and {len(tensors)} "
+            "tensors; give one of each for each message"
+        )
+    return [op == "isend" for op in ops]
+
+
+_KERNELS: dict[str, tuple[Any, Any]] = {
+    "isend": (_isend, _fake_isend),
+    "irecv": (_irecv, _fake_irecv),
+    "batch_p2p_ops": (_batch, _fake_batch),
+}
+_libraries: list[Any] = []
+
+
+def register() -> None:
+    """Register the ops. A later call does nothing."""
+    if _libraries:
+        return
+    library = _torch_compat.fragment("phalanx")
+    _libraries.append(library)
+    for schema in _SCHEMAS:
+        library.define(schema)
+    for name, (kernel, fake) in _KERNELS.items():
+        _torch_compat.implement(library, name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
+        _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
+
+
+# ---- functional forms ------------------------------------------------------------------------------------------------
+
+
+def isend_inplace(
+    tensor: torch.Tensor, dst: int | None, tag: int = 0, group: GroupLike | None = None, group_dst: int = -1
+) -> torch.Tensor:
+    """`isend`, in a form that can be traced. As torch.distributed._functional_collectives.isend_inplace.
+
+    Args:
+        tensor, dst, tag, group: As for `isend`.
+        group_dst: The receiver, as a rank within the group, if not -1: then dst must be None.
+
+    Returns:
+        An AsyncCollectiveTensor with the values of `tensor`: its first use waits until the message is on its way. In a
+        compiled graph an empty tensor.
+
+    Raises:
+        ValueError, PhalanxError: As for `isend`.
+    """
+    if is_dynamo_compiling() or is_tracing():
+        name = _name(group)
+        started: torch.Tensor = torch.ops.phalanx.isend(tensor, _global(name, "dst", dst, group_dst), tag, name)
+        return started
+    work = _p2p.isend(tensor, dst, group, tag, None if group_dst == -1 else group_dst)
+    return _wrapped(tensor, work)
+
+
+def irecv_inplace(
+    tensor: torch.Tensor, src: int | None, tag: int = 0, group: GroupLike | None = None, group_src: int = -1
+) -> torch.Tensor:
+    """`irecv`, in a form that can be traced. As torch.distributed._functional_collectives.irecv_inplace.
+
+    In a compiled graph it is complete when it returns: where ranks exchange messages, use `batch_p2p_ops_inplace`.
+
+    Args:
+        tensor, src, tag, group: As for `irecv`; src None, without group_src, is not possible here.
+        group_src: The sender, as a rank within the group, if not -1: then src must be None.
+
+    Returns:
+        An AsyncCollectiveTensor of the memory of `tensor`; in a compiled graph `tensor`.
+
+    Raises:
+        ValueError, PhalanxError: As for `irecv`.
+    """
+    if is_dynamo_compiling() or is_tracing():
+        name = _name(group)
+        coming = torch.ops.phalanx.irecv(tensor, _global(name, "src", src, group_src), tag, name)
+        return tensor.copy_(torch.ops.phalanx.wait_tensor(coming))
+    if src is None and group_src == -1:
+        raise ValueError("irecv_inplace: src is missing; irecv and recv receive from any rank")
+    work = _p2p.irecv(tensor, src, group, tag, None if group_src == -1 else group_src)
+    return _wrapped(tensor, work)
+
+
+def batch_p2p_ops_inplace(
+    op_list: list[str],
+    peer_list: list[int],
+    tag_list: list[int],
+    tensors: list[torch.Tensor],
+    group_name: GroupLike | None = None,
+) -> list[torch.Tensor]:
+    """`batch_isend_irecv`, in a form that can be traced.
+
+    As torch.distributed._functional_collectives.batch_p2p_ops_inplace.
+
+    Args:
+        op_list: "isend" or "irecv", for each message.
+        peer_list: The other rank of each, as a global rank.
+        tag_list: The tag of each.
+        tensors: What each sends or receives into.
+        group_name: As `group` of `isend`.
+
+    Returns:
+        For each message what `isend_inplace` and `irecv_inplace` give.
+
+    Raises:
+        ValueError, PhalanxError: As for `batch_isend_irecv`.
+    """
+    if is_dynamo_compiling() or is_tracing():
+        name = _name(group_name or None)
+        begun = torch.ops.phalanx.batch_p2p_ops(op_list, peer_list, tag_list, tensors, name)
+        return [
+            tensor.copy_(torch.ops.phalanx.wait_tensor(each)) if op == "irecv" else each
+            for op, tensor, each in zip(op_list, tensors, begun, strict=True)
+        ]
+    sends = _check_batch(op_list, peer_list, tag_list, tensors)
+    messages = zip(sends, tensors, peer_list, tag_list, strict=True)
+    ops = [
+        _p2p.P2POp(_p2p.isend if out else _p2p.irecv, tensor, peer, group_name or None, tag)
+        for out, tensor, peer, tag in messages
+    ]
+    return [_wrapped(tensor, work) for tensor, work in zip(tensors, _p2p.batch_isend_irecv(ops), strict=True)]
+
+
+def _wrapped(tensor: torch.Tensor, work: Any) -> torch.Tensor:
+    result = wrap(tensor.detach())
+    result._state = Together.of(work.wait)
+    return result
+
+
+def _name(group: GroupLike | None) -> str:
+    if group is None:
+        group = dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no default group: call torch.distributed.init_process_group first")
+    if is_dynamo_compiling():
+        traced: str = traced_name(group, "")
+        return traced
+    return find(group).name
+
+
+def _global(name: str, what: str, rank: int | None, group_rank: int) -> int:
+    if group_rank == -1:
+        if rank is None:
+            raise ValueError(f"{what} is missing; give it, or group_{what}")
+        return rank
+    if rank is not None:
+        raise ValueError(f"{what} and group_{what} are both given; give one of them")
+    found: int = _global_rank(name, group_rank)
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _global_rank(name: str, group_rank: int) -> int:
+    return entry_named(name).ranks[group_rank]

@@ -1,0 +1,401 @@
+"""What is called inside the body of a coalescing manager, and how it is issued at the end.
+
+Whatever the core can take with others becomes a row of one phx_coalesced. The rest is issued one by one after it: what
+torch.distributed serves, and all_to_all_single with uneven splits.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.graph import increment_version
+from torch.distributed import Work
+
+from phalanx.collectives import _calls, _ops
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wait_plain, wrap
+from phalanx.collectives._later import LaterWork, Together
+from phalanx.collectives._layout import joined_at, parts_first
+from phalanx.collectives._registry import Entry
+from phalanx.collectives._works import CoreWork
+from phalanx.core import RevokedError, ffi, lib
+
+_OPEN, _ISSUED, _DONE, _DROPPED = "open", "issued", "done", "dropped"
+_ALL_REDUCE = _calls.KINDS["all_reduce"]
+
+# What a call reads and writes; and, from when it was called, the version of what it reads, if that has one, and where
+# the two are, if they have memory.
+_Call = tuple[torch.Tensor, torch.Tensor, int | None, int, int]
+
+
+def _call(source: torch.Tensor, out: torch.Tensor) -> _Call:
+    return source, out, _version(source), _address(source), _address(out)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor._version
+    except RuntimeError:  # made in inference mode
+        return None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _count_versions(tensors: list[torch.Tensor]) -> None:
+    try:
+        increment_version(tensors)
+    except RuntimeError:
+        increment_version([each for each in tensors if not each.is_inference()])
+
+
+class Recorder:
+    """The calls of one body on one group.
+
+    Args:
+        entry: The group.
+
+    Attributes:
+        entry: The group.
+        works: What was started in the core, and of messages.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.works: list[Work] = []
+        self._state = _OPEN
+        self._error: BaseException | None = None
+        self._lock = threading.RLock()
+        self._together: Together | None = None
+        self._rows: list[int] = []
+        self._kept: list[torch.Tensor] = []  # whose memory rows name, and that no call has
+        self._calls: list[_Call] = []
+        self._written: list[torch.Tensor] = []
+        self._results: list[AsyncCollectiveTensor] = []
+        self._singles: list[Callable[[], Callable[[], None]]] = []  # each starts one, and gives what ends it
+        self._messages: list[LaterWork] = []
+        self._before: list[Callable[[], Any]] = []
+        self._after: list[Callable[[], Any]] = []
+
+    # ---- in the body -------------------------------------------------------------------------------------------------
+
+    def record(self, op: Any, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Record a functional collective.
+
+        Args:
+            op: The _Op of it.
+            tensor, args: Its arguments, checked.
+
+        Returns:
+            Its result, of no use before the body is left.
+        """
+        source = _calls.waited(tensor)
+        out: torch.Tensor = _ops._FAKES[op.name](source, *args)
+        self._add(op, source, out, args)
+        return self._pending(out)
+
+    def write(self, op: Any, target: torch.Tensor, argument: Any) -> None:
+        """Record a collective in place.
+
+        Args:
+            op: The _Op that does the same out of place.
+            target: What it reads and writes.
+            argument: Its other argument, checked.
+
+        Raises:
+            RuntimeError: It needs a gradient, or was recorded before.
+        """
+        if target.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{op.name}_ writes into its argument, which has no gradient; use {op.name}, or call it with "
+                "torch.no_grad() or on a detached tensor"
+            )
+        self.write_into(op, target, target, argument, self.entry.name)
+
+    def write_into(self, op: Any, out: torch.Tensor, tensor: torch.Tensor, *args: Any) -> None:
+        """Record a collective whose result goes into a tensor of the caller.
+
+        Args:
+            op: The _Op that makes a new one.
+            out: Has as many elements as the result, in the same order; its shape does not matter.
+            tensor, args: The op's arguments, checked.
+        """
+        if self._quick(op.name, tensor, out, args):
+            self._written.append(out)
+            return
+        source, target = _calls.waited(tensor), _calls.waited(out)
+        memory = _calls.memory_of(target) if self.entry.core is not None else None
+        if memory is not None and memory.is_contiguous() and memory.data_ptr() == target.data_ptr():
+            self._add(op, source, memory, args)
+        else:
+            made = _ops._FAKES[op.name](source, *args)
+            self._add(op, source, made, args)
+            self._calls[-1] = _call(source, target)
+            self._kept.append(made)
+            self._after.append(lambda: target.copy_(made.view(target.shape)))
+        self._written.append(target)
+
+    def joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
+        """The result of a recorded all_gather, joined along another dim than 0."""
+        apply: Any = _Joined.apply
+        result: torch.Tensor = apply(self, gathered, dim)
+        return result
+
+    def _joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
+        if not isinstance(gathered, AsyncCollectiveTensor):
+            raise TypeError(f"all_gather_tensor: a result was expected that is recorded, not {type(gathered).__name__}")
+        whole, size = gathered.elem, self.entry.size
+        shape = list(whole.shape)
+        shape[0] //= size
+        shape[dim] *= size
+        out = whole.new_empty(shape)
+        self._after.append(lambda: out.copy_(joined_at(whole, size, dim)))
+        return self._pending(out)
+
+    def copied(self, out: torch.Tensor, result: torch.Tensor) -> None:
+        """Copy a recorded result into a tensor when it is there."""
+        elem = result.elem if isinstance(result, AsyncCollectiveTensor) else result
+        self._after.append(lambda: out.copy_(elem))
+        self._calls.append(_call(out, out))
+        self._written.append(out)
+
+    def post(self, start: Callable[[], Work]) -> Work:
+        """Record a message.
+
+        Args:
+            start: Sends or receives it, and gives its work.
+        """
+        work = LaterWork(start, self.settle)
+        self._messages.append(work)
+        return work
+
+    def _pending(self, out: torch.Tensor) -> AsyncCollectiveTensor:
+        if self._together is None:
+            self._together = Together.of(self.settle)
+        result = start(out) if out.is_cpu else wrap(out)
+        result._state = self._together
+        self._results.append(result)
+        return result
+
+    def _add(self, op: Any, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+        if self.entry.core is not None:
+            memory = _calls.memory_of(source)
+            if memory is not None and not (op.name == "all_to_all_single" and args[0]):
+                self._add_row(op.name, memory, out, args)
+                self._calls.append(_call(source, out))
+                return
+
+        def begin() -> Callable[[], None]:
+            started = op.started(self.entry, source, *args)
+
+            def end() -> None:
+                out.copy_(torch.ops.phalanx.wait_tensor(started).view(out.shape))
+
+            return end
+
+        self._singles.append(begin)
+        self._calls.append(_call(source, out))
+
+    def _quick(self, name: str, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> bool:
+        """As `_add` into a plain tensor of the caller, for what is plain itself: no more than it takes."""
+        code = _calls.PLAIN_CODES.get(source.dtype)
+        if code is None or self.entry.core is None or type(source) is not torch.Tensor or not source.is_contiguous():
+            return False
+        reduction = count = 0
+        address = other = source.data_ptr()
+        if name == "all_reduce":
+            reduction = _calls.REDUCTIONS.get(args[0], 0)
+            if not reduction or not source.is_cpu or not address or out is not source or source.is_neg():
+                return False
+            self._rows += (_calls.SIZE, _ALL_REDUCE, address, address, source.numel(), code, reduction, 0, 0)
+        else:
+            if type(out) is not torch.Tensor or out.dtype is not source.dtype or not out.is_contiguous():
+                return False
+            if name == "all_gather_into_tensor":
+                count = source.numel()
+            elif name == "reduce_scatter_tensor":
+                count = out.numel()
+                reduction = _calls.REDUCTIONS.get(args[0], 0)
+            other = out.data_ptr()
+            if not (count and address and other and source.is_cpu and out.is_cpu) or source.is_neg() or out.is_neg():
+                return False
+            if name == "reduce_scatter_tensor" and not reduction:
+                return False
+            self._rows += (_calls.SIZE, _calls.KINDS[name], address, other, count, code, reduction, 0, 0)
+        self._calls.append((source, out, _version(source), address, other))
+        return True
+
+    def _add_row(self, name: str, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+        kind, reduction, root = _calls.KINDS[name], 0, 0
+        if name in ("all_reduce", "reduce_scatter_tensor"):
+            reduction = _calls.reduction_of(name, args[0], source.dtype)
+        code, lanes, _ = _calls.element_type(source.dtype)
+        count = (out if name == "reduce_scatter_tensor" else source).numel() * lanes
+        if name == "all_to_all_single":
+            count //= self.entry.size
+        given = source if source.is_contiguous() else source.contiguous()
+        if name == "broadcast":
+            root = args[0]
+            if root == self.entry.group_rank and given.data_ptr() != out.data_ptr():
+                self._before.append(partial(out.copy_, given))
+            given = out  # the core's is in place
+        self._rows += (_calls.SIZE, kind, given.data_ptr(), out.data_ptr(), count, code, reduction, root, 0)
+        self._kept.append(given)
+
+    # ---- at its end --------------------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """Forget everything: the body raised."""
+        self._state, self._together = _DROPPED, None
+        self._results.clear()
+        self._clear()
+
+    def issue(self, blocking: bool) -> None:
+        """Start all that was recorded.
+
+        Args:
+            blocking: Also wait until it is complete.
+
+        Raises:
+            RuntimeError: An input was changed in the body; nothing was sent.
+            ValueError: A call writes what another reads or writes; nothing was sent.
+            PhalanxError: The core refused or failed.
+        """
+        # The results have them; here they would be a cycle of garbage.
+        together, self._together = self._together, None
+        results, self._results = self._results, []
+        try:
+            with torch.no_grad():
+                self._issue()
+        except BaseException as error:
+            self._state, self._error = _ISSUED, error
+            self._clear()
+            raise
+        if blocking:
+            self.settle()
+        for result in results:
+            result._state = True if blocking else together  # also where a use in the body raised
+
+    def _issue(self) -> None:
+        for source, out, version, here, there in self._calls:
+            changed = version is not None and source._version != version
+            if changed or (here and source.data_ptr() != here) or (there and out.data_ptr() != there):
+                raise RuntimeError(
+                    f"coalescing_manager on group '{self.entry.name}': a tensor of shape {list(source.shape)} was "
+                    "changed in the body after a collective had taken it, which is sent only at the end of the body; "
+                    "change it before the call, or after the body. Nothing was sent"
+                )
+        core = self.entry.core
+        if core is None and self._rows:
+            raise RevokedError(
+                f"coalescing_manager: group '{self.entry.name}' was destroyed in the body; nothing was sent",
+                operation="coalesced",
+                group=self.entry.name,
+            )
+        if self._singles or self._after:  # where there are none, the core looks
+            _calls.check_overlaps(self.entry.name, [each[:2] for each in self._calls])
+        if _ops.loaded().lib.phxt_pending_count():
+            for call in self._calls:
+                for each in call[:2]:
+                    if type(each) is torch.Tensor and each.is_cpu:
+                        wait_plain(each)
+        for prepare in self._before:
+            prepare()
+        if self._rows:
+            count = len(self._rows) // _calls.FIELDS
+            rows = _calls.packed(self._rows, count)
+            assert core is not None
+            begin = partial(lib.phx_coalesced, core.pointer, rows, count, ffi.NULL)
+            self.works.append(CoreWork(begin, (*self._kept, *self._calls), self.entry.ranks))
+        self._state = _ISSUED
+        if self._written:
+            _count_versions(self._written)
+        self._after[:0] = [begin() for begin in self._singles]
+        for message in self._messages:
+            message.begin()
+            self.works.append(message)
+
+    def settle(self, timeout: timedelta | None = None) -> None:
+        """Wait until all of it is complete. A later call returns at once, or raises the same.
+
+        Args:
+            timeout: Of each wait; None is that of the process group.
+
+        Raises:
+            RuntimeError: It has not been issued yet, or never will be.
+            PhalanxError: It failed.
+        """
+        if self._state is _DONE:
+            return
+        if self._state is _OPEN:
+            raise RuntimeError(
+                f"a collective on group '{self.entry.name}' has not been issued yet: it was called inside a "
+                "coalescing_manager that is still open; use its result after the with block"
+            )
+        if self._state is _DROPPED:
+            raise RuntimeError(
+                f"a collective on group '{self.entry.name}' was never issued: the body of its coalescing_manager raised"
+            )
+        with self._lock:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if self._state is _DONE:
+                return
+            try:
+                for work in self.works:
+                    work.wait(timeout) if timeout else work.wait()
+                with torch.no_grad():
+                    for end in self._after:
+                        end()
+            except BaseException as error:
+                self._error = error
+                raise
+            self._state = _DONE
+            self._clear()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded."""
+        return not (self._calls or self._messages)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is complete or failed. Never blocks."""
+        if self._state is _ISSUED and self._error is None:
+            return not self._after and all(work.is_completed() for work in self.works)
+        return self._state is _DONE or self._error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with, as far as it was waited for."""
+        return self._error
+
+    def _clear(self) -> None:
+        self._rows.clear()
+        self._kept.clear()
+        self._calls.clear()
+        self._written.clear()
+        self._singles.clear()
+        self._messages.clear()
+        self._before.clear()
+        self._after.clear()
+
+
+class _Joined(Function):
+    """The join of a recorded all_gather, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, gathered: torch.Tensor, dim: int) -> Any:
+        ctx.size, ctx.dim = recorder.entry.size, dim
+        return recorder._joined(gathered, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, parts_first(grad, ctx.size, ctx.dim), None

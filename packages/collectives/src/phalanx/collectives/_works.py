@@ -1,0 +1,127 @@
+"""Works of the core, as works of torch.distributed: what was started and has memory that must outlive it."""
+
+import sys
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Work
+
+from phalanx.collectives import _errors
+from phalanx.core import PhalanxError, check, ffi, lib
+
+_IN_PROGRESS = 1  # PHX_IN_PROGRESS
+
+# Works that were dropped before they were complete, with what they read and write. They move on in every call of this
+# rank that waits, so nobody has to wait for them here, where a garbage collection may have brought us.
+_parked: deque[tuple[Any, tuple[Any, ...]]] = deque()
+
+
+def _sweep() -> None:
+    for _ in range(len(_parked)):
+        try:
+            work, kept = _parked.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if lib.phx_work_test(work) == _IN_PROGRESS:
+            _parked.append((work, kept))
+        else:
+            lib.phx_work_release(work)
+
+
+def parked_count() -> int:
+    """How many dropped works are not complete. Not collective."""
+    _sweep()
+    return len(_parked)
+
+
+class CoreWork(Work):
+    """A collective or message of the core that was started.
+
+    Args:
+        start: A function of the core, without its last argument, the work.
+        kept: The tensors that it reads and writes, or what has them.
+        ranks: Global ranks of the group, in order.
+
+    Raises:
+        PhalanxError: It could not be started.
+    """
+
+    def __init__(self, start: Any, kept: tuple[Any, ...], ranks: tuple[int, ...]) -> None:
+        super().__init__()
+        self._kept: tuple[Any, ...] = ()
+        if _parked:
+            _sweep()
+        out = ffi.new("phx_work **")
+        check(start(out))
+        self._pointer = out[0]
+        self._kept = kept
+        self._ranks = ranks
+        self._error: BaseException | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is complete. A later call returns at once, or raises the same.
+
+        Args:
+            timeout: How long; None or zero is the default of the process group.
+
+        Returns:
+            True.
+
+        Raises:
+            PhalanxError: It failed.
+        """
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        try:
+            check(lib.phx_work_wait(self._pointer, _milliseconds(timeout)))
+        except PhalanxError as error:
+            self._error = error
+            _errors.keep(error)  # torch's wait_tensor passes only a text on
+            raise
+        self._kept = ()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, with success or not. Never blocks."""
+        return bool(lib.phx_work_test(self._pointer) != _IN_PROGRESS)
+
+    def is_success(self) -> bool:
+        """Whether it is over with success. Never blocks."""
+        return bool(lib.phx_work_test(self._pointer) == 0)
+
+    def exception(self) -> Any:
+        """What it failed with, or None. Never blocks."""
+        try:
+            check(lib.phx_work_test(self._pointer))
+        except PhalanxError as error:
+            return error
+        return None
+
+    def source_rank(self) -> int:
+        """The global rank from which a completed receive came.
+
+        Raises:
+            NotFoundError: It is not complete, or no receive.
+        """
+        group_rank = ffi.new("int32_t *")
+        check(lib.phx_work_source(self._pointer, group_rank))
+        return int(self._ranks[group_rank[0]])
+
+    _source_rank = source_rank  # torch has both names
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "_pointer", None)
+        if pointer is None or sys.is_finalizing():
+            return
+        if self._kept:
+            _parked.append((pointer, self._kept))
+        else:
+            lib.phx_work_release(pointer)
+
+
+def _milliseconds(timeout: timedelta | None) -> int:
+    if timeout is None:
+        return 0
+    milliseconds = timeout.total_seconds() * 1000
+    return max(1, round(milliseconds)) if milliseconds > 0 else 0

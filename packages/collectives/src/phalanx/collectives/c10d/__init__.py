@@ -1,0 +1,94 @@
+"""The backend `phalanx` of torch.distributed: process groups whose CPU tensors go through the core.
+
+    import phalanx.collectives
+    import torch.distributed as dist
+
+    dist.init_process_group("phalanx")                  # or "cpu:phalanx,cuda:nccl"
+
+Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
+checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
+part of a minute; where that cannot be, a process group in Python does the same for CPU tensors, slower, and a warning
+says so; torch then makes no other backend beside it. See `PHALANX_C10D` in `implementation`.
+
+The ranks of a group meet at its first collective or message. They must share a host.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from phalanx.collectives.c10d import _torch_compat
+
+__all__ = ["BACKEND", "implementation", "monitored_barrier", "register", "set_timeout"]
+
+BACKEND = "phalanx"
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
+    if dist.is_available():
+        _torch_compat.register_backend(BACKEND, _create, devices=["cpu"])
+
+
+def implementation() -> str:
+    """What serves new process groups of the backend: "cpp" or "python".
+
+    The environment variable PHALANX_C10D asks for one: "cpp" (an error where it cannot be had), "python", or "auto",
+    which is the default and takes C++ where it can be had. Compiles it if it is not there.
+
+    Raises:
+        RuntimeError: PHALANX_C10D is "cpp", and there is no compiler, or it failed.
+        ValueError: PHALANX_C10D is something else.
+    """
+    from phalanx.collectives.c10d import _build
+
+    return "python" if _build.module() is None else "cpp"
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names the ranks that did not come. Collective.
+
+    As torch.distributed.monitored_barrier, which refuses every backend but gloo. The group can be used after a failure.
+
+    Args:
+        group: Of this backend; None is the default group.
+        timeout: How long to wait; None is the timeout of the group.
+        wait_all_ranks: Whether to name all that are missing, not just the first.
+
+    Raises:
+        torch.distributed.DistBackendError: Ranks did not come in time. All that came get the same text.
+    """
+    made: Any = _group(group)
+    made.monitored_barrier(
+        timeout=timedelta(milliseconds=-1) if timeout is None else timeout, wait_all_ranks=wait_all_ranks
+    )
+
+
+def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """Set how long later collectives and messages of this rank wait for others. Not collective.
+
+    Args:
+        timeout: Of each, its start and its wait.
+        group: Of this backend; None is the default group.
+
+    Raises:
+        ValueError: The timeout is not positive.
+    """
+    _torch_compat.backend_of(_group(group)).set_timeout(timeout)
+
+
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    found = dist.group.WORLD if group is None else group
+    if found is None:
+        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
+    return found
+
+
+def _create(options: Any, _: Any) -> Any:
+    """What torch calls for each new group."""
+    from phalanx.collectives.c10d import _make
+
+    return _make.make(options)

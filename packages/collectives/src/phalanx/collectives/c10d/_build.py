@@ -1,0 +1,142 @@
+"""The compiled backend: found in the user's cache directory, or compiled at its first use on this host.
+
+`PHALANX_C10D` says which one serves process groups: "cpp" the compiled one, or init_process_group fails; "python" the
+one in Python; "auto", the default, the compiled one where it can be had.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import phalanx.core
+from phalanx.collectives import _native
+from phalanx.core import ffi, lib
+
+log = logging.getLogger("phalanx.collectives")
+
+VARIABLE = "PHALANX_C10D"
+_CHOICES = ("auto", "cpp", "python")
+_HERE = Path(__file__).parent
+_SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
+_MODULE = "phalanx_c10d"  # as module.cpp says
+_STRUCTS = ("phx_options", "phx_call", "phx_error_info")
+_PATIENCE_S = 600.0  # how long to wait for another rank of the host that compiles
+_PAUSE_S = 0.1
+
+
+def choice() -> str:
+    """What the environment asks for: "auto", "cpp" or "python".
+
+    Raises:
+        ValueError: It asks for something else.
+    """
+    wish = os.environ.get(VARIABLE, "").strip().lower() or "auto"
+    if wish not in _CHOICES:
+        raise ValueError(f"the environment variable {VARIABLE} is {wish!r}; use one of {', '.join(_CHOICES)}")
+    return wish
+
+
+def module() -> Any | None:
+    """The compiled module; None where the backend in Python is to be used. Compiles it if it is not there.
+
+    Raises:
+        RuntimeError: PHALANX_C10D is "cpp", and it cannot be had; says why.
+    """
+    wish = choice()
+    if wish == "python":
+        return None
+    found = _load()
+    if not isinstance(found, Exception):
+        return found
+    if wish == "cpp":
+        raise RuntimeError(f"{VARIABLE} is cpp, and the C++ backend cannot be had: {found}") from found
+    _tell(str(found))
+    return None
+
+
+def loaded() -> Any | None:
+    """The compiled module, if it has been loaded."""
+    return _loaded[0] if _loaded else None
+
+
+def functions(names: list[str]) -> dict[str, int]:
+    """Addresses of functions of the core, by name."""
+    return {name: int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names}
+
+
+def path() -> Path | None:
+    """Where the compiled module is, or would be; None if there is no cache directory."""
+    sizes = [str(int(lib.phx_struct_size(name.encode()))) for name in _STRUCTS]
+    sources = (*_SOURCES, *sorted(_HERE.glob("*.h")))
+    return _native.file_of("c10d", sources, [str(int(lib.phx_abi_version())), *sizes])
+
+
+_loaded: list[Any] = []
+
+
+@cache
+def _load() -> Any:
+    """The module, or the exception that says why there is none."""
+    try:
+        where = path()
+        if where is None:
+            raise RuntimeError("there is no cache directory (see PHALANX_NATIVE)")
+        if not _native.is_trusted(where):
+            _compile(where)
+        _loaded.append(_native.load_file(_MODULE, where))
+        return _loaded[0]
+    except (RuntimeError, OSError, ImportError) as error:
+        return error
+
+
+def _compile(where: Path) -> None:
+    where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _turn(where.parent):
+        if _native.is_trusted(where):  # another rank of this host was first
+            return
+        log.info("compiling %s, once for this version of torch", where)
+        flags = ["-isystem", str(_headers())]
+        _native.compile_file(where, _SOURCES, flags, "set CXX if it has another name")
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits until no other process compiles in this folder. The lock goes with the process that holds it."""
+    deadline = time.monotonic() + _PATIENCE_S
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    text = f"another process has been compiling in {folder} for more than {_PATIENCE_S:.0f} s"
+                    raise RuntimeError(text) from None
+                time.sleep(_PAUSE_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _headers() -> Path:
+    """The folder of phalanx/phalanx.h: in the installed package, or in the source tree."""
+    folders = [Path(folder) for folder in phalanx.core.__path__]
+    for candidate in (
+        *(folder / "include" for folder in folders),
+        *(folder.parents[2] / "include" for folder in folders),
+    ):
+        if (candidate / "phalanx" / "phalanx.h").is_file():
+            return candidate
+    raise RuntimeError("phalanx.core has no include/phalanx/phalanx.h; reinstall phalanx-core")
+
+
+@cache
+def _tell(reason: str) -> None:
+    log.warning("process groups of backend 'phalanx' are served in Python, slower than in C++: %s", reason)

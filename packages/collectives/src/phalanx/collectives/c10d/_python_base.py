@@ -1,0 +1,144 @@
+"""The process group in Python: its life, and how it issues what it is called for. As backend.cpp."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from phalanx.collectives.c10d import _torch_compat
+from phalanx.collectives.c10d._connect import Connection
+from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor
+from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
+from phalanx.core import Group, PhalanxError
+
+_CHANNEL = 1  # see backend.cpp
+_KEPT = 64  # coalesced works that are kept though they are complete
+
+Tensors = Sequence[torch.Tensor]
+Issue = Callable[[Group, dict[str, Any]], Any]
+
+
+class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
+    """A process group of the backend `phalanx`.
+
+    Args:
+        connection: Where the core's group comes from.
+        store: Torch's, of this group.
+        timeout_ms: Of collectives and messages that give none.
+    """
+
+    def __init__(self, connection: Connection, store: Any, timeout_ms: int) -> None:
+        super().__init__(connection.position, len(connection.ranks))
+        self._store = store
+        self._position, self._count = connection.position, len(connection.ranks)
+        self._group_name, self._group_desc = connection.name, "undefined"
+        self._engine = Engine(connection)
+        self._timeout_ms = timeout_ms
+        self._sequence = 0
+        self._monitored = 0
+        self._batch: list[Work] | None = None
+        _torch_compat.claim_devices(self, ["cpu"])
+
+    # ---- life ---------------------------------------------------------------------------------------
+
+    def name(self) -> str:
+        return "phalanx"
+
+    # C++ asks for these. The base class has names only for groups that hold Backends.
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "phalanx"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._group_desc = description
+
+    def rank(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        return self._count
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        if timeout <= timedelta(0):
+            raise ValueError("a timeout must be positive")
+        self._timeout_ms = round(timeout.total_seconds() * 1000)
+
+    def abort(self) -> None:
+        connection = self._engine.connection
+        rank = connection.ranks[self._position]
+        self._engine.abort(f"rank {rank} aborted process group '{connection.name}'")
+
+    def shutdown(self) -> None:
+        self._engine.close()
+
+    def _set_sequence_number_for_group(self) -> None:
+        """All ranks count from 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._batch = []
+
+    def _end_coalescing(self, device: Any) -> Batch:
+        works, self._batch = self._batch or [], None
+        return Batch(works)
+
+    # ---- how all are issued -------------------------------------------------------------------------
+
+    def _limit_ms(self, opts: Any) -> int:
+        wish_ms = round(opts.timeout.total_seconds() * 1000) if opts is not None else -1
+        return wish_ms if wish_ms > 0 else self._timeout_ms
+
+    def _issue(self, what: str, opts: Any, buffers: Buffers, call: Issue, **extra: Any) -> Work:
+        """Start it, or run it to its end if torch waits for it anyway."""
+        timeout_ms = self._limit_ms(opts)
+        group = self._engine.group(timeout_ms, what)
+        self._engine.sweep()
+        self._sequence += 1
+        work = Work(self._engine, what, buffers, timeout_ms, self._sequence)
+        blocking = opts is not None and not opts.asyncOp and self._batch is None
+        try:
+            made = call(group, {"channel": _CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **extra})
+        except PhalanxError as error:
+            fail(what, error)
+        if blocking:
+            work.completed()
+            work.wait()  # raises what went wrong after it
+        else:
+            self._begin(work, made)
+        return work
+
+    def _begin(self, work: Work, made: Any) -> None:
+        work.started(made)
+        self._engine.add(work)
+        if self._batch is not None:
+            if len(self._batch) >= _KEPT:  # an exception may have kept torch from ending it
+                self._batch = [each for each in self._batch if not (each.is_completed() and each.is_success())]
+            self._batch.append(work)
+
+    def _check_list(self, tensors: Sequence[Any], what: str) -> None:
+        if len(tensors) != self._count:
+            raise ValueError(f"{what}: a list of {self._count} tensors is needed, not of {len(tensors)}")
+
+    def _check_sizes(self, tensors: Tensors, one: torch.Tensor, what: str) -> None:
+        self._check_list(tensors, what)
+        for each in tensors:
+            check_tensor(each, what, one)
+            if each.numel() != one.numel():
+                raise ValueError(f"{what}: a tensor of the list has {each.numel()} elements, and not {one.numel()}")
+
+    def _root(self, rank: int, what: str) -> int:
+        if not 0 <= rank < self._count:
+            raise ValueError(f"{what}: root rank {rank} is not in the group, whose size is {self._count}")
+        return rank

@@ -1,0 +1,181 @@
+"""The backend as a process group in Python, for where there is no compiler. As backend.cpp.
+
+Torch 2.13 lets no Python class be a Backend; a ProcessGroup can be one.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives.c10d._python_base import Tensors
+from phalanx.collectives.c10d._python_collectives import Collectives
+from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor, elements_of, only
+from phalanx.collectives.c10d._python_work import Work, fail
+from phalanx.collectives.c10d._torch_compat import options
+from phalanx.core import ANY_RANK, PhalanxError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+_DELAY_S = 2.0  # what an answer may take that was given in time
+
+
+class PythonGroup(Collectives):
+    """A process group of the backend `phalanx`: exchanges, barriers, messages, and the collectives."""
+
+    # ---- exchanges ----------------------------------------------------------------------------------
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        what, opts = "all_to_all_single", opts or options.AllToAllOptions()
+        check_tensor(output, what)
+        check_tensor(tensor, what, output)
+        out_counts = self._split_counts(output, output_splits, "output")
+        in_counts = self._split_counts(tensor, input_splits, "input")
+        buffers = Buffers([output])
+        out = buffers.writable(output)
+        source = buffers.apart(buffers.readable(tensor), tensor.nbytes, out, output.nbytes)
+        dtype = elements_of(tensor).dtype
+        return self._issue(
+            what,
+            opts,
+            buffers,
+            lambda group, more: group.all_to_all_v(source, in_counts, out, out_counts, dtype, **more),
+        )
+
+    alltoall_base = all_to_all_single
+
+    def _split_counts(self, tensor: torch.Tensor, splits: Sequence[int], side: str) -> list[int]:
+        what = "all_to_all_single"
+        rows = tensor.shape[0] if tensor.dim() else tensor.numel()
+        given = list(splits)
+        if not given:
+            if rows % self._count:
+                raise ValueError(f"{what}: dim 0 of the {side} ({rows}) is no multiple of the group size {self._count}")
+            given = [rows // self._count] * self._count
+        self._check_list(given, what)
+        if min(given) < 0:
+            raise ValueError(f"{what}: a split of the {side} is negative")
+        if sum(given) != rows:
+            raise ValueError(f"{what}: the splits of the {side} add up to {sum(given)}, and its dim 0 is {rows}")
+        per_row = tensor.numel() // rows if rows else 0
+        return [elements_of(tensor, split * per_row).numel for split in given]
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        what, opts = "all_to_all", opts or options.AllToAllOptions()
+        for tensors in (outputs, inputs):
+            self._check_list(tensors, what)
+            for each in tensors:
+                check_tensor(each, what, outputs[0])
+        out_counts = [elements_of(each).numel for each in outputs]
+        in_counts = [elements_of(each).numel for each in inputs]
+        buffers = Buffers(outputs)
+        out, dtype = buffers.all_writable(outputs), elements_of(outputs[0]).dtype
+        in_bytes, out_bytes = (sum(each.nbytes for each in tensors) for tensors in (inputs, outputs))
+        source = buffers.apart(buffers.all_readable(inputs), in_bytes, out, out_bytes)
+        return self._issue(
+            what,
+            opts,
+            buffers,
+            lambda group, more: group.all_to_all_v(source, in_counts, out, out_counts, dtype, **more),
+        )
+
+    # ---- barriers -----------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> Work:
+        opts = opts or options.BarrierOptions()
+        buffers = Buffers()
+        data = buffers.writable(torch.zeros(1, dtype=torch.uint8), read_too=True)
+        return self._issue(
+            "barrier", opts, buffers, lambda group, more: group.all_reduce(data, data, 1, "uint8", "sum", **more)
+        )
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Through the store, so that the group is no worse for a rank that does not come."""
+        wish_ms = round(timeout.total_seconds() * 1000) if timeout is not None else -1
+        timeout_ms = wish_ms if wish_ms > 0 else self._timeout_ms
+        connection = self._engine.connection
+        self._engine.group(timeout_ms, "monitored_barrier")
+        everything = f"monitored_barrier/{connection.token}/"
+        number, self._monitored = self._monitored, self._monitored + 1
+        base = f"{everything}{number}/"
+        deadline = time.monotonic() + timeout_ms / 1000
+
+        def came(key: str, until: float) -> bool:
+            pause_s = _FIRST_PAUSE_S
+            while not self._store.check([base + key]):
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            return True
+
+        about, ranks = f"monitored_barrier on group '{connection.name}'", connection.ranks
+        self._store.set(f"{base}{self._position}", "here")
+        if self._position != 0:
+            # Rank 0 answers when it has waited as long as it may.
+            if not (came("0", deadline) and came("answer", time.monotonic() + timeout_ms / 1000 + _DELAY_S)):
+                raise dist.DistBackendError(
+                    f"{about}: rank {ranks[self._position]} reached it, and rank {ranks[0]} did not reach or end it in "
+                    f"{timeout_ms} ms"
+                )
+            answer = bytes(self._store.get(f"{base}answer")).decode()
+            if answer != "all":
+                raise dist.DistBackendError(answer)
+            return
+        missing: list[str] = []
+        for position in range(1, self._count):
+            if (wait_all_ranks or not missing) and not came(str(position), deadline):
+                missing.append(str(ranks[position]))
+        answer = f"{about}: rank(s) {', '.join(missing)} did not reach it in {timeout_ms} ms" if missing else "all"
+        self._store.set(f"{base}answer", answer)
+        if missing:
+            raise dist.DistBackendError(answer)
+        with suppress(RuntimeError):  # not every store can
+            for position in range(1, self._count):
+                self._store.delete_key(f"{base}{position}")
+            if number > 0:  # all have read them
+                self._store.delete_key(f"{everything}{number - 1}/0")
+                self._store.delete_key(f"{everything}{number - 1}/answer")
+
+    # ---- messages -----------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+        return self._message("send", tensors, peer, tag)
+
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+        return self._message("recv", tensors, peer, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+        return self._message("recv_anysource", tensors, ANY_RANK, tag)
+
+    def _message(self, what: str, tensors: Tensors, peer: int, tag: int) -> Work:
+        tensor = only(tensors, what)
+        if tag < 0:
+            raise ValueError(f"{what}: the tag {tag} is negative")
+        if peer < 0 and what != "recv_anysource":
+            raise ValueError(f"{what}: {peer} is no rank")
+        if peer >= self._count:
+            raise ValueError(f"{what}: rank {peer} is not in the group, whose size is {self._count}")
+        timeout_ms = self._timeout_ms
+        group = self._engine.group(timeout_ms, what)
+        self._engine.sweep()
+        buffers, (count, dtype) = Buffers(tensors), elements_of(tensor)
+        work = Work(self._engine, what, buffers, timeout_ms, self._sequence, receives=what != "send")
+        data = buffers.readable(tensor) if what == "send" else buffers.writable(tensor)
+        call = group.send if what == "send" else group.recv
+        try:
+            made = call(data, peer, count, dtype, tag=tag, timeout_ms=timeout_ms, blocking=False)
+        except PhalanxError as error:
+            fail(what, error)
+        self._begin(work, made)
+        return work

@@ -1,0 +1,172 @@
+"""Tensors as the core takes them: addresses of contiguous memory, dtypes and reductions by number. As tensors.cpp."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from phalanx.collectives.c10d import _torch_compat
+from phalanx.collectives.c10d._torch_compat import ReduceOp
+from phalanx.core import DType
+from phalanx.core import ReduceOp as CoreOp
+
+_DTYPES: dict[torch.dtype, DType] = {
+    found: dtype for dtype in DType if isinstance(found := getattr(torch, dtype.name.lower(), None), torch.dtype)
+}
+_OPS = {
+    ReduceOp.SUM: CoreOp.SUM,
+    ReduceOp.AVG: CoreOp.AVG,
+    ReduceOp.PRODUCT: CoreOp.PRODUCT,
+    ReduceOp.MIN: CoreOp.MIN,
+    ReduceOp.MAX: CoreOp.MAX,
+    ReduceOp.BAND: CoreOp.BAND,
+    ReduceOp.BOR: CoreOp.BOR,
+    ReduceOp.BXOR: CoreOp.BXOR,
+    ReduceOp.PREMUL_SUM: CoreOp.PREMUL_SUM,
+}
+
+
+class Elements(NamedTuple):
+    """What moves. Dtypes that the core has not got move as bytes."""
+
+    numel: int
+    dtype: DType
+
+
+def elements_of(tensor: torch.Tensor, numel: int | None = None) -> Elements:
+    """`numel` elements of a tensor; None is all of them."""
+    count = tensor.numel() if numel is None else numel
+    dtype = _DTYPES.get(tensor.dtype)
+    return Elements(count, dtype) if dtype is not None else Elements(count * tensor.element_size(), DType.UINT8)
+
+
+def reduced_dtype(tensor: torch.Tensor) -> DType:
+    """Of a tensor that is reduced: its dtype must be one of the core's."""
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise ValueError(f"phalanx does not reduce tensors of dtype {tensor.dtype}; convert them to another dtype")
+    return dtype
+
+
+def reduction_of(op: Any) -> tuple[CoreOp, float]:
+    """The core's reduction, and its factor."""
+    for known, reduction in _OPS.items():
+        if op == known:
+            return reduction, _torch_compat.premultiplied_by(op) if reduction == CoreOp.PREMUL_SUM else 1.0
+    raise ValueError("this ReduceOp is none of phalanx")
+
+
+def check_tensor(tensor: Any, what: str, like: torch.Tensor | None = None) -> None:
+    """Raise ValueError unless it is a dense tensor on the CPU, of the dtype of the other one."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{what}: phalanx takes dense tensors, not {tensor.layout}")
+    if not tensor.is_cpu:
+        raise ValueError(f"{what}: phalanx takes tensors on the CPU, not on {tensor.device}")
+    if like is not None and tensor.dtype != like.dtype:
+        text = f"tensors of dtypes {tensor.dtype} and {like.dtype} in one collective; all must have the same"
+        raise ValueError(text)
+
+
+def only(tensors: Sequence[torch.Tensor], what: str) -> torch.Tensor:
+    """The one tensor of a list."""
+    if len(tensors) != 1:
+        raise ValueError(f"{what}: one tensor is needed, not {len(tensors)}")
+    check_tensor(tensors[0], what)
+    return tensors[0]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _are_adjacent(tensors: Sequence[torch.Tensor]) -> bool:
+    following = None
+    for tensor in tensors:
+        if not _is_plain(tensor):
+            return False
+        if tensor.numel() > 0:
+            if following is not None and tensor.data_ptr() != following:
+                return False
+            following = tensor.data_ptr() + tensor.nbytes
+    return True
+
+
+def _address(tensors: Sequence[torch.Tensor]) -> int:
+    return next((tensor.data_ptr() for tensor in tensors if tensor.numel() > 0), 0)
+
+
+class Buffers:
+    """What an operation reads and writes.
+
+    Attributes:
+        outputs: The value of its future.
+    """
+
+    def __init__(self, outputs: Sequence[torch.Tensor] = ()) -> None:
+        self.outputs = list(outputs)
+        self._keep: list[torch.Tensor] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # destination, source
+
+    def finish(self) -> None:
+        """When it is complete: copy to where the results belong, and let go of the rest."""
+        with torch.no_grad():
+            for to, source in self._copies:
+                to.copy_(source)
+        self._keep, self._copies = [], []
+
+    def readable(self, tensor: torch.Tensor) -> int:
+        """The address of its elements, or of a copy of them."""
+        self._keep.append(tensor if _is_plain(tensor) else _plain(tensor))
+        return self._keep[-1].data_ptr()
+
+    def writable(self, tensor: torch.Tensor, read_too: bool = False, copy_back: bool = True) -> int:
+        """The address of its elements, or of what is copied to them at the end.
+
+        Args:
+            read_too: Whether the elements are of use before.
+            copy_back: False if nobody writes to it on this rank.
+        """
+        if _is_plain(tensor):
+            self._keep.append(tensor)
+        else:
+            made = _plain(tensor) if read_too else torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._keep.append(made)
+            if copy_back:
+                self._copies.append((tensor.detach(), made))
+        return self._keep[-1].data_ptr()
+
+    def all_readable(self, tensors: Sequence[torch.Tensor]) -> int:
+        """As `readable`, one after another."""
+        if _are_adjacent(tensors):
+            self._keep.extend(tensors)
+            return _address(tensors)
+        self._keep.append(torch.cat([_plain(tensor).view(-1) for tensor in tensors]))
+        return self._keep[-1].data_ptr()
+
+    def all_writable(self, tensors: Sequence[torch.Tensor]) -> int:
+        """As `writable`, one after another."""
+        if _are_adjacent(tensors):
+            self._keep.extend(tensors)
+            return _address(tensors)
+        flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        self._copies += [(to.detach(), part.view(to.shape)) for to, part in zip(tensors, parts, strict=True)]
+        self._keep.append(flat)
+        return flat.data_ptr()
+
+    def apart(self, source: int, source_bytes: int, out: int, out_bytes: int) -> int:
+        """The input, or a copy of it if it overlaps the output in a way that the core does not take."""
+        if not source_bytes or not out_bytes or source + source_bytes <= out or out + out_bytes <= source:
+            return source
+        if source == out and source_bytes == out_bytes:
+            return source
+        from ctypes import memmove
+
+        copy = torch.empty(source_bytes, dtype=torch.uint8)
+        memmove(copy.data_ptr(), source, source_bytes)
+        self._keep.append(copy)
+        return copy.data_ptr()

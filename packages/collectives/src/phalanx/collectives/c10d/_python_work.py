@@ -1,0 +1,317 @@
+"""Works of the backend in Python, and the thread that completes their futures. As work.cpp and engine.cpp."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from phalanx.collectives.c10d import _torch_compat
+from phalanx.collectives.c10d._connect import Connection
+from phalanx.collectives.c10d._python_tensors import Buffers
+from phalanx.core import Group, InvalidArgumentError, PhalanxError, UnsupportedError
+from phalanx.core import Work as CoreWork
+
+_DRAIN_S = 5.0  # what close waits for peers
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.00005, 0.0005
+_SWEPT = 8  # works that a call looks at, in case their owners dropped them
+
+
+def named(what: str, text: str) -> str:
+    """The text of an error of the core, which begins with the name of what was called through torch."""
+    return text if text.startswith(what) else f"{what}: {text}"
+
+
+def translated(what: str, error: PhalanxError) -> Exception:
+    """An error of the core as torch.distributed has it."""
+    if isinstance(error, InvalidArgumentError):
+        return ValueError(named(what, str(error)))
+    if isinstance(error, UnsupportedError):
+        return NotImplementedError(named(what, str(error)))
+    return dist.DistBackendError(named(what, str(error)))
+
+
+def fail(what: str, error: PhalanxError) -> NoReturn:
+    """Raise an error of the core as torch.distributed has it."""
+    raise translated(what, error) from error
+
+
+class Work(_torch_compat.WorkBase):  # type: ignore[misc]
+    """What was started. Complete when somebody waits or asks, or, once it has a future, by the engine's thread.
+
+    Args:
+        engine: Of the group.
+        what: Torch's name of the call.
+        buffers: What it reads and writes.
+        timeout_ms: Of its wait.
+        sequence: Its number in the group.
+        receives: Whether it completes only when a peer decides to send.
+    """
+
+    def __init__(
+        self, engine: "Engine", what: str, buffers: Buffers, timeout_ms: int, sequence: int, receives: bool = False
+    ) -> None:
+        super().__init__()
+        self._engine = engine
+        self._what = what
+        self._buffers = buffers
+        self._timeout_ms = timeout_ms
+        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._sequence = sequence
+        self._receives = receives
+        self._lock = threading.Lock()
+        self._core: CoreWork | None = None
+        self._error: Exception | None = None
+        self._source = -1
+        self._future: Any = None
+        self._done = False
+
+    def started(self, core: CoreWork) -> None:
+        """Once, with what the core started."""
+        self._core = core
+
+    def completed(self) -> None:
+        """Or it was complete at once."""
+        self._settle(None)
+
+    def _settle(self, error: PhalanxError | None) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self._error = None if error is None else translated(self._what, error)
+            if error is None:
+                try:
+                    self._buffers.finish()
+                except Exception as problem:
+                    self._error = problem
+                if self._core is not None:
+                    with suppress(PhalanxError):
+                        self._source = self._core.source()
+            self._core = None
+            self._done = True
+            future = self._future
+        self._engine.remove(self)
+        if future is not None:
+            self._mark(future)
+
+    def _mark(self, future: Any) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(self._buffers.outputs)
+
+    def _ask(self, call: Callable[[CoreWork], bool | None]) -> bool:
+        core = self._core
+        if core is not None:
+            try:
+                if call(core) is False:
+                    return False
+            except PhalanxError as error:
+                self._settle(error)
+            else:
+                self._settle(None)
+        return self._done
+
+    def poll(self) -> bool:
+        """Ask the core. Returns whether it is complete, successfully or not."""
+        if self._ask(lambda core: core.test()):
+            return True
+        return time.monotonic() >= self._deadline and self._ask(lambda core: core.wait(1))
+
+    def drain(self, until: float, failed: bool) -> None:
+        """For the end of the group: wait until then, at most. `failed`: the group has failed, and so will this."""
+        left_ms = 1000 if failed else int((until - time.monotonic()) * 1000)
+        if failed or (left_ms > 0 and not self._receives):
+            self._ask(lambda core: core.wait(left_ms))
+        else:
+            self._ask(lambda core: core.test())
+
+    # ---- as torch.distributed.Work ------------------------------------------------------------------
+
+    def wait(self, timeout: Any = None) -> bool:
+        limit_ms = round(timeout.total_seconds() * 1000) if timeout else 0
+        self._ask(lambda core: core.wait(limit_ms if limit_ms > 0 else self._timeout_ms))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._done or self.poll()
+
+    def is_success(self) -> bool:
+        return self._done and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error if self._done else None
+
+    def result(self) -> list[Any]:
+        return self._buffers.outputs
+
+    def source_rank(self) -> int:
+        return self._source
+
+    _source_rank = source_rank
+
+    def abort(self) -> None:
+        self._engine.abort("a work was aborted")
+
+    def get_future(self) -> Any:
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = _torch_compat.new_future()
+            done = self._done
+        if done:
+            self._mark(self._future)
+        else:
+            self._engine.watch(self)
+        return self._future
+
+    def get_future_result(self) -> Any:
+        return self.get_future().then(lambda done: 2 if self._error is not None else 0)  # numbers of c10d::WorkResult
+
+    def _get_sequencenumber(self) -> int:
+        return self._sequence
+
+
+class Batch(_torch_compat.WorkBase):  # type: ignore[misc]
+    """Several works as one."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: Any = None) -> bool:
+        return all(work.wait(timeout) for work in self._works)
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        return next((work.exception() for work in self._works if work.exception() is not None), None)
+
+    def result(self) -> list[Any]:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self) -> Any:
+        import torch
+
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+
+class Engine:
+    """What a group and its works share. After `close` it holds nothing of the core.
+
+    Args:
+        connection: Where the core's group comes from.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._under_way: dict[int, Work] = {}
+        self._watched: list[Work] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._aborted = ""
+
+    def group(self, timeout_ms: int, what: str) -> Group:
+        """The core's group; meets the others at the first call.
+
+        Raises:
+            DistBackendError: They did not come, or this was closed.
+        """
+        if self._closed:
+            end = f"aborted: {self._aborted}" if self._aborted else "destroyed"
+            raise dist.DistBackendError(f"group '{self.connection.name}' was {end}. Make a new group.")
+        try:
+            return self.connection.group(timeout_ms)
+        except PhalanxError as error:
+            fail(what, error)
+
+    def add(self, work: Work) -> None:
+        with self._lock:
+            self._under_way[id(work)] = work
+
+    def remove(self, work: Work) -> None:
+        with self._lock:
+            self._under_way.pop(id(work), None)
+
+    def _works(self) -> list[Work]:
+        with self._lock:
+            return list(self._under_way.values())
+
+    def sweep(self) -> None:
+        """Let go of works that are complete, if nobody else asks for them."""
+        looked_at = []
+        with self._lock:
+            for _ in range(min(_SWEPT, len(self._under_way))):  # in turn
+                key = next(iter(self._under_way))
+                self._under_way[key] = self._under_way.pop(key)
+                looked_at.append(self._under_way[key])
+        for work in looked_at:
+            work.poll()
+
+    def watch(self, work: Work) -> None:
+        with self._lock:
+            self._watched.append(work)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="phalanx_futures", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        # Waits for none of them: a wait would keep other threads from starting collectives.
+        pause = _SHORTEST_PAUSE_S
+        while True:
+            with self._lock:
+                while not self._watched and not self._closed:
+                    self._changed.wait()
+                if self._closed and not self._watched:
+                    return
+                watched = list(self._watched)
+            complete = {id(work) for work in watched if work.poll()}
+            with self._lock:
+                self._watched = [work for work in self._watched if id(work) not in complete]
+                pause = _SHORTEST_PAUSE_S if complete else min(2 * pause, _LONGEST_PAUSE_S)
+                if not complete and not self._closed:
+                    self._changed.wait(pause)
+
+    def abort(self, reason: str) -> None:
+        """Every call that waits, in any thread and on any rank, ends with this reason. Then as close."""
+        self._aborted = self._aborted or reason
+        group = self.connection.known()
+        if group is not None and not self._closed:
+            group.revoke(reason)
+        self.close()
+
+    def close(self) -> None:
+        """Complete what is under way, or fail it if peers take longer than a few seconds."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            thread = self._thread
+        until = time.monotonic() + _DRAIN_S
+        for work in self._works():
+            work.drain(until, False)
+        group = self.connection.known()
+        if group is not None and (left := self._works()):
+            # The core must not write their buffers any more when they are gone.
+            group.revoke(f"a rank destroyed group '{self.connection.name}' while it had works under way")
+            for work in left:
+                work.drain(until, True)
+        with self._lock:
+            self._changed.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.connection.close()

@@ -1,0 +1,65 @@
+"""What the backend relies on that torch keeps private or does not list. Read in 2.13."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as _c10d
+
+ReduceOp: Any = _c10d.ReduceOp
+
+# Where the classes of options are, such as AllgatherOptions; not all are in torch.distributed.
+options: Any = torch._C._distributed_c10d
+
+# Bases of the group in Python and of its works. Their stubs give torch's own signatures, with more forms than it calls.
+GroupBase: Any = dist.ProcessGroup
+
+# C++ calls the wait and get_future of this one.
+WorkBase: Any = torch._C._distributed_c10d.Work
+
+CUSTOM: Any = dist.ProcessGroup.BackendType.CUSTOM
+
+
+def register_backend(name: str, create: Callable[[Any, Any], Any], devices: list[str]) -> None:
+    """Let init_process_group find a backend. Does nothing the second time.
+
+    Args:
+        name: In lower case.
+        create: Called with torch's description of a group and the options of the user.
+        devices: Types that it is for, as a list: a string would be taken apart into its characters.
+    """
+    if name.upper() not in _c10d.Backend._plugins:
+        dist.Backend.register_backend(name, create, extended_api=True, devices=devices)
+
+
+def group_named(name: str) -> dist.ProcessGroup | None:
+    """The process group that this rank has under a name, or None."""
+    for group, known in _c10d._world.pg_names.items():
+        if known == name:
+            return group
+    return None
+
+
+def backend_of(group: dist.ProcessGroup) -> Any:
+    """What serves a group's CPU tensors: a Backend, or the group itself where it is a Python class."""
+    if type(group) is not dist.ProcessGroup:
+        return group
+    return cast(Any, group)._get_backend(torch.device("cpu"))
+
+
+def claim_devices(group: Any, devices: list[str]) -> None:
+    """Say for which device types a Python group is, as torch asks it."""
+    for device in devices:
+        group._register_backend(torch.device(device), CUSTOM, None)
+
+
+def premultiplied_by(op: Any) -> float:
+    """The factor of a ReduceOp.PREMUL_SUM."""
+    factor = op.__getstate__()[1]
+    return float(factor.item() if isinstance(factor, torch.Tensor) else factor)
+
+
+def new_future() -> Any:
+    """A future on CPU tensors."""
+    return torch.futures.Future()

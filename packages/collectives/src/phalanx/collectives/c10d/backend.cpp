@@ -1,0 +1,349 @@
+// What the backend is besides the collectives of equal blocks: its life, exchanges, messages, barriers.
+#include "backend.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "tensors.h"
+
+namespace phalanx {
+namespace {
+
+using c10d::OpType;
+
+// Of every group: functional collectives of phalanx.collectives have channel 0, so that the two need no common order.
+constexpr uint32_t kChannel = 1;
+
+// Coalesced works that are kept though they are complete.
+constexpr size_t kKept = 64;
+
+// What an answer may take that was given in time.
+constexpr auto kDelay = std::chrono::seconds(2);
+
+// Several works as one.
+class Batch final : public c10d::Work {
+ public:
+  explicit Batch(std::vector<C10dWork> works) : c10d::Work(-1, OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](const C10dWork &work) { return work->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const C10dWork &work) { return work->isSuccess(); });
+  }
+  std::exception_ptr exception() const override {
+    for (const C10dWork &work : works_)
+      if (work->exception()) return work->exception();
+    return nullptr;
+  }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(Milliseconds timeout) override {
+    for (const C10dWork &work : works_) work->wait(timeout);
+    return true;
+  }
+  std::vector<at::Tensor> result() override {
+    std::vector<at::Tensor> all;
+    for (const C10dWork &work : works_)
+      for (const at::Tensor &each : work->result()) all.push_back(each);
+    return all;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const auto type = c10::FutureType::create(c10::ListType::create(c10::TensorType::get()));
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(type);
+    for (const C10dWork &work : works_) futures.push_back(work->getFuture());
+    return c10::collectAll(futures);
+  }
+
+ private:
+  const std::vector<C10dWork> works_;
+};
+
+}  // namespace
+
+Backend::Backend(int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store, Milliseconds timeout,
+                 std::shared_ptr<Engine> engine)
+    : c10d::Backend(rank, static_cast<int>(ranks.size())),
+      ranks_(std::move(ranks)),
+      store_(std::move(store)),
+      engine_(std::move(engine)),
+      timeout_ms_(timeout.count()) {}
+
+Backend::~Backend() { engine_->close(); }
+
+c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
+  return c10::make_intrusive<Options>("phalanx", Milliseconds(timeout_ms_.load()));
+}
+
+void Backend::setTimeout(Milliseconds timeout) {
+  TORCH_CHECK_VALUE(timeout.count() > 0, "a timeout must be positive");
+  timeout_ms_ = timeout.count();
+}
+
+Milliseconds Backend::limit(Milliseconds wish) const {
+  return wish.count() > 0 ? wish : Milliseconds(timeout_ms_.load());
+}
+
+uint64_t Backend::getSequenceNumberForGroup() { return sequence_.load(); }
+
+c10d::ErrorType Backend::getError() {
+  const auto group = engine_->met();
+  phx_error_info info{};
+  info.struct_size = sizeof info;
+  if (!group || core().group_error(group.get(), &info) != PHX_OK) return c10d::ErrorType::SUCCESS;
+  if (info.status == PHX_ERR_TIMEOUT) return c10d::ErrorType::TIMEOUT;
+  return info.rank == ranks_[rank_] ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::REMOTE_ERROR;
+}
+
+void Backend::abort() {
+  engine_->abort("rank " + std::to_string(ranks_[rank_]) + " aborted process group '" + engine_->name() + "'");
+}
+
+void Backend::shutdown() { engine_->close(); }
+
+void Backend::startCoalescing() {
+  coalesced_.clear();
+  coalescing_ = true;
+}
+
+C10dWork Backend::endCoalescing() {
+  coalescing_ = false;
+  return c10::make_intrusive<Batch>(std::exchange(coalesced_, {}));
+}
+
+// If an exception kept torch from ending it, this goes on; so what is complete is not kept for ever.
+void Backend::coalesce(const C10dWork &work) {
+  if (coalesced_.size() >= kKept) {
+    const auto complete = [](const C10dWork &each) { return each->isCompleted() && each->isSuccess(); };
+    coalesced_.erase(std::remove_if(coalesced_.begin(), coalesced_.end(), complete), coalesced_.end());
+  }
+  coalesced_.push_back(work);
+}
+
+C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
+  const Milliseconds timeout = limit(plan.timeout);
+  const auto group = engine_->group(timeout, plan.title);
+  engine_->sweep();
+  const uint64_t sequence = plan.message ? sequence_.load() : ++sequence_;
+  auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
+  phx_options options{};
+  options.struct_size = sizeof options;
+  options.channel = kChannel;
+  options.timeout_ms = timeout.count();
+  options.scale = plan.scale;
+  phx_work *handle = nullptr;
+  const bool async = plan.async || coalescing_;
+  const phx_status status = call(group.get(), &options, async ? &handle : nullptr);
+  if (status < 0) throw_status(status, named(plan.title, core().last_error()));
+  if (async) {
+    work->started(handle);
+    engine_->add(work);
+    if (coalescing_) coalesce(work);
+  } else {
+    work->completed();
+    work->wait();  // raises what went wrong after it
+  }
+  return work;
+}
+
+C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls) {
+  TORCH_CHECK_VALUE(!calls.empty(), plan.title + 8, ": the list of tensors is empty");
+  const auto block_bytes = [](const phx_call &call) { return bytes_of({call.dtype, call.count}); };
+  const size_t size = size_;
+  for (phx_call &reader : calls) {
+    const size_t in_bytes = block_bytes(reader) * (reader.kind == PHX_CALL_REDUCE_SCATTER ? size : 1);
+    for (const phx_call &writer : calls) {
+      if (&reader == &writer && reader.in == reader.out && reader.kind == PHX_CALL_ALL_REDUCE) continue;
+      const size_t out_bytes = block_bytes(writer) * (writer.kind == PHX_CALL_ALL_GATHER ? size : 1);
+      if (&reader != &writer && reader.in == reader.out) continue;  // two outputs that overlap: the core says so
+      reader.in = apart(reader.in, in_bytes, writer.out, out_bytes, buffers);
+    }
+  }
+  return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
+    return core().coalesced(group, calls.data(), calls.size(), options, work);
+  });
+}
+
+C10dWork Backend::exchange(const Plan &plan, Buffers buffers, const void *in, const std::vector<size_t> &in_counts,
+                           void *out, const std::vector<size_t> &out_counts, int32_t dtype) {
+  return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
+    return core().all_to_all_v(group, in, in_counts.data(), out, out_counts.data(), dtype, options, work);
+  });
+}
+
+C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
+                                std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) {
+  const char *const what = "all_to_all_single";
+  check_tensor(output, what);
+  check_tensor(input, what);
+  check_same_dtype(output, input);
+  const auto counts = [&](const at::Tensor &tensor, const std::vector<int64_t> &splits, const char *side) {
+    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+    std::vector<int64_t> given = splits;
+    if (given.empty()) {
+      TORCH_CHECK_VALUE(rows % size_ == 0, what, ": dim 0 of the ", side, " (", rows,
+                        ") is no multiple of the group size ", size_);
+      given.assign(size_, rows / size_);
+    }
+    check_list(given.size(), what);
+    int64_t sum = 0;
+    std::vector<size_t> made;
+    for (const int64_t split : given) {
+      TORCH_CHECK_VALUE(split >= 0, what, ": a split of the ", side, " is negative");
+      sum += split;
+      made.push_back(elements_of(tensor, rows == 0 ? 0 : split * (tensor.numel() / rows)).count);
+    }
+    TORCH_CHECK_VALUE(sum == rows, what, ": the splits of the ", side, " add up to ", sum, ", and its dim 0 is ", rows);
+    return made;
+  };
+  const std::vector<size_t> out_counts = counts(output, output_splits, "output");
+  const std::vector<size_t> in_counts = counts(input, input_splits, "input");
+  Buffers buffers;
+  buffers.outputs = {output};
+  void *out = writable(output, buffers);
+  const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
+  const Plan plan{OpType::ALLTOALL_BASE, "phalanx:all_to_all_single", opts.timeout, opts.asyncOp};
+  return exchange(plan, std::move(buffers), in, in_counts, out, out_counts, elements_of(input).dtype);
+}
+
+C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) {
+  check_list(outputs.size(), "all_to_all");
+  check_list(inputs.size(), "all_to_all");
+  Buffers buffers;
+  buffers.outputs = outputs;
+  std::vector<size_t> out_counts, in_counts;
+  for (const Tensors *list : {&outputs, &inputs})
+    for (const at::Tensor &each : *list) {
+      check_tensor(each, "all_to_all");
+      check_same_dtype(each, outputs[0]);
+      (list == &outputs ? out_counts : in_counts).push_back(elements_of(each).count);
+    }
+  void *out = writable(outputs, buffers);
+  const int32_t dtype = elements_of(outputs[0]).dtype;
+  const auto bytes = [&](const Tensors &list) { return static_cast<size_t>(numel_of(list)) * list[0].element_size(); };
+  const void *in = apart(readable(inputs, buffers), bytes(inputs), out, bytes(outputs), buffers);
+  const Plan plan{OpType::ALLTOALL, "phalanx:all_to_all", opts.timeout, opts.asyncOp};
+  return exchange(plan, std::move(buffers), in, in_counts, out, out_counts, dtype);
+}
+
+// Each rank's indices and values, gathered and added up. It runs to its end at once.
+C10dWork Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) {
+  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse() && tensors[0].is_cpu(),
+                    "all_reduce: one sparse COO tensor on the CPU is needed");
+  TORCH_CHECK_VALUE(static_cast<c10d::ReduceOp::RedOpType>(opts.reduceOp) == c10d::ReduceOp::SUM,
+                    "all_reduce: sparse tensors can only be added up");
+  const at::NoGradGuard no_grad;
+  const at::Tensor mine = tensors[0].coalesce();
+  c10d::AllgatherOptions gather;
+  gather.timeout = opts.timeout;
+  gather.asyncOp = false;
+  at::Tensor count = at::tensor({mine._nnz()}, at::kLong);
+  at::Tensor counts = at::empty({size_}, at::kLong);
+  _allgather_base(counts, count, gather);
+  const auto gathered = [&](const at::Tensor &block, const at::Tensor &like) {  // blocks: nnz first
+    TensorLists outputs(1);
+    for (int rank = 0; rank < size_; ++rank) {
+      std::vector<int64_t> sizes = like.sizes().vec();
+      sizes[0] = counts[rank].item<int64_t>();
+      outputs[0].push_back(at::empty(sizes, like.options()));
+    }
+    Tensors inputs{block};
+    allgather(outputs, inputs, gather);
+    return at::cat(outputs[0]);
+  };
+  const at::Tensor rows = mine.indices().t().contiguous();
+  const at::Tensor indices = gathered(rows, rows).t();
+  const at::Tensor values = gathered(mine.values(), mine.values());
+  const at::Tensor sum = at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce();
+  tensors[0].copy_(sum);
+  Buffers buffers;
+  buffers.outputs = tensors;
+  auto work = c10::make_intrusive<Work>(engine_, OpType::_ALLREDUCE_SPARSE, "phalanx:all_reduce", std::move(buffers),
+                                        sequence_.load(), limit(opts.timeout));
+  work->completed();
+  return work;
+}
+
+C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
+  Buffers buffers;
+  const at::Tensor one = at::zeros({1}, at::kByte);
+  void *data = readable_and_writable(one, buffers);
+  const auto call = [&](auto *group, auto *options, auto **work) {
+    return core().all_reduce(group, data, data, 1, PHX_U8, PHX_SUM, options, work);
+  };
+  return issue({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, std::move(buffers), call);
+}
+
+// Through the store, so that the group is no worse for a rank that does not come.
+void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_ranks) {
+  const Milliseconds timeout = limit(opts.timeout);
+  const std::string all = "monitored_barrier/" + engine_->token(timeout, "phalanx:monitored_barrier") + "/";
+  const uint64_t number = monitored_++;
+  const std::string base = all + std::to_string(number) + "/";
+  const auto deadline = Clock::now() + timeout;
+  const auto wait_for = [&](const std::string &key, Clock::time_point until) {
+    for (auto pause = std::chrono::microseconds(200);; pause = std::min(2 * pause, std::chrono::microseconds(20000))) {
+      if (store_->check({base + key})) return true;
+      if (Clock::now() >= until) return false;
+      std::this_thread::sleep_for(pause);
+    }
+  };
+  const std::string about = "monitored_barrier on group '" + engine_->name() + "': ";
+  const std::string in_time = " in " + std::to_string(timeout.count()) + " ms";
+  const auto name = [&](int rank) { return std::to_string(ranks_[rank]); };
+  store_->set(base + std::to_string(rank_), std::string("here"));
+  if (rank_ != 0) {
+    // Rank 0 answers when it has waited as long as it may.
+    if (!wait_for("0", deadline) || !wait_for("answer", Clock::now() + timeout + kDelay))
+      C10_THROW_ERROR(DistBackendError, about + "rank " + name(rank_) + " reached it, and rank " + name(0) +
+                                            " did not reach or end it" + in_time);
+    if (const std::string answer = store_->get_to_str(base + "answer"); answer != "all")
+      C10_THROW_ERROR(DistBackendError, answer);
+    return;
+  }
+  std::string missing;
+  for (int rank = 1; rank < size_; ++rank) {
+    if (wait_for(std::to_string(rank), deadline)) continue;
+    missing += (missing.empty() ? "" : ", ") + name(rank);
+    if (!wait_all_ranks) break;
+  }
+  std::string answer = "all";
+  if (!missing.empty()) answer = about + "rank(s) " + missing + " did not reach it" + in_time;
+  store_->set(base + "answer", answer);
+  if (!missing.empty()) C10_THROW_ERROR(DistBackendError, answer);
+  for (int rank = 1; rank < size_; ++rank) store_->deleteKey(base + std::to_string(rank));
+  if (number == 0) return;
+  for (const char *key : {"/0", "/answer"}) store_->deleteKey(all + std::to_string(number - 1) + key);  // all read them
+}
+
+C10dWork Backend::message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag) {
+  const at::Tensor &tensor = only(tensors, title + 8);
+  TORCH_CHECK_VALUE(tag >= 0, title + 8, ": the tag ", tag, " is negative");
+  TORCH_CHECK_VALUE(peer >= 0 || type == OpType::RECVANYSOURCE, title + 8, ": ", peer, " is no rank");
+  TORCH_CHECK_VALUE(peer < size_, title + 8, ": rank ", peer, " is not in the group, whose size is ", size_);
+  const bool sends = type == OpType::SEND;
+  Buffers buffers;
+  buffers.outputs = tensors;
+  const void *in = sends ? readable(tensor, buffers) : nullptr;
+  void *out = sends ? nullptr : writable(tensor, buffers);
+  const auto call = [&, elements = elements_of(tensor)](auto *group, auto *options, auto **work) {
+    if (sends) return core().send(group, in, elements.count, elements.dtype, peer, tag, options, work);
+    return core().recv(group, out, elements.count, elements.dtype, peer, tag, options, work);
+  };
+  Plan plan{type, title, c10d::kUnsetTimeout, true};
+  plan.message = true;
+  return issue(plan, std::move(buffers), call);
+}
+
+C10dWork Backend::send(Tensors &tensors, int peer, int tag) {
+  return message(OpType::SEND, "phalanx:send", tensors, peer, tag);
+}
+
+C10dWork Backend::recv(Tensors &tensors, int peer, int tag) {
+  return message(OpType::RECV, "phalanx:recv", tensors, peer, tag);
+}
+
+C10dWork Backend::recvAnysource(Tensors &tensors, int tag) {
+  return message(OpType::RECVANYSOURCE, "phalanx:recv_anysource", tensors, PHX_ANY_RANK, tag);
+}
+
+}  // namespace phalanx

@@ -1,0 +1,322 @@
+// The collectives of the backend: torch's arguments, checked, as calls of the core.
+#include <algorithm>
+
+#include "backend.h"
+#include "tensors.h"
+
+namespace phalanx {
+namespace {
+
+using c10d::OpType;
+
+// One call of a coalesced group.
+phx_call call_of(int32_t kind, const void *in, void *out, const Elements &elements, int32_t op) {
+  phx_call call{};
+  call.struct_size = sizeof call;
+  call.kind = kind;
+  call.in = in;
+  call.out = out;
+  call.count = elements.count;
+  call.dtype = elements.dtype;
+  call.op = op;
+  return call;
+}
+
+std::vector<size_t> counts_of(const Tensors &tensors) {
+  std::vector<size_t> counts;
+  for (const at::Tensor &tensor : tensors) counts.push_back(elements_of(tensor).count);
+  return counts;
+}
+
+bool all_equal(const std::vector<size_t> &counts) {
+  return std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts[0]; });
+}
+
+void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *what) {
+  for (const at::Tensor &tensor : tensors) {
+    check_tensor(tensor, what);
+    check_same_dtype(tensor, like);
+  }
+}
+
+// The bytes that the blocks of all ranks have together.
+size_t total_bytes(const Tensors &tensors) {
+  return static_cast<size_t>(numel_of(tensors)) * tensors[0].element_size();
+}
+
+}  // namespace
+
+int Backend::root(int64_t rank, const char *what) const {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < size_, what, ": root rank ", rank, " is not in the group, whose size is ",
+                    size_);
+  return static_cast<int>(rank);
+}
+
+void Backend::check_list(size_t count, const char *what) const {
+  TORCH_CHECK_VALUE(count == static_cast<size_t>(size_), what, ": a list of ", size_, " tensors is needed, not of ",
+                    count);
+}
+
+C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) {
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, opts);
+  const at::Tensor &tensor = only(tensors, "all_reduce");
+  const Reduction reduction = reduction_of(opts.reduceOp);
+  const int32_t dtype = reduced_dtype(tensor);
+  Buffers buffers;
+  buffers.outputs = tensors;
+  void *data = readable_and_writable(tensor, buffers);
+  const auto call = [&, n = static_cast<size_t>(tensor.numel())](auto *group, auto *options, auto **work) {
+    return core().all_reduce(group, data, data, n, dtype, reduction.op, options, work);
+  };
+  const Plan plan{OpType::ALLREDUCE, "phalanx:all_reduce", opts.timeout, opts.asyncOp, reduction.scale};
+  return issue(plan, std::move(buffers), call);
+}
+
+C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
+  const Reduction reduction = reduction_of(opts.reduceOp);
+  Buffers buffers;
+  buffers.outputs = tensors;
+  std::vector<phx_call> calls;
+  for (const at::Tensor &tensor : tensors) {
+    check_tensor(tensor, "all_reduce_coalesced");
+    void *data = readable_and_writable(tensor, buffers);
+    const Elements elements{reduced_dtype(tensor), static_cast<size_t>(tensor.numel())};
+    calls.push_back(call_of(PHX_CALL_ALL_REDUCE, data, data, elements, reduction.op));
+  }
+  const Plan plan{OpType::ALLREDUCE_COALESCED, "phalanx:all_reduce_coalesced", opts.timeout, opts.asyncOp,
+                  reduction.scale};
+  return issue_coalesced(plan, std::move(buffers), std::move(calls));
+}
+
+C10dWork Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
+  const at::Tensor &tensor = only(tensors, "broadcast");
+  const int from = root(opts.rootRank, "broadcast");
+  Buffers buffers;
+  buffers.outputs = tensors;
+  void *data = readable_and_writable(tensor, buffers);
+  if (from == rank_) buffers.copies.clear();
+  const auto call = [&, elements = elements_of(tensor)](auto *group, auto *options, auto **work) {
+    return core().broadcast(group, data, elements.count, elements.dtype, from, options, work);
+  };
+  return issue({OpType::BROADCAST, "phalanx:broadcast", opts.timeout, opts.asyncOp}, std::move(buffers), call);
+}
+
+C10dWork Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
+  const at::Tensor &tensor = only(tensors, "reduce");
+  const int to = root(opts.rootRank, "reduce");
+  const Reduction reduction = reduction_of(opts.reduceOp);
+  const int32_t dtype = reduced_dtype(tensor);
+  Buffers buffers;
+  buffers.outputs = tensors;
+  const void *in = to == rank_ ? readable_and_writable(tensor, buffers) : readable(tensor, buffers);
+  void *out = to == rank_ ? const_cast<void *>(in) : nullptr;
+  const auto call = [&, n = static_cast<size_t>(tensor.numel())](auto *group, auto *options, auto **work) {
+    return core().reduce(group, in, out, n, dtype, reduction.op, to, options, work);
+  };
+  const Plan plan{OpType::REDUCE, "phalanx:reduce", opts.timeout, opts.asyncOp, reduction.scale};
+  return issue(plan, std::move(buffers), call);
+}
+
+C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
+  const at::Tensor &input = only(inputs, "all_gather");
+  TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: one list of outputs is needed, not ", outputs.size());
+  Tensors &list = outputs[0];
+  check_list(list.size(), "all_gather");
+  check_tensors(list, input, "all_gather");
+  TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "all_gather: the input has ", input.numel(),
+                    " elements, and the output for this rank ", list[rank_].numel());
+  Buffers buffers;
+  buffers.outputs = list;
+  void *out = writable(list, buffers);
+  const std::vector<size_t> counts = counts_of(list);
+  const void *in = apart(readable(input, buffers), input.nbytes(), out, total_bytes(list), buffers);
+  const auto call = [&, elements = elements_of(input)](auto *group, auto *options, auto **work) {
+    if (all_equal(counts)) return core().all_gather(group, in, out, elements.count, elements.dtype, options, work);
+    return core().all_gather_v(group, in, out, counts.data(), elements.dtype, options, work);
+  };
+  return issue({OpType::ALLGATHER, "phalanx:all_gather", opts.timeout, opts.asyncOp}, std::move(buffers), call);
+}
+
+C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &opts) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  Buffers buffers;
+  check_tensor(output, "all_gather_into_tensor");
+  check_tensor(input, "all_gather_into_tensor");
+  check_same_dtype(output, input);
+  TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "all_gather_into_tensor: the output has ", output.numel(),
+                    " elements and needs ", size_, " times the ", input.numel(), " of the input");
+  buffers.outputs = outputs;
+  void *out = writable(output, buffers);
+  const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
+  const auto call = [&, elements = elements_of(input)](auto *group, auto *options, auto **work) {
+    return core().all_gather(group, in, out, elements.count, elements.dtype, options, work);
+  };
+  const Plan plan{OpType::_ALLGATHER_BASE, "phalanx:all_gather_into_tensor", opts.timeout, opts.asyncOp};
+  return issue(plan, std::move(buffers), call);
+}
+
+C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
+  const char *const what = "all_gather_coalesced";
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " lists of outputs for ",
+                    inputs.size(), " inputs");
+  Buffers buffers;
+  std::vector<phx_call> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor(inputs[i], what);
+    check_list(outputs[i].size(), what);
+    check_tensors(outputs[i], inputs[i], what);
+    for (const at::Tensor &each : outputs[i])
+      TORCH_CHECK_VALUE(each.numel() == inputs[i].numel(), what, ": an output has ", each.numel(),
+                        " elements, and its input ", inputs[i].numel());
+    buffers.outputs.insert(buffers.outputs.end(), outputs[i].begin(), outputs[i].end());
+    void *out = writable(outputs[i], buffers);
+    const void *in = readable(inputs[i], buffers);
+    calls.push_back(call_of(PHX_CALL_ALL_GATHER, in, out, elements_of(inputs[i]), 0));
+  }
+  const Plan plan{OpType::ALLGATHER_COALESCED, "phalanx:all_gather_coalesced", opts.timeout, opts.asyncOp};
+  return issue_coalesced(plan, std::move(buffers), std::move(calls));
+}
+
+C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                                  const c10d::AllgatherOptions &opts) {
+  const char *const what = "all_gather_into_tensor_coalesced";
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
+                    " inputs");
+  Buffers buffers;
+  buffers.outputs = outputs;
+  std::vector<phx_call> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor(inputs[i], what);
+    check_tensor(outputs[i], what);
+    check_same_dtype(outputs[i], inputs[i]);
+    TORCH_CHECK_VALUE(outputs[i].numel() == size_ * inputs[i].numel(), what, ": output ", i, " has ",
+                      outputs[i].numel(), " elements and needs ", size_, " times the ", inputs[i].numel(),
+                      " of its input");
+    void *out = writable(outputs[i], buffers);
+    const void *in = readable(inputs[i], buffers);
+    calls.push_back(call_of(PHX_CALL_ALL_GATHER, in, out, elements_of(inputs[i]), 0));
+  }
+  const Plan plan{OpType::COALESCED, "phalanx:all_gather_into_tensor_coalesced", opts.timeout, opts.asyncOp};
+  return issue_coalesced(plan, std::move(buffers), std::move(calls));
+}
+
+C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) {
+  const at::Tensor &input = only(inputs, "gather");
+  const int to = root(opts.rootRank, "gather");
+  Buffers buffers;
+  void *out = nullptr;
+  const void *in = readable(input, buffers);
+  if (to == rank_) {
+    TORCH_CHECK_VALUE(outputs.size() == 1, "gather: the root needs one list of outputs, not ", outputs.size());
+    check_list(outputs[0].size(), "gather");
+    check_tensors(outputs[0], input, "gather");
+    for (const at::Tensor &each : outputs[0])
+      TORCH_CHECK_VALUE(each.numel() == input.numel(), "gather: an output has ", each.numel(),
+                        " elements, and the input ", input.numel());
+    buffers.outputs = outputs[0];
+    out = writable(outputs[0], buffers);
+    in = apart(in, input.nbytes(), out, total_bytes(outputs[0]), buffers);
+  } else {
+    TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: outputs on a rank that is not the root");
+  }
+  const auto call = [&, elements = elements_of(input)](auto *group, auto *options, auto **work) {
+    return core().gather(group, in, out, elements.count, elements.dtype, to, options, work);
+  };
+  return issue({OpType::GATHER, "phalanx:gather", opts.timeout, opts.asyncOp}, std::move(buffers), call);
+}
+
+C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
+  const at::Tensor &output = only(outputs, "scatter");
+  const int from = root(opts.rootRank, "scatter");
+  Buffers buffers;
+  buffers.outputs = outputs;
+  void *out = writable(output, buffers);
+  const void *in = nullptr;
+  if (from == rank_) {
+    TORCH_CHECK_VALUE(inputs.size() == 1, "scatter: the root needs one list of inputs, not ", inputs.size());
+    check_list(inputs[0].size(), "scatter");
+    check_tensors(inputs[0], output, "scatter");
+    for (const at::Tensor &each : inputs[0])
+      TORCH_CHECK_VALUE(each.numel() == output.numel(), "scatter: an input has ", each.numel(),
+                        " elements, and the output ", output.numel());
+    in = apart(readable(inputs[0], buffers), total_bytes(inputs[0]), out, output.nbytes(), buffers);
+  } else {
+    TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: inputs on a rank that is not the root");
+  }
+  const auto call = [&, elements = elements_of(output)](auto *group, auto *options, auto **work) {
+    return core().scatter(group, in, out, elements.count, elements.dtype, from, options, work);
+  };
+  return issue({OpType::SCATTER, "phalanx:scatter", opts.timeout, opts.asyncOp}, std::move(buffers), call);
+}
+
+C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &opts) {
+  const at::Tensor &output = only(outputs, "reduce_scatter");
+  TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: one list of inputs is needed, not ", inputs.size());
+  Tensors &list = inputs[0];
+  check_list(list.size(), "reduce_scatter");
+  check_tensors(list, output, "reduce_scatter");
+  TORCH_CHECK_VALUE(list[rank_].numel() == output.numel(), "reduce_scatter: the output has ", output.numel(),
+                    " elements, and the input for this rank ", list[rank_].numel());
+  const Reduction reduction = reduction_of(opts.reduceOp);
+  const int32_t dtype = reduced_dtype(output);
+  Buffers buffers;
+  buffers.outputs = outputs;
+  void *out = writable(output, buffers);
+  const void *in = apart(readable(list, buffers), total_bytes(list), out, output.nbytes(), buffers);
+  const std::vector<size_t> counts = counts_of(list);
+  const auto call = [&](auto *group, auto *options, auto **work) {
+    if (all_equal(counts)) return core().reduce_scatter(group, in, out, counts[0], dtype, reduction.op, options, work);
+    return core().reduce_scatter_v(group, in, out, counts.data(), dtype, reduction.op, options, work);
+  };
+  const Plan plan{OpType::REDUCE_SCATTER, "phalanx:reduce_scatter", opts.timeout, opts.asyncOp, reduction.scale};
+  return issue(plan, std::move(buffers), call);
+}
+
+C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &opts) {
+  const char *const what = "reduce_scatter_tensor";
+  check_tensor(output, what);
+  check_tensor(input, what);
+  check_same_dtype(output, input);
+  TORCH_CHECK_VALUE(input.numel() == size_ * output.numel(), what, ": the input has ", input.numel(),
+                    " elements and needs ", size_, " times the ", output.numel(), " of the output");
+  const Reduction reduction = reduction_of(opts.reduceOp);
+  const int32_t dtype = reduced_dtype(output);
+  Buffers buffers;
+  buffers.outputs = {output};
+  void *out = writable(output, buffers);
+  const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
+  const auto call = [&, n = static_cast<size_t>(output.numel())](auto *group, auto *options, auto **work) {
+    return core().reduce_scatter(group, in, out, n, dtype, reduction.op, options, work);
+  };
+  const Plan plan{OpType::_REDUCE_SCATTER_BASE, "phalanx:reduce_scatter_tensor", opts.timeout, opts.asyncOp,
+                  reduction.scale};
+  return issue(plan, std::move(buffers), call);
+}
+
+C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                                  const c10d::ReduceScatterOptions &opts) {
+  const char *const what = "reduce_scatter_tensor_coalesced";
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
+                    " inputs");
+  const Reduction reduction = reduction_of(opts.reduceOp);
+  Buffers buffers;
+  buffers.outputs = outputs;
+  std::vector<phx_call> calls;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor(inputs[i], what);
+    check_tensor(outputs[i], what);
+    check_same_dtype(outputs[i], inputs[i]);
+    TORCH_CHECK_VALUE(inputs[i].numel() == size_ * outputs[i].numel(), what, ": input ", i, " has ", inputs[i].numel(),
+                      " elements and needs ", size_, " times the ", outputs[i].numel(), " of its output");
+    void *out = writable(outputs[i], buffers);
+    const void *in = readable(inputs[i], buffers);
+    const Elements elements{reduced_dtype(outputs[i]), static_cast<size_t>(outputs[i].numel())};
+    calls.push_back(call_of(PHX_CALL_REDUCE_SCATTER, in, out, elements, reduction.op));
+  }
+  const Plan plan{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "phalanx:reduce_scatter_tensor_coalesced", opts.timeout,
+                  opts.asyncOp, reduction.scale};
+  return issue_coalesced(plan, std::move(buffers), std::move(calls));
+}
+
+}  // namespace phalanx

@@ -1,0 +1,50 @@
+// The functions of libphalanx that the backend calls, of the library that phalanx.core loaded.
+#pragma once
+
+#include <phalanx/phalanx.h>
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+namespace phalanx {
+
+#define PHALANX_CORE_FUNCTIONS(X) \
+  X(all_reduce)                   \
+  X(all_gather)                   \
+  X(all_gather_v)                 \
+  X(reduce_scatter)               \
+  X(reduce_scatter_v)             \
+  X(all_to_all)                   \
+  X(all_to_all_v)                 \
+  X(broadcast)                    \
+  X(reduce)                       \
+  X(gather)                       \
+  X(scatter)                      \
+  X(coalesced)                    \
+  X(send)                         \
+  X(recv)                         \
+  X(abi_version)                  \
+  X(struct_size)                  \
+  X(last_error)                   \
+  X(group_error)                  \
+  X(group_retain)                 \
+  X(group_release)                \
+  X(group_revoke)                 \
+  X(work_test)                    \
+  X(work_wait)                    \
+  X(work_source)                  \
+  X(work_retain)                  \
+  X(work_release)
+
+struct Core {
+#define X(name) decltype(&phx_##name) name = nullptr;
+  PHALANX_CORE_FUNCTIONS(X)
+#undef X
+};
+
+// From their addresses by name, such as "phx_all_reduce". Throws c10::Error when one is missing, or the library was
+// built from another header.
+Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses);
+
+}  // namespace phalanx

@@ -1,0 +1,82 @@
+// What a backend and its works share: the core's group, the works under way, and the thread that completes futures.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "work.h"
+
+namespace phalanx {
+
+// What the Python side does for an engine.
+struct Hooks {
+  struct Connection {
+    phx_group *group;   // borrowed
+    std::string token;  // drawn for this meeting of the ranks, the same on all
+  };
+  std::function<Connection(Milliseconds)> connect;  // collective; where the ranks meet
+  std::function<void()> disconnect;                 // lets go of the group; any number of times
+  // Calls a function without the interpreter's lock, whether or not this thread has it.
+  std::function<void(const std::function<void()> &)> unlocked;
+};
+
+// The ranks meet at the first collective or message. After close nothing of the core is held, whoever still refers to
+// the backend or to works.
+class Engine final : public std::enable_shared_from_this<Engine> {
+ public:
+  using GroupRef = std::shared_ptr<phx_group>;
+
+  Engine(const Core &core, std::string name, Hooks hooks);
+  ~Engine();
+
+  const Core &core() const { return core_; }
+  const std::string &name() const { return name_; }
+  // The group; meets the others at the first call. Throws when they do not come, or this was closed. `title`: of what
+  // is called, see named.
+  GroupRef group(Milliseconds timeout, const char *title);
+  // The group if the ranks have met and this was not closed; else null.
+  GroupRef met() const;
+  std::string token(Milliseconds timeout, const char *title);
+
+  void add(const WorkRef &work);    // started
+  void remove(const Work *work);    // complete
+  void sweep();                     // lets go of works that nobody else has, if they are complete by now
+  void watch(const WorkRef &work);  // has a future, which nobody may wait for in a way that moves the core on
+
+  // Every call that waits, in any thread and on any rank, ends with this reason. Then as close.
+  void abort(const std::string &reason);
+  // Completes what is under way, or fails it if peers take longer than a few seconds.
+  void close();
+
+ private:
+  Hooks::Connection connect(Milliseconds timeout, const char *title) const;
+  void run_thread();
+  void stop_thread();
+
+  const Core core_;
+  const std::string name_;
+  const Hooks hooks_;
+
+  std::mutex meeting_;  // of one thread at a time
+  mutable std::mutex lock_;
+  GroupRef group_;
+  std::string token_;
+  bool closed_ = false;
+  std::string aborted_;  // why, if it was
+  std::list<WorkRef> under_way_;
+  std::unordered_map<const Work *, std::list<WorkRef>::iterator> places_;
+
+  std::condition_variable changed_;
+  std::vector<WorkRef> watched_;
+  std::thread thread_;
+  bool stop_ = false;
+};
+
+}  // namespace phalanx

@@ -1,0 +1,100 @@
+// The Python side of the backend: a module with one function, `create`.
+//
+// Compiled on first use for the torch and the Python that are installed, and loaded only by these.
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+
+#include "backend.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using phalanx::Hooks;
+using phalanx::Milliseconds;
+
+// A Python callable that threads without the interpreter's lock may hold, and let go of.
+class Callable {
+ public:
+  explicit Callable(py::object function)
+      : function_(new py::object(std::move(function)), [](py::object *held) {
+          if (Py_IsInitialized() == 0) return;  // torch may let go of a group while the process exits
+          const py::gil_scoped_acquire gil;
+          delete held;
+        }) {}
+
+  template <class Use>
+  void call(Use use) const {
+    const py::gil_scoped_acquire gil;
+    try {
+      use(*function_);
+    } catch (py::error_already_set &error) {
+      const std::string text = py::str(error.value());
+      if (error.matches(PyExc_ValueError)) C10_THROW_ERROR(ValueError, text);
+      if (error.matches(PyExc_NotImplementedError)) C10_THROW_ERROR(NotImplementedError, text);
+      C10_THROW_ERROR(DistBackendError, text);
+    }
+  }
+
+ private:
+  std::shared_ptr<py::object> function_;
+};
+
+void unlocked(const std::function<void()> &run) {
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+    const py::gil_scoped_release release;
+    run();
+  } else {
+    run();
+  }
+}
+
+// Those that may still live. Python's lock is held by whoever looks.
+std::vector<std::weak_ptr<phalanx::Engine>> &engines() {
+  static auto *const all = new std::vector<std::weak_ptr<phalanx::Engine>>;
+  all->erase(std::remove_if(all->begin(), all->end(), [](const auto &each) { return each.expired(); }), all->end());
+  return *all;
+}
+
+// At the end of the interpreter, before which the threads must end.
+void close_all() {
+  const auto all = engines();
+  for (const auto &each : all)
+    if (const auto engine = each.lock()) engine->close();
+}
+
+// Args: functions: addresses of those of core_api.h by name; name: of the group; rank: in it; ranks: the global ones;
+// store: of the group; connect: a callable(timeout in ms) -> (address of a phx_group, token), called at the first use;
+// disconnect: a callable(), called when the group is of no use any more.
+c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, uintptr_t> &functions, std::string name,
+                                         int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store,
+                                         int64_t timeout_ms, py::object connect, py::object disconnect) {
+  Hooks hooks;
+  hooks.connect = [held = Callable(std::move(connect))](Milliseconds timeout) {
+    Hooks::Connection made;
+    held.call([&](py::object &function) {
+      const auto [address, token] = function(timeout.count()).cast<std::pair<uintptr_t, std::string>>();
+      made = {reinterpret_cast<phx_group *>(address), token};
+    });
+    return made;
+  };
+  hooks.disconnect = [held = Callable(std::move(disconnect))] {
+    if (Py_IsInitialized() != 0) held.call([](py::object &function) { function(); });
+  };
+  hooks.unlocked = unlocked;
+  auto engine = std::make_shared<phalanx::Engine>(phalanx::load_core(functions), std::move(name), std::move(hooks));
+  engines().push_back(engine);
+  return c10::make_intrusive<phalanx::Backend>(rank, std::move(ranks), std::move(store), Milliseconds(timeout_ms),
+                                               std::move(engine));
+}
+
+}  // namespace
+
+PYBIND11_MODULE(phalanx_c10d, module) {
+  module.def("create", &create);
+  module.def("close_all", &close_all);
+#define X(name) "phx_" #name,
+  module.attr("functions") = std::vector<std::string>{PHALANX_CORE_FUNCTIONS(X)};
+#undef X
+}

@@ -1,0 +1,197 @@
+#include "tensors.h"
+
+#include <cstring>
+
+namespace phalanx {
+namespace {
+
+int32_t core_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf: return PHX_F16;
+    case at::kBFloat16: return PHX_BF16;
+    case at::kFloat: return PHX_F32;
+    case at::kDouble: return PHX_F64;
+    case at::kChar: return PHX_I8;
+    case at::kByte: return PHX_U8;
+    case at::kShort: return PHX_I16;
+    case at::kUInt16: return PHX_U16;
+    case at::kInt: return PHX_I32;
+    case at::kUInt32: return PHX_U32;
+    case at::kLong: return PHX_I64;
+    case at::kUInt64: return PHX_U64;
+    case at::kBool: return PHX_BOOL;
+    case at::kComplexFloat: return PHX_C64;
+    case at::kComplexDouble: return PHX_C128;
+    case at::kFloat8_e4m3fn: return PHX_F8E4M3;
+    case at::kFloat8_e5m2: return PHX_F8E5M2;
+    default: return 0;
+  }
+}
+
+size_t dtype_size(int32_t dtype) {
+  switch (dtype) {
+    case PHX_F16:
+    case PHX_BF16:
+    case PHX_I16:
+    case PHX_U16: return 2;
+    case PHX_F32:
+    case PHX_I32:
+    case PHX_U32: return 4;
+    case PHX_F64:
+    case PHX_I64:
+    case PHX_U64:
+    case PHX_C64: return 8;
+    case PHX_C128: return 16;
+    default: return 1;
+  }
+}
+
+bool is_plain(const at::Tensor &tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+at::Tensor plain(const at::Tensor &tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+// Whether they lie in memory one after another, without gaps.
+bool adjacent(const std::vector<at::Tensor> &tensors) {
+  const char *next = nullptr;
+  for (const at::Tensor &tensor : tensors) {
+    if (!is_plain(tensor)) return false;
+    const char *begin = static_cast<const char *>(tensor.const_data_ptr());
+    if (next != nullptr && begin != next && tensor.numel() > 0) return false;
+    if (next == nullptr || tensor.numel() > 0) next = begin + tensor.nbytes();
+  }
+  return true;
+}
+
+// The first of adjacent tensors that has an address.
+const at::Tensor &first_of(const std::vector<at::Tensor> &tensors) {
+  for (const at::Tensor &tensor : tensors)
+    if (tensor.numel() > 0) return tensor;
+  return tensors.front();
+}
+
+}  // namespace
+
+Elements elements_of(const at::Tensor &tensor, int64_t numel) {
+  const int32_t dtype = core_dtype(tensor.scalar_type());
+  if (dtype != 0) return {dtype, static_cast<size_t>(numel)};
+  return {PHX_U8, static_cast<size_t>(numel) * tensor.element_size()};
+}
+
+Elements elements_of(const at::Tensor &tensor) { return elements_of(tensor, tensor.numel()); }
+
+size_t bytes_of(const Elements &elements) { return elements.count * dtype_size(elements.dtype); }
+
+int64_t numel_of(const std::vector<at::Tensor> &tensors) {
+  int64_t numel = 0;
+  for (const at::Tensor &tensor : tensors) numel += tensor.numel();
+  return numel;
+}
+
+int32_t reduced_dtype(const at::Tensor &tensor) {
+  const int32_t dtype = core_dtype(tensor.scalar_type());
+  TORCH_CHECK_VALUE(dtype != 0, "phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
+                    "; convert them to another dtype");
+  return dtype;
+}
+
+Reduction reduction_of(const c10d::ReduceOp &op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM: return {PHX_SUM, 1};
+    case c10d::ReduceOp::AVG: return {PHX_AVG, 1};
+    case c10d::ReduceOp::PRODUCT: return {PHX_PROD, 1};
+    case c10d::ReduceOp::MIN: return {PHX_MIN, 1};
+    case c10d::ReduceOp::MAX: return {PHX_MAX, 1};
+    case c10d::ReduceOp::BAND: return {PHX_BAND, 1};
+    case c10d::ReduceOp::BOR: return {PHX_BOR, 1};
+    case c10d::ReduceOp::BXOR: return {PHX_BXOR, 1};
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto *given = dynamic_cast<const c10d::PreMulSumSupplement *>(op.supplement_.get());
+      TORCH_CHECK_VALUE(given != nullptr, "ReduceOp.PREMUL_SUM without its factor; make it with _make_nccl_premul_sum");
+      return {PHX_PREMUL_SUM,
+              given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor};
+    }
+    default: C10_THROW_ERROR(ValueError, "this ReduceOp is none of phalanx");
+  }
+}
+
+void check_tensor(const at::Tensor &tensor, const char *what) {
+  TORCH_CHECK_VALUE(tensor.defined(), what, ": a tensor is missing");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, what, ": phalanx takes dense tensors, not ", tensor.layout());
+  TORCH_CHECK_VALUE(tensor.is_cpu(), what, ": phalanx takes tensors on the CPU, not on ", tensor.device());
+}
+
+void check_same_dtype(const at::Tensor &a, const at::Tensor &b) {
+  TORCH_CHECK_VALUE(a.scalar_type() == b.scalar_type(), "tensors of dtypes ", a.scalar_type(), " and ", b.scalar_type(),
+                    " in one collective; all must have the same");
+}
+
+at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, what, ": one tensor is needed, not ", tensors.size());
+  check_tensor(tensors[0], what);
+  return tensors[0];
+}
+
+const void *readable(const at::Tensor &tensor, Buffers &buffers) {
+  buffers.keep.push_back(is_plain(tensor) ? tensor : plain(tensor));
+  return buffers.keep.back().const_data_ptr();
+}
+
+void *writable(const at::Tensor &tensor, Buffers &buffers) {
+  if (is_plain(tensor)) {
+    buffers.keep.push_back(tensor);
+  } else {
+    buffers.keep.push_back(at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
+    buffers.copies.emplace_back(tensor, buffers.keep.back());
+  }
+  return buffers.keep.back().data_ptr();
+}
+
+void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers) {
+  buffers.keep.push_back(is_plain(tensor) ? tensor : plain(tensor));
+  if (!is_plain(tensor)) buffers.copies.emplace_back(tensor, buffers.keep.back());
+  return buffers.keep.back().data_ptr();
+}
+
+const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+  if (adjacent(tensors)) {
+    buffers.keep.insert(buffers.keep.end(), tensors.begin(), tensors.end());
+    return first_of(tensors).const_data_ptr();
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor &tensor : tensors) flat.push_back(plain(tensor).view({-1}));
+  buffers.keep.push_back(at::cat(flat));
+  return buffers.keep.back().const_data_ptr();
+}
+
+void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+  if (adjacent(tensors)) {
+    buffers.keep.insert(buffers.keep.end(), tensors.begin(), tensors.end());
+    return first_of(tensors).data_ptr();
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor flat = at::empty({numel_of(tensors)}, at::TensorOptions().dtype(tensors[0].scalar_type()));
+  int64_t begin = 0;
+  for (const at::Tensor &tensor : tensors) {
+    buffers.copies.emplace_back(tensor, flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+    begin += tensor.numel();
+  }
+  buffers.keep.push_back(flat);
+  return flat.data_ptr();
+}
+
+const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers) {
+  const auto *a = static_cast<const char *>(in);
+  const auto *b = static_cast<const char *>(out);
+  if (in_bytes == 0 || out_bytes == 0 || a + in_bytes <= b || b + out_bytes <= a) return in;
+  if (a == b && in_bytes == out_bytes) return in;
+  at::Tensor copy = at::empty({static_cast<int64_t>(in_bytes)}, at::kByte);
+  std::memcpy(copy.data_ptr(), in, in_bytes);
+  buffers.keep.push_back(copy);
+  return copy.const_data_ptr();
+}
+
+}  // namespace phalanx

@@ -1,0 +1,50 @@
+// Tensors as the core takes them: addresses of contiguous memory on the CPU, dtypes and reductions by number.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <vector>
+
+#include "work.h"
+
+namespace phalanx {
+
+// What moves: `count` of these elements. Dtypes that the core has not got move as bytes.
+struct Elements {
+  int32_t dtype;
+  size_t count;
+};
+Elements elements_of(const at::Tensor &tensor);
+// As many of them as that: `numel` elements of the tensor.
+Elements elements_of(const at::Tensor &tensor, int64_t numel);
+// Of a tensor that is reduced: its dtype must be one of the core's.
+int32_t reduced_dtype(const at::Tensor &tensor);
+
+struct Reduction {
+  int32_t op;
+  double scale;
+};
+Reduction reduction_of(const c10d::ReduceOp &op);
+
+// Raises ValueError unless it is a dense tensor on the CPU.
+void check_tensor(const at::Tensor &tensor, const char *what);
+// Raises ValueError unless both have the same dtype.
+void check_same_dtype(const at::Tensor &a, const at::Tensor &b);
+// The one tensor of a list.
+at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what);
+
+// Addresses. What they need is kept, and copied back, by `buffers`.
+const void *readable(const at::Tensor &tensor, Buffers &buffers);
+void *writable(const at::Tensor &tensor, Buffers &buffers);  // its old contents are not needed
+void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers);
+// Of several tensors of one dtype, one after another.
+const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
+void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
+// The input, or a copy of it if it overlaps the output in a way that the core does not take.
+const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
+
+size_t bytes_of(const Elements &elements);
+int64_t numel_of(const std::vector<at::Tensor> &tensors);
+
+}  // namespace phalanx

@@ -1,0 +1,170 @@
+#include "work.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include "engine.h"
+
+namespace phalanx {
+
+void throw_status(phx_status status, const std::string &text) {
+  switch (status) {
+    case PHX_ERR_INVALID: C10_THROW_ERROR(ValueError, text);
+    case PHX_ERR_UNSUPPORTED: C10_THROW_ERROR(NotImplementedError, text);
+    default: C10_THROW_ERROR(DistBackendError, text);
+  }
+}
+
+std::string named(const char *title, const std::string &text) {
+  std::string name = title;
+  name.erase(0, name.find(':') + 1);
+  return text.rfind(name, 0) == 0 ? text : name + ": " + text;
+}
+
+Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
+           Milliseconds timeout)
+    : c10d::Work(-1, type, title),
+      engine_(std::move(engine)),
+      title_(title),
+      buffers_(std::move(buffers)),
+      sequence_(sequence),
+      timeout_(timeout),
+      deadline_(Clock::now() + timeout) {}
+
+Work::~Work() {
+  if (handle_ != nullptr) engine_->core().work_release(handle_);
+}
+
+void Work::started(phx_work *handle) { handle_ = handle; }
+
+void Work::completed() { settle(PHX_OK, ""); }
+
+phx_work *Work::handle() const {
+  const std::lock_guard<std::mutex> guard(lock_);
+  return engine_->core().work_retain(handle_);
+}
+
+// What the core said of this work, in any thread; the first one counts.
+void Work::settle(phx_status status, const char *text) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  phx_work *released = nullptr;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (done_.load(std::memory_order_relaxed)) return;
+    try {
+      if (status < 0) throw_status(status, named(title_, text));
+      const c10::AutoGradMode no_grad(false);
+      for (const auto &[to, from] : buffers_.copies) to.copy_(from);
+      if (handle_ != nullptr) engine_->core().work_source(handle_, &source_);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    std::swap(released, handle_);
+    buffers_.keep.clear();
+    buffers_.copies.clear();
+    future = future_;
+    done_.store(true, std::memory_order_release);
+  }
+  engine_->core().work_release(released);
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  recordFunctionEndCallback_ = nullptr;
+  if (future) mark(future);
+  engine_->remove(this);  // may be the last reference
+}
+
+void Work::mark(const c10::intrusive_ptr<c10::ivalue::Future> &future) {
+  if (error_)
+    future->setErrorIfNeeded(error_);
+  else
+    future->markCompleted(c10::IValue(buffers_.outputs));
+}
+
+bool Work::poll(bool enforce) {
+  phx_work *handle = this->handle();
+  if (handle == nullptr) return done_.load(std::memory_order_acquire);
+  const Core &core = engine_->core();
+  phx_status status = core.work_test(handle);
+  if (status == PHX_IN_PROGRESS && enforce && Clock::now() >= deadline_) status = core.work_wait(handle, 1);
+  const std::string text = status < 0 ? core.last_error() : "";
+  core.work_release(handle);
+  if (status == PHX_IN_PROGRESS) return false;
+  settle(status, text.c_str());
+  return true;
+}
+
+void Work::drain(Clock::time_point until, bool failed) {
+  phx_work *handle = this->handle();
+  if (handle == nullptr) return;
+  const Core &core = engine_->core();
+  const auto now = Clock::now();
+  const int64_t left = std::chrono::ceil<Milliseconds>((failed ? now + std::chrono::seconds(1) : until) - now).count();
+  const phx_status status = failed || (left > 0 && !receives()) ? core.work_wait(handle, left) : core.work_test(handle);
+  const std::string text = status < 0 ? core.last_error() : "";
+  core.work_release(handle);
+  if (status != PHX_IN_PROGRESS) settle(status, text.c_str());
+}
+
+bool Work::receives() const { return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE; }
+
+bool Work::isCompleted() { return done_.load(std::memory_order_acquire) || poll(true); }
+
+bool Work::isSuccess() const { return done_.load(std::memory_order_acquire) && !error_; }
+
+std::exception_ptr Work::exception() const {
+  return done_.load(std::memory_order_acquire) ? error_ : std::exception_ptr();
+}
+
+int Work::sourceRank() const { return done_.load(std::memory_order_acquire) ? source_ : -1; }
+
+std::vector<at::Tensor> Work::result() { return buffers_.outputs; }
+
+void Work::synchronize() { wait(kNoTimeout); }
+
+void Work::rethrow() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
+bool Work::wait(Milliseconds timeout) {
+  if (phx_work *handle = this->handle(); handle != nullptr) {
+    const Core &core = engine_->core();
+    const auto limit = timeout > kNoTimeout ? timeout : timeout_;
+    const phx_status status = core.work_wait(handle, limit.count());
+    const std::string text = status < 0 ? core.last_error() : "";
+    core.work_release(handle);
+    settle(status, text.c_str());
+  }
+  rethrow();
+  return true;
+}
+
+void Work::abort() { engine_->abort("a work was aborted"); }
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  bool done = false;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (future_) return future_;
+    future = future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    done = done_.load(std::memory_order_relaxed);
+  }
+  if (done)
+    mark(future);
+  else
+    engine_->watch(WorkRef::unsafe_reclaim_from_nonowning(this));
+  return future;
+}
+
+// The future of a c10d::WorkResult, as torch's own backends have it.
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  return getFuture()->then(
+      [](const c10::ivalue::Future &future) {
+        const auto result = future.hasError() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+        return c10::IValue(static_cast<int64_t>(result));
+      },
+      c10::IntType::get());
+}
+
+uint64_t Work::getSequencenumber() const { return sequence_; }
+
+}  // namespace phalanx

@@ -1,0 +1,89 @@
+// Works: what was started on a group, as torch.distributed sees it.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core_api.h"
+
+namespace phalanx {
+
+class Engine;
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+// What an operation reads and writes.
+struct Buffers {
+  std::vector<at::Tensor> keep;                           // alive until the operation is complete
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (destination, source), made when it is complete
+  std::vector<at::Tensor> outputs;                        // the value of the future
+};
+
+// Exceptions that Python sees as ValueError, NotImplementedError or torch.distributed.DistBackendError.
+[[noreturn]] void throw_status(phx_status status, const std::string &text);
+
+// The text of an error of the core, which begins with the name of what was called through torch.
+std::string named(const char *title, const std::string &text);
+
+// Complete when somebody waits for it or asks, or, once it has a future, by the engine's thread. Until then the engine
+// holds it, so that its buffers live though the caller has dropped it.
+class Work final : public c10d::Work {
+ public:
+  Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
+       Milliseconds timeout);
+  ~Work() override;
+
+  // Once, by whoever made it: `handle` is what the core started, which this takes over.
+  void started(phx_work *handle);
+  // Or it was complete at once.
+  void completed();
+  // Asks the core. Returns whether it is complete, successfully or not. `enforce`: raises the timeout of the operation,
+  // which otherwise shows in wait only.
+  bool poll(bool enforce);
+  // For the end of the group: waits until then, at most. `failed`: the group has failed, and so will this.
+  void drain(Clock::time_point until, bool failed);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(Milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  uint64_t getSequencenumber() const override;
+
+ private:
+  bool receives() const;
+  phx_work *handle() const;  // one reference to it, or null
+  void settle(phx_status status, const char *text);
+  void mark(const c10::intrusive_ptr<c10::ivalue::Future> &future);
+  void rethrow() const;
+
+  const std::shared_ptr<Engine> engine_;
+  const char *const title_;
+  Buffers buffers_;
+  const uint64_t sequence_;
+  const Milliseconds timeout_;
+  const Clock::time_point deadline_;
+  std::atomic<bool> done_{false};
+  mutable std::mutex lock_;  // of what follows, until done_
+  phx_work *handle_ = nullptr;
+  std::exception_ptr error_;
+  int source_ = -1;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+using WorkRef = c10::intrusive_ptr<Work>;
+
+}  // namespace phalanx

@@ -1,0 +1,47 @@
+"""What test_hosts_network.py runs under torchrun, in each of its network namespaces."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import phalanx.collectives as pc
+from phalanx.core import PhalanxError, RevokedError
+
+
+def main(folder: Path, cut: bool) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=4 if cut else 60))
+    rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+    assert pc.enable_group(group) is True
+    for count in (1, 1000, 100_000):
+        values = [torch.randn(count, generator=torch.Generator().manual_seed(each)) for each in range(size)]
+        done = pc.all_reduce(values[rank], "sum", group) + 0
+        torch.testing.assert_close(done, torch.stack(values).sum(0))
+        (folder / f"sum.{count}.{rank}").write_bytes(done.numpy().tobytes())
+        assert torch.equal(pc.all_gather_tensor(values[rank], 0, group) + 0, torch.cat(values))
+    text = ""
+    if cut:
+        try:
+            (folder / f"ready.{rank}").touch()
+            while True:
+                pc.all_reduce(torch.ones(4096), "sum", group).sum()
+        except PhalanxError as error:
+            text = f"{type(error).__name__}: {error}"
+        began = time.monotonic()
+        try:
+            pc.all_reduce(torch.ones(2), "sum", group).sum()
+        except RevokedError:
+            text += "\nrevoked"
+        assert time.monotonic() - began < 1
+        (folder / f"error.{rank}").write_text(text)
+        os._exit(0)  # torch.distributed cannot be destroyed in good order without the network
+    dist.destroy_process_group()
+    (folder / f"done.{rank}").touch()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] == "cut")

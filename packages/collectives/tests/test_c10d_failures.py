@@ -1,0 +1,166 @@
+"""What goes wrong on the backend `phalanx` has a name, and nobody waits for ever."""
+
+import os
+import signal
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from c10d_groups import implementations, join, run_groups
+
+from phalanx.collectives import c10d
+from ranks import scratch
+
+
+def everybody_is_done(rank, ranks):
+    store = dist.FileStore(str(scratch() / "done"), 1)
+    store.set(f"done{rank}", b"")
+    store.wait([f"done{r}" for r in ranks], timedelta(seconds=30))
+
+
+def disagree(rank, size):
+    join(rank, size)
+    dist.barrier()
+    with pytest.raises(dist.DistBackendError, match=r"float32, (3|4)") as caught:
+        dist.all_reduce(torch.ones(3 + rank))
+    assert "float32, 3" in str(caught.value) and "float32, 4" in str(caught.value)
+    with pytest.raises(dist.DistBackendError, match="all_reduce"):  # names the first cause
+        dist.broadcast(torch.ones(1), 0)
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    dist.destroy_process_group()
+
+
+@implementations
+def test_ranks_that_disagree_learn_what_each_called(how):
+    run_groups(disagree, 2, how)
+
+
+def late(rank, size):
+    join(rank, size, seconds=20)
+    if rank != 1:
+        with pytest.raises(dist.DistBackendError, match=r"monitored_barrier.*still waits for rank\(s\) 1"):
+            c10d.monitored_barrier(timeout=timedelta(seconds=1))  # they have not met
+    everybody_is_done(rank, range(size))
+    dist.barrier()  # late, but not too late
+    if rank != 1:
+        with pytest.raises(dist.DistBackendError, match=r"rank\(s\) 1 did not reach it in 1000 ms"):  # P29
+            c10d.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+    else:
+        dist.FileStore(str(scratch() / "done"), 1).wait(["over0", "over2"], timedelta(seconds=30))
+        with pytest.raises(dist.DistBackendError, match=r"rank\(s\) 1 did not reach it"):
+            c10d.monitored_barrier(timeout=timedelta(seconds=1))
+    dist.FileStore(str(scratch() / "done"), 1).set(f"over{rank}", b"")
+    for _ in range(3):
+        c10d.monitored_barrier()
+    x = torch.ones(1)
+    dist.all_reduce(x)  # the group is as good as before
+    assert x.item() == size
+    c10d.set_timeout(timedelta(seconds=1))
+    with pytest.raises(ValueError, match="positive"):
+        c10d.set_timeout(timedelta(0))
+    if rank != 1:
+        with pytest.raises(dist.DistBackendError, match=r"all_reduce.*1000 ms.*rank 1"):
+            dist.all_reduce(torch.ones(1))
+    everybody_is_done(rank, range(size))
+    dist.destroy_process_group()
+
+
+@implementations
+def test_a_late_rank_is_named(how):
+    run_groups(late, 3, how, timeout=60)
+
+
+def late_futures(rank, size):
+    join(rank, size)
+    dist.barrier()
+    c10d.set_timeout(timedelta(seconds=1))
+    if rank == 0:
+        future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        chained = future.then(lambda done: done.value())
+        for each in (future, chained):
+            with pytest.raises(RuntimeError, match="rank 1"):
+                each.wait()
+    everybody_is_done(rank, range(size))
+    dist.destroy_process_group()
+
+
+@implementations
+def test_a_future_fails_in_time_though_nobody_waits_for_its_work(how):
+    run_groups(late_futures, 2, how)
+
+
+def killed(rank, size):
+    join(rank, size)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        dist.all_reduce(torch.ones(1))
+    with pytest.raises(RuntimeError, match="rank 1"):
+        future.wait()
+    with pytest.raises(dist.DistBackendError):
+        dist.recv(torch.ones(1), 1)
+    dist.destroy_process_group()
+
+
+@implementations
+def test_a_killed_rank_is_named_and_nobody_waits_for_it(how):
+    run_groups(killed, 3, how, expect_exit={1: -9})
+
+
+def aborted(rank, size):
+    join(rank, size, seconds=60)
+    sub = dist.new_group([0, 1])
+    dist.barrier()
+    dist.all_reduce(torch.ones(1), group=sub)
+    unmet = dist.new_group([0, 1])
+    if rank == 1:  # never comes
+        everybody_is_done(rank, range(size))
+        with pytest.raises(dist.DistBackendError, match="rank 0 aborted process group"):
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        return
+    failures = []
+    begun = threading.Semaphore(0)
+
+    def stuck(call):
+        begun.release()
+        try:
+            call()
+        except Exception as error:
+            failures.append(error)
+
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future()  # P24: in every thread
+    calls = (
+        lambda: dist.all_reduce(torch.ones(1)),
+        lambda: dist.recv(torch.ones(1), 1),
+        lambda: future.wait(),
+        lambda: dist.barrier(unmet),  # waits for the others to come for the first time
+    )
+    threads = [threading.Thread(target=stuck, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        begun.acquire()
+    group = dist.group.WORLD
+    group.abort()
+    unmet.abort()
+    for thread in threads:
+        thread.join()
+    texts = [str(error) for error in failures]
+    assert sum("rank 0 aborted process group '0'" in text for text in texts) == 3, texts
+    assert sum(f"group '{unmet.group_name}' was aborted" in text for text in texts) == 1, texts
+    with pytest.raises(dist.DistBackendError, match="was aborted"):
+        dist.all_reduce(torch.ones(1))
+    group.abort()
+    everybody_is_done(rank, range(size))
+    dist.destroy_process_group()
+
+
+@implementations
+def test_abort_ends_what_waits_in_every_thread(how):
+    run_groups(aborted, 2, how)
