@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from c10d_groups import has_compiler, native_folder
 
+from c10d_groups import has_compiler, native_folder
 from phalanx.collectives.c10d import _build
 
 SAY = "from phalanx.collectives import c10d; print(c10d.implementation(), c10d.implementation())"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+
 from c10d_groups import implementations, join, run_groups
 
 ALL_DTYPES = (

@@ -4,10 +4,11 @@ import copy
 
 import torch
 import torch.distributed as dist
-from c10d_groups import implementations, join, run_groups
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
+
+from c10d_groups import implementations, join, run_groups
 
 
 class Net(torch.nn.Module):

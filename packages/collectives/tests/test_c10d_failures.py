@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from c10d_groups import implementations, join, run_groups
 
+from c10d_groups import implementations, join, run_groups
 from phalanx.collectives import c10d
 from ranks import scratch
 

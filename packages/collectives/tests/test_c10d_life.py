@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+
+import phalanx.collectives as pc
 from c10d_groups import implementations, join, run_groups
 
 
@@ -163,13 +165,25 @@ def everything(rank, size):
     subgroups(rank, size)
 
 
+def beside_functional(rank, size):
+    join(rank, size)
+    group, x = dist.group.WORLD, torch.ones(3)
+    assert (pc.all_reduce(x, "sum", group) + 0).tolist() == [size] * 3
+    assert pc.is_core_group(group)
+    later = pc.all_reduce(x, "sum", group)
+    dist.all_reduce(x, async_op=True).wait()
+    assert (later + 0).tolist() == [size] * 3
+    assert x.tolist() == [size] * 3
+    dist.destroy_process_group()
+
+
 @implementations
 def test_groups_come_and_go_and_leave_nothing(how):  # P13, P16, P17, P25
     run_groups(everything, 3, how, timeout=90)
 
 
 @implementations
-@pytest.mark.parametrize("part", [unfinished, beside_gloo, by_device, sequence_numbers, threads])
+@pytest.mark.parametrize("part", [unfinished, beside_gloo, by_device, sequence_numbers, threads, beside_functional])
 def test_two_ranks(part, how):
     run_groups(part, 2, how)
 

@@ -51,6 +51,27 @@ class Nothing:
         return None
 
 
+def lists(rank, size):
+    """The functions of several tensors are part of the body's one call, gradients included."""
+    group = dist.group.WORLD
+    core = pc.core_group(group)
+    x = torch.full((2, 2), float(rank + 1), requires_grad=True)
+    before = core.sequence
+    with pc.coalescing_manager(group):
+        total, most = pc.all_reduce_coalesced([x, torch.full((3,), 2.0)], "sum", group)
+        (joined,) = pc.all_gather_into_tensor_coalesced([torch.tensor([rank])], group)
+    assert core.sequence == before + 1
+    assert (total + 0).tolist() == [[3.0, 3.0]] * 2
+    assert (most + 0).tolist() == [4.0] * 3
+    assert (joined + 0).tolist() == [0, 1]
+    ((rank + 1) * total).sum().backward()
+    assert x.grad.tolist() == [[3.0, 3.0]] * 2
+
+
+def test_functions_of_several_tensors_are_recorded_too():
+    run_ranks(lists, 2, start_torch=True)
+
+
 def values(rank, size):
     group = dist.group.WORLD
     for rows in (1, 3, 5000):  # one slot, one fused buffer, and steps of their own

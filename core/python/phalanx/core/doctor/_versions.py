@@ -94,7 +94,10 @@ def check_packages(host: Host) -> Iterator[Finding]:
 
 
 def check_native(host: Host) -> Iterator[Finding]:
-    """What `phalanx build` makes. Silent without phalanx.collectives. Its name tells the torch that it is for."""
+    """What `phalanx build` and the first use of the c10d backend compile: named after the torch that it is for.
+
+    Silent without phalanx.collectives.
+    """
     version = torch_version()
     if version is None or importlib.util.find_spec("phalanx.collectives") is None:
         return
@@ -103,7 +106,7 @@ def check_native(host: Host) -> Iterator[Finding]:
         yield Finding(OK, "compiled", "nothing: PHALANX_NATIVE is empty, or there is no cache directory")
         return
     try:
-        there = sorted(folder.glob(f"collectives-torch{version}-*.so"))
+        there = sorted(path for what in ("collectives", "c10d") for path in folder.glob(f"{what}-torch{version}-*.so"))
         open_to_others = [path for path in (folder, *there) if path.exists() and not _is_ours(path)]
     except OSError as error:
         yield Finding(WARN, "compiled", f"{folder} cannot be read ({error})", "set PHALANX_NATIVE to a folder of yours")

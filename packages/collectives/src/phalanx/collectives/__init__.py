@@ -13,7 +13,7 @@ Which form of group to pass: for a compiler, (DeviceMesh, dim) and a list of lis
 or a list says only what this rank does.
 """
 
-from phalanx.collectives import _ops, _p2p_ops
+from phalanx.collectives import _ops, _p2p_ops, c10d
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
 from phalanx.collectives._coalescing import coalescing_manager
 from phalanx.collectives._functional import (
@@ -106,3 +106,4 @@ _coalescing_manager = coalescing_manager  # as torch has it
 
 _ops.register()
 _p2p_ops.register()
+c10d.register()

@@ -30,10 +30,10 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
             ...
         cm.wait()
 
-    What is recorded: the functions of phalanx.collectives for single tensors, also those that write into a tensor;
-    isend, irecv and what is made of them; and of torch.distributed all_reduce, all_gather_single (also as
-    all_gather_into_tensor) and reduce_scatter_single (reduce_scatter_tensor). Everything else, and every call on
-    another group, is issued at once, as without a manager.
+    What is recorded: the functions of phalanx.collectives, also those that write into a tensor; isend, irecv and what
+    is made of them; and of torch.distributed all_reduce, all_gather_single (also as all_gather_into_tensor) and
+    reduce_scatter_single (reduce_scatter_tensor). Everything else, and every call on another group, is issued at once,
+    as without a manager.
 
     The calls count as independent: none may write what another reads or writes, and the tensors must not be changed
     between the call and the end of the body (or `wait`, with async_ops). A result cannot be used inside the body.

@@ -200,7 +200,12 @@ class _ProcessGroupEntry(Entry):
             self.release()
 
     def _meet(self) -> tuple[Group | None, Spanning | None]:
+        from phalanx.collectives.c10d._connect import connections  # here: it imports this module
+
         group = self._group()
+        connection = connections.get(self.name)
+        if group is not None and connection is not None:  # of the backend `phalanx`: its group of the core
+            return connection.group(self._rank.timeout_ms), None
         if group is None or not _torch_compat.is_ordinary(group) or _torch_compat.backends_of(group) - _BACKENDS:
             return None, None
         rank = self._rank

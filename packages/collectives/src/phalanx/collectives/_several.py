@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _autograd
+from phalanx.collectives import _autograd, _functional, _recording
 from phalanx.collectives._async_tensor import wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
@@ -146,8 +146,18 @@ def _met(group: GroupLike, tag: str, tensors: list[torch.Tensor]) -> Entry:
     return entry
 
 
+_SINGLE = {
+    "all_reduce_coalesced": _functional.ALL_REDUCE,
+    "all_gather_into_tensor_coalesced": _functional.ALL_GATHER,
+    "reduce_scatter_tensor_coalesced": _functional.REDUCE_SCATTER,
+}
+
+
 def _started(name: str, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
     def run(given: list[torch.Tensor], *inner: Any) -> list[torch.Tensor]:
+        recorder = _recording.on(inner[-1])
+        if recorder is not None and not is_tracing():
+            return [recorder.record(_SINGLE[name], each, *inner) for each in given]
         started = getattr(torch.ops.phalanx, name)(given, *inner)
         if is_tracing():
             return [torch.ops.phalanx.wait_tensor(each) for each in started]
