@@ -12,9 +12,10 @@ namespace {
 constexpr auto kDrain = std::chrono::seconds(5);  // what close waits for peers
 // Between looks at what is under way. Long enough to leave the core to the ranks that are waited for.
 constexpr auto kShortestPause = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::microseconds(500);
-constexpr int kYields = 50;   // before the first pause
-constexpr size_t kSwept = 8;  // works that a call looks at, in turn
+constexpr auto kLongestPause = std::chrono::microseconds(200);
+constexpr int kYields = 500;                           // before the first pause
+constexpr auto kMoved = std::chrono::microseconds(4);  // a look that took longer has moved data
+constexpr size_t kSwept = 8;                           // works that a call looks at, in turn
 
 }  // namespace
 
@@ -135,11 +136,13 @@ void Engine::run_thread() {
     }
     looked_at = watched_;
     guard.unlock();
+    const Clock::time_point began = Clock::now();
     const auto complete = std::remove_if(looked_at.begin(), looked_at.end(), [](const WorkRef &work) {
       return !work->poll(true);  // runs what hangs on its future
     });
     looked_at.erase(complete, looked_at.end());
-    const bool moved = !looked_at.empty();
+    // A large operation takes many looks, and the peers wait for each: no pause while it moves.
+    const bool moved = !looked_at.empty() || Clock::now() - began > kMoved;
     guard.lock();
     for (const WorkRef &work : looked_at) watched_.erase(std::find(watched_.begin(), watched_.end(), work));
     guard.unlock();
