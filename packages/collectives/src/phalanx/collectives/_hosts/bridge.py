@@ -19,7 +19,8 @@ from phalanx.core import MismatchError, PeerDeadError, PhalanxError, RevokedErro
 
 _ByHost = dict[int, torch.Tensor]
 _HEAD_BYTES = 512
-_HEAD_TAGS = 1 << 30  # above those of data
+_SMALL_BYTES = 3584  # of data that go with the head
+_FIRST_TAGS = 1 << 30  # above those of data
 _GAVE_UP = "!"  # begins what is sent in place of a call
 _TELL = timedelta(milliseconds=200)
 _LINGER_S = 0.1  # gloo ends connections with a reset, after which the other end cannot read what came before it
@@ -75,35 +76,36 @@ class Bridge:
         if self._gloo is None:
             raise PeerDeadError(f"{call} on group '{self._group}': the connections between the hosts were closed")
         said = _head(call)
-        heads = {host: torch.empty(_HEAD_BYTES, dtype=torch.uint8) for host in incoming}
-        mine = torch.frombuffer(bytearray(said), dtype=torch.uint8)
-        tag = int.from_bytes(hashlib.blake2b(said, digest_size=4).digest(), "little") >> 2
-        head_tag = _HEAD_TAGS + number % _HEAD_TAGS
-        coming = self._begin(self._gloo.recv, call, heads, head_tag)
-        leaving = self._begin(self._gloo.send, call, dict.fromkeys(outgoing, mine), head_tag)
-        data = self._begin(self._gloo.recv, call, incoming, tag) + self._begin(self._gloo.send, call, outgoing, tag)
+        tag = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=4).digest(), "little") >> 2
+        first_tag = _FIRST_TAGS + number % _FIRST_TAGS
+        out = {host: tensor.view(-1).view(torch.uint8) for host, tensor in outgoing.items() if tensor.numel()}
+        into = {host: tensor.view(-1).view(torch.uint8) for host, tensor in incoming.items() if tensor.numel()}
+        firsts = {host: torch.empty(_HEAD_BYTES + _SMALL_BYTES, dtype=torch.uint8) for host in incoming}
+        coming = self._begin(self._gloo.recv, call, firsts, first_tag)
+        leaving = self._begin(
+            self._gloo.send, call, {host: _first(said, out.get(host)) for host in outgoing}, first_tag
+        )
+        data = self._begin(self._gloo.recv, call, _large(into), tag) + self._begin(
+            self._gloo.send, call, _large(out), tag
+        )
         self._finish(call, coming)
-        for host, head in heads.items():
-            if (theirs := bytes(head.tolist())) != said:
+        for host, first in firsts.items():
+            if not torch.equal(first[:_HEAD_BYTES], said):
                 with contextlib.suppress(RuntimeError):  # so that the other side sees it too
                     for _, work in leaving:
                         work.wait(_TELL)
                 self._told = True
-                self._unfinished = (
-                    leaving,
-                    data,
-                    outgoing,
-                    incoming,
-                )  # gloo would close, and the other end still reads
-                raise self._other(call, host, theirs.decode(errors="replace").strip())
+                self._unfinished = (leaving, data, out, into)  # else gloo would close, and the other end still reads
+                raise self._other(call, host, bytes(first[:_HEAD_BYTES].tolist()).decode(errors="replace").strip())
+            if host in into and _is_small(into[host]):
+                into[host].copy_(first[_HEAD_BYTES : _HEAD_BYTES + len(into[host])])
         self._finish(call, leaving + data)
 
     def _begin(self, begin: Any, call: str, tensors: _ByHost, tag: int) -> list[tuple[int, Any]]:
         works = []
         for host, tensor in tensors.items():
-            if tensor.numel():
-                with self._named(call, host):
-                    works.append((host, begin([tensor.view(-1).view(torch.uint8)], host, tag)))
+            with self._named(call, host):
+                works.append((host, begin([tensor], host, tag)))
         return works
 
     def _finish(self, call: str, works: list[tuple[int, Any]]) -> None:
@@ -116,10 +118,10 @@ class Bridge:
         if self._gloo is None:
             return
         self._told = True
-        head = torch.frombuffer(bytearray(_head(f"{_GAVE_UP}{type(error).__name__}:{error}")), dtype=torch.uint8)
+        first = _first(_head(f"{_GAVE_UP}{type(error).__name__}:{error}"), None)
         with contextlib.suppress(RuntimeError):
-            tag = _HEAD_TAGS + number % _HEAD_TAGS
-            works = [self._gloo.send([head], host, tag) for host in range(len(self._ranks)) if host != self._host]
+            tag = _FIRST_TAGS + number % _FIRST_TAGS
+            works = [self._gloo.send([first], host, tag) for host in range(len(self._ranks)) if host != self._host]
             for work in works:
                 with contextlib.suppress(RuntimeError):
                     work.wait(_TELL)
@@ -176,8 +178,25 @@ class Bridge:
                 gloo.abort()
 
 
-def _head(text: str) -> bytes:
-    return text.encode()[:_HEAD_BYTES].ljust(_HEAD_BYTES)
+def _head(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode()[:_HEAD_BYTES].ljust(_HEAD_BYTES)), dtype=torch.uint8)
+
+
+def _first(head: torch.Tensor, data: torch.Tensor | None) -> torch.Tensor:
+    """The first message of a trade: which call it is, and the data if there is little."""
+    made = torch.zeros(_HEAD_BYTES + _SMALL_BYTES, dtype=torch.uint8)
+    made[:_HEAD_BYTES] = head
+    if data is not None and _is_small(data):
+        made[_HEAD_BYTES : _HEAD_BYTES + len(data)] = data
+    return made
+
+
+def _is_small(data: torch.Tensor) -> bool:
+    return len(data) <= _SMALL_BYTES
+
+
+def _large(tensors: _ByHost) -> _ByHost:
+    return {host: tensor for host, tensor in tensors.items() if not _is_small(tensor)}
 
 
 def _first_line(error: RuntimeError) -> str:
