@@ -1,5 +1,6 @@
 #include "group/attempt.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -23,10 +24,15 @@ struct Failure {
 phx_status Attempt::look(const std::vector<PeerRecord> &records) {
   for (const PeerRecord &record : records) {
     if (record.uuid == kNobody || record.uuid == world_.record().uuid) continue;
-    const phx_status status = look_at(record);
-    if (status != PHX_OK) return status;
+    if (look_at(record) == PHX_OK) continue;
+    const phx_error_info ended = last_error();
+    Uuid teller;
+    if (read_failure(records, &teller) != PHX_OK && teller == record.uuid) break;  // it gave up, and ended after that
+    told_ = false;
+    return set_last_error(ended);
   }
-  return read_failure();
+  Uuid teller;
+  return told_ ? last_error().status : read_failure(records, &teller);
 }
 
 phx_status Attempt::look_at(const PeerRecord &record) {
@@ -43,7 +49,7 @@ phx_status Attempt::look_at(const PeerRecord &record) {
   return PHX_OK;
 }
 
-phx_status Attempt::read_failure() {
+phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *teller) {
   std::string value;
   const phx_error_info before = last_error();
   if (store_->get(key_.c_str(), &value, 1) != PHX_OK) {
@@ -54,8 +60,11 @@ phx_status Attempt::read_failure() {
   if (value.size() != sizeof failure) return PHX_OK;
   std::memcpy(&failure, value.data(), sizeof failure);
   if (std::memcmp(failure.who.magic, kPeerMagic, sizeof kPeerMagic) != 0) return PHX_OK;
+  *teller = failure.who.uuid;
+  const bool known = std::any_of(records.begin(), records.end(),
+                                 [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
   // Of an earlier run of the job with the same store: that is over. (Of other hosts this cannot be known.)
-  if (failure.who.host_id != world_.record().host_id || has_left(failure.who)) return PHX_OK;
+  if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
   phx_error_info &why = failure.why;
   why.text[sizeof why.text - 1] = '\0';
   if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
@@ -66,10 +75,11 @@ phx_status Attempt::read_failure() {
   return why.status;
 }
 
-void Attempt::give_up() {
+void Attempt::give_up(const std::vector<PeerRecord> &records) {
   const phx_error_info error = last_error();
   const store::Patience patience(kTellMs);
-  if (!told_ && read_failure() == PHX_OK) {
+  Uuid teller;
+  if (!told_ && read_failure(records, &teller) == PHX_OK) {
     Failure failure{world_.record(), error};
     store_->set(key_.c_str(), &failure, sizeof failure);
   }

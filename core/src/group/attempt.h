@@ -25,11 +25,11 @@ class Attempt {
   phx_status look(const std::vector<PeerRecord> &records);
 
   // Tells the others the thread's error, unless one of them has told of a failure before. Keeps that error.
-  void give_up();
+  void give_up(const std::vector<PeerRecord> &records);
 
  private:
   phx_status look_at(const PeerRecord &record);
-  phx_status read_failure();
+  phx_status read_failure(const std::vector<PeerRecord> &records, Uuid *teller);
 
   World &world_;
   phx_store *store_;

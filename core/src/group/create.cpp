@@ -294,11 +294,12 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
-  if (group->size() > 1) {
+  const phx_error_info error = last_error();
+  const bool store_failed = status != PHX_OK && std::strncmp(error.operation, "store_", 6) == 0;
+  if (group->size() > 1 && !store_failed) {
     // Everybody has confirmed, so everybody has read the record; or nobody needs it. (Best effort: not every store can
     // remove.)
-    const phx_error_info error = last_error();
-    if (status != PHX_OK) maker.attempt.give_up();
+    if (status != PHX_OK) maker.attempt.give_up(group->records_);
     const store::Patience patience(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
     set_last_error(error);

@@ -113,7 +113,7 @@ def test_every_row_has_times_in_order_speeds_and_a_limit(run):
         assert 0 < row["p10_us"] <= row["median_us"] <= row["p90_us"]
         assert row["calls"] >= 2 and row["limit"]["us"] > 0
         if row["bytes"]:
-            assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_us"] / 1000, abs=0.01)
+            assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_us"] / 1000, rel=0.02, abs=0.01)
 
 
 def test_the_file_names_neither_a_machine_nor_a_path(run):

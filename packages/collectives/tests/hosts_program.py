@@ -37,7 +37,8 @@ def main(folder: Path, cut: bool) -> None:
         except RevokedError:
             text += "\nrevoked"
         assert time.monotonic() - began < 1
-        (folder / f"error.{rank}").write_text(text)
+        (folder / f"writing.{rank}").write_text(text)
+        (folder / f"writing.{rank}").rename(folder / f"error.{rank}")  # there at once with all that is in it
         os._exit(0)  # torch.distributed cannot be destroyed in good order without the network
     dist.destroy_process_group()
     (folder / f"done.{rank}").touch()

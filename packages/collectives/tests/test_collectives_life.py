@@ -74,8 +74,9 @@ def one_store(rank, size):
         # A run that died while its ranks met leaves these.
         store.set(f"phalanx/0/{turn}", b"stale")
         for key in ("hello/0", "hello/1", "thanks/1"):
-            store.set("phalanx/0/" + members(size) + "/" + key, b'["stale", ""]')
-        store.set("phalanx/0/" + members(size) + "/answer", b'["stale", "", ["a", "b"]]')
+            stale = b'["stale", "", "host"]' if turn else b'["of another version"]'
+            store.set("phalanx/0/" + members(size) + "/" + key, stale)
+        store.set("phalanx/0/" + members(size) + "/answer", b'["stale", "", ["a", "b"], ["host", "host"]]')
         dist.barrier()
         dist.destroy_process_group()
 

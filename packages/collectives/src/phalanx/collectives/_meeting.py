@@ -74,7 +74,7 @@ class Meeting:
         answered: list[list[str]] = []
         others = range(1, len(self._ranks))
         while True:
-            hellos = [hello, *(self._read(f"hello/{i}") for i in others)]
+            hellos = [hello, *(self._read(f"hello/{i}", len(hello)) for i in others)]
             if None not in hellos and hellos != answered:
                 answered = hellos
                 refusal = next(
@@ -96,7 +96,7 @@ class Meeting:
 
     def _follow(self, hello: list[str]) -> Answer:
         while True:
-            answer = self._read("answer")
+            answer = self._read("answer", len(Answer._fields) + 1)
             if answer is not None and answer[2][self._position] == hello[0]:
                 break
             self._pause(None)
@@ -124,8 +124,10 @@ class Meeting:
     def _write(self, key: str, value: Any) -> None:
         self._store.set(key, json.dumps(value))
 
-    def _read(self, key: str) -> Any:
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+    def _read(self, key: str, length: int = 0) -> Any:
+        """What is there; None if nothing is, or not a list of that length: something else has written it."""
+        value = json.loads(self._store.get(key)) if self._store.check([key]) else None
+        return value if not length or (isinstance(value, list) and len(value) == length) else None
 
     def _remove(self, key: str) -> None:
         with contextlib.suppress(RuntimeError):  # not every store can; the keys are of no use to anybody
