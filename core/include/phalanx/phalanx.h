@@ -242,9 +242,9 @@ typedef struct phx_group_info {
 } phx_group_info;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when
- * the ranks are not on one host. A name may be used again; then it is a new group. The n-th call of each rank for a name
- * and ranks belongs with the n-th of the others, so one that fails on a rank fails on all, at once and with that cause;
- * it also fails for a rank that comes when the others have given up. The next call of all makes the group. */
+ * the ranks are not on one host. A name may be used again; then it is a new group. The n-th call of each rank for a
+ * name and ranks belongs with the n-th of the others, so one that fails on a rank fails on all, at once and with that
+ * cause; it also fails for a rank that comes when the others have given up. The next call of all makes the group. */
 PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
                                     int64_t timeout_ms, phx_group **out);
 /* A logical group that need not be part of the world: `group_size` participants meet through `store` under `name`. */
