@@ -13,11 +13,18 @@ constexpr const char *kOperation = "group_create";
 constexpr int64_t kTellMs = 1000;  // for a store that hangs: the others then learn of it at their own deadlines
 const Uuid kNobody;
 
-// What a rank that gives up leaves in the store.
+// What a rank that gives up leaves in the store. After it come the identities of all members whose records it has read:
+// whoever finds itself there knows that this is about the present attempt, not about that of an earlier run.
 struct Failure {
   PeerRecord who;
   phx_error_info why;
 };
+
+bool has_met(const std::string &failure, const Uuid &member) {
+  for (size_t at = sizeof(Failure); at + sizeof member <= failure.size(); at += sizeof member)
+    if (std::memcmp(&failure[at], &member, sizeof member) == 0) return true;
+  return false;
+}
 
 }  // namespace
 
@@ -57,11 +64,12 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
     return PHX_OK;
   }
   Failure failure;
-  if (value.size() != sizeof failure) return PHX_OK;
+  if (value.size() < sizeof failure) return PHX_OK;
   std::memcpy(&failure, value.data(), sizeof failure);
   if (std::memcmp(failure.who.magic, kPeerMagic, sizeof kPeerMagic) != 0) return PHX_OK;
   *teller = failure.who.uuid;
-  const bool known = std::any_of(records.begin(), records.end(),
+  const bool known = has_met(value, world_.record().uuid) ||
+                     std::any_of(records.begin(), records.end(),
                                  [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
   // Of an earlier run of the job with the same store: that is over. (Of other hosts this cannot be known.)
   if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
@@ -80,8 +88,11 @@ void Attempt::give_up(const std::vector<PeerRecord> &records) {
   const store::Patience patience(kTellMs);
   Uuid teller;
   if (!told_ && read_failure(records, &teller) == PHX_OK) {
-    Failure failure{world_.record(), error};
-    store_->set(key_.c_str(), &failure, sizeof failure);
+    const Failure failure{world_.record(), error};
+    std::string value(reinterpret_cast<const char *>(&failure), sizeof failure);
+    for (const PeerRecord &record : records)
+      if (record.uuid != kNobody) value.append(reinterpret_cast<const char *>(&record.uuid), sizeof record.uuid);
+    store_->set(key_.c_str(), value.data(), value.size());
   }
   set_last_error(error);
 }
