@@ -166,8 +166,8 @@ def test_what_says_nothing_to_anybody_is_passed_over(kind, payload_bytes, count,
 # ---- revocations
 
 
-def revoke(liar, status, text):
-    for rank in HONEST:
+def revoke(liar, status, text, ranks=HONEST):
+    for rank in ranks:
         liar.tell(rank, wire.error_info(status, text, rank=LIAR, peer=LIAR), kind=wire.REVOKE)
 
 
@@ -182,6 +182,12 @@ def test_a_revocation_never_passes_for_success(status):
     for error, peer, text in attack(revoke, status, "all is well"):
         assert (error, peer) == ("RevokedError", LIAR)
         assert "all is well" in text
+
+
+def test_whoever_is_told_tells_the_others():
+    for error, peer, text in attack(revoke, -6, "told to one", (VICTIM,)):
+        assert (error, peer) == ("RevokedError", LIAR)
+        assert "told to one" in text
 
 
 def confirm_with(rank, world_size, status):

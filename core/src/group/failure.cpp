@@ -166,12 +166,15 @@ void Group::on_peer_gone(const Link &link, LinkState state) {
       const char *now = process_state(link.pid);
       const bool ended = std::string(now) == "gone" || std::string(now) == "zombie";
       what = ended ? "died" : "closed its connection";
+      if (ended) info.rank = -1;  // of all ranks, not of this one
     }
     std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
-    fail_with(info, false, state == LinkState::kLeft ? i : -1);  // not told: everybody sees it for himself
+    const bool is_dead = state == LinkState::kDead;
+    fail_with(info, is_dead, is_dead ? -1 : i);
   }
 }
 
-void Group::on_revoked(const phx_error_info &cause) { fail_with(cause, false); }
+// Told on, as deaths are: this rank may leave before the others have heard of it, who would then see only that.
+void Group::on_revoked(const phx_error_info &cause) { fail_with(cause, true); }
 
 }  // namespace phx

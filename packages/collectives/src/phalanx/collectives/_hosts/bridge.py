@@ -1,29 +1,30 @@
-"""Bytes between the ranks of one lane, one on each host, over gloo.
+"""Bytes between the ranks of one lane, one on each host.
 
 Nothing but bytes crosses: what reductions make of them is computed on every host from the same bytes in the same order,
-so all ranks get the same bits. Each trade begins with which call it belongs to, and the tag of its data is made from
-that: different calls never take each other's data, and are told apart at once.
+so all ranks get the same bits. Everything happens in the thread that calls: there is no other one to wake.
 """
 
 import contextlib
-import hashlib
+import ctypes
+import errno
+import select
+import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from phalanx.collectives import _torch_compat
+from phalanx.collectives._hosts.connect import connect
+from phalanx.collectives._hosts.stream import OtherCall, Stream, Trade
 from phalanx.core import MismatchError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError
 
 _ByHost = dict[int, torch.Tensor]
-_HEAD_BYTES = 512
-_SMALL_BYTES = 3584  # of data that go with the head
-_FIRST_TAGS = 1 << 30  # above those of data
 _GAVE_UP = "!"  # begins what is sent in place of a call
-_TELL = timedelta(milliseconds=200)
-_LINGER_S = 0.1  # gloo ends connections with a reset, after which the other end cannot read what came before it
+_TELL_S = 0.2
+_LINGER_S = 0.1  # what came and was not read ends a connection with a reset, which overtakes what was sent
 _ERRORS: dict[str, type[PhalanxError]] = {
     each.__name__: each for each in (MismatchError, PeerDeadError, RevokedError, WaitTimeoutError)
 }
@@ -36,8 +37,11 @@ class Bridge:
         store: A torch Store that all its ranks share, and nobody else.
         host: Of this rank.
         ranks: The global ranks of the lane, by host.
-        timeout: Of the meeting, and of every message.
+        timeout: Of the meeting, and of every wait.
         group: Name of the group, for errors.
+
+    Raises:
+        PhalanxError: The ranks could not connect.
     """
 
     def __init__(self, store: Any, host: int, ranks: Sequence[int], timeout: timedelta, group: str) -> None:
@@ -45,86 +49,104 @@ class Bridge:
         self._ranks = ranks
         self._timeout = timeout
         self._group = group
-        self._unfinished: object = None
         self._told = False
-        try:
-            self._gloo: Any = _torch_compat.make_gloo(store, host, len(ranks), timeout)
-        except RuntimeError as error:
-            raise WaitTimeoutError(
-                f"group '{group}': rank {ranks[host]} could not connect to rank(s) {self._others()} on other hosts: "
-                f"{_first_line(error)}. Are their addresses reachable? GLOO_SOCKET_IFNAME names the interface to use.",
-                operation="enable_group",
-                group=group,
-            ) from None
+        self._closed = False
+        self._using = threading.RLock()  # by whoever sends and receives
+        made = connect(store, host, ranks, timeout, group)
+        self._streams = {other: Stream(made[other], other) for other in sorted(made)}
 
-    def _others(self) -> str:
-        return ", ".join(str(rank) for host, rank in enumerate(self._ranks) if host != self._host)
-
-    def trade(self, call: str, number: int, outgoing: _ByHost, incoming: _ByHost) -> None:
-        """Send to some hosts and receive from some, all at once. With it goes which call it belongs to.
+    def begin(self, call: str, number: int, outgoing: _ByHost, incoming: _ByHost) -> Trade:
+        """Begin to send to some hosts and to receive from some. With it goes which call it belongs to.
 
         Args:
             call: The collective, alike on all ranks that make the same call.
             number: Of the trade among those of the group, alike on all ranks.
-            outgoing: By host, contiguous; left as they are.
-            incoming: By host, contiguous; written.
+            outgoing: By host, contiguous; left as they are until it is finished.
+            incoming: By host, contiguous; written until it is finished.
+
+        Raises:
+            PhalanxError: As for `finish`.
+        """
+        trade = Trade(call, number)
+        with self._using:
+            for host, tensor in incoming.items():
+                self._streams[host].expect(trade, _bytes_of(tensor))
+            for host, tensor in outgoing.items():
+                self._streams[host].post(trade, _bytes_of(tensor))
+                self._step(trade.call, self._streams[host], Stream.send)
+        return trade
+
+    def finish(self, trade: Trade) -> None:
+        """Wait until a trade is done.
 
         Raises:
             WaitTimeoutError, PeerDeadError, MismatchError: It did not happen within the timeout, or cannot any more.
                 The bridge is of no use after it.
         """
-        if self._gloo is None:
-            raise PeerDeadError(f"{call} on group '{self._group}': the connections between the hosts were closed")
-        said = _head(call)
-        tag = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=4).digest(), "little") >> 2
-        first_tag = _FIRST_TAGS + number % _FIRST_TAGS
-        out = {host: tensor.view(-1).view(torch.uint8) for host, tensor in outgoing.items() if tensor.numel()}
-        into = {host: tensor.view(-1).view(torch.uint8) for host, tensor in incoming.items() if tensor.numel()}
-        firsts = {host: torch.empty(_HEAD_BYTES + _SMALL_BYTES, dtype=torch.uint8) for host in incoming}
-        coming = self._begin(self._gloo.recv, call, firsts, first_tag)
-        leaving = self._begin(
-            self._gloo.send, call, {host: _first(said, out.get(host)) for host in outgoing}, first_tag
-        )
-        data = self._begin(self._gloo.recv, call, _large(into), tag) + self._begin(
-            self._gloo.send, call, _large(out), tag
-        )
-        self._finish(call, coming)
-        for host, first in firsts.items():
-            if not torch.equal(first[:_HEAD_BYTES], said):
-                with contextlib.suppress(RuntimeError):  # so that the other side sees it too
-                    for _, work in leaving:
-                        work.wait(_TELL)
+        self._pump(trade.call, lambda: trade.is_done, time.monotonic() + self._timeout.total_seconds())
+        if not trade.is_done:
+            self.close()
+            raise self._late(trade)
+
+    def _pump(self, call: str, is_done: Callable[[], bool], until: float) -> None:
+        with self._using:
+            while not is_done():
+                poll = select.poll()
+                by_fd = {}
+                for stream in self._streams.values():
+                    wanted = stream.wants_in * select.POLLIN | stream.wants_out * select.POLLOUT
+                    if wanted and not self._closed:
+                        by_fd[stream.connection.fileno()] = stream
+                        poll.register(stream.connection, wanted)
+                if not by_fd:
+                    raise self._was_closed(call)
+                left = until - time.monotonic()
+                ready = poll.poll(max(left, 0) * 1000)
+                if not ready and left <= 0:
+                    return
+                for fd, events in ready:
+                    if events & ~select.POLLOUT:
+                        self._step(call, by_fd[fd], Stream.receive)
+                    if events & ~select.POLLIN:
+                        self._step(call, by_fd[fd], Stream.send)
+
+    def _step(self, call: str, stream: Stream, step: Callable[[Stream], None]) -> None:
+        try:
+            try:
+                step(stream)
+            except OSError:
+                stream.read_last_words()
+                raise
+        except OtherCall as other:
+            error = self._other(call, stream.host, other.text)
+            if isinstance(error, MismatchError):  # so that the other side sees it too
                 self._told = True
-                self._unfinished = (leaving, data, out, into)  # else gloo would close, and the other end still reads
-                raise self._other(call, host, bytes(first[:_HEAD_BYTES].tolist()).decode(errors="replace").strip())
-            if host in into and _is_small(into[host]):
-                into[host].copy_(first[_HEAD_BYTES : _HEAD_BYTES + len(into[host])])
-        self._finish(call, leaving + data)
+                self._flush()
+            raise error from None
+        except OSError as error:
+            if self._closed:
+                raise self._was_closed(call) from None
+            self.close()
+            raise self._ended(call, stream.host, error) from None
 
-    def _begin(self, begin: Any, call: str, tensors: _ByHost, tag: int) -> list[tuple[int, Any]]:
-        works = []
-        for host, tensor in tensors.items():
-            with self._named(call, host):
-                works.append((host, begin([tensor], host, tag)))
-        return works
+    def _flush(self) -> None:
+        until = time.monotonic() + _TELL_S
+        for stream in self._streams.values():
+            with contextlib.suppress(OSError):
+                while stream.wants_out and _await([stream.connection], select.POLLOUT, until):
+                    stream.send()
 
-    def _finish(self, call: str, works: list[tuple[int, Any]]) -> None:
-        for host, work in works:
-            with self._named(call, host):
-                work.wait(self._timeout)
+    def give_up(self, error: PhalanxError) -> None:
+        """Tell the other hosts an error in place of the next trade, which they are in or will come to."""
+        with self._using:
+            if self._closed:
+                return
+            self._told = True
+            for stream in self._streams.values():
+                stream.say(f"{_GAVE_UP}{type(error).__name__}:{error}")
+            self._flush()
 
-    def give_up(self, number: int, error: PhalanxError) -> None:
-        """Tell the other hosts an error in place of the trade of that number, which they are in or will come to."""
-        if self._gloo is None:
-            return
-        self._told = True
-        first = _first(_head(f"{_GAVE_UP}{type(error).__name__}:{error}"), None)
-        with contextlib.suppress(RuntimeError):
-            tag = _FIRST_TAGS + number % _FIRST_TAGS
-            works = [self._gloo.send([first], host, tag) for host in range(len(self._ranks)) if host != self._host]
-            for work in works:
-                with contextlib.suppress(RuntimeError):
-                    work.wait(_TELL)
+    # ---- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _other(self, call: str, host: int, theirs: str) -> PhalanxError:
         """The error of a rank that said something else than this call."""
@@ -133,71 +155,90 @@ class Bridge:
             kind, _, text = theirs.removeprefix(_GAVE_UP).partition(":")
             return _ERRORS.get(kind, RevokedError)(
                 f"{call} on group '{self._group}': rank {peer} on another host gave up: {text}",
-                rank=me,
-                peer=peer,
-                operation=call.partition("(")[0],
-                group=self._group,
+                **self._known(call, host),
             )
         return MismatchError(
             f"{call} on group '{self._group}': rank {peer} on another host called {theirs} while rank {me} called "
             f"{call}. Every rank of a group must call the same collectives in the same order with the same dtype and "
             "count.",
-            rank=me,
-            peer=peer,
-            operation=call.partition("(")[0],
-            group=self._group,
+            **self._known(call, host),
         )
 
-    @contextlib.contextmanager
-    def _named(self, call: str, host: int) -> Any:
-        try:
-            yield
-        except RuntimeError as error:
-            self.close()
-            raise self._error(call, host, _first_line(error)) from None
+    def _late(self, trade: Trade) -> PhalanxError:
+        late = sorted(trade.to_come or trade.to_go)
+        names = ", ".join(str(self._ranks[host]) for host in late)
+        return WaitTimeoutError(
+            f"{trade.call} on group '{self._group}': after {self._timeout.total_seconds() * 1000:.0f} ms rank "
+            f"{self._ranks[self._host]} still waits for rank(s) {names} on another host. Look at that host and at the "
+            "network between the two.",
+            **self._known(trade.call, late[0]),
+        )
 
-    def _error(self, call: str, host: int, text: str) -> PhalanxError:
-        where = f"{call} on group '{self._group}'"
-        me, peer = self._ranks[self._host], self._ranks[host]
-        known: dict[str, Any] = {"rank": me, "peer": peer, "operation": call.partition("(")[0], "group": self._group}
-        if "timed out" in text.lower() or "timeout" in text.lower():
-            return WaitTimeoutError(
-                f"{where}: after {self._timeout.total_seconds() * 1000:.0f} ms rank {me} still waits for rank {peer} "
-                "on another host. Look at that host and at the network between the two.",
-                **known,
-            )
-        return PeerDeadError(f"{where}: the connection to rank {peer} on another host has ended: {text}", **known)
+    def _ended(self, call: str, host: int, error: OSError) -> PhalanxError:
+        text = error.strerror or str(error)
+        if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
+            text += ". That host or the network is gone"
+        peer = self._ranks[host]
+        return PeerDeadError(
+            f"{call} on group '{self._group}': the connection to rank {peer} on another host has ended: {text}",
+            **self._known(call, host),
+        )
+
+    def _was_closed(self, call: str) -> PhalanxError:
+        return PeerDeadError(f"{call} on group '{self._group}': the connections between the hosts were closed")
+
+    def _known(self, call: str, host: int) -> dict[str, Any]:
+        operation = call.partition("(")[0]
+        return {
+            "rank": self._ranks[self._host],
+            "peer": self._ranks[host],
+            "operation": operation,
+            "group": self._group,
+        }
 
     def close(self) -> None:
-        """Let go of the connections: whoever waits at the other end is told."""
-        gloo, self._gloo, self._unfinished = self._gloo, None, None
-        if gloo is not None:
+        """Let go of the connections: whoever waits, here or at the other end, is told. From any thread."""
+        if self._closed:
+            return
+        self._closed = True
+        connections = [stream.connection for stream in self._streams.values()]
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR if self._told else socket.SHUT_RDWR)
+        with self._using:
             if self._told:
-                time.sleep(_LINGER_S)
-            with contextlib.suppress(RuntimeError):
-                gloo.abort()
+                _drain(connections, time.monotonic() + _LINGER_S)
+            for connection in connections:
+                connection.close()
 
 
-def _head(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text.encode()[:_HEAD_BYTES].ljust(_HEAD_BYTES)), dtype=torch.uint8)
+def _drain(connections: list[socket.socket], until: float) -> None:
+    """Read until the other ends close too."""
+    left = {connection.fileno(): connection for connection in connections}
+    while left and (ready := _await(list(left.values()), select.POLLIN, until)):
+        for fd in ready:
+            try:
+                more = left[fd].recv(1 << 16)
+            except OSError:
+                more = b""
+            if not more:
+                del left[fd]
 
 
-def _first(head: torch.Tensor, data: torch.Tensor | None) -> torch.Tensor:
-    """The first message of a trade: which call it is, and the data if there is little."""
-    made = torch.zeros(_HEAD_BYTES + _SMALL_BYTES, dtype=torch.uint8)
-    made[:_HEAD_BYTES] = head
-    if data is not None and _is_small(data):
-        made[_HEAD_BYTES : _HEAD_BYTES + len(data)] = data
-    return made
+def _await(connections: list[socket.socket], event: int, until: float) -> list[int]:
+    """The descriptors of the connections at which it happened; none: it is too late."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, event)
+    return [fd for fd, _ in poll.poll(max(until - time.monotonic(), 0) * 1000)]
 
 
-def _is_small(data: torch.Tensor) -> bool:
-    return len(data) <= _SMALL_BYTES
-
-
-def _large(tensors: _ByHost) -> _ByHost:
-    return {host: tensor for host, tensor in tensors.items() if not _is_small(tensor)}
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().partition("\n")[0]
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor, which lives as long."""
+    assert tensor.is_contiguous()
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    memory: Any = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return memoryview(memory).cast("B")

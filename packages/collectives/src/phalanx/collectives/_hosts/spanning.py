@@ -1,10 +1,12 @@
 """The collectives of a group that spans hosts. They are complete when they return.
 
 In each, the ranks of a host first do what they can among themselves; then each lane (one rank of every host) carries an
-equal part between the hosts; then the ranks of a host share what came. See docs/explanation/hosts.md for the bytes.
+equal part between the hosts; then the ranks of a host share what came. Large tensors are cut into chunks, and while one
+is on its way the ranks of a host work on others. See docs/explanation/hosts.md for the bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +14,12 @@ import torch
 from phalanx.collectives._hosts import combine
 from phalanx.collectives._hosts.bridge import Bridge
 from phalanx.collectives._hosts.places import Places
+from phalanx.collectives._hosts.stream import Trade
 from phalanx.core import Group, MismatchError, PhalanxError, RevokedError
 
 _LINE = 64
+_WHOLE_BYTES = 8 << 10  # up to so many, every rank carries all: more bytes, and a step less
+_CHUNK_BYTES = 2 << 20  # for each lane
 # A rank waits for another of its host so much longer than that one waits for its lane: who is to blame is known then.
 _LONGER_MS = 5000
 _REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"})
@@ -83,7 +88,7 @@ class Spanning:
         if self._inside.state == "active":
             self._inside.revoke(str(error))
         if self._bridge is not None and not isinstance(error, MismatchError):  # which the others see for themselves
-            self._bridge.give_up(self._trades + 1, error)
+            self._bridge.give_up(error)
             self.close()
 
     def close(self) -> None:
@@ -97,11 +102,10 @@ class Spanning:
 
     # ---- within the host ---------------------------------------------------------------------------------------------
 
-    def _gather_here(self, mine: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """The bytes of all ranks of this host, one after another."""
-        whole = torch.empty(sum(counts), dtype=torch.uint8)
-        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, "uint8", timeout_ms=self._timeout_ms)
-        return whole
+    def _gather_here(self, mine: torch.Tensor, counts: Sequence[int], whole: torch.Tensor) -> None:
+        """The elements of all ranks of this host, one after another, in `whole`."""
+        dtype = str(whole.dtype).removeprefix("torch.")
+        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=self._timeout_ms)
 
     def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks of this host."""
@@ -110,32 +114,59 @@ class Spanning:
         self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._timeout_ms)
         return mine
 
+    def _reduce_whole_here(self, whole: torch.Tensor, reduction: str) -> torch.Tensor:
+        """The sum over the ranks of this host."""
+        done = torch.empty_like(whole)
+        dtype, op = str(whole.dtype).removeprefix("torch."), combine.inside(reduction)
+        self._inside.all_reduce(
+            whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, timeout_ms=self._timeout_ms
+        )
+        return done
+
     # ---- between the hosts -------------------------------------------------------------------------------------------
 
-    def _trade(self, call: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
+    def _begin(self, call: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> Trade:
         assert self._bridge is not None
         self._trades += 1
-        self._bridge.trade(call, self._trades, outgoing, incoming)
+        return self._bridge.begin(call, self._trades, outgoing, incoming)
 
-    def _reduce_across(self, call: str, mine: torch.Tensor, reduction: str) -> torch.Tensor:
-        """Reduce the same part of all hosts, and give the result to all of them."""
+    def _finish(self, trade: Trade) -> None:
+        assert self._bridge is not None
+        self._bridge.finish(trade)
+
+    def _trade(self, call: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
+        self._finish(self._begin(call, outgoing, incoming))
+
+    def _reduce_across(self, call: str, mine: torch.Tensor, reduction: str) -> Iterator[torch.Tensor | None]:
+        """Reduce the same part of all hosts, and give the result to all of them. Yields None wherever something is on
+        its way and others may go on, and the result at last."""
         host, hosts = self._places.host, range(len(self._places.hosts))
         if self._places.lane is None or not mine.numel():
-            return mine
+            for _ in range(1 if len(hosts) <= 3 else 2):  # as often as the others
+                yield None
+            yield mine
+            return
         if len(hosts) <= 3:  # whole parts: as many bytes as the other way, or few more, and half the messages
             parts = [mine if each == host else torch.empty_like(mine) for each in hosts]
             others = {each: parts[each] for each in hosts if each != host}
-            self._trade(call, dict.fromkeys(others, mine), others)
-            return combine.combine(parts, reduction, self._size)
+            trade = self._begin(call, dict.fromkeys(others, mine), others)
+            yield None
+            self._finish(trade)
+            yield combine.combine(parts, reduction, self._size)
+            return
         pieces = list(mine.tensor_split(len(hosts)))
         own = pieces[host]
         theirs = {each: torch.empty_like(own) for each in hosts if each != host}
-        self._trade(f"{call} part 1", {each: pieces[each] for each in theirs}, theirs)
+        trade = self._begin(f"{call} part 1", {each: pieces[each] for each in theirs}, theirs)
+        yield None
+        self._finish(trade)
         done = combine.combine([own.clone() if each == host else theirs[each] for each in hosts], reduction, self._size)
         results = [done if each == host else torch.empty(len(pieces[each]), dtype=done.dtype) for each in hosts]
         others = {each: results[each] for each in hosts if each != host}
-        self._trade(f"{call} part 2", dict.fromkeys(others, done), others)
-        return torch.cat(results)
+        trade = self._begin(f"{call} part 2", dict.fromkeys(others, done), others)
+        yield None
+        self._finish(trade)
+        yield torch.cat(results)
 
     # ---- the collectives ---------------------------------------------------------------------------------------------
 
@@ -144,11 +175,25 @@ class Spanning:
         reduction = reduction.lower()
         call = self._describe("all_reduce", tensor, reduction)
         wide = tensor.to(combine.accumulation_dtype(tensor.dtype, reduction)).view(-1)
+        out = torch.empty(tensor.shape, dtype=tensor.dtype)
+        flat, size = out.view(-1), wide.element_size()
+        if self._places.even and len(self._places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
+            *_, done = self._reduce_across(call, self._reduce_whole_here(wide, reduction), reduction)
+            assert done is not None
+            flat.copy_(done)
+            return out
+        length = max(1, _CHUNK_BYTES * self._places.lanes // size)
+        spans = ((begin, min(begin + length, len(flat))) for begin in range(0, len(flat), length))
+        _in_turns(self._all_reduce_chunk(call, wide[b:e], flat[b:e], reduction) for b, e in spans)
+        return out
+
+    def _all_reduce_chunk(self, call: str, wide: torch.Tensor, out: torch.Tensor, reduction: str) -> Iterator[None]:
         counts = self._places.shares(wide.numel(), _LINE // wide.element_size())
-        mine = self._reduce_across(call, self._reduce_here(wide, counts, reduction), reduction)
-        mine = mine.to(tensor.dtype)
-        nbytes = [count * tensor.element_size() for count in counts]
-        return self._gather_here(mine, nbytes).view(tensor.dtype).view(tensor.shape)
+        for done in self._reduce_across(call, self._reduce_here(wide, counts, reduction), reduction):
+            if done is None:
+                yield
+            else:
+                self._gather_here(done.to(out.dtype), counts, out)
 
     def all_gather(self, tensor: torch.Tensor, group_size: int) -> torch.Tensor:
         """Join the tensors of all ranks along dim 0."""
@@ -158,7 +203,8 @@ class Spanning:
             )
         places, chunk = self._places, tensor.numel() * tensor.element_size()
         call = self._describe("all_gather_into_tensor", tensor)
-        block = self._gather_here(tensor, [chunk] * len(places.here))
+        block = torch.empty(len(places.here) * chunk, dtype=torch.uint8)
+        self._gather_here(tensor, [chunk] * len(places.here), block)
         parts = {host: self._cut(len(ranks) * chunk) for host, ranks in enumerate(places.hosts)}
         came: dict[int, torch.Tensor] = {}
         others = [host for host in parts if host != places.host]
@@ -168,7 +214,8 @@ class Spanning:
             self._trade(call, dict.fromkeys(others, block[begin:end]), came)
         counts = [sum(_length(parts[host][lane]) for host in others) for lane in range(places.lanes)]
         mine = torch.cat([came[host] for host in others]) if came else torch.empty(0, dtype=torch.uint8)
-        shared = self._gather_here(mine, counts + [0] * (len(places.here) - places.lanes))
+        shared = torch.empty(sum(counts), dtype=torch.uint8)
+        self._gather_here(mine, counts + [0] * (len(places.here) - places.lanes), shared)
         blocks = {host: torch.empty(len(places.hosts[host]) * chunk, dtype=torch.uint8) for host in others}
         blocks[places.host] = block
         at = 0
@@ -230,7 +277,7 @@ class Spanning:
                 self._trade(call, {}, {home: mine})
         if home != places.host:
             counts = [_length(span) for span in spans] + [0] * (len(places.here) - places.lanes)
-            flat.copy_(self._gather_here(mine.clone(), counts))
+            self._gather_here(mine.clone(), counts, flat)
         return out
 
     def _cut(self, nbytes: int) -> list[tuple[int, int]]:
@@ -241,3 +288,22 @@ class Spanning:
 
 def _length(span: tuple[int, int]) -> int:
     return span[1] - span[0]
+
+
+def _in_turns(chunks: Iterable[Iterator[None]]) -> None:
+    """Run all of them to their ends, in an order that depends on nothing but how often they yield: a new one begins
+    before the ones before it go on."""
+    running: deque[Iterator[None]] = deque()
+    for chunk in chunks:
+        running.append(chunk)
+        next(chunk)
+        _advance(running, list(running)[:-1])
+    while running:
+        _advance(running, list(running))
+
+
+def _advance(running: deque[Iterator[None]], some: list[Iterator[None]]) -> None:
+    ended = object()
+    for chunk in some:
+        if next(chunk, ended) is ended:
+            running.remove(chunk)
