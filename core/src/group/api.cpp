@@ -204,7 +204,9 @@ phx_status phx_group_error(phx_group *group, phx_error_info *out) {
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
   if (!group->ptr->failed())
     return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
-  return phx::copy_out(group->ptr->cause(), out, operation);
+  phx_error_info cause = group->ptr->cause();
+  if (cause.rank < 0) cause.rank = group->ptr->self_rank();  // as anybody's
+  return phx::copy_out(cause, out, operation);
 }
 
 phx_group *phx_group_retain(phx_group *group) {
