@@ -13,7 +13,9 @@
 namespace phx {
 namespace {
 
-constexpr size_t kFusedBytes = 64 << 10;  // copying more than this into a buffer costs more than barriers
+constexpr size_t kFusedBytes = 16 << 10;   // copying more than this into a buffer costs more than barriers
+constexpr size_t kFusedTotal = 512 << 10;  // of one buffer: more would not stay in the cache
+constexpr size_t kPackedBytes = 64 << 10;  // likewise for a slot, into which everything is copied anyway
 constexpr size_t kPackedAlign = 16;
 
 bool same_reduction(const CoalescedCall &a, const CoalescedCall &b) {
@@ -27,13 +29,13 @@ class Fused final : public Operation {
     size_t count = 0;
     for (const CoalescedCall &call : calls_) count += call.buffers.count;
     const size_t item = calls_[0].buffers.item;
-    buffer_.resize(count * item);
-    char *to = buffer_.data();
+    buffer_.reset(new char[count * item]);  // not zeroed
+    char *to = buffer_.get();
     for (const CoalescedCall &call : calls_) {
       copy_bytes(to, call.buffers.in, call.buffers.count * item);
       to += call.buffers.count * item;
     }
-    inner_ = make_all_reduce(plan, {buffer_.data(), buffer_.data(), count, item}, calls_[0].reduction, PHX_ALGO_AUTO);
+    inner_ = make_all_reduce(plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, PHX_ALGO_AUTO);
     rounds = inner_->rounds;
   }
 
@@ -44,7 +46,7 @@ class Fused final : public Operation {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const phx_status status = inner_->take(lane, round, epoch);
     if (status != PHX_OK || round + 1 != rounds) return status;
-    const char *from = buffer_.data();
+    const char *from = buffer_.get();
     for (const CoalescedCall &call : calls_) {
       const size_t bytes = call.buffers.count * call.buffers.item;
       copy_bytes(call.buffers.out, from, bytes);
@@ -58,7 +60,7 @@ class Fused final : public Operation {
 
  private:
   const std::vector<CoalescedCall> calls_;
-  std::vector<char> buffer_;
+  std::unique_ptr<char[]> buffer_;
   OperationPtr inner_;
 };
 
@@ -216,8 +218,12 @@ class Sequence final : public Operation {
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {
   const int n = plan.lane.group_size();
+  struct Set {
+    std::vector<CoalescedCall> calls;
+    size_t bytes = 0;
+  };
   std::vector<OperationPtr> steps;
-  std::vector<std::vector<CoalescedCall>> fused;
+  std::vector<Set> fused;
   std::vector<CoalescedCall> packed;
   size_t filled = 0;
   const auto flush = [&] {
@@ -228,11 +234,14 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
   for (const CoalescedCall &call : calls) {
     const size_t bytes = packed_bytes(call, n);
     if (call.kind == Kind::kAllReduce && bytes <= kFusedBytes) {
-      const auto fits = [&](const std::vector<CoalescedCall> &set) { return same_reduction(set[0], call); };
+      const auto fits = [&](const Set &set) {
+        return set.bytes + bytes <= kFusedTotal && same_reduction(set.calls[0], call);
+      };
       auto set = std::find_if(fused.begin(), fused.end(), fits);
       if (set == fused.end()) set = fused.emplace(fused.end());
-      set->push_back(call);
-    } else if (call.kind != Kind::kAllReduce && bytes <= std::min<size_t>(plan.chunk_bytes(), kFusedBytes)) {
+      set->calls.push_back(call);
+      set->bytes += bytes;
+    } else if (call.kind != Kind::kAllReduce && bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
       if (filled + bytes > plan.chunk_bytes()) flush();
       packed.push_back(call);
       filled += bytes;
@@ -241,8 +250,9 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
     }
   }
   flush();
-  for (std::vector<CoalescedCall> &set : fused)
-    steps.push_back(set.size() == 1 ? make_step(plan, set[0]) : std::make_unique<Fused>(plan, std::move(set)));
+  for (Set &set : fused)
+    steps.push_back(set.calls.size() == 1 ? make_step(plan, set.calls[0])
+                                          : std::make_unique<Fused>(plan, std::move(set.calls)));
   if (steps.empty()) steps.push_back(make_barrier());
   return std::make_unique<Sequence>(std::move(steps));
 }
