@@ -100,6 +100,17 @@ PHX_FROZEN(offsetof(phx_symm_info, signal_pad_bytes) == 32);
 PHX_FROZEN(offsetof(phx_symm_info, device) == 40);
 PHX_FROZEN(offsetof(phx_symm_info, group) == 48);
 
+PHX_FROZEN(sizeof(phx_team) == 56);
+PHX_FROZEN(offsetof(phx_team, struct_size) == 0);
+PHX_FROZEN(offsetof(phx_team, group_rank) == 4);
+PHX_FROZEN(offsetof(phx_team, group_size) == 8);
+PHX_FROZEN(offsetof(phx_team, channels) == 12);
+PHX_FROZEN(offsetof(phx_team, buffers) == 16);
+PHX_FROZEN(offsetof(phx_team, pads) == 24);
+PHX_FROZEN(offsetof(phx_team, multicast) == 32);
+PHX_FROZEN(offsetof(phx_team, bytes) == 40);
+PHX_FROZEN(offsetof(phx_team, failed) == 48);
+
 PHX_FROZEN(sizeof(phx_tuning) == 40);
 PHX_FROZEN(offsetof(phx_tuning, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_tuning, flags) == 4);

@@ -359,6 +359,19 @@ PHX_API phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint
 /* Collective; channels are independent of each other and of the signals. One that timed out may be tried again: it goes
  * on waiting for the same barrier. */
 PHX_API phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms);
+/* What a kernel needs to use the memory of all ranks by itself: see phalanx/device.h. Lives as long as the handle. */
+typedef struct phx_team {
+  uint32_t struct_size;
+  int32_t group_rank;
+  int32_t group_size;
+  uint32_t channels;     /* of each pad */
+  void *const *buffers;  /* group_size pointers: each rank's block */
+  uint32_t *const *pads; /* likewise: each rank's signal pad */
+  void *multicast;       /* all blocks at once; NULL where the device has no such thing */
+  size_t bytes;          /* of each block */
+  const int32_t *failed; /* not 0 once the group has failed */
+} phx_team;
+PHX_API phx_status phx_symm_team(phx_symm *symm, phx_team *out);
 PHX_API phx_symm *phx_symm_retain(phx_symm *symm);
 PHX_API void phx_symm_release(phx_symm *symm);
 

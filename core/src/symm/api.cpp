@@ -134,6 +134,22 @@ phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms
   });
 }
 
+phx_status phx_symm_team(phx_symm *symm, phx_team *out) {
+  const char *operation = "symm_team";
+  if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+  const phx::Symm &s = *symm->symm;
+  phx_team team{};
+  team.struct_size = sizeof team;
+  team.group_rank = s.group_rank();
+  team.group_size = s.size();
+  team.channels = s.channels();
+  team.buffers = s.buffers();
+  team.pads = reinterpret_cast<uint32_t *const *>(s.pads());
+  team.bytes = s.block().size;
+  team.failed = s.group().failed_word();
+  return phx::copy_out(team, out, operation);
+}
+
 phx_symm *phx_symm_retain(phx_symm *symm) { return symm == nullptr ? nullptr : symm->symm->handle(); }
 
 void phx_symm_release(phx_symm *symm) {

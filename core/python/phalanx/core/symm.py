@@ -58,6 +58,7 @@ class Symm:
         self.signal_pad_bytes = int(info.signal_pad_bytes)
         self._base = int(ffi.cast("uintptr_t", info.base))
         self._device_type = int(info.device.type)
+        self._team: Any = None
 
     @property
     def pointer(self) -> Any:
@@ -85,6 +86,19 @@ class Symm:
     def signal_pad_ptrs_device(self) -> int:
         """Address of an array of the signal pad addresses that the device can read."""
         return self._array(lib.phx_symm_signal_pads_device)
+
+    @property
+    def team(self) -> int:
+        """Address of a phx_team of phalanx/device.h, for kernels in C: what they need to use the memory of all ranks.
+
+        It lives as long as this object.
+        """
+        if self._team is None:
+            made = ffi.new("phx_team *")
+            made.struct_size = ffi.sizeof("phx_team")
+            check(lib.phx_symm_team(self._handle.pointer, made))
+            self._team = made
+        return int(ffi.cast("uintptr_t", self._team))
 
     def buffer(self, group_rank: int) -> memoryview:
         """The block of a rank as writable bytes. The mapping stays while the view is alive.

@@ -1,0 +1,136 @@
+// phalanx/device.h: kernels on the CPU that use symmetric memory by themselves.
+#include "phalanx/device.h"
+
+#include <cstring>
+
+#include "ranks.h"
+
+namespace {
+
+constexpr uint64_t kLong = 60ull * 1000000000;
+constexpr uint64_t kShort = 50ull * 1000000;
+
+phx_team team_of(phx_symm *symm) {
+  phx_team team{};
+  team.struct_size = sizeof team;
+  CHECK_OK(phx_symm_team(symm, &team));
+  return team;
+}
+
+struct Symmetric {
+  Symmetric(phx_world *world, size_t bytes) : group(ranks::make_group(world)), world(world) {
+    CHECK_OK(phx_mem_alloc(world, nullptr, bytes, &block));
+    CHECK_OK(phx_symm_rendezvous(group, block, 0, &symm));
+    team = team_of(symm);
+  }
+  ~Symmetric() {
+    phx_symm_release(symm);
+    CHECK_OK(phx_mem_free(world, block));
+    phx_group_release(group);
+  }
+  phx_group *group;
+  phx_world *world;
+  void *block = nullptr;
+  phx_symm *symm = nullptr;
+  phx_team team{};
+};
+
+void describe(int rank, phx_world *world) {
+  Symmetric s(world, 1000);
+  const phx_team &team = s.team;
+  CHECK(team.group_rank == rank && team.group_size == 3 && team.bytes == 1000 && team.channels > 0);
+  CHECK(team.multicast == nullptr && *team.failed == 0);
+  CHECK(phx_team_at(&team, rank, 0) == s.block);
+  for (int r = 0; r < 3; ++r) {
+    CHECK(phx_team_at(&team, r, 8) == static_cast<char *>(phx_symm_buffer(s.symm, r)) + 8);
+    CHECK(phx_team_word(&team, r, 2, 1) == phx_symm_signal_pad(s.symm, r) + 2 * 3 + 1);
+    CHECK(phx_team_last(&team, 0, r) == 0);
+  }
+  phx_team old{};
+  old.struct_size = sizeof old - sizeof old.failed;  // of a caller that was compiled with less
+  CHECK_OK(phx_symm_team(s.symm, &old));
+  CHECK(old.bytes == 1000 && old.failed == nullptr);
+  CHECK_FAILS(PHX_ERR_INVALID, "symm is NULL", phx_symm_team(nullptr, &old));
+  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_symm_team(s.symm, nullptr));
+}
+
+TEST(a_team_says_where_everything_is) { ranks::as_threads(3, describe); }  // M31
+
+// Each round: write, barrier, read what the others wrote, barrier.
+void meet(int rank, phx_world *world) {
+  Symmetric s(world, 4096);
+  auto *mine = static_cast<int64_t *>(phx_team_at(&s.team, rank, 0));
+  for (int64_t round = 1; round <= 2000; ++round) {
+    for (int i = 0; i < 512; i += 73) mine[i] = round * 10 + rank;
+    CHECK(phx_team_barrier(&s.team, 1, kLong) == 0);
+    for (int r = 0; r < 3; ++r)
+      for (int i = 0; i < 512; i += 73) CHECK(static_cast<int64_t *>(phx_team_at(&s.team, r, 0))[i] == round * 10 + r);
+    CHECK(phx_team_barrier(&s.team, 1, kLong) == 0);
+  }
+  CHECK(phx_team_last(&s.team, 1, rank) == 4000);
+  CHECK_OK(phx_symm_barrier(s.symm, 1, 0));  // the core's own barriers have other words
+}
+
+TEST(what_was_written_before_a_barrier_is_seen_after_it) { ranks::as_threads(3, meet); }  // M27 M32
+TEST(what_was_written_before_a_barrier_is_seen_after_it_by_processes) { ranks::all_zero(ranks::as_processes(3, meet)); }
+
+// A ring of two channels: data goes right, room comes back left.
+void stream(int rank, phx_world *world) {
+  Symmetric s(world, sizeof(int64_t));
+  const int right = (rank + 1) % 3, left = (rank + 2) % 3;
+  auto *slot = static_cast<int64_t *>(phx_team_at(&s.team, right, 0));
+  auto *mine = static_cast<int64_t *>(phx_team_at(&s.team, rank, 0));
+  for (uint32_t n = 1; n <= 3000; ++n) {
+    if (n > 1) CHECK(phx_team_wait(&s.team, 3, right, n - 1, kLong) == 0);
+    *slot = 100 * static_cast<int64_t>(n) + rank;
+    phx_team_put(&s.team, 2, right, n);
+    CHECK(phx_team_last(&s.team, 2, right) == n);
+    CHECK(phx_team_wait(&s.team, 2, left, n, kLong) == 0);
+    CHECK(*mine == 100 * static_cast<int64_t>(n) + left);
+    phx_team_put(&s.team, 3, left, n);
+  }
+}
+
+TEST(puts_and_waits_carry_data_around_a_ring) { ranks::as_threads(3, stream); }
+
+void come_late(int rank, phx_world *world) {
+  Symmetric s(world, 64);
+  if (rank != 2) CHECK(phx_team_barrier(&s.team, 0, kShort) == 1 + 2);
+  if (rank == 0) CHECK(phx_team_wait(&s.team, 5, 1, 1, kShort) == 1 + 1);
+  CHECK_OK(phx_symm_barrier(s.symm, 0, 0));
+}
+
+TEST(a_rank_that_is_late_is_told) { ranks::as_threads(3, come_late); }  // M30
+
+void fail_meanwhile(int rank, phx_world *world) {
+  Symmetric s(world, 64);
+  CHECK_OK(phx_symm_barrier(s.symm, 0, 0));
+  if (rank == 1) {
+    CHECK_OK(phx_group_revoke(s.group, "the loss is NaN"));
+    return;
+  }
+  CHECK(phx_team_wait(&s.team, 0, 1, 1, kLong) == PHX_ERR_REVOKED);
+  CHECK(phx_team_barrier(&s.team, 1, kLong) == PHX_ERR_REVOKED);
+  phx_error_info why{};
+  why.struct_size = sizeof why;
+  CHECK_OK(phx_group_error(s.group, &why));
+  CHECK(std::strstr(why.text, "the loss is NaN") != nullptr);
+}
+
+TEST(a_wait_ends_when_the_group_fails) { ranks::as_threads(2, fail_meanwhile); }
+
+TEST(counts_may_wrap_around) {
+  ranks::as_threads(1, [](int, phx_world *world) {
+    Symmetric s(world, 64);
+    uint32_t *word = phx_team_word(&s.team, 0, 0, 0);
+    phx_word_put(word, 5);  // as after 2^32 + 5
+    CHECK(phx_team_wait(&s.team, 0, 0, 0xfffffff0u, kShort) == 0);
+    phx_word_put(word, 0xfffffff0u);
+    CHECK(phx_team_wait(&s.team, 0, 0, 5, kShort) == 1);
+    CHECK(phx_team_barrier(&s.team, 0, kShort) == 0);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }
