@@ -23,11 +23,17 @@ struct StructRow {
   size_t size;
 };
 constexpr StructRow kStructs[] = {
-    {"phx_device", sizeof(phx_device)},         {"phx_error_info", sizeof(phx_error_info)},
-    {"phx_store_ops", sizeof(phx_store_ops)},   {"phx_world_params", sizeof(phx_world_params)},
-    {"phx_group_info", sizeof(phx_group_info)}, {"phx_allocator_ops", sizeof(phx_allocator_ops)},
-    {"phx_mem_info", sizeof(phx_mem_info)},     {"phx_symm_info", sizeof(phx_symm_info)},
-    {"phx_options", sizeof(phx_options)},       {"phx_call", sizeof(phx_call)},
+    {"phx_device", sizeof(phx_device)},
+    {"phx_error_info", sizeof(phx_error_info)},
+    {"phx_store_ops", sizeof(phx_store_ops)},
+    {"phx_world_params", sizeof(phx_world_params)},
+    {"phx_group_info", sizeof(phx_group_info)},
+    {"phx_allocator_ops", sizeof(phx_allocator_ops)},
+    {"phx_mem_info", sizeof(phx_mem_info)},
+    {"phx_symm_info", sizeof(phx_symm_info)},
+    {"phx_team", sizeof(phx_team)},
+    {"phx_options", sizeof(phx_options)},
+    {"phx_call", sizeof(phx_call)},
     {"phx_tuning", sizeof(phx_tuning)},
 };
 

@@ -41,7 +41,7 @@ def library() -> Path:
 
 
 def data_dir(name: str) -> Path:
-    """Find a directory that ships beside the library.
+    """Find a directory that ships beside the library; in the source tree, the headers are where they are written.
 
     Args:
         name: Relative path inside the package: "cmake", "include" or "lib".
@@ -52,6 +52,9 @@ def data_dir(name: str) -> Path:
     for folder in package_dirs():
         if (folder / name).is_dir():
             return folder / name
+    source = source_dir()
+    if source is not None and name == "include":
+        return source / name
     raise FileNotFoundError(
         f"phalanx.core: no directory {name!r} in {', '.join(map(str, package_dirs()))}; "
         "it is part of the built wheel: pip install phalanx-core"

@@ -75,6 +75,11 @@ class SymmetricMemory:
         """Address of an array of world_size pointers, those of `signal_pad_ptrs`, that the device can read."""
         return self.symm.signal_pad_ptrs_device
 
+    @property
+    def team(self) -> int:
+        """Address of a `phx_team`, for kernels in C: see `phalanx/device.h`. It lives as long as this handle."""
+        return self.symm.team
+
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
         """The memory of a rank as an ordinary contiguous tensor, without a copy. Not collective.
 
