@@ -58,7 +58,7 @@ def test_of_many_ranks_that_start_at_once_one_compiles(tmp_path):
     assert say(native, **{**env, "CXX": "false"})[1] == "cpp cpp\n"  # found
 
 
-def test_without_a_compiler_groups_are_served_in_python_which_is_said(tmp_path):
+def test_without_a_compiler_groups_are_served_in_python_which_is_said(tmp_path):  # P28
     status, out, err = say(tmp_path / "native", PATH="", CXX="")
     assert (status, out) == (0, "python python\n")
     assert err.count("served in Python") == 1 and "no C++ compiler" in err

@@ -69,7 +69,7 @@ def late(rank, size):
 
 
 @implementations
-def test_a_late_rank_is_named(how):
+def test_a_late_rank_is_named(how):  # P29
     run_groups(late, 3, how, timeout=60)
 
 
@@ -162,5 +162,5 @@ def aborted(rank, size):
 
 
 @implementations
-def test_abort_ends_what_waits_in_every_thread(how):
+def test_abort_ends_what_waits_in_every_thread(how):  # P23, P24
     run_groups(aborted, 2, how)

@@ -184,7 +184,7 @@ def test_groups_come_and_go_and_leave_nothing(how):  # P13, P16, P17, P25
 
 @implementations
 @pytest.mark.parametrize("part", [unfinished, beside_gloo, by_device, sequence_numbers, threads, beside_functional])
-def test_two_ranks(part, how):
+def test_two_ranks(part, how):  # P13, P16, P29
     run_groups(part, 2, how)
 
 

@@ -265,7 +265,7 @@ def threads_of_one_rank(rank, size):
     dist.destroy_process_group()
 
 
-def test_threads_may_use_groups_of_their_own_at_the_same_time():
+def test_threads_may_use_groups_of_their_own_at_the_same_time():  # A9
     run_ranks(threads_of_one_rank, 2)
 
 

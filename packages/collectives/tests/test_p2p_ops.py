@@ -11,7 +11,7 @@ import phalanx.collectives as pc
 from ranks import run_ranks
 
 
-def test_the_forms_have_the_arguments_of_torchs():
+def test_the_forms_have_the_arguments_of_torchs():  # P27
     for name in ("isend_inplace", "irecv_inplace", "batch_p2p_ops_inplace"):
         ours, wanted = (inspect.signature(getattr(module, name)).parameters for module in (pc, theirs))
         assert list(ours) == list(wanted), f"torch {torch.__version__} has changed {name}"

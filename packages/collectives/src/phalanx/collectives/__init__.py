@@ -13,8 +13,9 @@ Which form of group to pass: for a compiler, (DeviceMesh, dim) and a list of lis
 or a list says only what this rank does.
 """
 
-from phalanx.collectives import _ops, _p2p_ops, c10d
+from phalanx.collectives import _barrier, _ops, _p2p_ops, c10d
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
+from phalanx.collectives._barrier import barrier
 from phalanx.collectives._coalescing import coalescing_manager
 from phalanx.collectives._functional import (
     all_gather_tensor,
@@ -75,6 +76,7 @@ __all__ = [
     "all_to_all_inplace",
     "all_to_all_single",
     "all_to_all_single_autograd",
+    "barrier",
     "batch_isend_irecv",
     "batch_p2p_ops_inplace",
     "broadcast",
@@ -104,6 +106,5 @@ __all__ = [
 
 _coalescing_manager = coalescing_manager  # as torch has it
 
-_ops.register()
-_p2p_ops.register()
+_ops.register(_p2p_ops.register, _barrier.register)
 c10d.register()

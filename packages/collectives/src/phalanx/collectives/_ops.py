@@ -5,7 +5,7 @@ know, an op calls its namesake in phalanx_c10d, which is here: the first such ca
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,8 @@ from phalanx.collectives._reductions import check_reduction
 from phalanx.core import load_torch_ops
 from phalanx.core.torch_ops import TorchOps
 
+_unregistered: list[ImportError] = []  # why `register` failed
+
 
 @cache
 def _load() -> TorchOps | ImportError:
@@ -25,13 +27,17 @@ def _load() -> TorchOps | ImportError:
         return error
 
 
+def _found() -> TorchOps | ImportError:
+    return _unregistered[0] if _unregistered else _load()
+
+
 def loaded() -> TorchOps:
     """The phxt_* functions.
 
     Raises:
         ImportError: The ops could not be registered.
     """
-    found = _load()
+    found = _found()
     if isinstance(found, ImportError):
         raise found
     return found
@@ -39,7 +45,7 @@ def loaded() -> TorchOps:
 
 def refusal() -> str:
     """Why this process cannot use the core, or ""."""
-    found = _load()
+    found = _found()
     return str(found) if isinstance(found, ImportError) else ""
 
 
@@ -218,14 +224,29 @@ _ROADS = {
 _libraries: list[Any] = []  # what is registered lives as long as these
 
 
-def register() -> None:
-    """Load the native ops and register the rest. A later call does nothing. Warns where that is impossible."""
-    if _libraries:
+def register(*others: Callable[[], None]) -> None:
+    """Load the native ops and register the rest. A later call does nothing. Warns where that is impossible.
+
+    Args:
+        others: Register the ops of other modules; called after those of this one.
+    """
+    if _libraries or _unregistered:
         return
     found = _load()
-    if isinstance(found, ImportError):
-        warnings.warn(f"phalanx.collectives cannot run collectives: {found}", stacklevel=3)
-        return
+    if not isinstance(found, ImportError):
+        try:
+            _register()
+            for other in others:
+                other()
+            return
+        except Exception as error:  # such as under torch::deploy, whose interpreters cannot register ops
+            _libraries.clear()
+            found = ImportError(f"ops cannot be registered with torch: {type(error).__name__}: {error}")
+            _unregistered.append(found)
+    warnings.warn(f"phalanx.collectives cannot run collectives: {found}", stacklevel=3)
+
+
+def _register() -> None:
     ours = _torch_compat.fragment("phalanx")
     roads = _torch_compat.fragment("phalanx_c10d")
     _libraries.extend((ours, roads))

@@ -41,7 +41,8 @@ def isend(
         group_dst: The receiver, as a rank within the group, instead of `dst`.
 
     Returns:
-        The work. It may be dropped: the message is sent all the same.
+        The work. On a group that the core serves it may be dropped: the message is sent all the same. On others keep
+        it until it has been waited for.
 
     Raises:
         ValueError: No such rank or tag, or not a group of this rank; nothing was sent.

@@ -1,0 +1,117 @@
+"""A barrier as an op of torch.ops.phalanx, and its functional form.
+
+It takes a tensor and gives a copy of it, as the other ops do: the tensor says by its device which backend is meant, and
+in a compiled graph what comes before the barrier and what after it.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives import _recording, _torch_compat
+from phalanx.collectives._errors import fail
+from phalanx.collectives._groups import GroupLike, find, traced_name
+from phalanx.collectives._registry import entry_named
+from phalanx.collectives._torch_compat import is_dynamo_compiling
+
+_SCHEMA = "barrier(Tensor tensor, str group_name) -> Tensor"
+
+
+def barrier(group: GroupLike | None = None, tensor: torch.Tensor | None = None, tag: str = "") -> torch.Tensor:
+    """Wait until every rank of the group has come here. Collective. It returns when they have, also with a GPU.
+
+    As torch.distributed.barrier, in a form that can be traced. A compiler keeps it in the graph, but knows only from
+    the data what has to come before and after it. So in a compiled graph pass a tensor that was computed before, and
+    compute what comes after from the result.
+
+    Args:
+        group, tag: As for `all_reduce`; group None is the default process group.
+        tensor: Any; it is complete before this rank comes to the barrier. Its device says which backend is used. None
+            for the CPU.
+
+    Returns:
+        A copy of `tensor`, contiguous, made after the barrier; empty where none was given. Differentiable.
+
+    Raises:
+        ValueError: Not a group of this rank, or there is no default group; nothing was sent.
+        RuntimeError: A coalescing manager of the group is open; nothing was sent.
+        PhalanxError: As for `all_reduce`.
+    """
+    if group is None:
+        group = dist.group.WORLD
+    if group is None:
+        raise ValueError("barrier: there is no default group: call torch.distributed.init_process_group first")
+    token = torch.empty(0, device="cpu") if tensor is None else tensor
+    if is_dynamo_compiling():
+        traced: torch.Tensor = torch.ops.phalanx.barrier(token, traced_name(group, tag))
+        return traced
+    if not isinstance(token, torch.Tensor):
+        raise TypeError(f"barrier takes a torch.Tensor, not {type(token).__name__}")
+    try:
+        name = find(group, tag).name
+        done: torch.Tensor = torch.ops.phalanx.barrier(token, name)
+        return done
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+# ---- the op ----------------------------------------------------------------------------------------------------------
+
+
+def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
+    if _recording.on(group_name) is not None:
+        raise RuntimeError(
+            f"barrier on group '{group_name}': a coalescing_manager is open, and what was called in its body is sent "
+            "only at its end; call the barrier after the with block"
+        )
+    entry = entry_named(group_name)
+    done = torch.ops.phalanx.wait_tensor(tensor)
+    if tensor.is_cpu and not entry.decided:
+        entry.decide()
+    if tensor.is_cpu and entry.core is not None:
+        entry.core.barrier()
+    elif tensor.is_cpu and entry.hosts is not None:
+        entry.hosts.run("all_reduce", torch.zeros(1, dtype=torch.int32), "sum")
+    else:
+        _through_torch(tensor.device, group_name)
+    copied: torch.Tensor = done.clone(memory_format=torch.contiguous_format)
+    return copied
+
+
+def _through_torch(device: torch.device, group_name: str) -> None:
+    group = _torch_compat.group_named(group_name)
+    assert group is not None
+    options = dist.BarrierOptions()
+    options.asyncOp = False
+    if f"{device.type}:" not in dist.get_backend_config(group):
+        dist.barrier(group)  # such as nccl alone, and no tensor given
+        return
+    options.device = device  # torch makes a tensor there, and dispatches by it
+    work = group.barrier(options)
+    if work is not None:
+        work.wait()
+
+
+def _fake(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return grad, None
+
+
+_libraries: list[Any] = []
+
+
+def register() -> None:
+    """Register the op. A later call does nothing."""
+    if _libraries:
+        return
+    library = _torch_compat.fragment("phalanx")
+    _libraries.append(library)
+    library.define(_SCHEMA)
+    _torch_compat.implement(library, "barrier", _barrier, "CompositeExplicitAutograd")
+    torch.library.register_fake("phalanx::barrier", _fake, lib=library)
+    torch.library.register_autograd("phalanx::barrier", _backward, lib=library)
+    _torch_compat.keep_in_graphs(torch.ops.phalanx.barrier.default)

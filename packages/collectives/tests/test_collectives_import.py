@@ -1,0 +1,99 @@
+"""Importing the package: in any order, without CUDA, and where ops cannot be registered."""
+
+import importlib
+import sys
+import warnings
+
+import pytest
+import torch
+
+from ranks import run_ranks
+
+# This file imports nothing of ours: each rank begins with torch alone.
+FIRST = ("phalanx.collectives", "phalanx.collectives.c10d", "phalanx.core")
+
+
+def import_first(rank, size):
+    assert not [name for name in sys.modules if name.startswith("phalanx")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module = importlib.import_module(FIRST[rank])
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+        for other in FIRST:
+            importlib.import_module(other)
+    return torch.cuda.is_initialized()
+
+
+def test_each_public_module_can_be_the_first_to_be_imported():  # F20
+    assert run_ranks(import_first, len(FIRST)) == [False] * len(FIRST)  # and leaves a GPU alone
+
+
+def without_cuda(rank, size):
+    assert not torch.cuda.is_available()
+    import phalanx.collectives as pc
+
+    group = torch.distributed.group.WORLD
+    x = torch.ones(2, requires_grad=True)
+    pc.all_reduce(x, "sum", group).sum().backward()
+    assert x.grad.tolist() == [size] * 2
+
+
+def test_it_works_without_cuda():  # F20
+    run_ranks(without_cuda, 2, start_torch=True, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def refuse(*_, **__):
+    raise RuntimeError("this interpreter registers no ops")
+
+
+def no_libraries():  # as under torch::deploy
+    torch.library.Library.__init__ = refuse
+
+
+def no_library_at_all():
+    del torch.library.Library
+
+
+def no_fake_kernels():  # some of the ops are registered by then
+    torch.library.register_fake = refuse
+
+
+def no_native_ops():
+    importlib.import_module("phalanx.core").load_torch_ops = refuse_to_load
+
+
+def refuse_to_load():
+    raise ImportError("no libphalanx_torch.so")
+
+
+BROKEN = {
+    no_libraries: "RuntimeError: this interpreter registers no ops",
+    no_library_at_all: "AttributeError: .*Library",
+    no_fake_kernels: "RuntimeError: this interpreter registers no ops",
+    no_native_ops: "no libphalanx_torch.so",
+}
+
+
+def without_ops(rank, size):
+    damage, reason = list(BROKEN.items())[rank]
+    for of_torch in ("torch.distributed.tensor", "torch._dynamo"):  # register ops of their own
+        importlib.import_module(of_torch)
+    damage()
+    with pytest.warns(UserWarning, match=f"phalanx.collectives cannot run collectives: .*{reason}") as caught:
+        pc = importlib.import_module("phalanx.collectives")
+    assert len(caught) == 1
+    group = object()
+    for call in (
+        lambda: pc.all_reduce(torch.ones(1), "sum", [0]),
+        lambda: pc.barrier([0]),
+        lambda: pc.irecv_inplace(torch.ones(1), 0, group=[0]),
+        lambda: pc.enable_group(group),
+    ):
+        with pytest.raises(ImportError, match=reason):
+            call()
+    assert torch.distributed.Backend.PHALANX == "phalanx"  # which needs no ops
+
+
+def test_where_ops_cannot_be_registered_it_warns_and_every_call_says_why():  # F20
+    run_ranks(without_ops, len(BROKEN))
