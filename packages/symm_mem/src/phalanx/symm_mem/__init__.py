@@ -10,9 +10,14 @@ Names and signatures follow torch.distributed._symmetric_memory and torch's _Sym
 is a torch process group or mesh, or a name given to `set_group_info`. State belongs to a rank: that
 is the process, unless threads take ranks of their own with `rank_context`.
 
+The ops of torch.ops.symm_mem are in torch.ops.phalanx, with the same names and schemas::
+
+    torch.ops.phalanx.one_shot_all_reduce(t, "sum", group_name)
+
 Errors are those of phalanx.core (PhalanxError).
 """
 
+from phalanx.symm_mem import _ops
 from phalanx.symm_mem._alloc import (
     drop,
     empty,
@@ -59,3 +64,5 @@ __all__ = [
     "rendezvous",
     "set_group_info",
 ]
+
+_ops.register()

@@ -1,0 +1,108 @@
+"""A symmetric tensor's counterparts on the other ranks, and what the ops check of their arguments."""
+
+from collections.abc import Sequence
+
+import torch
+
+from phalanx.core import InvalidArgumentError, ReduceOp
+from phalanx.symm_mem._groups import resolve
+from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem._rendezvous import rendezvous
+
+_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+_REDUCTIONS = {
+    "sum": ReduceOp.SUM,
+    "avg": ReduceOp.AVG,
+    "product": ReduceOp.PRODUCT,
+    "min": ReduceOp.MIN,
+    "max": ReduceOp.MAX,
+    "band": ReduceOp.BAND,
+    "bor": ReduceOp.BOR,
+    "bxor": ReduceOp.BXOR,
+}
+
+
+def handle_of(operation: str, tensor: torch.Tensor, group_name: str, contiguous: bool = True) -> SymmetricMemory:
+    """The handle of a symmetric tensor. Collective the first time for its memory and the group.
+
+    Raises:
+        InvalidArgumentError: It is ordinary memory, or not contiguous where it must be.
+    """
+    if contiguous and not tensor.is_contiguous():
+        raise InvalidArgumentError(
+            f"{operation}: the symmetric tensor must be contiguous; it has shape {list(tensor.shape)} and strides "
+            f"{list(tensor.stride())}"
+        )
+    return rendezvous(tensor, group_name)
+
+
+def reduction_of(operation: str, name: str) -> ReduceOp:
+    """The core's number of a reduction.
+
+    Raises:
+        InvalidArgumentError: There is no such reduction.
+    """
+    found = _REDUCTIONS.get(name.lower())
+    if found is None:
+        raise InvalidArgumentError(f"{operation}: Invalid reduce operation {name}; use one of {', '.join(_REDUCTIONS)}")
+    return found
+
+
+def core_dtype(tensor: torch.Tensor) -> str:
+    """What the core calls the dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_like(operation: str, out: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> None:
+    """Raise unless an output has this shape, and the dtype and device of another tensor."""
+    if list(out.shape) != list(shape) or out.dtype != like.dtype or out.device != like.device:
+        raise InvalidArgumentError(
+            f"{operation}: the output has shape {list(out.shape)} of {out.dtype} on {out.device}; it must have "
+            f"{list(shape)} of {like.dtype} on {like.device}"
+        )
+
+
+def size_of(group_name: str) -> int:
+    """How many ranks a group has. Not collective."""
+    return resolve(group_name).info.world_size
+
+
+def peer_views(handle: SymmetricMemory, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A symmetric tensor, or view of one, on every rank: the same shape and strides at the same place of the block."""
+    start = handle.offset // tensor.element_size()
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel() == 0:
+        return [tensor for _ in range(handle.world_size)]
+    return [
+        handle.get_buffer(rank, (extent,), tensor.dtype, start).as_strided(tensor.shape, tensor.stride())
+        for rank in range(handle.world_size)
+    ]
+
+
+def reduce_views(views: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    """Reduce tensors of any strides in their order, floats of 16 and 8 bits in float32."""
+    dtype = views[0].dtype
+    wide = torch.float32 if dtype in _NARROW else dtype
+    if op is ReduceOp.AVG and not (wide.is_floating_point or wide.is_complex):
+        wide = torch.int64
+    done = views[0].to(wide, copy=True)
+    for view in views[1:]:
+        other = view.to(wide)
+        if op in (ReduceOp.SUM, ReduceOp.AVG):
+            done += other
+        elif op is ReduceOp.PRODUCT:
+            done *= other
+        elif op is ReduceOp.MIN:
+            torch.minimum(done, other, out=done)
+        elif op is ReduceOp.MAX:
+            torch.maximum(done, other, out=done)
+        elif op is ReduceOp.BAND:
+            done &= other
+        elif op is ReduceOp.BOR:
+            done |= other
+        else:
+            done ^= other
+    if op is ReduceOp.AVG:
+        rounding = None if wide.is_floating_point or wide.is_complex else "trunc"
+        done = torch.div(done, len(views), rounding_mode=rounding)
+    return done.to(dtype)
