@@ -32,6 +32,8 @@ OURS = [
     "all_to_all_vdev",
     "stream_write_value32_",
     "memset32_",
+    "fused_all_gather_matmul",
+    "fused_matmul_reduce_scatter",
 ]
 
 

@@ -41,6 +41,7 @@ from phalanx.symm_mem._groups import (
 )
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._rendezvous import get_symmetric_memory, rendezvous
+from phalanx.symm_mem._workspace import get_symm_mem_workspace
 
 __all__ = [
     "Allocator",
@@ -56,6 +57,7 @@ __all__ = [
     "get_allocator",
     "get_group_info",
     "get_mem_stats",
+    "get_symm_mem_workspace",
     "get_symmetric_memory",
     "has_allocator",
     "is_symm_mem_tensor",

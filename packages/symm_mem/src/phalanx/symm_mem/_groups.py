@@ -3,7 +3,7 @@
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,6 +20,9 @@ from phalanx.core import (
 )
 from phalanx.symm_mem import _torch_compat
 from phalanx.symm_mem._context import RankContext, current
+
+if TYPE_CHECKING:
+    from phalanx.symm_mem._handle import SymmetricMemory
 
 GroupLike = str | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str]
 
@@ -51,6 +54,7 @@ class RankGroup:
         self.process_group = None if process_group is None else weakref.ref(process_group)
         ranks = range(info.world_size) if process_group is None else dist.get_process_group_ranks(process_group)
         self.global_ranks = tuple(ranks)
+        self.workspace: SymmetricMemory | None = None  # see _workspace.py
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._failure: PhalanxError | None = None

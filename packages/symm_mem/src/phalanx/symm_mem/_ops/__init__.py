@@ -1,6 +1,7 @@
 """The ops of torch.ops.symm_mem as torch.ops.phalanx: the same names and schemas, on CPU.
 
 peers.py        a tensor's counterparts on the other ranks
+fused.py        matmul with the collective before or after it
 reductions.py   all_reduce, reduce_scatter, tiles
 transfers.py    all_gather, all_to_all, the tensors of other ranks
 words.py        32-bit words
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from phalanx.symm_mem._ops import reductions, transfers, words
+from phalanx.symm_mem._ops import fused, reductions, transfers, words
 
 _libraries: list[Any] = []
 
@@ -25,7 +26,7 @@ def register() -> None:
     make: Any = torch.library.Library  # public, without types
     library = make("phalanx", "FRAGMENT")
     _libraries.append(library)
-    for module in (reductions, transfers, words):
+    for module in (fused, reductions, transfers, words):
         for schema, kernel, fake in module.OPS:
             name = schema.partition("(")[0]
             library.define(schema)
