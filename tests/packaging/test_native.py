@@ -32,8 +32,8 @@ def tools() -> None:
             pytest.skip(f"{tool} is not installed")
 
 
+@pytest.mark.slow  # the part ctest of .ci/run builds and runs them too
 @pytest.mark.timeout(900)
-@pytest.mark.skipif("PHX_CI" in os.environ, reason="the part ctest of .ci/run builds and runs them")
 def test_the_tests_in_c_and_cpp_pass(tmp_path: Path) -> None:
     run("cmake", "-S", str(ROOT), "-B", str(tmp_path), "-DPHX_BUILD_TORCH=OFF", "-DPHX_BUILD_BENCH=OFF")
     run("cmake", "--build", str(tmp_path), "-j", JOBS)

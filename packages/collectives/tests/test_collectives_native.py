@@ -55,6 +55,7 @@ def built(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_holds_in_python_holds_for_what_is_compiled(built):  # F26
     assert is_loaded(built) == (True, "")

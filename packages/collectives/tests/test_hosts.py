@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -217,3 +218,24 @@ def test_the_death_of_a_rank_ends_the_collective_on_all_hosts():
     assert "rank 3" in found[2] and "died" in found[2], found  # beside it
     for text in found[:2]:  # on the other host
         assert "rank 2" in text or "rank 3" in text, found
+
+
+def absent(rank, size):
+    address, limit = f"file://{scratch()}/c10d", timedelta(seconds=2)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
+    group = dist.group.WORLD
+    assert (pc.all_reduce(torch.ones(2), "sum", group) + 0).tolist() == [4.0, 4.0]
+    done = [scratch() / f"done.{each}" for each in (0, 2, 3)]
+    if rank == 1:
+        while not all(each.exists() for each in done):
+            time.sleep(0.05)
+        return ""
+    with pytest.raises(PhalanxError) as caught:
+        pc.all_reduce(torch.ones(2), "sum", group).sum()
+    (scratch() / f"done.{rank}").touch()
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_come_is_named_on_all_hosts():
+    for text in run_ranks(absent, 4, env=on(0, 0, 1, 1)):
+        assert "still waits for rank(s) 1" in text or "still waits for rank 1" in text or text == "", text

@@ -99,6 +99,8 @@ class Meeting:
             answer = self._read("answer", len(Answer._fields) + 1)
             if answer is not None and answer[2][self._position] == hello[0]:
                 break
+            if self._read(f"hello/{self._position}") is None:  # removed at the end of the meeting before
+                self._write(f"hello/{self._position}", hello)
             self._pause(None)
         self._write(f"thanks/{self._position}", answer[0])
         return Answer(answer[0], answer[1], answer[3])

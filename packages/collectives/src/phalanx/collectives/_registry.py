@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -204,9 +204,12 @@ class _ProcessGroupEntry(Entry):
 
         group = self._group()
         connection = connections.get(self.name)
-        if group is not None and connection is not None:  # of the backend `phalanx`: its group of the core
+        if group is None:
+            return None, None
+        if connection is not None and not connection.spans_hosts:  # of the backend `phalanx`: its group of the core
             return connection.group(self._rank.timeout_ms), None
-        if group is None or not _torch_compat.is_ordinary(group) or _torch_compat.backends_of(group) - _BACKENDS:
+        ordinary = _torch_compat.is_ordinary(group) and not _torch_compat.backends_of(group) - _BACKENDS
+        if not ordinary and connection is None:
             return None, None
         rank = self._rank
         refusal = _ops.refusal()
@@ -228,29 +231,43 @@ class _ProcessGroupEntry(Entry):
             if len(places.hosts) == self.size:
                 log.info("group '%s' goes through torch.distributed: each rank is on a host of its own", self.name)
                 return None, None
-            return None, self._span(places, _torch_compat.PrefixStore(answer.token, store))
+            own = _torch_compat.PrefixStore(answer.token, store)
+            return None, span(rank, self.name, self.ranks, places, own, rank.timeout_ms, self.name)[1]
         except UnsupportedError as error:  # raised on every rank alike
             log.info("group '%s' goes through torch.distributed: %s", self.name, error)
             return None, None
         finally:
             rank.tokens.use(None)
 
-    def _span(self, places: Places, store: Any) -> Spanning:
-        """The core's group on each host, and connections between the hosts."""
-        rank, lane = self._rank, places.lane
-        inside = rank.world().create_group(
-            f"{self.name} on host {places.host}", [self.ranks[each] for each in places.here]
-        )
-        bridge = None
-        try:
-            if lane is not None:
-                ends = [self.ranks[host[lane]] for host in places.hosts]
-                own = _torch_compat.PrefixStore(f"lane {lane}", store)
-                bridge = Bridge(own, places.host, ends, timedelta(milliseconds=rank.timeout_ms), self.name)
-        except PhalanxError as error:
-            inside.revoke(str(error))
-            raise
-        return Spanning(self.name, places, inside, bridge, rank.timeout_ms)
+
+def span(
+    rank: Rank, name: str, ranks: Sequence[int], places: Places, store: Any, timeout_ms: int, core_name: str
+) -> tuple[Group, Spanning]:
+    """The core's group of the ranks of a group that are on this host, and its collectives on all hosts. Collective.
+
+    Args:
+        rank: This rank. Its store has the token of the group.
+        name: Of the group, for errors.
+        ranks: Its global ranks, in order.
+        places: Where they are.
+        store: A torch store of their own.
+        timeout_ms: Of everything.
+        core_name: What the core's group is called, but for the host.
+    """
+    lane = places.lane
+    inside = rank.world().create_group(
+        f"{core_name} on host {places.host}", [ranks[each] for each in places.here], timeout_ms
+    )
+    bridge = None
+    try:
+        if lane is not None:
+            ends = [ranks[host[lane]] for host in places.hosts]
+            own = _torch_compat.PrefixStore(f"lane {lane}", store)
+            bridge = Bridge(own, places.host, ends, timedelta(milliseconds=timeout_ms), name)
+    except PhalanxError as error:
+        inside.revoke(str(error))
+        raise
+    return inside, Spanning(name, places, inside, bridge, timeout_ms)
 
 
 def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:

@@ -136,6 +136,10 @@ class Bridge:
                 while stream.wants_out and _await([stream.connection], select.POLLOUT, until):
                     stream.send()
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Of every later wait."""
+        self._timeout = timeout
+
     def give_up(self, error: PhalanxError) -> None:
         """Tell the other hosts an error in place of the next trade, which they are in or will come to."""
         with self._using:

@@ -9,7 +9,10 @@ _WIDENED = {"sum", "avg", "product"}
 
 
 def accumulation_dtype(dtype: torch.dtype, reduction: str) -> torch.dtype:
-    """In which dtype the ranks add: floats of 16 and 8 bits in float32, the average of integers in int64."""
+    """In which dtype the ranks add: floats of 16 and 8 bits in float32, the average of integers in int64, and so what
+    torch cannot add."""
+    if dtype in (torch.uint16, torch.uint32):
+        return torch.int64
     if dtype in _NARROW and reduction in _WIDENED:
         return torch.float32
     if reduction == "avg" and not dtype.is_floating_point and not dtype.is_complex:

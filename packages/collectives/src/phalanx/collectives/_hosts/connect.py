@@ -93,7 +93,7 @@ class _Meeting:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             listener = socket.create_server((address, 0), family=family, backlog=len(self._ranks) + _NEWCOMERS)
         except OSError as error:
-            raise self._error(PeerDeadError, f"cannot listen for ranks on other hosts: {error}", None) from None
+            raise self._error(PeerDeadError, f"cannot listen for other ranks: {error}", None) from None
         listener.setblocking(False)
         return listener
 
@@ -126,9 +126,7 @@ class _Meeting:
                 raise self._late([host], f" (at {address}, port {port})") from None
             except OSError as error:
                 _close(made)
-                text = (
-                    f"cannot connect to rank {self._ranks[host]} on another host, at {address}, port {port}: {error}."
-                )
+                text = f"cannot connect to rank {self._ranks[host]}, at {address}, port {port}: {error}."
                 raise self._error(PeerDeadError, f"{text} {_ADVICE}", host) from None
             _close(made)
             time.sleep(_PAUSE_S)
@@ -214,7 +212,7 @@ class _Meeting:
         names = ", ".join(str(self._ranks[host]) for host in hosts)
         text = (
             f"after {self._timeout.total_seconds() * 1000:.0f} ms rank {self._ranks[self._host]} still waits for a "
-            f"connection with rank(s) {names} on other hosts{where}. {_ADVICE}"
+            f"connection with rank(s) {names}{where}. {_ADVICE}"
         )
         return self._error(WaitTimeoutError, text, hosts[0])
 

@@ -7,6 +7,7 @@ is on its way the ranks of a host work on others. See docs/explanation/hosts.md 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from phalanx.core import Group, MismatchError, PhalanxError, RevokedError
 _LINE = 64
 _WHOLE_BYTES = 8 << 10  # up to so many, every rank carries all: more bytes, and a step less
 _CHUNK_BYTES = 2 << 20  # for each lane
-# A rank waits for another of its host so much longer than that one waits for its lane: who is to blame is known then.
+# Each phase of a call waits so much longer than the one before: whoever waits for the one that is to blame is the first
+# to tell, and the others hear of it.
 _LONGER_MS = 5000
 _REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"})
 
@@ -33,7 +35,7 @@ class Spanning:
         places: Which rank is where.
         inside: The core's group of the ranks on this host.
         bridge: Of this rank's lane; None for a rank without one.
-        timeout_ms: Of what crosses between hosts.
+        timeout_ms: How long the ranks of a host wait for each other at first; later waits are longer.
     """
 
     def __init__(self, name: str, places: Places, inside: Group, bridge: Bridge | None, timeout_ms: int) -> None:
@@ -41,7 +43,7 @@ class Spanning:
         self._places = places
         self._inside = inside
         self._bridge = bridge
-        self._timeout_ms = timeout_ms + _LONGER_MS
+        self.set_timeout(timeout_ms)
         self._size = sum(len(ranks) for ranks in places.hosts)
         self._calls = 0
         self._trades = 0
@@ -55,8 +57,10 @@ class Spanning:
 
     def serves(self, op: str, *args: Any) -> bool:
         """Whether `run` has this op of torch.ops.phalanx; the others go through torch.distributed."""
+        if op.removesuffix("_out") not in self._served:
+            return False
         reduces = op.startswith(("all_reduce", "reduce_scatter"))
-        return op.removesuffix("_out") in self._served and (not reduces or str(args[1]).lower() in _REDUCTIONS)
+        return not reduces or (str(args[1]).lower() in _REDUCTIONS and args[0].dtype != torch.uint64)
 
     def run(self, op: str, tensor: torch.Tensor, *args: Any, out: torch.Tensor | None = None) -> torch.Tensor | None:
         """Run an op with the arguments of torch.ops.phalanx but for the group's name. Collective.
@@ -82,6 +86,13 @@ class Spanning:
         out.copy_(done.view(out.shape))
         return None
 
+    def set_timeout(self, timeout_ms: int) -> None:
+        """Of later calls. Not collective, and not while a call runs."""
+        longer_ms = _LONGER_MS if any(len(ranks) > 1 for ranks in self._places.hosts) else 0
+        self._first_ms, self._last_ms = timeout_ms, timeout_ms + 2 * longer_ms
+        if self._bridge is not None:
+            self._bridge.set_timeout(timedelta(milliseconds=timeout_ms + longer_ms))
+
     def _fail(self, error: PhalanxError) -> None:
         """Tell the ranks of this host, and those of the others."""
         self._failure = error
@@ -102,25 +113,26 @@ class Spanning:
 
     # ---- within the host ---------------------------------------------------------------------------------------------
 
-    def _gather_here(self, mine: torch.Tensor, counts: Sequence[int], whole: torch.Tensor) -> None:
+    def _gather_here(
+        self, mine: torch.Tensor, counts: Sequence[int], whole: torch.Tensor, is_last: bool = True
+    ) -> None:
         """The elements of all ranks of this host, one after another, in `whole`."""
         dtype = str(whole.dtype).removeprefix("torch.")
-        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=self._timeout_ms)
+        timeout_ms = self._last_ms if is_last else self._first_ms
+        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms)
 
     def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks of this host."""
         mine = torch.empty(counts[self._places.local], dtype=whole.dtype)
         dtype, op = str(whole.dtype).removeprefix("torch."), combine.inside(reduction)
-        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._timeout_ms)
+        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._first_ms)
         return mine
 
     def _reduce_whole_here(self, whole: torch.Tensor, reduction: str) -> torch.Tensor:
         """The sum over the ranks of this host."""
         done = torch.empty_like(whole)
         dtype, op = str(whole.dtype).removeprefix("torch."), combine.inside(reduction)
-        self._inside.all_reduce(
-            whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, timeout_ms=self._timeout_ms
-        )
+        self._inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, timeout_ms=self._first_ms)
         return done
 
     # ---- between the hosts -------------------------------------------------------------------------------------------
@@ -204,7 +216,7 @@ class Spanning:
         places, chunk = self._places, tensor.numel() * tensor.element_size()
         call = self._describe("all_gather_into_tensor", tensor)
         block = torch.empty(len(places.here) * chunk, dtype=torch.uint8)
-        self._gather_here(tensor, [chunk] * len(places.here), block)
+        self._gather_here(tensor, [chunk] * len(places.here), block, is_last=False)
         parts = {host: self._cut(len(ranks) * chunk) for host, ranks in enumerate(places.hosts)}
         came: dict[int, torch.Tensor] = {}
         others = [host for host in parts if host != places.host]
@@ -264,7 +276,7 @@ class Spanning:
         flat = out.view(-1).view(torch.uint8) if out.numel() else out.new_empty(0, dtype=torch.uint8)
         if home == places.host:
             root = places.here.index(src)
-            self._inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._timeout_ms)
+            self._inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._first_ms)
         spans = self._cut(flat.numel())
         mine = flat.new_empty(0)
         if places.lane is not None:

@@ -10,7 +10,13 @@ checkpoints. It is a Backend in C++, compiled for the installed torch at the fir
 part of a minute; where that cannot be, a process group in Python does the same for CPU tensors, slower, and a warning
 says so; torch then makes no other backend beside it. See `PHALANX_C10D` in `implementation`.
 
-The ranks of a group meet at its first collective or message. They must share a host.
+The ranks of a group meet at its first collective or message. To find out whether they share a host they tell each other
+where they are, when the group is made: init_process_group waits for all ranks. (Later groups are known from the default
+one, if that is of this backend.)
+
+A group whose ranks are on several hosts is always served in Python: by the core within each host, and over TCP between
+them. Torch 2.13 makes no other backend beside a group in Python, so with "cpu:phalanx,cuda:nccl" such a group has no
+nccl; use "cpu:gloo,cuda:nccl" there.
 """
 
 from datetime import timedelta
@@ -32,7 +38,7 @@ def register() -> None:
 
 
 def implementation() -> str:
-    """What serves new process groups of the backend: "cpp" or "python".
+    """What serves new process groups of the backend whose ranks share a host: "cpp" or "python".
 
     The environment variable PHALANX_C10D asks for one: "cpp" (an error where it cannot be had), "python", or "auto",
     which is the default and takes C++ where it can be had. Compiles it if it is not there.

@@ -22,14 +22,17 @@ class Connection:
         name: Of the process group.
         ranks: Its global ranks, in order.
         position: Of this rank among them.
+        hosts: What they call their hosts, in order.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], position: int) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], position: int, hosts: Sequence[str]) -> None:
         self.name = name
         self.ranks = tuple(ranks)
         self.position = position
+        self.hosts = tuple(hosts)
         self.token = ""
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
         self._group: Group | None = None
         self._failure: PhalanxError | None = None
         self._closed = False
@@ -43,30 +46,43 @@ class Connection:
 
         Raises:
             WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
-            UnsupportedError: The ranks are not on one host.
+            UnsupportedError: The ranks cannot share memory.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
         with self._lock:
-            if self._group is None:
-                if self._failure is not None:
-                    text = f"the ranks of group '{self.name}' could not meet before; make a new process group. "
-                    raise RevokedError(f"{text}The first failure was: {self._failure}", group=self.name)
-                try:
-                    group = self._meet(timeout_ms)
-                except WaitTimeoutError:  # nothing has been sent: a late rank may still come
-                    raise
-                except PhalanxError as error:
-                    self._failure = error
-                    raise
-                self.check()
-                self._group = group
-            return self._group
+            group = self._group
+            if group is not None:
+                return group
+            if self._failure is not None:
+                text = f"the ranks of group '{self.name}' could not meet before; make a new process group. "
+                raise RevokedError(f"{text}The first failure was: {self._failure}", group=self.name)
+            try:
+                group = self._meet(timeout_ms)
+            except WaitTimeoutError:  # nothing has been sent: a late rank may still come
+                raise
+            except PhalanxError as error:
+                self._failure = error
+                raise
+            with self._ending:
+                if not self._closed:
+                    self._group = group
+                    return group
+            self._let_go(group)
+            raise self._closed_error()
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether its ranks are on several hosts."""
+        return len(set(self.hosts)) > 1
 
     def check(self) -> None:
         """Raise RevokedError if this was closed, also while the ranks meet."""
         if self._closed:
-            text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
-            raise RevokedError(text, operation="enable_group", group=self.name)
+            raise self._closed_error()
+
+    def _closed_error(self) -> RevokedError:
+        text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
+        return RevokedError(text, operation="enable_group", group=self.name)
 
     def known(self) -> Group | None:
         """The core's group if the ranks have met, and this was not closed."""
@@ -78,10 +94,13 @@ class Connection:
 
     def close(self) -> None:
         """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""
-        self._closed = True
+        with self._ending:
+            self._closed = True
+            group, self._group = self._group, None
         if connections.get(self.name) is self:
             del connections[self.name]
-        self._group = None
+        if group is not None:
+            self._let_go(group)
 
     def _meet(self, timeout_ms: int) -> Group:
         found: Any = _torch_compat.group_named(self.name)
@@ -89,19 +108,30 @@ class Connection:
             raise RevokedError(f"process group '{self.name}' is not one of this rank's: was it destroyed?")
         rank = _registry.entry_of(found)._rank  # type: ignore[attr-defined]
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
-        members = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:16]
-        store = _StoreOfMeeting(PrefixStore(f"c10d/{self.name}/{members}", rank.store), self)
-        answer = Meeting(store, self.name, self.ranks, self.position, timeout_ms).hold("")
-        self.token = answer.token
-        rank.tokens.use(answer.token)
+        store = PrefixStore(f"c10d/{self.name}/{members(self.ranks)}", rank.store)
+        meeting = Meeting(_StoreOfMeeting(store, self), self.name, self.ranks, self.position, timeout_ms)
+        self.token = meeting.hold("").token
+        rank.tokens.use(self.token)
         try:
-            group: Group = rank.world().create_group(self.name, self.ranks, timeout_ms)
-        except UnsupportedError as error:
-            advice = "backend 'phalanx' serves ranks that share a host; use gloo or nccl for a group of several hosts"
-            raise UnsupportedError(f"{error}. The {advice}.", group=self.name) from None
+            return self._make(rank, PrefixStore(self.token, store), timeout_ms)
         finally:
             rank.tokens.use(None)
-        return group
+
+    def _make(self, rank: _registry.Rank, store: Any, timeout_ms: int) -> Group:
+        """The core's group, when the ranks have met. `store` is theirs alone."""
+        try:
+            return rank.world().create_group(self.name, self.ranks, timeout_ms)
+        except UnsupportedError as error:
+            advice = "backend 'phalanx' serves ranks of one host that can share memory; use gloo or nccl"
+            raise UnsupportedError(f"{error}. The {advice}.", group=self.name) from None
+
+    def _let_go(self, group: Group) -> None:
+        """Of what `_make` made: the core's group goes with its last owner."""
+
+
+def members(ranks: Sequence[int]) -> str:
+    """A short name of the ranks of a group."""
+    return hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
 
 
 class _StoreOfMeeting:

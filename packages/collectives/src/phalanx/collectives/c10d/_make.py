@@ -2,34 +2,74 @@
 
 import atexit
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from phalanx.collectives.c10d import _build
-from phalanx.collectives.c10d._connect import Connection
+import torch.distributed as dist
+
+from phalanx.collectives._meeting import Meeting
+from phalanx.collectives._torch_compat import PrefixStore, backends_of
+from phalanx.collectives.c10d import BACKEND, _build
+from phalanx.collectives.c10d._connect import Connection, members
+from phalanx.core import PhalanxError, WaitTimeoutError, World
 
 _python_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+_hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
 
 
 def make(options: Any) -> Any:
-    """A Backend in C++, or a ProcessGroup in Python.
+    """A Backend in C++, or a ProcessGroup in Python. Collective where nobody knows the hosts of the ranks.
 
     Args:
         options: Torch's description of the group. Without global ranks it is the default one.
+
+    Raises:
+        DistBackendError: Ranks did not come in time; the text names them.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    rank, store = int(options.group_rank), options.store
+    rank, store, name = int(options.group_rank), options.store, options.group_id
     timeout_ms = max(1, round(options.timeout.total_seconds() * 1000))
+    try:
+        hosts = _hosts_of(name, ranks, rank, store, timeout_ms)
+    except WaitTimeoutError as error:
+        late = str(error).partition(" to call ")[0]
+        raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
+    except PhalanxError as error:
+        raise dist.DistBackendError(f"group '{name}': {error}") from error
+    group: Any
+    if len(set(hosts)) > 1:
+        from phalanx.collectives.c10d._hosts_group import HostsConnection, HostsGroup
+
+        group = HostsGroup(HostsConnection(name, ranks, rank, hosts), store, timeout_ms)
+        _python_groups.add(group)
+        return group
     compiled = _build.module()
-    connection = Connection(options.group_id, ranks, rank)
+    connection = Connection(name, ranks, rank, hosts)
     if compiled is not None:
         functions = _build.functions(compiled.functions)
         calls = (connection.address, connection.close)
-        return compiled.create(functions, connection.name, rank, ranks, store, timeout_ms, *calls)
+        return compiled.create(functions, name, rank, ranks, store, timeout_ms, *calls)
     from phalanx.collectives.c10d._python_group import PythonGroup
 
     group = PythonGroup(connection, store, timeout_ms)
     _python_groups.add(group)
     return group
+
+
+def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int) -> list[str]:
+    """What the ranks of a group call their hosts, in order."""
+    default = dist.group.WORLD
+    if default is not None and BACKEND in backends_of(default):
+        return [_hosts[default.group_name][each] for each in ranks]
+    found = [""]
+    if len(ranks) > 1:
+        with World(0, 1) as alone:
+            host = f"{alone.host_id:x}"
+        own = PrefixStore(f"phalanx/hosts/{members(ranks)}", store)
+        found = Meeting(own, name, ranks, rank, timeout_ms).hold("", host).hosts
+    if default is None:
+        _hosts[name] = found
+    return found
 
 
 @atexit.register

@@ -96,6 +96,10 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
 
     # ---- how all are issued -------------------------------------------------------------------------
 
+    def _kept(self, buffers: Buffers) -> dict[str, Any]:
+        """What each call of the core's group is given besides."""
+        return {}
+
     def _limit_ms(self, opts: Any) -> int:
         wish_ms = round(opts.timeout.total_seconds() * 1000) if opts is not None else -1
         return wish_ms if wish_ms > 0 else self._timeout_ms
@@ -108,8 +112,9 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self._sequence += 1
         work = Work(self._engine, what, buffers, timeout_ms, self._sequence)
         blocking = opts is not None and not opts.asyncOp and self._batch is None
+        more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **self._kept(buffers)}
         try:
-            made = call(group, {"channel": _CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **extra})
+            made = call(group, {**more, **extra})
         except PhalanxError as error:
             fail(what, error)
         if blocking:

@@ -1,4 +1,4 @@
-"""The backend as a process group in Python, for where there is no compiler. As backend.cpp.
+"""The backend as a process group in Python, for where there is no compiler, and for several hosts. As backend.cpp.
 
 Torch 2.13 lets no Python class be a Backend; a ProcessGroup can be one.
 """
@@ -172,9 +172,10 @@ class PythonGroup(Collectives):
         buffers, (count, dtype) = Buffers(tensors), elements_of(tensor)
         work = Work(self._engine, what, buffers, timeout_ms, self._sequence, receives=what != "send")
         data = buffers.readable(tensor) if what == "send" else buffers.writable(tensor)
-        call = group.send if what == "send" else group.recv
+        call: Any = group.send if what == "send" else group.recv
+        more = {"tag": tag, "timeout_ms": timeout_ms, "blocking": False, **self._kept(buffers)}
         try:
-            made = call(data, peer, count, dtype, tag=tag, timeout_ms=timeout_ms, blocking=False)
+            made = call(data, peer, count, dtype, **more)
         except PhalanxError as error:
             fail(what, error)
         self._begin(work, made)
