@@ -39,12 +39,12 @@ void describe(int rank, phx_world *world) {
   Symmetric s(world, 1000);
   const phx_team &team = s.team;
   CHECK(team.group_rank == rank && team.group_size == 3 && team.bytes == 1000 && team.channels > 0);
-  CHECK(team.multicast == nullptr && *team.failed == 0);
+  CHECK(team.multicast == nullptr);
   CHECK(phx_team_at(&team, rank, 0) == s.block);
   for (int r = 0; r < 3; ++r) {
     CHECK(phx_team_at(&team, r, 8) == static_cast<char *>(phx_symm_buffer(s.symm, r)) + 8);
     CHECK(phx_team_word(&team, r, 2, 1) == phx_symm_signal_pad(s.symm, r) + 2 * 3 + 1);
-    CHECK(phx_team_last(&team, 0, r) == 0);
+    CHECK(phx_team_last(&team, 0, r) == 0 && team.failed[r] == 0);
   }
   phx_team old{};
   old.struct_size = sizeof old - sizeof old.failed;  // of a caller that was compiled with less
@@ -52,6 +52,7 @@ void describe(int rank, phx_world *world) {
   CHECK(old.bytes == 1000 && old.failed == nullptr);
   CHECK_FAILS(PHX_ERR_INVALID, "symm is NULL", phx_symm_team(nullptr, &old));
   CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_symm_team(s.symm, nullptr));
+  CHECK_OK(phx_symm_barrier(s.symm, 0, 0));
 }
 
 TEST(a_team_says_where_everything_is) { ranks::as_threads(3, describe); }  // M31
@@ -89,6 +90,7 @@ void stream(int rank, phx_world *world) {
     CHECK(*mine == 100 * static_cast<int64_t>(n) + left);
     phx_team_put(&s.team, 3, left, n);
   }
+  CHECK_OK(phx_symm_barrier(s.symm, 0, 0));
 }
 
 TEST(puts_and_waits_carry_data_around_a_ring) { ranks::as_threads(3, stream); }
@@ -116,6 +118,24 @@ void fail_meanwhile(int rank, phx_world *world) {
   CHECK_OK(phx_group_error(s.group, &why));
   CHECK(std::strstr(why.text, "the loss is NaN") != nullptr);
 }
+
+// Rank 2 has nothing more to do; the others have.
+void leave_early(int rank, phx_world *world) {
+  Symmetric s(world, 64);
+  CHECK(phx_team_barrier(&s.team, 0, kLong) == 0);
+  if (rank == 2) return;
+  while (phx_word_get(reinterpret_cast<const uint32_t *>(&s.team.failed[2])) == 0) phx_pause(5000);
+  const int other = 1 - rank;
+  for (uint32_t n = 1; n <= 100; ++n) {
+    phx_team_put(&s.team, 1, other, n);
+    CHECK(phx_team_wait(&s.team, 1, other, n, kLong) == 0);
+  }
+  CHECK(phx_team_wait(&s.team, 1, 2, 1, kLong) == PHX_ERR_REVOKED);
+  phx_team_put(&s.team, 2, other, 1);
+  CHECK(phx_team_wait(&s.team, 2, other, 1, kLong) == 0);
+}
+
+TEST(a_rank_that_has_left_ends_waits_for_itself_alone) { ranks::as_threads(3, leave_early); }
 
 TEST(a_wait_ends_when_the_group_fails) { ranks::as_threads(2, fail_meanwhile); }
 

@@ -120,7 +120,8 @@ PHX_FN int32_t phx_team_wait(const phx_team *team, uint32_t channel, int32_t fro
   while ((int32_t)(phx_word_get(word) - count) < 0) {
     if ((++looks & 63) == 0) {
       const uint64_t now = phx_clock_ns();
-      if (phx_word_get((const uint32_t *)team->failed) != 0) return PHX_ERR_REVOKED;
+      if (phx_word_get((const uint32_t *)team->failed + from) != 0) /* it may have put it before it left */
+        return (int32_t)(phx_word_get(word) - count) < 0 ? PHX_ERR_REVOKED : 0;
       if (deadline == 0) deadline = now + timeout_ns;
       if (now > deadline) return 1 + from;
     }

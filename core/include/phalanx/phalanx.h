@@ -369,7 +369,7 @@ typedef struct phx_team {
   uint32_t *const *pads; /* likewise: each rank's signal pad */
   void *multicast;       /* all blocks at once; NULL where the device has no such thing */
   size_t bytes;          /* of each block */
-  const int32_t *failed; /* not 0 once the group has failed */
+  const int32_t *failed; /* group_size words: not 0 once it is of no use to wait for that rank */
 } phx_team;
 PHX_API phx_status phx_symm_team(phx_symm *symm, phx_team *out);
 PHX_API phx_symm *phx_symm_retain(phx_symm *symm);

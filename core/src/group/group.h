@@ -78,7 +78,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
-  const int32_t *failed_word() const { return reinterpret_cast<const int32_t *>(&failed_); }  // for kernels
+  // For kernels: size() words, not 0 once it is of no use to wait for that rank.
+  const int32_t *failed_words() const { return reinterpret_cast<const int32_t *>(interruptions_.data()); }
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }

@@ -146,7 +146,7 @@ phx_status phx_symm_team(phx_symm *symm, phx_team *out) {
   team.buffers = s.buffers();
   team.pads = reinterpret_cast<uint32_t *const *>(s.pads());
   team.bytes = s.block().size;
-  team.failed = s.group().failed_word();
+  team.failed = s.group().failed_words();
   return phx::copy_out(team, out, operation);
 }
 
