@@ -10,6 +10,8 @@ from datetime import timedelta
 
 import pytest
 
+from dict_store import DictStore
+
 pytest.importorskip("torch")
 
 from phalanx.collectives._hosts import connect as between
@@ -17,30 +19,6 @@ from phalanx.collectives._hosts.connect import connect
 from phalanx.core import PeerDeadError, WaitTimeoutError
 
 LIMIT = timedelta(seconds=20)
-
-
-class DictStore:
-    """As torch's, in this process."""
-
-    def __init__(self):
-        self.values = {}
-        self.changed = threading.Condition()
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = value.encode()
-            self.changed.notify_all()
-
-    def get(self, key):
-        return self.values[key]
-
-    def wait(self, keys, timeout):
-        with self.changed:
-            if not self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout.total_seconds()):
-                raise RuntimeError("wait timeout")
-
-    def delete_key(self, key):  # a stranger may come late
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +184,35 @@ def test_nobody_waits_longer_than_the_timeout():
         connect(store, 1, [10, 11], short, "g")
     quiet.set()
     thread.join()
+
+
+def test_strangers_who_keep_coming_or_hang_up_again_and_again_do_not_make_a_wait_longer():
+    short, over = timedelta(milliseconds=300), threading.Event()
+    result, where = listen(DictStore(), timeout=short)
+
+    def come_again():
+        with contextlib.suppress(OSError):
+            while not over.is_set():
+                socket.create_connection(where).close()
+
+    def hang_up(server):
+        with server, contextlib.suppress(TimeoutError):
+            server.settimeout(2)
+            while not over.is_set():
+                server.accept()[0].close()
+
+    server = socket.create_server(("127.0.0.1", 0))
+    threads = [threading.Thread(target=come_again), threading.Thread(target=hang_up, args=(server,))]
+    for each in threads:
+        each.start()
+    store = DictStore()
+    store.set("0", json.dumps([*server.getsockname(), "00" * 32]))
+    with pytest.raises(WaitTimeoutError, match=r"rank 11 still waits for a connection with rank\(s\) 10"):
+        connect(store, 1, [10, 11], short, "g")
+    assert isinstance(result(), WaitTimeoutError)
+    over.set()
+    for each in threads:
+        each.join()
 
 
 def test_an_address_at_which_nobody_listens_is_told_at_once():

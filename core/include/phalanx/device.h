@@ -115,15 +115,15 @@ PHX_FN void phx_team_put(const phx_team *team, uint32_t channel, int32_t to, uin
 PHX_FN int32_t phx_team_wait(const phx_team *team, uint32_t channel, int32_t from, uint32_t count,
                              uint64_t timeout_ns) {
   const uint32_t *word = phx_team_word(team, team->group_rank, channel, from);
-  uint64_t deadline = 0;
+  uint64_t begun = 0;
   uint32_t looks = 0;
   while ((int32_t)(phx_word_get(word) - count) < 0) {
     if ((++looks & 63) == 0) {
       const uint64_t now = phx_clock_ns();
       if (phx_word_get((const uint32_t *)team->failed + from) != 0) /* it may have put it before it left */
         return (int32_t)(phx_word_get(word) - count) < 0 ? PHX_ERR_REVOKED : 0;
-      if (deadline == 0) deadline = now + timeout_ns;
-      if (now > deadline) return 1 + from;
+      if (begun == 0) begun = now;
+      if (now - begun > timeout_ns) return 1 + from;
     }
     phx_pause(looks);
   }

@@ -2,10 +2,10 @@
 
 import copy
 import threading
-from datetime import timedelta
 
 import pytest
 
+from dict_store import DictStore
 from phalanx.core import (
     CallbackStore,
     FileStore,
@@ -133,47 +133,23 @@ def test_ranks_of_different_hosts_are_told_on_every_rank_and_those_of_one_host_w
     assert run_ranks(live_on_two_hosts, 4) == [11, 11, 1100, 1100]
 
 
-class SlowReader:
-    """A store in this process. Through `reader` the record of rank 1 is seen only once `may_read` is set."""
+class SlowStore(DictStore):
+    """Through `reader`, which holds the same, the record of rank 1 is seen only once `may_read` is set."""
 
     def __init__(self):
-        self.values = {}
-        self.changed = threading.Condition()
+        super().__init__()
         self.may_read = threading.Event()
         self.is_slow = False
         self.reader = copy.copy(self)
         self.reader.is_slow = True
 
     def sees(self, key):
-        return key in self.values and not (self.is_slow and key.endswith("/member/1") and not self.may_read.is_set())
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = bytes(value)
-            self.changed.notify_all()
-
-    def get(self, key):
-        self.wait([key], timedelta(seconds=30))
-        return self.values[key]
-
-    def wait(self, keys, timeout):
-        with self.changed:
-            if not self.changed.wait_for(lambda: all(map(self.sees, keys)), timeout.total_seconds()):
-                raise TimeoutError(f"{keys}")
-
-    def add(self, key, amount):
-        with self.changed:
-            value = int(self.values.get(key, b"0")) + amount
-            self.values[key] = str(value).encode()
-            return value
-
-    def delete_key(self, key):
-        with self.changed:
-            return self.values.pop(key, None) is not None
+        is_hidden = self.is_slow and key.endswith("/member/1") and not self.may_read.is_set()
+        return super().sees(key) and not is_hidden
 
 
 def test_a_rank_of_another_host_that_gave_up_and_tidied_before_it_was_seen_is_quoted():
-    store = SlowReader()
+    store = SlowStore()
 
     def other_host():
         with World(1, 2, CallbackStore(store), timeout_ms=30_000, host_id=2) as world:

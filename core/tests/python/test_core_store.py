@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from dict_store import DictStore
 from phalanx.core import (
     AccessDeniedError,
     CallbackStore,
@@ -26,37 +27,6 @@ from phalanx.core import (
 )
 from phalanx.core import store as store_module
 from ranks import run_ranks, scratch
-
-
-class DictStore:
-    """torch.distributed.Store's methods on a dict."""
-
-    def __init__(self):
-        self.values = {}
-        self.changed = threading.Condition()
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def get(self, key):
-        return self.values[key]
-
-    def add(self, key, amount):
-        with self.changed:
-            total = int(self.values.get(key, b"0")) + amount
-            self.values[key] = str(total).encode()
-            self.changed.notify_all()
-            return total
-
-    def wait(self, keys, timeout):
-        with self.changed:
-            if not self.changed.wait_for(lambda: all(key in self.values for key in keys), timeout.total_seconds()):
-                raise RuntimeError(f"wait timeout after {timeout}, keys: {keys}")
-
-    def delete_key(self, key):
-        return self.values.pop(key, None) is not None
 
 
 @pytest.fixture(params=["memory", "file", "tcp", "prefix", "callback"])

@@ -108,10 +108,6 @@ def register() -> None:
     """Register the op. A later call does nothing."""
     if _libraries:
         return
-    library = _torch_compat.fragment("phalanx")
+    library = _torch_compat.add_ops([(_SCHEMA, _barrier, _fake)])
     _libraries.append(library)
-    library.define(_SCHEMA)
-    _torch_compat.implement(library, "barrier", _barrier, "CompositeExplicitAutograd")
-    torch.library.register_fake("phalanx::barrier", _fake, lib=library)
     torch.library.register_autograd("phalanx::barrier", _backward, lib=library)
-    _torch_compat.keep_in_graphs(torch.ops.phalanx.barrier.default)

@@ -18,11 +18,9 @@ from phalanx.collectives._registry import entry_named
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
 from phalanx.collectives._works import CoreWork
 
-_SCHEMAS = (
-    "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor",
-    "irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor",
-    "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[] tensors, str group_name) -> Tensor[]",
-)
+_ISEND = "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor"
+_IRECV = "irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor"
+_BATCH = "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[] tensors, str group_name) -> Tensor[]"
 
 
 # ---- the ops ---------------------------------------------------------------------------------------------------------
@@ -106,26 +104,18 @@ def _check_batch(ops: Sequence[str], peers: Sequence[int], tags: Sequence[int], 
     return [op == "isend" for op in ops]
 
 
-_KERNELS: dict[str, tuple[Any, Any]] = {
-    "isend": (_isend, _fake_isend),
-    "irecv": (_irecv, _fake_irecv),
-    "batch_p2p_ops": (_batch, _fake_batch),
-}
 _libraries: list[Any] = []
 
 
 def register() -> None:
     """Register the ops. A later call does nothing."""
-    if _libraries:
-        return
-    library = _torch_compat.fragment("phalanx")
-    _libraries.append(library)
-    for schema in _SCHEMAS:
-        library.define(schema)
-    for name, (kernel, fake) in _KERNELS.items():
-        _torch_compat.implement(library, name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
-        _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
+    if not _libraries:
+        ops: list[tuple[str, Any, Any]] = [
+            (_ISEND, _isend, _fake_isend),
+            (_IRECV, _irecv, _fake_irecv),
+            (_BATCH, _batch, _fake_batch),
+        ]
+        _libraries.append(_torch_compat.add_ops(ops))
 
 
 # ---- functional forms ------------------------------------------------------------------------------------------------

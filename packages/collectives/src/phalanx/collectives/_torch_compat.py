@@ -3,8 +3,7 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -84,6 +83,25 @@ def implement(library: Any, name: str, kernel: Callable[..., Any], key: str, wit
     library.impl(name, kernel, key, with_keyset=with_keys)
 
 
+def add_ops(ops: Iterable[tuple[str, Callable[..., Any], Callable[..., Any]]]) -> Any:
+    """Define ops of torch.ops.phalanx that stay in graphs though their results are not used.
+
+    Args:
+        ops: The schema of each, its kernel, and what it does to tensors without data.
+
+    Returns:
+        What must be kept.
+    """
+    library = fragment("phalanx")
+    for schema, kernel, fake in ops:
+        name = schema.partition("(")[0]
+        library.define(schema)
+        implement(library, name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
+        keep_in_graphs(getattr(torch.ops.phalanx, name).default)
+    return library
+
+
 def register_functionalization(op: Any, kernel: Callable[..., Any]) -> None:
     """Say how `torch.compile` makes a graph without mutations of an op. Read in 2.13."""
     op.py_functionalize_impl(kernel)
@@ -161,11 +179,6 @@ def backends_of(group: dist.ProcessGroup) -> set[str]:
 def is_ordinary(group: dist.ProcessGroup) -> bool:
     """Whether the group is torch's own class; the threaded groups of torch's tests are not. Read in 2.13."""
     return type(group) is dist.ProcessGroup
-
-
-def make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A gloo backend that belongs to no process group: bytes between ranks. Collective. Read in 2.11 to 2.13."""
-    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
 
 def tag_of(group: dist.ProcessGroup) -> str:

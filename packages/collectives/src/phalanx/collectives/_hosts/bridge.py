@@ -101,14 +101,13 @@ class Bridge:
                 if not by_fd:
                     raise self._was_closed(call)
                 left = until - time.monotonic()
-                ready = poll.poll(max(left, 0) * 1000)
-                if not ready and left <= 0:
-                    return
-                for fd, events in ready:
+                for fd, events in poll.poll(max(left, 0) * 1000):
                     if events & ~select.POLLOUT:
                         self._step(call, by_fd[fd], Stream.receive)
                     if events & ~select.POLLIN:
                         self._step(call, by_fd[fd], Stream.send)
+                if left <= 0:
+                    return
 
     def _step(self, call: str, stream: Stream, step: Callable[[Stream], None]) -> None:
         try:

@@ -114,7 +114,7 @@ class _Meeting:
     def _dial(self, host: int, where: tuple[str, int, bytes]) -> socket.socket:
         """Connect with a rank that listens; again if it hung up, as it does when too many strangers come."""
         address, port, secret = where
-        while True:
+        while self._left() > 0:
             made = None
             try:
                 made = socket.create_connection((address, port), timeout=max(self._left(), 0.001))
@@ -130,6 +130,7 @@ class _Meeting:
                 raise self._error(PeerDeadError, f"{text} {_ADVICE}", host) from None
             _close(made)
             time.sleep(_PAUSE_S)
+        raise self._late([host], f" (at {address}, port {port}, where each attempt is hung up on)")
 
     def _greet(self, made: socket.socket, secret: bytes) -> bool:
         """Prove oneself, and have it proved. False: the other end hung up."""
@@ -164,10 +165,8 @@ class _Meeting:
             newcomers: dict[socket.socket, _Newcomer] = {}
             try:
                 while missing:
-                    ready = selector.select(max(self._left(), 0))
-                    if not ready and self._left() <= 0:
-                        raise self._late(sorted(missing))
-                    for key, _ in ready:
+                    left = self._left()
+                    for key, _ in selector.select(max(left, 0)):
                         if key.fileobj is listener:
                             self._admit(listener, selector, newcomers)
                             continue
@@ -183,6 +182,8 @@ class _Meeting:
                             self._made[newcomer.host] = newcomer.connection
                         elif done:
                             newcomer.connection.close()
+                    if missing and left <= 0:
+                        raise self._late(sorted(missing))
             finally:
                 for connection in newcomers:
                     connection.close()

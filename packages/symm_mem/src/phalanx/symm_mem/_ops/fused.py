@@ -10,7 +10,7 @@ import torch
 from phalanx.core import InvalidArgumentError
 from phalanx.symm_mem._alloc import is_symm_mem_tensor
 from phalanx.symm_mem._handle import SymmetricMemory
-from phalanx.symm_mem._ops.peers import handle_of, peer_views, reduce_views, reduction_of, size_of
+from phalanx.symm_mem._ops.peers import handle_of, peer_views, reduce_views, size_of
 from phalanx.symm_mem._workspace import get_symm_mem_workspace
 
 _PARTS_CHANNEL = 1  # of the workspace
@@ -91,9 +91,8 @@ def _products(
 def fused_matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> torch.Tensor:
-    operation = "fused_matmul_reduce_scatter"
     out = _scattered_product(a, b, reduce_op, scatter_dim, group_name)
-    op, dim, size = reduction_of(operation, reduce_op), scatter_dim % a.dim(), size_of(group_name)
+    dim, size = scatter_dim % a.dim(), size_of(group_name)
     handle = get_symm_mem_workspace(group_name, size * out.numel() * out.element_size())
     me, count = handle.rank, out.shape[dim]
 
@@ -117,7 +116,7 @@ def fused_matmul_reduce_scatter(
     for rank in range(size):
         if rank != me:
             handle.wait_signal(rank, _PARTS_CHANNEL)
-    out.copy_(reduce_views([place(rank, me) for rank in range(size)], op))
+    out.copy_(reduce_views([place(rank, me) for rank in range(size)], reduce_op))
     handle.barrier()  # they have read this rank's parts
     return out
 

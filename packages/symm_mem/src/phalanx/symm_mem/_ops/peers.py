@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
+from phalanx.collectives._hosts.combine import accumulation_dtype, combine
 from phalanx.core import InvalidArgumentError, ReduceOp
 from phalanx.symm_mem._groups import resolve
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._rendezvous import rendezvous
 
-_NARROW = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 _REDUCTIONS = {
     "sum": ReduceOp.SUM,
     "avg": ReduceOp.AVG,
@@ -79,30 +79,9 @@ def peer_views(handle: SymmetricMemory, tensor: torch.Tensor) -> list[torch.Tens
     ]
 
 
-def reduce_views(views: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+def reduce_views(views: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
     """Reduce tensors of any strides in their order, floats of 16 and 8 bits in float32."""
-    dtype = views[0].dtype
-    wide = torch.float32 if dtype in _NARROW else dtype
-    if op is ReduceOp.AVG and not (wide.is_floating_point or wide.is_complex):
-        wide = torch.int64
-    done = views[0].to(wide, copy=True)
-    for view in views[1:]:
-        other = view.to(wide)
-        if op in (ReduceOp.SUM, ReduceOp.AVG):
-            done += other
-        elif op is ReduceOp.PRODUCT:
-            done *= other
-        elif op is ReduceOp.MIN:
-            torch.minimum(done, other, out=done)
-        elif op is ReduceOp.MAX:
-            torch.maximum(done, other, out=done)
-        elif op is ReduceOp.BAND:
-            done &= other
-        elif op is ReduceOp.BOR:
-            done |= other
-        else:
-            done ^= other
-    if op is ReduceOp.AVG:
-        rounding = None if wide.is_floating_point or wide.is_complex else "trunc"
-        done = torch.div(done, len(views), rounding_mode=rounding)
-    return done.to(dtype)
+    reduction, dtype = reduce_op.lower(), views[0].dtype
+    wide = accumulation_dtype(dtype, reduction)
+    parts = [views[0].to(wide, copy=True), *(view.to(wide) for view in views[1:])]
+    return combine(parts, reduction, len(views)).to(dtype)

@@ -124,7 +124,7 @@ def reduce_scatter_out(
     if dim != 0:  # columns: not in one piece in the blocks
         handle.barrier()
         columns = [view.narrow(dim, handle.rank * shape[dim], shape[dim]) for view in peer_views(handle, tensor)]
-        output.copy_(reduce_views(columns, reduction_of(operation, "sum")))
+        output.copy_(reduce_views(columns, "sum"))
         handle.barrier()  # peers have read this rank's
         return output
     target = output if output.is_contiguous() else torch.empty(shape, dtype=output.dtype)
@@ -157,7 +157,7 @@ def _reduce_tiles(
     reduce_op: str,
 ) -> None:
     """Tile i is reduced over all ranks into `out_tile` of rank roots[i]."""
-    op = reduction_of(operation, reduce_op)
+    reduction_of(operation, reduce_op)
     if len(in_tiles) != len(roots) or not in_tiles:
         raise InvalidArgumentError(f"{operation}: {len(in_tiles)} tiles and {len(roots)} roots; one root for each tile")
     if len(set(roots)) != len(roots):
@@ -171,7 +171,7 @@ def _reduce_tiles(
         check_like(operation, out_tile, in_tiles[i].shape, in_tiles[i])
     handles[0].barrier()
     for i in mine:
-        out_tile.copy_(reduce_views(peer_views(handles[i], in_tiles[i]), op))
+        out_tile.copy_(reduce_views(peer_views(handles[i], in_tiles[i]), reduce_op))
     handles[0].barrier()  # peers have read this rank's
 
 
