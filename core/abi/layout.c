@@ -48,7 +48,7 @@ PHX_FROZEN(offsetof(phx_error_info, operation) == 32);
 PHX_FROZEN(offsetof(phx_error_info, group) == 64);
 PHX_FROZEN(offsetof(phx_error_info, text) == 128);
 
-PHX_FROZEN(sizeof(phx_group_info) == 64);
+PHX_FROZEN(sizeof(phx_group_info) == 72);
 PHX_FROZEN(offsetof(phx_group_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_group_info, group_rank) == 4);
 PHX_FROZEN(offsetof(phx_group_info, group_size) == 8);
@@ -60,6 +60,7 @@ PHX_FROZEN(offsetof(phx_group_info, ranks) == 40);
 PHX_FROZEN(offsetof(phx_group_info, eager_bytes) == 48);
 PHX_FROZEN(offsetof(phx_group_info, channels) == 56);
 PHX_FROZEN(offsetof(phx_group_info, reserved) == 60);
+PHX_FROZEN(offsetof(phx_group_info, zero_copies) == 64);
 
 PHX_FROZEN(sizeof(phx_mem_info) == 48);
 PHX_FROZEN(offsetof(phx_mem_info, struct_size) == 0);

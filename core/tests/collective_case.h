@@ -24,8 +24,9 @@ enum class What {
 };
 constexpr int kWhats = 11;
 
-enum class Where { kPlain, kUnaligned, kSymmetric, kCoalesced };
-constexpr int kWheres = 4;
+// kRecognised: an ordinary call whose input lies in symmetric memory, on some ranks or all, at different offsets.
+enum class Where { kPlain, kUnaligned, kSymmetric, kCoalesced, kRecognised };
+constexpr int kWheres = 5;
 
 struct Case {
   What what = What::kAllReduce;
@@ -58,8 +59,11 @@ inline bool has_root(What what) {
   return what == What::kBroadcast || what == What::kReduce || what == What::kGather || what == What::kScatter;
 }
 
+// Whether it uses the member's block.
+inline bool in_block(const Case &c) { return c.where == Where::kSymmetric || c.where == Where::kRecognised; }
+
 inline std::string describe(const Case &c) {
-  constexpr const char *kWhereNames[] = {"plain", "unaligned", "symmetric", "coalesced"};
+  constexpr const char *kWhereNames[] = {"plain", "unaligned", "symmetric", "coalesced", "recognised"};
   char text[256];
   std::snprintf(text, sizeof text, "%s(%s, %zu%s%s, root %d, algo %d, %s%s, channel %u, seed %llu)", name_of(c.what),
                 phx_dtype_name(c.dtype), c.count, reduces(c.what) ? ", " : "",
@@ -175,9 +179,9 @@ class Part {
     if (done != out_count_) return wrong("the test expects too little");
     if (!untouched(storage_out_, out_region_)) return wrong("bytes beside the output were written");
     if (!aliased_ && !untouched(storage_in_, in_region_)) return wrong("bytes beside the input were written");
-    if (case_.where == Where::kSymmetric && !all_guard(in_ - kGuard, in_))
+    if (shared_begin_ != nullptr && !all_guard(shared_begin_ - kGuard, shared_begin_))
       return wrong("bytes before the symmetric input were written");
-    if (case_.where == Where::kSymmetric && !all_guard(in_ + in_count_ * item_, in_ + in_count_ * item_ + kGuard))
+    if (shared_begin_ != nullptr && !all_guard(shared_end_, shared_end_ + kGuard))
       return wrong("bytes behind the symmetric input were written");
     if (!aliased_ && !destroyed_ &&
         !reference::matches(in_, reference::elements(member_->ranks[self_], case_.dtype), item_, first_, given_))
@@ -187,7 +191,7 @@ class Part {
 
   // Bytes of the symmetric block that a case needs from its offset on.
   static size_t symmetric_bytes(const Case &c, int n) {
-    return (c.count + 2) * 2 * phx_dtype_size(c.dtype) * static_cast<size_t>(n) + 3 * kGuard + 64;
+    return (c.count + 2) * 2 * phx_dtype_size(c.dtype) * static_cast<size_t>(n) + (3 + n) * kGuard + 64;
   }
 
  private:
@@ -296,14 +300,18 @@ class Part {
     const bool nothing_in = case_.what == What::kScatter && !root_, nothing_out = out_bytes == 0;
     aliased_ = case_.what == What::kBroadcast || (case_.in_place && !nothing_in && !(has_root(case_.what) && !root_));
     destroyed_ = false;
-    if (case_.where == Where::kSymmetric) {
-      in_ = member_->block + case_.symmetric_offset + kGuard + item_ * (case_.seed % 3);
-      CHECK(in_ + in_bytes + kGuard <= member_->block + member_->block_bytes);
-      std::memset(in_ - kGuard, kFill, kGuard);
-      std::memset(in_, kFill, in_bytes + kGuard);
+    shared_begin_ = shared_end_ = nullptr;
+    if (case_.where == Where::kSymmetric || is_recognised()) {
+      const size_t own = is_recognised() ? kGuard * (case_.seed % 2) * self_ : 0;
+      shared_begin_ = member_->block + case_.symmetric_offset + kGuard + item_ * (case_.seed % 3) + own;
+      shared_end_ = shared_begin_ + (aliased_ ? std::max(in_bytes, out_bytes) : in_bytes);
+      CHECK(shared_end_ + kGuard <= member_->block + member_->block_bytes);
+      std::memset(shared_begin_ - kGuard, kFill, static_cast<size_t>(shared_end_ - shared_begin_) + 2 * kGuard);
       in_region_ = take(storage_in_, 0, 0);
       out_region_ = take(storage_out_, aliased_ ? 0 : out_bytes, 0);
-      out_ = aliased_ ? in_ : storage_out_.bytes.data() + out_region_.begin;
+      in_ = shared_begin_ + (aliased_ && offset_ > 0 ? offset_ * static_cast<ptrdiff_t>(item_) : 0);
+      out_ = aliased_ ? shared_begin_ - (offset_ < 0 ? offset_ * static_cast<ptrdiff_t>(item_) : 0)
+                      : storage_out_.bytes.data() + out_region_.begin;
     } else if (aliased_) {
       in_region_ = {};
       out_region_ = take(storage_out_, std::max(in_bytes, out_bytes), shift);
@@ -319,6 +327,11 @@ class Part {
     // What a rank does not have may be NULL or anything.
     if (nothing_out && !aliased_ && case_.seed % 2 == 0) out_ = nullptr;
     if (case_.where != Where::kSymmetric && in_bytes == 0 && !aliased_ && case_.seed % 3 == 0) in_ = nullptr;
+  }
+
+  // One rank in some of the cases has its input elsewhere.
+  bool is_recognised() const {
+    return case_.where == Where::kRecognised && (case_.seed % 4 != 3 || self_ != case_.seed / 4 % n_);
   }
 
   // `bytes` in the storage behind a guard and `shift` more, and a guard behind them.
@@ -396,6 +409,7 @@ class Part {
   Storage storage_in_, storage_out_;
   Region in_region_, out_region_;
   char *in_ = nullptr, *out_ = nullptr;
+  char *shared_begin_ = nullptr, *shared_end_ = nullptr;  // what the case uses of the symmetric block
 };
 
 }  // namespace collective

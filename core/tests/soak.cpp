@@ -197,7 +197,7 @@ class Soak {
       Case c = members::draw_case(draw, n, most, false);
       limit(c, n, most);
       c.channel = static_cast<uint32_t>(draw.below(4));
-      if (c.where == Where::kSymmetric) {
+      if (collective::in_block(c)) {
         c.symmetric_offset = large ? kSlots * kSmallBytes : k * kSmallBytes;
         if (Part::symmetric_bytes(c, static_cast<int>(n)) > (large ? kLargeBytes : kSmallBytes))
           c.where = Where::kPlain;

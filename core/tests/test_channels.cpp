@@ -37,7 +37,7 @@ void sequence(const Member &member, uint32_t channel, size_t length, size_t most
     const size_t k = i % kInFlight;
     finish(k);
     c.symmetric_offset = (channel * kInFlight + k) * room;
-    if (c.where == collective::Where::kSymmetric && Part::symmetric_bytes(c, member.size()) > room) continue;
+    if (collective::in_block(c) && Part::symmetric_bytes(c, member.size()) > room) continue;
     parts[k].prepare(member, c);
     const bool starts = draw.one_in(2);
     CHECK_OK(parts[k].issue(starts ? &works[k] : nullptr));

@@ -106,7 +106,7 @@ void hundreds_in_flight(int rank, phx_world *world, const Setup &setup) {
       Case c = draw_case(draws[g], joined[g].ranks.size(), draws[g].one_in(6) ? 9000 : 500, false);
       c.channel = static_cast<uint32_t>(draws[g].below(2));
       c.symmetric_offset = room[g];
-      if (c.where == Where::kSymmetric) room[g] += Part::symmetric_bytes(c, joined[g].size()) / 64 * 64 + 64;
+      if (collective::in_block(c)) room[g] += Part::symmetric_bytes(c, joined[g].size()) / 64 * 64 + 64;
       order.emplace_back(g, flights[g]->size());
       flights[g]->start(c, true);
       --left;

@@ -1,5 +1,6 @@
 // Registers the ops when the library is loaded, so that torch.ops.load_library, dlopen and AOTInductor packages all
 // work.
+#include <cstring>
 #include <string>
 
 #include "call.h"
@@ -98,5 +99,11 @@ extern "C" {
 uint32_t phxt_abi_version(void) { return PHXT_ABI_VERSION; }
 const char *phxt_version(void) { return PHX_VERSION_STRING; }
 const char *phxt_load_error(void) { return phxt::load_error ? phxt::load_error->c_str() : nullptr; }
+
+phxt_kernel phxt_kernel_of(const char *op) {
+  for (const phxt::Op &each : phxt::kOps)
+    if (op != nullptr && std::strcmp(each.name, op) == 0) return each.kernel;
+  return nullptr;
+}
 
 }  // extern "C"

@@ -52,6 +52,13 @@ PHX_API phx_status phxt_wait_group(uint64_t context, const char *name, int64_t t
 PHX_API uint64_t phxt_sweep(void);
 
 PHX_API uint64_t phxt_fallback_count(void); /* calls that went to phalanx_c10d */
+
+/* The kernel of an op, as torch's stable ABI calls it: `stack` has the arguments, which it takes over, and then the
+ * results. It throws what the op raises. For code made for the torch that runs, on tensors for which torch's dispatcher
+ * would call nothing else. NULL when there is no such op; "all_reduce" names torch.ops.phalanx.all_reduce. */
+typedef void (*phxt_kernel)(uint64_t *stack, uint64_t inputs, uint64_t outputs);
+PHX_API phxt_kernel phxt_kernel_of(const char *op);
+
 /* The reduction or group name that a phalanx_c10d op was given as this number. Lives for ever; NULL for others. */
 PHX_API const char *phxt_text(int64_t number);
 

@@ -23,6 +23,8 @@ ORDINARY = (
 SYMMETRIC = tuple(f"symm_{name}" for name in ORDINARY if name not in ("barrier", "coalesced"))
 IN_PLACE = "symm_all_reduce_in_place"
 COLLECTIVES = (*ORDINARY, *SYMMETRIC, IN_PLACE)
+# Ordinary calls on symmetric memory: that of all ranks, or of all but rank 0. Looked for in large ones only.
+FOUND = ("found_all_reduce", "found_all_to_all_v", "mixed_all_reduce")
 MESSAGES = "messages"  # to the next rank, from the one before
 STEPLESS = ("symm_barrier", "signals")  # without failpoints: a rank can only fail before it calls them
 ALL = (*COLLECTIVES, MESSAGES, *STEPLESS)
@@ -30,12 +32,14 @@ ALL = (*COLLECTIVES, MESSAGES, *STEPLESS)
 
 def base(name: str) -> str:
     """The collective on ordinary memory that has the same arguments."""
-    return name.removeprefix("symm_").removesuffix("_in_place")
+    for prefix in ("symm_", "found_", "mixed_"):
+        name = name.removeprefix(prefix)
+    return name.removesuffix("_in_place")
 
 
 def failpoint(name: str) -> str:
     """Its name in PHALANX_FAILPOINT."""
-    return "symm_all_reduce" if name == IN_PLACE else name
+    return "symm_all_reduce" if name == IN_PLACE else base(name) if name in FOUND else name
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,10 @@ def _collective(name: str, group: Any, symm: Any, number: int, arguments: Argume
     if kind in ROOTED:
         extra["root_group_rank"] = root
     out = np.zeros(0 if expected is None else len(expected), dtype)
-    if name == kind:
+    if name in FOUND and not (name.startswith("mixed_") and me == 0):
+        block = _block(symm, number if rotate else 0, source)
+        return _ordinary(group, kind, block, out, expected, extra)
+    if name == kind or name in FOUND:
         return _ordinary(group, kind, source, out, expected, extra)
     return _symmetric(name, symm, number if rotate else 0, source, out, expected, extra)
 
@@ -144,13 +151,23 @@ def _ordinary(group: Any, kind: str, source: Any, out: Any, expected: Any, extra
     return Prepared(lambda blocking: _works(call(source, place, **extra, blocking=blocking)), _compare(out, expected))
 
 
+def _offset(symm: Any, turn: int) -> int:
+    return turn % 4 * int(symm.size // 4)
+
+
+def _block(symm: Any, turn: int, source: Any) -> Any:
+    """The source, copied to symmetric memory."""
+    block = np.frombuffer(symm.buffer(symm.group_rank), source.dtype, len(source), _offset(symm, turn))
+    block[:] = source
+    return block
+
+
 def _symmetric(
     name: str, symm: Any, turn: int, source: Any, out: Any, expected: Any, extra: dict[str, Any]
 ) -> Prepared:
     kind = base(name)
-    offset = turn % 4 * (symm.size // 4)
-    block = np.frombuffer(symm.buffer(symm.group_rank), source.dtype, len(source), offset)
-    block[:] = source
+    offset = _offset(symm, turn)
+    block = _block(symm, turn, source)
     shape = {"count": len(source), "dtype": str(source.dtype)}
     call = getattr(symm, kind)
     if name == IN_PLACE:

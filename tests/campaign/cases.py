@@ -69,7 +69,7 @@ class Case:
 
     @property
     def collective(self) -> str:
-        if self.call in calls.ALL:
+        if self.call in (*calls.ALL, *calls.FOUND):
             return self.call
         return "symm_all_reduce" if self.call == "symm_rendezvous" else "all_reduce"
 
@@ -78,6 +78,8 @@ class Case:
         """The rank that fails, or that is odd. Another one from case to case, but always the same for one case."""
         if self.kind == "root":
             return self.ranks - 1
+        if self.step.startswith("places."):  # rank 0 passes none
+            return 1 + zlib.crc32(self.name.encode()) % (self.ranks - 1)
         return zlib.crc32(self.name.encode()) % self.ranks
 
     @property
@@ -167,10 +169,14 @@ def losses(kind: str, ranks: int) -> Iterator[Case]:
 
 
 def deeper(kind: str, ranks: int) -> Iterator[Case]:
-    """In the middle of a long collective, and of several that were started."""
+    """In the middle of a long collective, of one on symmetric memory, and of several that were started."""
     for call in (*calls.ORDINARY, *calls.SYMMETRIC, calls.IN_PLACE):
         for step in (2, 3, 4, 5) if call != "barrier" else ():
             yield Case(kind, "collective", ranks, call, f"{calls.failpoint(call)}.{step}", 3, "large")
+    for call in calls.FOUND:
+        own = ("places.1", "places.2") if call.startswith("mixed_") else ()
+        for place in (*(f"{calls.failpoint(call)}.{step}" for step in (2, 3, 4, 5)), *own):
+            yield Case(kind, "collective", ranks, call, place, 2, "large")
     for call in ("all_reduce", "all_gather", "all_to_all_v", "broadcast", "coalesced", "symm_all_reduce", "messages"):
         for step in steps_of(call, started=True):
             yield Case(kind, "collective", ranks, call, step, 3, "small", "started")

@@ -95,7 +95,7 @@ class Rank:
         self.recover(group)
 
     def phase_collective(self) -> None:
-        group, symm = self.begin(self.case.call in (*calls.SYMMETRIC, calls.IN_PLACE, *calls.STEPLESS))
+        group, symm = self.begin(self.case.call in (*calls.SYMMETRIC, calls.IN_PLACE, *calls.FOUND, *calls.STEPLESS))
         self.call_until_error(group, symm)
         self.recover(group)
 

@@ -239,6 +239,7 @@ typedef struct phx_group_info {
   uint64_t eager_bytes; /* a collective with at most so many bytes of input has taken them all when its start returns */
   uint32_t channels;    /* how many independent sequences of collectives the group has */
   uint32_t reserved;
+  uint64_t zero_copies; /* collectives on ordinary pointers that read all inputs where they lie, in symmetric memory */
 } phx_group_info;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when
@@ -394,7 +395,12 @@ typedef struct phx_options {
  * call of this rank that waits, and in phx_work_test. in == out is allowed where the two have the same size; other
  * overlaps are errors. After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group
  * is revoked. (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and
- * leaves it usable.) Lists of counts are read before the call returns. */
+ * leaves it usable.) Lists of counts are read before the call returns.
+ *
+ * Inputs of 4 KiB and more that lie in symmetric memory on every rank, in one allocation that has had a rendezvous with
+ * any group of the same processes in the same order, are read there by the peers and not copied, at whatever offsets;
+ * of all_reduce if it is in place on all ranks or on none, of broadcast the buffers, of scatter never. Started ones
+ * only above eager_bytes. phx_group_info.zero_copies counts them. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,

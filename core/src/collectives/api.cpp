@@ -3,6 +3,7 @@
 
 #include "base/guard.h"
 #include "collectives/call.h"
+#include "collectives/recognised.h"
 
 using phx::Call;
 using phx::guarded;
@@ -27,8 +28,11 @@ phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t co
     call.data(in, 1, out, 1, count, dtype).overlap(count, count, 0, true).reduce(op);
     if (!call.ok()) return call.status();
     const phx::Plan plan = call.plan(work);
-    const int32_t algo = phx::choose_all_reduce(plan, count * call.buffers().item, call.options().algo);
-    return call.chose(algo).issue(phx::make_all_reduce(plan, call.buffers(), call.reduction(), algo), work);
+    const size_t bytes = count * call.buffers().item;
+    const int32_t algo = phx::choose_all_reduce(plan, bytes, call.options().algo);
+    phx::OperationPtr staged = phx::make_all_reduce(plan, call.buffers(), call.reduction(), algo);
+    return call.chose(algo).issue(phx::recognise(call, Kind::kSymmAllReduce, bytes, std::move(staged), plan.blocking),
+                                  work);
   });
 }
 
@@ -39,7 +43,11 @@ phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t co
     if (!call.ok()) return call.status();
     const size_t n = call.group_size();
     call.data(in, 1, out, n, count, dtype).overlap(count, n * count, call.group().group_rank() * count, true);
-    return call.ok() ? call.issue(phx::make_all_gather(call.plan(work), call.buffers()), work) : call.status();
+    if (!call.ok()) return call.status();
+    phx::OperationPtr staged = phx::make_all_gather(call.plan(work), call.buffers());
+    return call.issue(
+        phx::recognise(call, Kind::kSymmAllGather, count * call.buffers().item, std::move(staged), work == nullptr),
+        work);
   });
 }
 
@@ -55,7 +63,10 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
     call.data(out, 1, out, 1, total, dtype).data(in, 1, out, 0, counts[self], dtype);
     call.overlap(counts[self], total, before, true).counts(counts, &total);
     if (!call.ok()) return call.status();
-    return call.issue(phx::make_all_gather_v(call.plan(work), call.buffers(), counts), work);
+    phx::OperationPtr staged = phx::make_all_gather_v(call.plan(work), call.buffers(), counts);
+    return call.issue(phx::recognise_v(call, Kind::kSymmAllGatherV, counts[self] * call.buffers().item,
+                                       std::move(staged), work == nullptr, counts),
+                      work);
   });
 }
 
@@ -69,7 +80,10 @@ phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_
         .overlap(n * count, count, 0 - call.group().group_rank() * count, true)
         .reduce(op);
     if (!call.ok()) return call.status();
-    return call.issue(phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction()), work);
+    phx::OperationPtr staged = phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction());
+    return call.issue(phx::recognise(call, Kind::kSymmReduceScatter, n * count * call.buffers().item, std::move(staged),
+                                     work == nullptr),
+                      work);
   });
 }
 
@@ -86,7 +100,10 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     call.data(in, 0, out, 1, counts[self], dtype).overlap(total, counts[self], 0 - before, true);
     call.reduce(op).counts(counts, &total);
     if (!call.ok()) return call.status();
-    return call.issue(phx::make_reduce_scatter_v(call.plan(work), call.buffers(), call.reduction(), counts), work);
+    phx::OperationPtr staged = phx::make_reduce_scatter_v(call.plan(work), call.buffers(), call.reduction(), counts);
+    return call.issue(phx::recognise_v(call, Kind::kSymmReduceScatterV, total * call.buffers().item, std::move(staged),
+                                       work == nullptr, counts),
+                      work);
   });
 }
 
@@ -97,7 +114,11 @@ phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t co
     if (!call.ok()) return call.status();
     const size_t n = call.group_size();
     call.data(in, n, out, n, count, dtype).overlap(n * count, n * count, 0, false);
-    return call.ok() ? call.issue(phx::make_all_to_all(call.plan(work), call.buffers()), work) : call.status();
+    if (!call.ok()) return call.status();
+    phx::OperationPtr staged = phx::make_all_to_all(call.plan(work), call.buffers());
+    return call.issue(
+        phx::recognise(call, Kind::kSymmAllToAll, n * count * call.buffers().item, std::move(staged), work == nullptr),
+        work);
   });
 }
 
@@ -111,7 +132,10 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
       return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a buffer is NULL", call.name())).status();
     // The counts differ from rank to rank, so they are compared in the first round and not in the record.
     if (!call.data(in, 0, out, 0, 0, dtype).overlap(ins, outs, 0, false).ok()) return call.status();
-    return call.issue(phx::make_all_to_all_v(call.plan(work), call.buffers(), in_counts, out_counts), work);
+    phx::OperationPtr staged = phx::make_all_to_all_v(call.plan(work), call.buffers(), in_counts, out_counts);
+    return call.issue(phx::recognise_all_to_all_v(call, ins * call.buffers().item, std::move(staged), work == nullptr,
+                                                  in_counts, out_counts),
+                      work);
   });
 }
 
@@ -120,7 +144,10 @@ phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t d
   return guarded("broadcast", [&]() -> phx_status {
     Call call(Kind::kBroadcast, group, options);
     if (!call.data(buffer, 1, buffer, 1, count, dtype).root(root_group_rank).ok()) return call.status();
-    return call.issue(phx::make_broadcast(call.plan(work), call.buffers(), root_group_rank), work);
+    phx::OperationPtr staged = phx::make_broadcast(call.plan(work), call.buffers(), root_group_rank);
+    return call.issue(phx::recognise(call, Kind::kSymmBroadcast, count * call.buffers().item, std::move(staged),
+                                     work == nullptr, root_group_rank),
+                      work);
   });
 }
 
@@ -132,7 +159,10 @@ phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count,
     const bool root = call.group().group_rank() == root_group_rank;
     call.data(in, 1, out, root ? 1 : 0, count, dtype).overlap(count, root ? count : 0, 0, true);
     if (!call.reduce(op).root(root_group_rank).ok()) return call.status();
-    return call.issue(phx::make_reduce(call.plan(work), call.buffers(), call.reduction(), root_group_rank), work);
+    phx::OperationPtr staged = phx::make_reduce(call.plan(work), call.buffers(), call.reduction(), root_group_rank);
+    return call.issue(phx::recognise(call, Kind::kSymmReduce, count * call.buffers().item, std::move(staged),
+                                     work == nullptr, root_group_rank),
+                      work);
   });
 }
 
@@ -144,8 +174,11 @@ phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count,
     const int self = call.group().group_rank();
     const size_t parts = self == root_group_rank ? call.group_size() : 0;
     call.data(in, 1, out, parts, count, dtype).overlap(count, parts * count, self * count, true).root(root_group_rank);
-    return call.ok() ? call.issue(phx::make_gather(call.plan(work), call.buffers(), root_group_rank), work)
-                     : call.status();
+    if (!call.ok()) return call.status();
+    phx::OperationPtr staged = phx::make_gather(call.plan(work), call.buffers(), root_group_rank);
+    return call.issue(phx::recognise(call, Kind::kSymmGather, count * call.buffers().item, std::move(staged),
+                                     work == nullptr, root_group_rank),
+                      work);
   });
 }
 

@@ -17,6 +17,7 @@ class Call {
   Call(Kind kind, phx_symm *symm, const phx_options *options);
 
   const char *name() const { return kind_name(kind_); }
+  Kind kind() const { return kind_; }
   bool ok() const { return status_ == PHX_OK; }
   phx_status status() const { return status_; }
   Group &group() const { return *group_; }

@@ -43,7 +43,8 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   if (const AwaitResult room = lane_->reserve(deadline); !room)
     return raise(room, operation, operation.published, deadline);
   PHX_FAILPOINT(name_of(operation), 2);
-  operation.put(*lane_, operation.published, epoch);
+  const Place place = operation.published == 0 ? operation.place : Place{};
+  if (place.key == 0) operation.put(*lane_, operation.published, epoch);
   uint64_t done = epoch - 1;  // all that came before has been taken, except:
   if (operation.published > 0) {
     done = operation.done_after(epoch - 1);
@@ -52,7 +53,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
     done = oldest.first_epoch + oldest.taken - 1;
   }
   PHX_FAILPOINT(name_of(operation), 3);
-  lane_->publish(operation.record, done);
+  lane_->publish(operation.record, done, place);
   PHX_FAILPOINT(name_of(operation), 4);
   ++operation.published;
   return PHX_OK;
@@ -74,6 +75,25 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
   return PHX_OK;
 }
 
+// Some have put nothing into their slots, as their inputs can be read where they lie. If all can, that is done;
+// otherwise they put it now. Every rank looks at the same places, so all do the same.
+phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
+  if (operation.takes_from_places(*lane_, epoch)) {
+    zero_copies_.fetch_add(1, std::memory_order_relaxed);
+    return PHX_OK;
+  }
+  if (operation.place.key != 0) {
+    PHX_FAILPOINT("places", 1);
+    operation.place = {};
+    operation.put(*lane_, 0, epoch);
+    PHX_FAILPOINT("places", 2);
+    lane_->publish_staged(epoch);
+  }
+  if (!may_block && lane_->staging_would_block(epoch)) return PHX_IN_PROGRESS;
+  const AwaitResult staged = lane_->await_staged(epoch, deadline);
+  return staged ? PHX_OK : raise(staged, operation, 0, deadline);
+}
+
 // Goes on with the rounds of `operation` until it is complete or, when it must not block, until it would.
 phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
   while (operation.taken < operation.rounds) {
@@ -84,10 +104,13 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
     }
     const uint64_t epoch = operation.first_epoch + operation.taken;
     if (!may_block && lane_->await_would_block(epoch)) return PHX_IN_PROGRESS;
-    if (const AwaitResult all = lane_->await(epoch, operation.record, deadline); !all)
-      return raise(all, operation, operation.taken, deadline);
+    const AwaitResult all = lane_->await(epoch, operation.record, deadline);
+    if (!all) return raise(all, operation, operation.taken, deadline);
     PHX_FAILPOINT(name_of(operation), 5);
-    const phx_status status = operation.take(*lane_, operation.taken, epoch);
+    phx_status status = PHX_OK;
+    if (operation.taken == 0 && (!all.staged || operation.place.key != 0))
+      status = use_places(operation, epoch, deadline, may_block);
+    if (status == PHX_OK) status = operation.take(*lane_, operation.taken, epoch);
     if (status != PHX_OK) return status;
     ++operation.taken;
   }
@@ -102,7 +125,7 @@ void Engine::settle_front(phx_status status) {
   pending_.pop_front();
   if (pending_.empty()) group_->world().progress().ended();
   lane_->history().end(work->operation().sequence, status);
-  work->operation().symm.reset();
+  work->operation().end();
   work->settle(status);
 }
 

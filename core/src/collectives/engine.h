@@ -42,6 +42,7 @@ class Engine final : public ProgressSource {
   phx_status test(const CollectiveWork &work);
   void advance_pending() override;
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  uint64_t zero_copies() const { return zero_copies_.load(std::memory_order_relaxed); }
 
  private:
   phx_status begin(Operation &operation);
@@ -50,6 +51,7 @@ class Engine final : public ProgressSource {
   phx_status publish(Operation &operation, LazyDeadline &deadline);
   phx_status publish_queued(LazyDeadline &deadline);
   phx_status advance(Operation &operation, LazyDeadline &deadline, bool may_block);
+  phx_status use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block);
   phx_status complete_front(LazyDeadline &deadline, bool may_block);
   void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
@@ -60,6 +62,7 @@ class Engine final : public ProgressSource {
   std::mutex mutex_;                       // one collective of a channel at a time; its waits are bounded, so is this
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> zero_copies_{0};  // operations that took from places
 };
 
 }  // namespace phx

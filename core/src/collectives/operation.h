@@ -14,6 +14,7 @@
 
 namespace phx {
 
+class Group;
 class Lane;
 class Symm;
 
@@ -73,6 +74,11 @@ class Operation {
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
   // Whether nothing younger may be published before this one is complete: it goes on using slots of rounds long past.
   virtual bool exclusive() const { return false; }
+  // Of an operation with a place: everybody has arrived at `epoch`, that of its first round. True: all inputs are taken
+  // from their places. False: not all have one; the slot is to be filled now. From then on always the same answer.
+  virtual bool takes_from_places(const Lane &, uint64_t) { return false; }
+  // Complete: lets go of what it kept for itself.
+  virtual void end() { symm.reset(); }
   // Whether the first round takes all of the input.
   virtual bool takes_input_at_once() const { return rounds == 1; }
   // The caller is going to return before all of the input is put: takes it along if it has at most `limit` bytes.
@@ -83,6 +89,7 @@ class Operation {
   }
 
   CallRecord record;
+  Place place;  // of the input of the first round, which is not put then
   uint32_t rounds = 1;
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 
@@ -173,12 +180,23 @@ OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
 
 // On symmetric memory: `offset` bytes into every rank's block. buffers.in is this rank's own.
-OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                       const Reduction &reduction, int root, const Tuning &tuning);
+class SymmOperation : public Operation {
+ public:
+  // The input of that rank lies elsewhere in its block. False: not all of it would.
+  virtual bool move_input(int group_rank, size_t offset) = 0;
+
+ protected:
+  explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) {}
+};
+using SymmOperationPtr = std::unique_ptr<SymmOperation>;
+SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                           const Reduction &reduction, int root, const Tuning &tuning);
 // counts: one for each group rank; of all_gather_v or reduce_scatter_v.
-OperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                         const Reduction &reduction, const size_t *counts, const Tuning &tuning);
-OperationPtr make_symm_all_to_all_v(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                                    const size_t *in_counts, const size_t *out_counts, const Tuning &tuning);
+SymmOperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                             const Reduction &reduction, const size_t *counts, const Tuning &tuning);
+// `name` is that of the call, on `group`. `round`: in which the counts are exchanged.
+SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
+                                        const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
+                                        uint32_t round);
 
 }  // namespace phx

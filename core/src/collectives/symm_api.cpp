@@ -146,8 +146,8 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
       return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a buffer is NULL", call.name())).status();
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
-    return call.issue(phx::make_symm_all_to_all_v(s.shared_from_this(), offset, call.buffers(), in_counts, out_counts,
-                                                  call.group().tuning()),
+    return call.issue(phx::make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset,
+                                                  call.buffers(), in_counts, out_counts, 0),
                       work);
   });
 }

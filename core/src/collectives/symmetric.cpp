@@ -16,13 +16,20 @@
 namespace phx {
 namespace {
 
-class OnSymm : public Operation {
+class OnSymm : public SymmOperation {
  protected:
   OnSymm(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers)
-      : Operation(buffers, 0), offset_(offset), n_(handle->size()), self_(handle->group_rank()) {
+      : SymmOperation(buffers), offsets_(handle->size(), offset), n_(handle->size()), self_(handle->group_rank()) {
     symm = std::move(handle);
     rounds = 2;
   }
+
+  bool move_input(int group_rank, size_t offset) override {
+    if (offset > symm->block().size || input_bytes(group_rank) > symm->block().size - offset) return false;
+    offsets_[group_rank] = offset;
+    return true;
+  }
+  virtual size_t input_bytes(int group_rank) const = 0;
 
   bool takes_input_at_once() const override { return false; }
   void put(const Lane &, uint32_t, uint64_t) override {}
@@ -32,7 +39,9 @@ class OnSymm : public Operation {
   }
   virtual void move() const = 0;
 
-  char *at(int group_rank, size_t element) const { return symm->buffer(group_rank) + offset_ + element * b_.item; }
+  char *at(int group_rank, size_t element) const {
+    return symm->buffer(group_rank) + offsets_[group_rank] + element * b_.item;
+  }
   char *output(size_t element) const { return b_.out + element * b_.item; }
 
   void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool streaming) const {
@@ -41,7 +50,7 @@ class OnSymm : public Operation {
     if (count != 0) (streaming ? reduction.streaming : reduction.fn)(out, inputs, n_, count, n_, reduction.scale);
   }
 
-  const size_t offset_;
+  std::vector<size_t> offsets_;  // by group rank
   const int n_;
   const int self_;
 };
@@ -59,6 +68,11 @@ class Symmetric final : public OnSymm {
         streaming_bytes_(tuning.streaming_bytes) {}
 
  private:
+  size_t input_bytes(int) const override {
+    const bool segments =
+        kind_ == Kind::kSymmReduceScatter || kind_ == Kind::kSymmAllToAll || kind_ == Kind::kSymmScatter;
+    return b_.count * b_.item * (segments ? n_ : 1);
+  }
   void move() const override {
     switch (kind_) {
       case Kind::kSymmAllReduce:
@@ -131,6 +145,10 @@ class SymmetricV final : public OnSymm {
   }
 
  private:
+  size_t input_bytes(int group_rank) const override {
+    const bool all = kind_ == Kind::kSymmReduceScatterV;
+    return (all ? starts_[n_ - 1] + counts_[n_ - 1] : counts_[group_rank]) * b_.item;
+  }
   void move() const override {
     if (kind_ == Kind::kSymmReduceScatterV) {
       reduce(reduction_, b_.out, starts_[self_], counts_[self_], streaming_);
@@ -152,18 +170,22 @@ class SymmetricV final : public OnSymm {
 // Where a block begins on another rank depends on counts that only that rank has, so they pass through the slots.
 class SymmetricAllToAllV final : public OnSymm {
  public:
-  SymmetricAllToAllV(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const size_t *in_counts,
-                     const size_t *out_counts, const Tuning &tuning)
+  SymmetricAllToAllV(Group &group, const char *name, std::shared_ptr<Symm> handle, size_t offset,
+                     const Buffers &buffers, const size_t *in_counts, const size_t *out_counts, uint32_t round)
       : OnSymm(std::move(handle), offset, buffers),
+        group_(group),
+        name_(name),
+        round_(round),
         in_counts_(in_counts, in_counts + n_),
         out_counts_(out_counts, out_counts + n_) {
     size_t total = 0;
     for (const size_t count : out_counts_) total += count;
-    streaming_ = total * b_.item >= tuning.streaming_bytes;
+    streaming_ = total * b_.item >= group.tuning().streaming_bytes;
+    rounds = round + 2;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (round != 0) return;
+    if (round != round_) return;
     for (int i = 0; i < n_; ++i) {
       const uint64_t pair[2] = {in_counts_[i], out_counts_[i]};
       std::memcpy(lane.data(self_, epoch) + i * sizeof pair, pair, sizeof pair);
@@ -171,7 +193,7 @@ class SymmetricAllToAllV final : public OnSymm {
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (round != 0) return PHX_OK;
+    if (round != round_) return PHX_OK;
     const size_t row = static_cast<size_t>(n_) * 2;
     // Read once: what has been checked must be what is used, whatever a peer writes meanwhile.
     std::vector<uint64_t> matrix(n_ * row);
@@ -186,7 +208,7 @@ class SymmetricAllToAllV final : public OnSymm {
     }
     const phx_status status = check(matrix);
     if (status != PHX_OK)  // on every rank alike, unless one of them lies
-      return spoiled ? symm->group().fail_with(last_error(), true) : status;
+      return spoiled ? group_.fail_with(last_error(), true) : status;
     size_t out = 0;
     for (int from = 0; from < n_; ++from) {
       uint64_t begin = 0;
@@ -199,6 +221,7 @@ class SymmetricAllToAllV final : public OnSymm {
 
  private:
   void move() const override {}
+  size_t input_bytes(int) const override { return 0; }  // what that rank's counts say, checked below
 
   // matrix[rank][peer]: what `rank` sends to `peer`, and what it expects of it.
   phx_status check(const std::vector<uint64_t> &matrix) const {
@@ -208,39 +231,42 @@ class SymmetricAllToAllV final : public OnSymm {
       for (int to = 0; to < n_; ++to) {
         const uint64_t sent = count(from, to, 0), expected = count(to, from, 1);
         if (sent != expected)
-          return fail(PHX_ERR_MISMATCH, "symm_all_to_all_v",
-                      "symm_all_to_all_v: group rank %d sends %" PRIu64
-                      " elements to group rank %d, which expects %" PRIu64
+          return fail(PHX_ERR_MISMATCH, name_,
+                      "%s: group rank %d sends %" PRIu64 " elements to group rank %d, which expects %" PRIu64
                       ". in_counts[j] on rank i must equal out_counts[i] on rank j.",
-                      from, sent, to, expected);
-        if (sent > (symm->block().size - offset_) / b_.item - end)
-          return fail(PHX_ERR_MISMATCH, "symm_all_to_all_v",
-                      "symm_all_to_all_v: the counts of group rank %d go beyond its block", from);
+                      name_, from, sent, to, expected);
+        if (sent > (symm->block().size - offsets_[from]) / b_.item - end)
+          return fail(PHX_ERR_MISMATCH, name_, "%s: the counts of group rank %d go beyond its block", name_, from);
         end += sent;
       }
     }
     return PHX_OK;
   }
 
+  Group &group_;
+  const char *const name_;
+  const uint32_t round_;
   const std::vector<size_t> in_counts_, out_counts_;
   bool streaming_ = false;
 };
 
 }  // namespace
 
-OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                       const Reduction &reduction, int root, const Tuning &tuning) {
+SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                           const Reduction &reduction, int root, const Tuning &tuning) {
   return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, tuning);
 }
 
-OperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                         const Reduction &reduction, const size_t *counts, const Tuning &tuning) {
+SymmOperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                             const Reduction &reduction, const size_t *counts, const Tuning &tuning) {
   return std::make_unique<SymmetricV>(kind, std::move(symm), offset, buffers, reduction, counts, tuning);
 }
 
-OperationPtr make_symm_all_to_all_v(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                                    const size_t *in_counts, const size_t *out_counts, const Tuning &tuning) {
-  return std::make_unique<SymmetricAllToAllV>(std::move(symm), offset, buffers, in_counts, out_counts, tuning);
+SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
+                                        const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
+                                        uint32_t round) {
+  return std::make_unique<SymmetricAllToAllV>(group, name, std::move(symm), offset, buffers, in_counts, out_counts,
+                                              round);
 }
 
 }  // namespace phx

@@ -187,6 +187,7 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   info.ranks = g.ranks().data();
   info.eager_bytes = g.eager_bytes();
   info.channels = g.channels();
+  for (uint32_t i = 0; i < g.channels(); ++i) info.zero_copies += g.channel(i).engine.zero_copies();
   return phx::copy_out(info, out, operation);
 }
 

@@ -17,7 +17,7 @@
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
-inline constexpr uint32_t kControlVersion = 3;
+inline constexpr uint32_t kControlVersion = 4;
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
 
@@ -37,11 +37,20 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 24);
 
+// Where a rank's input lies if it need not be copied into the slot: `offset` bytes into its block of a symmetric
+// allocation, which is named by `key`, with all that the ranks must have in common to use it. key 0: nowhere.
+struct Place {
+  uint64_t key = 0;
+  uint64_t offset = 0;
+};
+
 struct alignas(kLine) SlotHeader {
   SharedWord epoch;  // written last, with release; all below is ordered by it
   uint32_t done;     // the owner reads no slot of an epoch <= done any more
   CallRecord record;
-  uint8_t reserved[32];
+  Place place;
+  SharedWord staged;  // reaches the epoch once the slot has the data: with it, or after a look at everybody's place
+  uint8_t reserved[12];
 };
 static_assert(sizeof(SlotHeader) == kLine);
 

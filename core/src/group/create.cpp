@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <set>
 
 #include "base/failpoint.h"
 #include "group/attempt.h"
@@ -126,6 +127,11 @@ struct GroupMaker {
     group.id_ = hash_bytes(group.name().data(), group.name().size());
     for (const PeerRecord &record : group.records_) group.id_ = hash_bytes(&record.uuid, sizeof record.uuid, group.id_);
     group.id_ = hash_bytes(group.params_.key.data(), group.params_.key.size(), group.id_);
+    std::set<Uuid> processes;
+    for (const PeerRecord &record : group.records_) processes.insert(record.process);
+    const bool apart = processes.size() == group.records_.size();
+    for (const PeerRecord &record : group.records_)
+      group.members_ = hash_bytes(apart ? &record.process : &record.uuid, sizeof(Uuid), group.members_);
   }
 
   // Instead of meet and connect: all has been done for a group that has these members.

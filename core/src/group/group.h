@@ -65,6 +65,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   const std::vector<int32_t> &ranks() const { return params_.ranks; }
   int32_t pid_of(int group_rank) const;
   uint64_t id() const { return id_; }
+  // A hash of the processes of its ranks, in order (of their worlds, where two ranks are in one process).
+  uint64_t members() const { return members_; }
   uint32_t channels() const { return static_cast<uint32_t>(channels_.size()); }
   Channel &channel(uint32_t index) { return channels_[index]; }
   Messenger &messenger() { return messenger_; }
@@ -144,6 +146,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::vector<PeerRecord> records_;
   std::vector<LinkRef> links_;  // NULL for this rank
   uint64_t id_ = 0;
+  uint64_t members_ = 0;
   bool watched_ = false;
   std::vector<SharedMappingRef> segments_;  // by group rank
   std::deque<Channel> channels_;

@@ -58,12 +58,14 @@ bool Lane::reserve_would_block() const {
   return false;
 }
 
-uint64_t Lane::publish(const CallRecord &record, uint64_t done) {
+uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &place) {
   const uint64_t epoch = ++epoch_;
   Peer &self = peers_[self_];
   SlotHeader *header = self.header(epoch);
   if (kChecked) header->record = record;
   header->done = static_cast<uint32_t>(done);
+  header->place = place;
+  if (place.key == 0) header->staged.store(static_cast<uint32_t>(epoch), std::memory_order_relaxed);
   // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
   store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
   return epoch;
@@ -71,6 +73,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done) {
 
 AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
   const uint32_t target = static_cast<uint32_t>(epoch);
+  AwaitResult all;
   for (int i = 0; i < group_size(); ++i) {
     if (i == self_) continue;
     Peer &peer = peers_[i];
@@ -79,8 +82,33 @@ AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &
     if (result != WaitResult::kReached) return failed(result, i);
     if (kChecked && !(header->record == record)) return {AwaitFailure::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
+    if (!reached(header->staged.load(std::memory_order_acquire), target)) all.staged = false;
+  }
+  return all;
+}
+
+void Lane::publish_staged(uint64_t epoch) {
+  Peer &self = peers_[self_];
+  store_and_wake(self.header(epoch)->staged, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
+}
+
+AwaitResult Lane::await_staged(uint64_t epoch, LazyDeadline &deadline) {
+  for (int i = 0; i < group_size(); ++i) {
+    if (i == self_) continue;
+    const Peer &peer = peers_[i];
+    const WaitResult result = wait_reached(peer.header(epoch)->staged, static_cast<uint32_t>(epoch),
+                                           peer.control->sleepers, interruptions_[i], deadline);
+    if (result != WaitResult::kReached) return failed(result, i);
   }
   return {};
+}
+
+bool Lane::staging_would_block(uint64_t epoch) const {
+  for (int i = 0; i < group_size(); ++i)
+    if (i != self_ &&
+        !reached(peers_[i].header(epoch)->staged.load(std::memory_order_acquire), static_cast<uint32_t>(epoch)))
+      return interruptions_[i].load(std::memory_order_acquire) == 0;
+  return false;
 }
 
 bool Lane::arrived(uint64_t epoch, int group_rank) const {
@@ -105,7 +133,10 @@ void Lane::wake_waiters() const {
   if (!open_.load(std::memory_order_acquire)) return;
   for (const Peer &peer : peers_) {
     wake_all(peer.control->done);
-    for (uint64_t slot = 0; slot < kSlots; ++slot) wake_all(peer.header(slot)->epoch);
+    for (uint64_t slot = 0; slot < kSlots; ++slot) {
+      wake_all(peer.header(slot)->epoch);
+      wake_all(peer.header(slot)->staged);
+    }
   }
 }
 

@@ -17,6 +17,7 @@ enum class AwaitFailure { kNone, kInterrupted, kTimeout, kMismatch };
 struct AwaitResult {
   AwaitFailure failure = AwaitFailure::kNone;
   int group_rank = -1;  // the first one at fault
+  bool staged = true;   // whether all slots have their data
   explicit operator bool() const { return failure == AwaitFailure::kNone; }
 };
 
@@ -36,17 +37,24 @@ class Lane {
   // Waits until the slot of the next epoch may be filled.
   AwaitResult reserve(LazyDeadline &deadline);
   bool reserve_would_block() const;
-  // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader.
-  uint64_t publish(const CallRecord &record, uint64_t done);
+  // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. Where `place` is one, the
+  // slot is empty.
+  uint64_t publish(const CallRecord &record, uint64_t done, const Place &place);
   // Waits for everybody's publication of `epoch`; compares the records.
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
   bool await_would_block(uint64_t epoch) const;
   bool arrived(uint64_t epoch, int group_rank) const;
+  // The slot of an epoch that was published empty has its data now.
+  void publish_staged(uint64_t epoch);
+  // Waits until everybody's has. All have arrived.
+  AwaitResult await_staged(uint64_t epoch, LazyDeadline &deadline);
+  bool staging_would_block(uint64_t epoch) const;
   // Tells peers that this rank has read everything up to `epoch`.
   void publish_done(uint64_t epoch);
 
   // What a rank published for `epoch`; valid after its arrival.
   const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
+  const Place &place(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->place; }
   uint32_t done_of(int group_rank) const { return peers_[group_rank].control->done.load(std::memory_order_acquire); }
   History &history() { return history_; }    // of this rank
   History history_of(int group_rank) const;  // empty before `open`

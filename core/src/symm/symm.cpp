@@ -5,13 +5,24 @@
 
 #include "base/error.h"
 #include "group/group.h"
+#include "symm/directory.h"
 
 namespace phx {
+namespace {
+
+uint64_t key_of(const Group &group, uint64_t ordinal) {
+  const uint64_t facts[2] = {group.id(), ordinal};
+  return hash_bytes(facts, sizeof facts) | 1;  // never 0
+}
+
+}  // namespace
 
 Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
     : group_(&group),
       block_(std::move(block)),
       ordinal_(ordinal),
+      members_(group.members()),
+      key_(key_of(group, ordinal)),
       self_(group.group_rank()),
       channels_(group.world().signal_channels()),
       imported_(group.size()),
@@ -22,6 +33,8 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       barriers_(channels_) {
   buffers_[self_] = block_->base;
 }
+
+Symm::~Symm() { SymmDirectory::of_process().remove(this); }
 
 size_t Symm::pad_segment_bytes() const {
   return round_up(
@@ -146,6 +159,7 @@ std::shared_ptr<Symm> Group::find_symm(uint64_t block_serial) const {
 }
 
 void Group::keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm) {
+  SymmDirectory::of_process().add(symm);
   std::lock_guard<std::mutex> lock(cache_mutex_);
   symms_[block_serial] = std::move(symm);
 }

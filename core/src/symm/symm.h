@@ -50,12 +50,16 @@ class ImportedBlock {
 class Symm : public std::enable_shared_from_this<Symm> {
  public:
   // Collective; the group's symm_mutex is held.
+  ~Symm();
   static phx_status rendezvous(Group &group, const BlockRef &block, const Deadline &deadline,
                                std::shared_ptr<Symm> *out);
 
   Group &group() const { return *group_; }
   const Block &block() const { return *block_; }
   uint64_t ordinal() const { return ordinal_; }
+  // Which processes share it, and which allocation it is among all that they share: the same on all ranks.
+  uint64_t members() const { return members_; }
+  uint64_t key() const { return key_; }
   int size() const { return static_cast<int>(buffers_.size()); }
   int group_rank() const { return self_; }
   uint32_t channels() const { return channels_; }
@@ -88,6 +92,8 @@ class Symm : public std::enable_shared_from_this<Symm> {
   Group *const group_;
   const BlockRef block_;
   const uint64_t ordinal_;
+  const uint64_t members_;
+  const uint64_t key_;
   const int self_;
   const uint32_t channels_;
   std::vector<std::unique_ptr<ImportedBlock>> imported_;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "base/fd.h"
 
@@ -46,6 +47,18 @@ Uuid random_uuid() {
     if (got <= 0) continue;  // EINTR: the call cannot fail otherwise
     next += got;
     left -= static_cast<size_t>(got);
+  }
+  return uuid;
+}
+
+Uuid process_uuid() {
+  static std::mutex mutex;
+  static Uuid uuid;
+  static int32_t pid = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (pid != getpid()) {
+    pid = getpid();
+    uuid = random_uuid();
   }
   return uuid;
 }

@@ -14,7 +14,8 @@ struct Uuid {
   bool operator<(const Uuid &other) const { return high != other.high ? high < other.high : low < other.low; }
 };
 
-Uuid random_uuid();  // from the kernel's generator: not guessable
+Uuid random_uuid();   // from the kernel's generator: not guessable
+Uuid process_uuid();  // of this process; another one after a fork
 
 // FNV-1a. Not for secrets.
 uint64_t hash_bytes(const void *data, size_t size, uint64_t seed = 0xcbf29ce484222325ull);
@@ -38,11 +39,12 @@ struct PeerRecord {
   uint32_t uid;
   uint64_t start_time;
   uint64_t host_id;
-  Uuid uuid;   // of the world; also the name of its socket
-  Uuid token;  // whoever shows it has read the store
+  Uuid uuid;     // of the world; also the name of its socket
+  Uuid token;    // whoever shows it has read the store
+  Uuid process;  // in which the world is
 };
 inline constexpr char kPeerMagic[8] = {'P', 'H', 'X', 'P', 'E', 'E', 'R', '\n'};
-inline constexpr uint32_t kPeerVersion = 1;
+inline constexpr uint32_t kPeerVersion = 2;
 
 // Name of the abstract socket on which the world `uuid` listens (without the leading zero byte).
 std::string socket_name(const Uuid &uuid);

@@ -24,6 +24,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   record.host_id = params.host_id != 0 ? params.host_id : detect_host_id();
   record.uuid = random_uuid();
   record.token = random_uuid();
+  record.process = process_uuid();
 
   std::shared_ptr<World> world(new World(record, params.size));
   world->store_ = StoreRef(params.store);

@@ -99,6 +99,11 @@ class Group:
         return int(self._info().eager_bytes)
 
     @property
+    def zero_copies(self) -> int:
+        """How many collectives of this rank read all inputs where they lay, in symmetric memory, without a copy."""
+        return int(self._info().zero_copies)
+
+    @property
     def state(self) -> str:
         """ "active", or "failed" after an error that put the ranks out of step."""
         return "failed" if self._info().state else "active"

@@ -1,0 +1,104 @@
+#include "collectives/recognised.h"
+
+#include "group/lane.h"
+#include "symm/directory.h"
+
+namespace phx {
+namespace {
+
+constexpr size_t kSmallest = size_t{4} << 10;  // below, a copy costs less than a second barrier
+
+class Recognised final : public Operation {
+ public:
+  Recognised(OperationPtr staged, SymmOperationPtr direct, const Place &where)
+      : Operation({}, 0), staged_(std::move(staged)), direct_(std::move(direct)) {
+    place = where;
+    rounds = direct_->rounds;  // nothing younger may pass before it is known what is done
+  }
+
+  bool takes_from_places(const Lane &lane, uint64_t epoch) override {
+    if (chosen_ == nullptr) {
+      chosen_ = all_direct(lane, epoch) ? static_cast<Operation *>(direct_.get()) : staged_.get();
+      chosen_->first_epoch = first_epoch;
+      rounds = chosen_->rounds;
+    }
+    return chosen_ == direct_.get();
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override { chosen_->put(lane, round, epoch); }
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const phx_status status = chosen_->take(lane, round, epoch);
+    rounds = chosen_->rounds;
+    return status;
+  }
+  uint64_t done_after(uint64_t epoch) const override { return chosen_->done_after(epoch); }
+  bool exclusive() const override { return chosen_ != nullptr && chosen_->exclusive(); }
+  bool takes_input_at_once() const override { return false; }
+  void end() override { direct_->end(); }
+
+ private:
+  bool all_direct(const Lane &lane, uint64_t epoch) {
+    const uint64_t key = lane.place(lane.group_rank(), epoch).key;
+    for (int i = 0; i < lane.group_size(); ++i) {
+      const Place at = lane.place(i, epoch);
+      if (at.key != key || !direct_->move_input(i, at.offset)) return false;
+    }
+    return true;
+  }
+
+  const OperationPtr staged_;
+  const SymmOperationPtr direct_;
+  Operation *chosen_ = nullptr;
+};
+
+// Where this rank's input lies, if that is of use.
+std::shared_ptr<Symm> find(const Call &call, size_t in_bytes, bool blocking) {
+  const SymmDirectory &directory = SymmDirectory::of_process();
+  if (in_bytes < kSmallest || directory.empty() || call.options().algo != PHX_ALGO_AUTO) return nullptr;
+  Group &group = call.group();
+  // An input that is taken before the start returns may be changed after it.
+  if (group.size() == 1 || (!blocking && in_bytes <= group.eager_bytes())) return nullptr;
+  return directory.find(group.members(), group.group_rank(), call.buffers().in, in_bytes);
+}
+
+size_t offset_in(const Symm &symm, const Call &call) {
+  return static_cast<size_t>(call.buffers().in - static_cast<const char *>(symm.block().base));
+}
+
+OperationPtr combine(const Call &call, const Symm &symm, OperationPtr staged, SymmOperationPtr direct) {
+  // What all ranks must have alike beside the call: the allocation, and whether it is done in place.
+  const bool in_place = call.kind() == Kind::kAllReduce && call.buffers().in == call.buffers().out;
+  const uint64_t facts[2] = {symm.key(), in_place};
+  return std::make_unique<Recognised>(std::move(staged), std::move(direct),
+                                      Place{hash_bytes(facts, sizeof facts) | 1, offset_in(symm, call)});
+}
+
+}  // namespace
+
+OperationPtr recognise(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
+  const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);
+  if (!symm) return staged;
+  return combine(
+      call, *symm, std::move(staged),
+      make_symm(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.group().tuning()));
+}
+
+OperationPtr recognise_v(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking,
+                         const size_t *counts) {
+  const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);
+  if (!symm) return staged;
+  return combine(
+      call, *symm, std::move(staged),
+      make_symm_v(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), counts, call.group().tuning()));
+}
+
+OperationPtr recognise_all_to_all_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking,
+                                    const size_t *in_counts, const size_t *out_counts) {
+  const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);
+  if (!symm) return staged;
+  return combine(call, *symm, std::move(staged),
+                 make_symm_all_to_all_v(call.group(), call.name(), symm, offset_in(*symm, call), call.buffers(),
+                                        in_counts, out_counts, 1));
+}
+
+}  // namespace phx

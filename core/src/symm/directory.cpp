@@ -1,0 +1,45 @@
+#include "symm/directory.h"
+
+#include <algorithm>
+
+namespace phx {
+
+SymmDirectory &SymmDirectory::of_process() {
+  static SymmDirectory *const directory = new SymmDirectory;  // never destroyed: memory may be freed after main
+  return *directory;
+}
+
+void SymmDirectory::add(const std::shared_ptr<Symm> &symm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  by_base_.insert({static_cast<const char *>(symm->block().base), {symm.get(), symm}});
+  count_.store(by_base_.size(), std::memory_order_relaxed);
+}
+
+void SymmDirectory::remove(const Symm *symm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto range = by_base_.equal_range(static_cast<const char *>(symm->block().base));
+  const auto row = std::find_if(range.first, range.second, [&](const auto &each) { return each.second.symm == symm; });
+  if (row != range.second) by_base_.erase(row);
+  count_.store(by_base_.size(), std::memory_order_relaxed);
+}
+
+std::shared_ptr<Symm> SymmDirectory::find(uint64_t members, int group_rank, const char *begin, size_t bytes) const {
+  std::shared_ptr<Symm> found;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto row = by_base_.upper_bound(begin);
+  if (row == by_base_.begin()) return nullptr;
+  const char *const base = std::prev(row)->first;
+  for (row = by_base_.lower_bound(base); row != by_base_.end() && row->first == base; ++row) {
+    // What is in the table has not been destroyed: its destructor removes it first.
+    const Symm &symm = *row->second.symm;
+    if (symm.members() != members || symm.group_rank() != group_rank) continue;
+    if (static_cast<size_t>(begin - base) > symm.block().size ||
+        bytes > symm.block().size - static_cast<size_t>(begin - base))
+      continue;
+    if (found && found->key() <= symm.key()) continue;
+    if (std::shared_ptr<Symm> held = row->second.weak.lock()) found.swap(held);
+  }
+  return found;
+}
+
+}  // namespace phx

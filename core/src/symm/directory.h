@@ -1,0 +1,37 @@
+// Which memory of this process has had a rendezvous, of all worlds: by its address and by the processes that share it.
+//
+// So a collective of any group finds that its input can be read by the peers where it lies, whatever group the
+// rendezvous was with, as long as it has the same processes in the same order.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "symm/symm.h"
+
+namespace phx {
+
+class SymmDirectory {
+ public:
+  static SymmDirectory &of_process();
+
+  void add(const std::shared_ptr<Symm> &symm);
+  void remove(const Symm *symm);
+  // That of the oldest group, so that all ranks find the same one. NULL if there is none.
+  std::shared_ptr<Symm> find(uint64_t members, int group_rank, const char *begin, size_t bytes) const;
+  bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
+
+ private:
+  struct Row {
+    const Symm *symm;
+    std::weak_ptr<Symm> weak;
+  };
+
+  mutable std::mutex mutex_;
+  std::multimap<const char *, Row> by_base_;
+  std::atomic<size_t> count_{0};
+};
+
+}  // namespace phx
