@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
 
+@pytest.mark.slow  # the part examples of .ci/run runs them too
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs(example: Path) -> None:
     done = subprocess.run(

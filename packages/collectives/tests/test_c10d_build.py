@@ -44,6 +44,7 @@ def ready():
         return _build.path()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_of_many_ranks_that_start_at_once_one_compiles(tmp_path):
     compiler, native = tmp_path / "compiler", tmp_path / "native"

@@ -65,6 +65,7 @@ def test_what_holds_in_python_holds_for_what_is_compiled(built):  # F26
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_a_second_build_does_nothing_unless_it_is_forced(built, tmp_path):
     (made,) = built.iterdir()
     compiler = tmp_path / "compiler"
