@@ -29,7 +29,11 @@ MUST_HOLD = {
         "phalanx/collectives/_native/autograd.cpp",
         "phalanx/collectives/py.typed",
     ],
-    "phalanx_symm_mem": ["phalanx/symm_mem/__init__.py", "phalanx/symm_mem/py.typed"],
+    "phalanx_symm_mem": [
+        "phalanx/symm_mem/__init__.py",
+        "phalanx/symm_mem/py.typed",
+        "phalanx/symm_mem/_pool/pools.cpp",
+    ],
     "phalanx": [],
 }
 

@@ -6,7 +6,8 @@ import torch.distributed as dist
 from torch.library import opcheck
 
 from phalanx import symm_mem
-from phalanx.core import InvalidArgumentError
+from phalanx.core import InvalidArgumentError, MismatchError, RevokedError
+from phalanx.symm_mem._ops import fused, whole
 from ranks import run_ranks
 
 ops = torch.ops.phalanx
@@ -15,6 +16,19 @@ ops = torch.ops.phalanx
 def parts_of(size, shape, dtype, seed=0):
     drawn = [torch.Generator().manual_seed(seed + rank) for rank in range(size)]
     return [torch.randint(-4, 5, shape, generator=each).to(dtype) for each in drawn]
+
+
+WAYS = {  # how few rows are cut, and from how many bytes on the core sums from symmetric memory
+    "whole": (1 << 60, 1 << 10, 1 << 60),
+    "whole, in memory used before": (1 << 60, 0, 0),
+    "cut": (0, 0, 0),
+}
+
+
+def choose(way):
+    """Make products of a few rows go the way of large ones."""
+    fused._ROWS, whole._FRESH_BYTES, whole._SMALL_BYTES = WAYS[way]
+    fused._ROWS_FOR_EACH_COLUMN = 0
 
 
 def gathers(rank, size, name):
@@ -28,10 +42,10 @@ def gathers(rank, size, name):
                 for a in (parts[rank], symmetric, parts[rank].transpose(0, 1).contiguous().transpose(0, 1)):
                     gathered, products = ops.fused_all_gather_matmul(a, bs, dim, name)
                     assert torch.equal(gathered, whole)
-                    for product, b in zip(products, bs, strict=True):
+                    nothing, again = ops.fused_all_gather_matmul(a, bs, dim, name, return_A=False)
+                    assert nothing is None
+                    for product, b in zip([*products, *again], [*bs, *bs], strict=True):
                         torch.testing.assert_close(product, whole @ b)
-    nothing, (product,) = ops.fused_all_gather_matmul(torch.ones(2, 3), [torch.ones(3, 4)], 0, name, return_A=False)
-    assert nothing is None and torch.equal(product, torch.full((2 * size, 4), 3.0))
 
 
 def scatters(rank, size, name):
@@ -46,6 +60,38 @@ def scatters(rank, size, name):
                     torch.testing.assert_close(ops.fused_matmul_reduce_scatter(a, b, "sum", dim, name), wanted)
                 got = ops.fused_matmul_reduce_scatter(parts[rank], b, "avg", dim, name)
                 torch.testing.assert_close(got, (total / size).tensor_split(size, dim)[rank].to(dtype))
+
+
+def turns(rank, size, name):
+    """Nobody waits at the end of a call, and what is read late is still there: new values in each of many calls."""
+    b = parts_of(1, (6, 3 * size), torch.float32, 5)[0]
+    symmetric = symm_mem.empty(2 * size, 6)
+    for turn in range(60):
+        rows = 2 * size * (1 + turn % 3)
+        parts = parts_of(size, (rows, 6), torch.float32, turn * size)
+        a = parts[rank]
+        if turn % 3 == 0:
+            a = symmetric.copy_(a)  # which is the caller's again as soon as the call is done
+        _, (product,) = ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False)
+        symmetric.fill_(-1)
+        assert torch.equal(product, torch.cat(parts) @ b)
+        if turn % 5 == 0:
+            rows *= 4000  # more than there was, so it grows
+            parts = [part.repeat(4000, 1) for part in parts]
+        got = ops.fused_matmul_reduce_scatter(parts[rank], b, "sum", 0, name)
+        assert torch.equal(got, (torch.stack(parts).sum(0) @ b).tensor_split(size)[rank])
+        for _ in range(rank * (turn % 4)):
+            torch.mm(product, product.t())  # ranks come at different times
+
+
+def rounding(rank, size, name):
+    """Ranks are added in their order, in float32, with one rounding, whichever way it goes."""  # M39
+    b = torch.eye(6, dtype=torch.bfloat16)
+    parts = [torch.full((2 * size, 6), value, dtype=torch.bfloat16) for value in (256.0, 1.0, 1.0, 1.0)[:size]]
+    wide = torch.stack(parts).float().sum(0)
+    for op, wanted in (("sum", wide), ("avg", wide / size)):
+        got = ops.fused_matmul_reduce_scatter(parts[rank], b, op, 0, name)
+        assert torch.equal(got, wanted.bfloat16()[:2])
 
 
 def refusals(rank, size, name):
@@ -76,6 +122,32 @@ def workspaces(rank, size, name):  # M34
     del first, larger
 
 
+def parameters(rank, size, name):
+    """Tensors that require a gradient are multiplied like others, whichever way it goes."""
+    a, b = torch.ones(2 * size, 6, requires_grad=True), torch.ones(6, 2, requires_grad=True)
+    for way in WAYS:
+        choose(way)
+        _, (product,) = ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False)
+        assert torch.equal(product.detach(), torch.full((2 * size * size, 2), 6.0))
+        got = ops.fused_matmul_reduce_scatter(a, b, "sum", 0, name)
+        assert torch.equal(got.detach(), torch.full((2, 2), 6.0 * size))
+
+
+def disagreements(rank, size, name):
+    """Which names both calls on every rank; and after it the ranks are out of step, so nothing is guessed."""
+    b = torch.ones(6, 2)
+    ops.fused_all_gather_matmul(torch.ones(4, 6), [b], 0, name, return_A=False)
+    a = torch.ones(4 if rank else 5, 6)
+    with pytest.raises(MismatchError, match=r"A \[5, 6\].*while rank . called|A \[4, 6\].*while rank . called"):
+        ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False)
+    for call in (
+        lambda: ops.fused_all_gather_matmul(torch.ones(4, 6), [b], 0, name, return_A=False),
+        lambda: ops.fused_matmul_reduce_scatter(torch.ones(4 * size, 6), b, "sum", 0, name),
+    ):
+        with pytest.raises(RevokedError, match="an earlier call failed"):
+            call()
+
+
 def traced(rank, size, name):
     a, b, c = torch.randn(2 * size, 6), torch.randn(6, 8), torch.randn(8, 6)
 
@@ -91,10 +163,14 @@ def traced(rank, size, name):
 
 def everything(rank, size):
     name = dist.group.WORLD.group_name
-    for part in (gathers, scatters, refusals, workspaces, traced):
+    for way in WAYS:
+        choose(way)
+        for part in (gathers, scatters, turns, rounding):
+            part(rank, size, name)
+    for part in (refusals, workspaces, traced, parameters, disagreements):
         part(rank, size, name)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_they_give_what_the_pair_would_give(ranks):
+def test_they_give_what_the_pair_would_give(ranks):  # M35
     run_ranks(everything, ranks, start_torch=True)

@@ -30,10 +30,14 @@ OURS = [
     "_low_contention_all_gather",
     "_low_contention_reduce_scatter",
     "all_to_all_vdev",
+    "all_to_all_vdev_2d",
+    "all_to_all_vdev_2d_offset",
     "stream_write_value32_",
     "memset32_",
     "fused_all_gather_matmul",
     "fused_matmul_reduce_scatter",
+    "fused_all_gather_scaled_matmul",
+    "fused_scaled_matmul_reduce_scatter",
 ]
 
 
@@ -130,25 +134,6 @@ def tiles(rank, size, name):
     handle.barrier()
 
 
-def exchanges(rank, size, name):
-    counts = [[(3 * source + target) % 4 for target in range(size)] for source in range(size)]
-    rows = [
-        torch.arange(sum(counts[source])).float()[:, None] + 100 * source + torch.zeros(2) for source in range(size)
-    ]
-    x = symm_mem.empty(32, 2)
-    x[: len(rows[rank])] = rows[rank]
-    splits = symmetric(torch.tensor(counts[rank]))
-    told = torch.zeros(2, size, dtype=torch.int64)
-    out = torch.zeros(32, 2)
-    ops.all_to_all_vdev(x, out, splits, told, name)
-    came = [rows[source].split(counts[source])[rank] for source in range(size)]
-    assert torch.equal(out[: sum(map(len, came))], torch.cat(came))
-    assert told[0].tolist() == list(map(len, came))
-    assert told[1].tolist() == [sum(map(len, came[:source])) for source in range(size)]
-    with pytest.raises(InvalidArgumentError, match=r"do not lie within|whose output has 1"):
-        ops.all_to_all_vdev(x, out[:1], splits.fill_(9), told, name)  # told on every rank, and nobody waits
-
-
 def words(rank, size, name):
     x = symm_mem.empty(8, dtype=torch.uint32)
     assert ops.stream_write_value32_(x, 3, 0xFFFFFFFF) is x
@@ -200,8 +185,7 @@ def traced(rank, size, name):
     ):
         opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
     wide, out = x.view(2, 4), torch.empty(2, 4)
-    splits = symmetric(torch.zeros(size, dtype=torch.int64))
-    told, gathered = torch.zeros(2, size, dtype=torch.int64), torch.empty(2 * size, 4)
+    gathered = torch.empty(2 * size, 4)
     columns = symm_mem.empty(2, 2 * size)
     for op, arguments in (
         (ops.one_shot_all_reduce, (wide, "sum", name)),
@@ -220,7 +204,6 @@ def traced(rank, size, name):
         (ops.multi_root_tile_reduce, ([wide], out, [0], name)),
         (ops.get_remote_tensors, (wide, name)),
         (ops._low_contention_all_gather, (wide, name)),
-        (ops.all_to_all_vdev, (wide, out, splits, told, name)),
     ):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake = op(*torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments))
@@ -235,7 +218,7 @@ def described(result):
 
 def everything(rank, size):
     name = dist.group.WORLD.group_name
-    for part in (all_reduces, scatters, tiles, exchanges, words, refusals, traced):
+    for part in (all_reduces, scatters, tiles, words, refusals, traced):
         part(rank, size, name)
 
 

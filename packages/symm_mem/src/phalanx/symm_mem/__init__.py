@@ -14,7 +14,11 @@ The ops of torch.ops.symm_mem are in torch.ops.phalanx, with the same names and 
 
     torch.ops.phalanx.one_shot_all_reduce(t, "sum", group_name)
 
-Errors are those of phalanx.core (PhalanxError).
+A forked child is a fresh rank. Tensors of its parent are the parent's memory, for both to write; handles refuse there.
+A context that was entered before the fork is the parent's: enter one of your own.
+
+Errors are those of phalanx.core (PhalanxError). Where torch cannot register ops, importing this warns and the rest
+works; what needs an op raises ImportError.
 """
 
 from phalanx.symm_mem import _ops
@@ -22,16 +26,19 @@ from phalanx.symm_mem._alloc import (
     drop,
     empty,
     empty_strided_p2p,
-    get_mem_stats,
     is_symm_mem_tensor,
 )
 from phalanx.symm_mem._allocators import (
     Allocator,
     WorldAllocator,
     get_allocator,
+    get_backend,
     has_allocator,
+    is_nvshmem_available,
     register_allocator,
+    set_backend,
 )
+from phalanx.symm_mem._calls import put_signal, reduce_scatter_offset, wait_signal
 from phalanx.symm_mem._context import RankContext, finalize, rank_context
 from phalanx.symm_mem._groups import (
     GroupInfo,
@@ -40,12 +47,21 @@ from phalanx.symm_mem._groups import (
     set_group_info,
 )
 from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem._pool import MemPool, PoolSegment, get_mem_pool, get_mempool_allocator, use_mem_pool
 from phalanx.symm_mem._rendezvous import get_symmetric_memory, rendezvous
+from phalanx.symm_mem._signal_pad import get_signal_pad_size, set_signal_pad_size
+from phalanx.symm_mem._stats import MemStats, PersistentBlock, get_mem_stats
+from phalanx.symm_mem._test_mode import _test_mode as _test_mode
+from phalanx.symm_mem._test_mode import is_symm_mem_enabled_for_group
 from phalanx.symm_mem._workspace import get_symm_mem_workspace
 
 __all__ = [
     "Allocator",
     "GroupInfo",
+    "MemPool",
+    "MemStats",
+    "PersistentBlock",
+    "PoolSegment",
     "RankContext",
     "SymmetricMemory",
     "WorldAllocator",
@@ -55,16 +71,31 @@ __all__ = [
     "enable_symm_mem_for_group",
     "finalize",
     "get_allocator",
+    "get_backend",
     "get_group_info",
+    "get_mem_pool",
     "get_mem_stats",
+    "get_mempool_allocator",
+    "get_signal_pad_size",
     "get_symm_mem_workspace",
     "get_symmetric_memory",
     "has_allocator",
+    "is_nvshmem_available",
+    "is_symm_mem_enabled_for_group",
     "is_symm_mem_tensor",
+    "put_signal",
     "rank_context",
+    "reduce_scatter_offset",
     "register_allocator",
     "rendezvous",
+    "set_backend",
     "set_group_info",
+    "set_signal_pad_size",
+    "use_mem_pool",
+    "wait_signal",
 ]
+
+# Torch's name of the class, for code that uses its static methods.
+_SymmetricMemory = SymmetricMemory
 
 _ops.register()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from phalanx.core import InvalidArgumentError, Memory, MemoryCount, UnsupportedError
+from phalanx.core import InvalidArgumentError, Memory, UnsupportedError
 from phalanx.symm_mem._allocators import Allocator, get_allocator
 from phalanx.symm_mem._context import RankContext, current
 
@@ -182,15 +182,6 @@ def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
         tensor: Any tensor.
     """
     return find(tensor) is not None
-
-
-def get_mem_stats() -> MemoryCount:
-    """Blocks and bytes that this rank has allocated, idle persistent ones included. Not collective.
-
-    Returns:
-        A named tuple (blocks, size_bytes).
-    """
-    return current().world.mem_count()
 
 
 def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:

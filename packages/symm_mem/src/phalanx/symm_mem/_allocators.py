@@ -13,7 +13,7 @@ class Allocator(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: which allocator it is."""
+        """Of the backend: what `get_backend` gives and `set_backend` takes."""
 
     def alloc(self, world: World, size: int, device: torch.device, scope: str | None, alloc_id: int | None) -> Memory:
         """Allocate a block in `world`, from which alone groups can map it.
@@ -37,9 +37,9 @@ class Allocator(Protocol):
 
 
 class WorldAllocator:
-    """Takes memory from the core: a sealed memfd for CPU."""
+    """Takes memory from the core: shared memory of the host (a sealed memfd) for CPU."""
 
-    name = "phalanx"
+    name = "SHM"
 
     def alloc(self, world: World, size: int, device: torch.device, scope: str | None, alloc_id: int | None) -> Memory:
         """As `Allocator.alloc`."""
@@ -60,7 +60,9 @@ def _type_of(device_type: str) -> str:
 def _registered(context: RankContext, device_type: str) -> Allocator | None:
     found = context.allocators.get(device_type)
     if found is None and device_type == "cpu":
-        return context.allocators.setdefault("cpu", WorldAllocator())
+        with context.lock:
+            found = context.allocators.setdefault("cpu", WorldAllocator())
+            context.backends.setdefault((found.name, "cpu"), found)
     return found
 
 
@@ -68,13 +70,23 @@ def register_allocator(device_type: str, allocator: Allocator) -> None:
     """Set where this rank's memory of a device type comes from. Not collective.
 
     A second registration replaces the first; tensors made before stay valid and are freed by the
-    allocator that made them.
+    allocator that made them. `set_backend` chooses between it and the built-in one of CPU.
 
     Args:
         device_type: Such as "cpu".
         allocator: The new one.
+
+    Raises:
+        InvalidArgumentError: The device type is none, or the allocator has no name.
     """
-    current().allocators[_type_of(device_type)] = allocator
+    context, kind = current(), _type_of(device_type)
+    if not isinstance(getattr(allocator, "name", None), str):
+        raise InvalidArgumentError(f"register_allocator: {allocator!r} has no name; see phalanx.symm_mem.Allocator")
+    with context.lock:
+        _registered(context, kind)  # the built-in one stays, by its name
+        for key in [key for key in context.backends if key[1] == kind and key[0] != WorldAllocator.name]:
+            del context.backends[key]
+        context.backends[allocator.name, kind] = context.allocators[kind] = allocator
 
 
 def get_allocator(device_type: str) -> Allocator:
@@ -102,3 +114,50 @@ def has_allocator(device_type: str) -> bool:
         device_type: Such as "cpu".
     """
     return _registered(current(), _type_of(device_type)) is not None
+
+
+def set_backend(name: str) -> None:
+    """Choose by name where this rank's memory comes from. Not collective.
+
+    As `torch.distributed._symmetric_memory.set_backend`, but for this: it may be called at any time and holds for
+    later allocations. It concerns the device types that an allocator of this name is registered for.
+
+    Args:
+        name: "SHM", shared memory of the host, which is the backend of CPU unless another one is chosen, or the name
+            of the allocator that was last given to `register_allocator` for a device type.
+
+    Raises:
+        UnsupportedError: There is no such backend; the text lists those that there are. Torch's CUDA, NVSHMEM and NCCL
+            are not among them.
+    """
+    context = current()
+    with context.lock:
+        _registered(context, "cpu")
+        chosen = {kind: allocator for (each, kind), allocator in context.backends.items() if each == name}
+        if not chosen:
+            listed = ", ".join(f"{each} ({kind})" for each, kind in sorted(context.backends))
+            raise UnsupportedError(
+                f"set_backend: SymmetricMemory does not find allocation backend {name}; this rank has {listed}, and "
+                "register_allocator adds others"
+            )
+        context.allocators.update(chosen)
+
+
+def get_backend(device: torch.device | str) -> str | None:
+    """Name of the backend that memory of a device comes from, or None when there is none. Not collective.
+
+    As `torch.distributed._symmetric_memory.get_backend`.
+
+    Args:
+        device: Such as "cpu", whose backend is "SHM" unless another one is chosen.
+    """
+    found = _registered(current(), torch.device(device).type)
+    return None if found is None else found.name
+
+
+def is_nvshmem_available() -> bool:
+    """Whether there is a backend that uses NVSHMEM: there is none.
+
+    As the function of this name in `torch.distributed._symmetric_memory`.
+    """
+    return False

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from phalanx.core import InvalidArgumentError, World
+from phalanx.core import InUseError, InvalidArgumentError, World
 
 if TYPE_CHECKING:
     from phalanx.symm_mem._alloc import Allocation
     from phalanx.symm_mem._allocators import Allocator
     from phalanx.symm_mem._groups import RankGroup
+    from phalanx.symm_mem._handle import SymmetricMemory
+
+_DEFAULT_CHANNELS, _MOST_CHANNELS = 64, 65536  # of the core
+_CHANNEL_BYTES = 8  # of a signal pad, in the smallest group that has use for one: a word for each of two ranks
 
 
 class RankContext:
@@ -26,10 +31,13 @@ class RankContext:
     def __init__(self, timeout_ms: int = 0, signal_channels: int = 0) -> None:
         self.lock = threading.RLock()  # of short sections; never held while waiting for a peer
         self.groups: dict[str, RankGroup] = {}
-        self.allocators: dict[str, Allocator] = {}
+        self.allocators: dict[str, Allocator] = {}  # by device type: those in use
+        self.backends: dict[tuple[str, str], Allocator] = {}  # by name and device type: those to choose from
+        self.handles: WeakSet[SymmetricMemory] = WeakSet()  # changed and walked under the lock
         self.allocations: dict[int, Allocation] = {}  # by address; see _alloc.py for who may touch it
         self._timeout_ms = timeout_ms
         self._signal_channels = signal_channels
+        self._signal_pad_size: int | None = None
         self._pid = os.getpid()
         self._world: World | None = None
         self._closed = False
@@ -45,11 +53,48 @@ class RankContext:
             InvalidArgumentError: The context was closed.
         """
         with self.lock:
-            if self._closed:
-                raise InvalidArgumentError("this rank context was closed; make a new one with rank_context()")
+            self._check_open()
             if self._world is None:
                 self._world = World(0, 1, timeout_ms=self._timeout_ms, signal_channels=self._signal_channels)
             return self._world
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidArgumentError("this rank context was closed; make a new one with rank_context()")
+
+    @property
+    def has_world(self) -> bool:
+        """Whether `world` is made already. Not collective.
+
+        Raises:
+            InvalidArgumentError: The context was closed.
+        """
+        self._check_open()
+        return self._world is not None
+
+    @property
+    def signal_pad_size(self) -> int:
+        """Bytes that signal pads have at least in groups of two ranks or more."""
+        if self._signal_pad_size is not None:
+            return self._signal_pad_size
+        return (self._signal_channels or _DEFAULT_CHANNELS) * _CHANNEL_BYTES
+
+    def set_signal_pad_size(self, size: int) -> None:
+        """See `phalanx.symm_mem.set_signal_pad_size`."""
+        most = _MOST_CHANNELS * _CHANNEL_BYTES
+        if not isinstance(size, int) or not 0 <= size <= most:
+            raise InvalidArgumentError(f"set_signal_pad_size: size is {size!r}; give 0 to {most} bytes")
+        channels = -(-size // _CHANNEL_BYTES)
+        with self.lock:
+            self._check_open()
+            before = self._signal_channels or _DEFAULT_CHANNELS
+            if self._world is not None and (channels or _DEFAULT_CHANNELS) != before:
+                raise InUseError(
+                    f"set_signal_pad_size: {size} bytes make {channels or _DEFAULT_CHANNELS} channels, but this rank "
+                    f"has allocated memory before, and its pads have {before}; set the size before the first "
+                    "allocation, or after finalize()"
+                )
+            self._signal_channels, self._signal_pad_size = channels, size or None
 
     @contextmanager
     def active(self) -> Iterator[None]:

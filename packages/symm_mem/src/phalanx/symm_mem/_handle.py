@@ -7,9 +7,10 @@ import torch
 
 from phalanx.core import InvalidArgumentError, PhalanxError, Symm
 from phalanx.symm_mem._groups import RankGroup
+from phalanx.symm_mem._statics import Statics
 
 
-class SymmetricMemory:
+class SymmetricMemory(Statics):
     """An allocation as every rank of a group sees it. Made by `rendezvous`.
 
     Names and meaning are those of torch's `_SymmetricMemory`. Ranks are positions in the group. The
@@ -21,6 +22,11 @@ class SymmetricMemory:
     the matching wait, whether torch wrote it or anything else. Timeouts are in milliseconds; 0 is
     the default of the rank context, five minutes. After a timeout the handle is as before it, and
     the call may be repeated.
+
+    The class has the static methods of torch's too, which are functions of this package: set_group_info,
+    empty_strided_p2p, rendezvous, is_symm_mem_tensor, get_backend, set_backend, get_mempool_allocator,
+    has_multicast_support, stream_write_value32 and memset32. Of the class itself, `signal_pad_size` is that of
+    later rendezvous: see `set_signal_pad_size`. `_SymmetricMemory` is another name of this class.
 
     Attributes:
         rank: This rank's position in the group.
@@ -74,6 +80,11 @@ class SymmetricMemory:
     def signal_pad_ptrs_dev(self) -> int:
         """Address of an array of world_size pointers, those of `signal_pad_ptrs`, that the device can read."""
         return self.symm.signal_pad_ptrs_device
+
+    @property
+    def multicast_ptr(self) -> int:
+        """0: no address of host memory stands for the blocks of all ranks at once."""
+        return 0
 
     @property
     def team(self) -> int:

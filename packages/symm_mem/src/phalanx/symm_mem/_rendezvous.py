@@ -2,10 +2,10 @@
 
 import torch
 
-from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError
+from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm
 from phalanx.symm_mem._alloc import Allocation, find
 from phalanx.symm_mem._context import current
-from phalanx.symm_mem._groups import GroupLike, resolve
+from phalanx.symm_mem._groups import GroupLike, RankGroup, resolve
 from phalanx.symm_mem._handle import SymmetricMemory
 
 
@@ -36,8 +36,7 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
     """
     allocation, offset = _allocation_of("rendezvous", tensor)
     members = resolve(_group_of("rendezvous", allocation, group))
-    key = (members, offset)
-    handle = allocation.handles.get(key)
+    handle = allocation.handles.get((members, offset))
     if handle is not None:
         return handle
     try:
@@ -45,8 +44,7 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
     except PhalanxError as error:
         members.in_global_ranks(error)
         raise
-    handle = SymmetricMemory(members, symm, allocation.device, offset)
-    return allocation.handles.setdefault(key, handle)
+    return _kept(allocation, members, symm, offset)
 
 
 def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -> SymmetricMemory:
@@ -72,8 +70,18 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
             f"(this one has had none with group {members.name!r})",
             group=members.name,
         )
-    handle = SymmetricMemory(members, symm, allocation.device, offset)  # of another view of the same block
-    return allocation.handles.setdefault((members, offset), handle)
+    return _kept(allocation, members, symm, offset)  # another view of the block had the rendezvous
+
+
+def _kept(allocation: Allocation, members: RankGroup, symm: Symm, offset: int) -> SymmetricMemory:
+    """The handle of this place of a block, which another thread may have made meanwhile."""
+    made = SymmetricMemory(members, symm, allocation.device, offset)
+    handle = allocation.handles.setdefault((members, offset), made)
+    if handle is made:
+        context = current()
+        with context.lock:
+            context.handles.add(handle)
+    return handle
 
 
 def _allocation_of(operation: str, tensor: torch.Tensor) -> tuple[Allocation, int]:

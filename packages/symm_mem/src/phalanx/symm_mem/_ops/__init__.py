@@ -1,32 +1,50 @@
 """The ops of torch.ops.symm_mem as torch.ops.phalanx: the same names and schemas, on CPU.
 
 peers.py        a tensor's counterparts on the other ranks
+staging.py      memory in which the fused ops leave their parts for the others
+whole.py        a tensor gathered whole, a product scattered whole
+experts.py      all_to_all of rows, by rank and by expert
 fused.py        matmul with the collective before or after it
+offsets.py      reduce_scatter of blocks that the caller cuts
 reductions.py   all_reduce, reduce_scatter, tiles
-transfers.py    all_gather, all_to_all, the tensors of other ranks
+scaled.py       the same of scaled float8 matrices
+transfers.py    all_gather, reduce_scatter, the tensors of other ranks
 words.py        32-bit words
 
-What torch has for one transport only is not here (nccl_*, nvshmem_*); the multimem forms are, as multicast is something
-that a device does for a reduction, not another result.
+What torch has for one transport only is not here (nccl_*, nvshmem_*), but for reduce_scatter_offset, which its Python
+function has without the name of the transport. The multimem forms are here, as multicast is something that a device
+does for a reduction, not another result.
 """
 
+import warnings
 from typing import Any
 
 import torch
 
-from phalanx.symm_mem._ops import fused, reductions, transfers, words
+from phalanx.symm_mem._ops import experts, fused, offsets, reductions, scaled, transfers, words
 
 _libraries: list[Any] = []
+_unregistered: list[ImportError] = []  # why, at most one
 
 
 def register() -> None:
-    """Register all ops. A later call does nothing."""
-    if _libraries:
+    """Register all ops. A later call does nothing. Warns where that is impossible: the rest works without them."""
+    if _libraries or _unregistered:
         return
+    try:
+        _register()
+    except Exception as error:  # such as under torch::deploy, whose interpreters cannot register ops
+        _libraries.clear()
+        found = ImportError(f"ops cannot be registered with torch: {type(error).__name__}: {error}")
+        _unregistered.append(found)
+        warnings.warn(f"phalanx.symm_mem has no ops in torch.ops.phalanx: {found}", stacklevel=3)
+
+
+def _register() -> None:
     make: Any = torch.library.Library  # public, without types
     library = make("phalanx", "FRAGMENT")
     _libraries.append(library)
-    for module in (fused, reductions, transfers, words):
+    for module in (experts, fused, offsets, reductions, scaled, transfers, words):
         for schema, kernel, fake in module.OPS:
             name = schema.partition("(")[0]
             library.define(schema)
@@ -34,3 +52,14 @@ def register() -> None:
             torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
             if schema.endswith("-> ()"):  # kept in graphs though nothing comes of them
                 torch.fx.node.has_side_effect(getattr(torch.ops.phalanx, name).default)
+
+
+def op(name: str) -> Any:
+    """An op of torch.ops.phalanx that `register` registers.
+
+    Raises:
+        ImportError: The ops could not be registered; the text says why.
+    """
+    if _unregistered:
+        raise ImportError(f"{name}: {_unregistered[0]}")
+    return getattr(torch.ops.phalanx, name)

@@ -1,0 +1,50 @@
+// Pools, and torch's CPU allocator in front of them. Takes Python's lock only where a segment comes or goes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "heap.h"
+
+namespace phalanx_pool {
+
+// What a pool gets its segments from. Called without any lock of this module.
+struct Source {
+  struct Segment {
+    char *base = nullptr;  // NULL: there is not enough memory, and `failure` says why
+    void *owner = nullptr;
+    std::string failure;
+  };
+  // May throw: what it throws reaches whoever allocates.
+  std::function<Segment(size_t size_bytes)> make;
+  // Any thread, whatever it holds. Must not wait for anything.
+  void (*release)(void *owner);
+};
+
+class Pool;
+using PoolRef = std::shared_ptr<Pool>;
+
+// (address, size, bytes in use) of each segment
+using Segments = std::vector<std::tuple<uintptr_t, size_t, size_t>>;
+
+PoolRef open_pool(Source source);
+// Gives back what is empty, now and as it gets empty.
+void close_pool(const PoolRef &pool);
+// Gives back what is empty now.
+void trim(const PoolRef &pool);
+Segments segments(const PoolRef &pool);
+uint64_t layout(const PoolRef &pool);
+
+// From now on this thread allocates from the pool. Returns what `leave` wants.
+void *enter(PoolRef pool);
+// False, and nothing is done, unless `entered` is what this thread entered last.
+bool leave(void *entered);
+
+// Puts the allocator in front of torch's. False: something else was put in front of it since.
+bool install();
+
+}  // namespace phalanx_pool

@@ -1,0 +1,70 @@
+"""Importing the package where ops cannot be registered: memory, rendezvous and signals work without them."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+
+from ranks import run_ranks
+
+# This file imports nothing of ours: each rank begins with torch alone.
+
+
+def refuse(*_, **__):
+    raise RuntimeError("this interpreter registers no ops")
+
+
+def no_libraries():  # as under torch::deploy
+    torch.library.Library.__init__ = refuse
+
+
+def no_library_at_all():
+    del torch.library.Library
+
+
+def no_fake_kernels():  # some of the ops are registered by then
+    torch.library.register_fake = refuse
+
+
+BROKEN = {
+    no_libraries: "RuntimeError: this interpreter registers no ops",
+    no_library_at_all: "AttributeError: .*Library",
+    no_fake_kernels: "RuntimeError: this interpreter registers no ops",
+}
+
+
+def without_ops(rank, size):
+    damage, reason = list(BROKEN.items())[rank]
+    for of_torch in ("torch.distributed.tensor", "torch._dynamo"):  # register ops of their own
+        importlib.import_module(of_torch)
+    damage()
+    with pytest.warns(UserWarning, match="phalanx.collectives cannot run collectives"):  # which says so itself
+        importlib.import_module("phalanx.collectives")
+    with pytest.warns(UserWarning, match=f"phalanx.symm_mem has no ops in torch.ops.phalanx: .*{reason}") as caught:
+        symm_mem = importlib.import_module("phalanx.symm_mem")
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        symm_mem._ops.register()  # says it once
+    from phalanx.core import MemoryStore
+
+    symm_mem.set_group_info("tp", 0, 1, MemoryStore())
+    tensor = symm_mem.empty(4, 2)
+    handle = symm_mem.rendezvous(tensor, "tp")
+    symm_mem.put_signal(torch.full((4, 2), 3.0), handle, 0)
+    symm_mem.wait_signal(handle, 0)
+    handle.barrier()
+    assert tensor.eq(3).all()
+    for call, name in (
+        (lambda: symm_mem.reduce_scatter_offset(tensor, [tensor], "tp", dim=0), "reduce_scatter_offset"),
+        (lambda: symm_mem.SymmetricMemory.memset32(tensor, 0, 1), "memset32_"),
+        (lambda: symm_mem.SymmetricMemory.stream_write_value32(tensor, 0, 1), "stream_write_value32_"),
+    ):
+        with pytest.raises(ImportError, match=f"{name}: .*{reason}"):
+            call()
+    assert not hasattr(torch.ops.phalanx, "memset32_")  # nothing is registered by half
+
+
+def test_where_ops_cannot_be_registered_it_warns_and_the_rest_works():  # F20
+    run_ranks(without_ops, len(BROKEN))
