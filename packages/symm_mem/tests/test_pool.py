@@ -75,7 +75,7 @@ def one_rank(rank, world_size):
 
     # One segment serves all. A handle says where the tensor is in it.
     (segment,) = pool.segments
-    assert (segment.size_bytes, pool.reserved_bytes) == (2 * MIB, 2 * MIB)
+    assert (segment.total_bytes, pool.reserved_bytes) == (2 * MIB, 2 * MIB)
     sizes = [12032, 40000, 12032, 64, 64, 64]  # those of the six storages, in multiples of 64
     assert pool.used_bytes == segment.used_bytes == sum(sizes)
     handle = symm_mem.rendezvous(b[3:, 2:5], "one")
@@ -219,11 +219,11 @@ def many_pieces(rank, world_size):
         check()
         # Segments double, and what is large has one of its own, in multiples of 64 KiB.
         large = torch.empty(9 * MIB + 1, dtype=torch.uint8)
-    sizes = [each.size_bytes for each in pool.segments]
+    sizes = [each.total_bytes for each in pool.segments]
     assert sizes == [2 * MIB << i for i in range(len(sizes) - 1)] + [9 * MIB + (64 << 10)]
     live.clear()
     pool.trim()
-    assert [each.size_bytes for each in pool.segments] == sizes[-1:]
+    assert [each.total_bytes for each in pool.segments] == sizes[-1:]
     del large
     with use_mem_pool(pool):  # the holes have become one: all of it fits again
         torch.empty(sizes[-1], dtype=torch.uint8)
@@ -537,7 +537,7 @@ def tensor_parallel(rank, world_size):
         summed = torch.ops.phalanx.one_shot_all_reduce(torch.full((1000,), rank + 1.0), "sum", name)
         assert is_symm(summed) == [True]
     assert summed.eq(3).all()
-    return losses, places, [each.size_bytes for each in pool.segments], pool.layout()
+    return losses, places, [each.total_bytes for each in pool.segments], pool.layout()
 
 
 @compiled

@@ -15,7 +15,7 @@ def get_symm_mem_workspace(group_name: str, min_size: int) -> SymmetricMemory:
     """The workspace of a group, which grows to what is asked for. Collective whenever it grows.
 
     As `torch.distributed._symmetric_memory.get_symm_mem_workspace`. Its contents belong to whoever asked last: use it
-    between two barriers. The fused ops use it too.
+    between two barriers.
 
     Args:
         group_name: Of a group of `set_group_info`, or of a torch process group.

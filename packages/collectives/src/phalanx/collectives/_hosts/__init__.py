@@ -2,7 +2,6 @@
 
 places.py       which rank is where
 bridge.py       bytes between the hosts
-combine.py      what the reductions make of the partial results of the hosts
 spanning.py     the collectives
 """
 

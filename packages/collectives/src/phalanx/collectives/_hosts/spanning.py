@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives._hosts import combine
 from phalanx.collectives._hosts.bridge import Bridge
 from phalanx.collectives._hosts.places import Places
 from phalanx.collectives._hosts.stream import Trade
+from phalanx.collectives.reducing import accumulation_dtype, combine
 from phalanx.core import Group, MismatchError, PhalanxError, RevokedError
 
 _LINE = 64
@@ -25,6 +25,11 @@ _CHUNK_BYTES = 2 << 20  # for each lane
 # to tell, and the others hear of it.
 _LONGER_MS = 5000
 _REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"})
+
+
+def _inside(reduction: str) -> str:
+    """The reduction within a host: an average is a sum that is divided at the end."""
+    return "sum" if reduction == "avg" else reduction
 
 
 class Spanning:
@@ -124,14 +129,14 @@ class Spanning:
     def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks of this host."""
         mine = torch.empty(counts[self._places.local], dtype=whole.dtype)
-        dtype, op = str(whole.dtype).removeprefix("torch."), combine.inside(reduction)
+        dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
         self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._first_ms)
         return mine
 
     def _reduce_whole_here(self, whole: torch.Tensor, reduction: str) -> torch.Tensor:
         """The sum over the ranks of this host."""
         done = torch.empty_like(whole)
-        dtype, op = str(whole.dtype).removeprefix("torch."), combine.inside(reduction)
+        dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
         self._inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, timeout_ms=self._first_ms)
         return done
 
@@ -164,7 +169,7 @@ class Spanning:
             trade = self._begin(call, dict.fromkeys(others, mine), others)
             yield None
             self._finish(trade)
-            yield combine.combine(parts, reduction, self._size)
+            yield combine(parts, reduction, self._size)
             return
         pieces = list(mine.tensor_split(len(hosts)))
         own = pieces[host]
@@ -172,7 +177,7 @@ class Spanning:
         trade = self._begin(f"{call} part 1", {each: pieces[each] for each in theirs}, theirs)
         yield None
         self._finish(trade)
-        done = combine.combine([own.clone() if each == host else theirs[each] for each in hosts], reduction, self._size)
+        done = combine([own.clone() if each == host else theirs[each] for each in hosts], reduction, self._size)
         results = [done if each == host else torch.empty(len(pieces[each]), dtype=done.dtype) for each in hosts]
         others = {each: results[each] for each in hosts if each != host}
         trade = self._begin(f"{call} part 2", dict.fromkeys(others, done), others)
@@ -186,7 +191,7 @@ class Spanning:
         """Reduce over all ranks."""
         reduction = reduction.lower()
         call = self._describe("all_reduce", tensor, reduction)
-        wide = tensor.to(combine.accumulation_dtype(tensor.dtype, reduction)).view(-1)
+        wide = tensor.to(accumulation_dtype(tensor.dtype, reduction)).view(-1)
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         flat, size = out.view(-1), wide.element_size()
         if self._places.even and len(self._places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
@@ -255,7 +260,7 @@ class Spanning:
         if not places.even:
             return self.all_reduce(tensor, reduction).view(self._size, *shape)[rank].clone()
         call = self._describe("reduce_scatter_tensor", tensor, reduction)
-        wide = tensor.to(combine.accumulation_dtype(tensor.dtype, reduction)).view(self._size, -1)
+        wide = tensor.to(accumulation_dtype(tensor.dtype, reduction)).view(self._size, -1)
         order = [ranks[lane] for lane in range(places.lanes) for ranks in places.hosts]
         hosts = range(len(places.hosts))
         per_lane = wide.size(1) * len(hosts)
@@ -263,7 +268,7 @@ class Spanning:
         parts = [mine[host] if host == places.host else torch.empty_like(mine[host]) for host in hosts]
         others = {host: parts[host] for host in hosts if host != places.host}
         self._trade(call, {host: mine[host] for host in others}, others)
-        return combine.combine(parts, reduction, self._size).to(tensor.dtype).view(shape)
+        return combine(parts, reduction, self._size).to(tensor.dtype).view(shape)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Give all ranks the tensor of group rank `src`."""

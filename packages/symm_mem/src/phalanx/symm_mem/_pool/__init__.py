@@ -41,12 +41,12 @@ class PoolSegment(NamedTuple):
 
     Attributes:
         address: Of its first byte.
-        size_bytes: Of the block.
+        total_bytes: Of the block.
         used_bytes: In the hands of torch, rounded up to 64 for each storage.
     """
 
     address: int
-    size_bytes: int
+    total_bytes: int
     used_bytes: int
 
 
@@ -90,7 +90,7 @@ class MemPool:
     @property
     def reserved_bytes(self) -> int:
         """Of all segments."""
-        return sum(each.size_bytes for each in self.segments)
+        return sum(each.total_bytes for each in self.segments)
 
     @property
     def used_bytes(self) -> int:

@@ -1,16 +1,26 @@
-"""What a reduction makes of the partial results of the hosts: in their order, so alike everywhere."""
+"""Reductions of tensors that are here already, as the core reduces those of ranks: in their order, with the same bits.
+
+For packages that move data themselves.
+"""
 
 from collections.abc import Sequence
 
 import torch
+
+__all__ = ["accumulation_dtype", "combine"]
 
 _NARROW = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 _WIDENED = {"sum", "avg", "product"}
 
 
 def accumulation_dtype(dtype: torch.dtype, reduction: str) -> torch.dtype:
-    """In which dtype the ranks add: floats of 16 and 8 bits in float32, the average of integers in int64, and so what
-    torch cannot add."""
+    """In which dtype parts are added: floats of 16 and 8 bits in float32, the average of integers in int64, and so what
+    torch cannot add.
+
+    Args:
+        dtype: Of the parts.
+        reduction: As for `combine`, as all that follows.
+    """
     if dtype in (torch.uint16, torch.uint32):
         return torch.int64
     if dtype in _NARROW and reduction in _WIDENED:
@@ -20,18 +30,16 @@ def accumulation_dtype(dtype: torch.dtype, reduction: str) -> torch.dtype:
     return dtype
 
 
-def inside(reduction: str) -> str:
-    """The reduction within a host: an average is a sum that is divided at the end."""
-    return "sum" if reduction == "avg" else reduction
-
-
 def combine(parts: Sequence[torch.Tensor], reduction: str, ranks: int) -> torch.Tensor:
-    """Reduce the parts of the hosts, in order.
+    """Reduce parts, in order.
 
     Args:
         parts: Of one shape and dtype; the first one may be overwritten.
         reduction: sum, avg, product, min, max, band, bor or bxor.
         ranks: By which an average is divided; integers are rounded towards zero.
+
+    Returns:
+        The result, perhaps in the memory of the first part.
     """
     done = parts[0]
     narrow = done.dtype
