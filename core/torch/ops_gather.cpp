@@ -21,7 +21,7 @@ void all_gather_into_tensor(StableIValue *stack, uint64_t, uint64_t) {
   const Operand in = read_operand(input);
   Tensor result = empty(with_dim0(in, group_size * rows_of(in)), in.dtype);
   const Operand out = fresh_output(result, in, in.numel * group_size);
-  run(call, result, out.range(), in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
+  run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
   stack[0] = result.release();
 }
 
@@ -35,7 +35,7 @@ void all_gather_into_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   Operand in = read_operand(input);
   const Operand out = caller_output(call, target, in, in.numel * group_size);
   if (in.range().overlaps(out.range())) make_private(in);  // FSDP's input is a slice of out
-  run_into(call, target, out, in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
+  run_into(call, target, out, in, [&](phx_work **work) { return all_gather(call, in, out, work); });
 }
 
 }  // namespace phxt

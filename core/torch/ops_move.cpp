@@ -56,7 +56,8 @@ void broadcast(StableIValue *stack, uint64_t, uint64_t) {
   Tensor result = empty(in.sizes, in.dims, in.dtype);
   const Operand out = fresh_output(result, in, in.numel);
   if (root == call.group->rank && in.bytes() != 0) std::memcpy(out.data, in.data, in.bytes());
-  run(call, result, out.range(), in.bytes(), [&](phx_work **work) { return broadcast_from(call, out, root, work); });
+  run(call, result, out.range(), nullptr, in.bytes(),
+      [&](phx_work **work) { return broadcast_from(call, out, root, work); });
   stack[0] = result.release();
 }
 
@@ -68,7 +69,7 @@ void broadcast_(StableIValue *stack, uint64_t, uint64_t) {
   if (!call) return fallback(call, group_name, stack, input, source, group_name);
   const int32_t root = check_source(call, source);
   const Operand self = write_operand(input);
-  run_into(call, input, self, self.bytes(), [&](phx_work **work) { return broadcast_from(call, self, root, work); });
+  run_into(call, input, self, self, [&](phx_work **work) { return broadcast_from(call, self, root, work); });
 }
 
 void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
@@ -91,13 +92,13 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
   const Operand out = fresh_output(result, in, rows * in.numel_of_row());
   // Which of the two calls it is depends on whether splits were given, not on their values, so that all ranks agree.
   if (even)
-    run(call, result, out.range(), in.bytes(), [&](phx_work **work) {
+    run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_all_to_all(call.handle(), in.data, out.data, in.count() / static_cast<size_t>(call.group->size),
                             in.type.code, nullptr, work);
     });
   else {
     const std::vector<size_t> in_counts = in_elements(input_rows, in), out_counts = in_elements(output_rows, in);
-    run(call, result, out.range(), in.bytes(), [&](phx_work **work) {
+    run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_all_to_all_v(call.handle(), in.data, in_counts.data(), out.data, out_counts.data(), in.type.code,
                               nullptr, work);
     });

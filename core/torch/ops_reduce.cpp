@@ -21,7 +21,7 @@ void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
   check_reduction(call, reduction, in.type);
   Tensor result = empty(in.sizes, in.dims, in.dtype);
   const Operand out = fresh_output(result, in, in.numel);
-  run(call, result, out.range(), in.bytes(), [&](phx_work **work) {
+  run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
     return phx_all_reduce(call.handle(), in.data, out.data, in.count(), in.type.code, reduction, nullptr, work);
   });
   stack[0] = result.release();
@@ -35,7 +35,7 @@ void all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
   const Operand self = write_operand(input);
   check_reduction(call, reduction, self.type);
-  run_into(call, input, self, self.bytes(), [&](phx_work **work) {
+  run_into(call, input, self, self, [&](phx_work **work) {
     return phx_all_reduce(call.handle(), self.data, self.data, self.count(), self.type.code, reduction, nullptr, work);
   });
 }
@@ -52,7 +52,7 @@ void reduce_scatter_tensor(StableIValue *stack, uint64_t, uint64_t) {
   check_reduction(call, reduction, in.type);
   Tensor result = empty(with_dim0(in, rows_per_rank(call, in)), in.dtype);
   const Operand out = fresh_output(result, in, in.numel / group_size);
-  run(call, result, out.range(), in.bytes(),
+  run(call, result, out.range(), in.data, in.bytes(),
       [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
   stack[0] = result.release();
 }
@@ -70,8 +70,7 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   rows_per_rank(call, in);
   const Operand out = caller_output(call, target, in, in.numel / group_size);
   if (in.range().overlaps(out.range())) make_private(in);  // FSDP's out is often a slice of the input
-  run_into(call, target, out, in.bytes(),
-           [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
+  run_into(call, target, out, in, [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
 }
 
 }  // namespace phxt

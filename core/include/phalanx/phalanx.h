@@ -343,6 +343,9 @@ typedef struct phx_symm_info {
  * Cached per (group, block): the same handle again, without communication. */
 PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
+/* 1 if these bytes lie in memory that had a rendezvous with any group of the same processes in the same order, so that
+ * a collective of `group` need not copy them; else 0. Never communicates, and says nothing of the other ranks. */
+PHX_API int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size);
 PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
 /* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
  * the handle. */

@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/guard.h"
 #include "group/group.h"
+#include "symm/directory.h"
 #include "symm/symm.h"
 
 using phx::fail;
@@ -72,6 +73,13 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
     *out = symm->handle();
     return PHX_OK;
   });
+}
+
+int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
+  const phx::SymmDirectory &directory = phx::SymmDirectory::of_process();
+  if (group == nullptr || directory.empty()) return 0;
+  const phx::Group &g = *group->ptr;
+  return directory.find(g.members(), g.group_rank(), static_cast<const char *>(pointer), size) != nullptr ? 1 : 0;
 }
 
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {

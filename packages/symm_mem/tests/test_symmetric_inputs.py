@@ -8,7 +8,7 @@ import phalanx.collectives as pc
 from phalanx import symm_mem
 from ranks import run_ranks
 
-COUNT = 3 * 4 * 16384  # elements that 2, 3 and 4 ranks can deal out
+COUNT = 3 * 4 * 1024  # elements that 2, 3 and 4 ranks can deal out
 
 
 def shared(values, group):
