@@ -34,6 +34,7 @@ MUST_HOLD = {
         "phalanx/symm_mem/py.typed",
         "phalanx/symm_mem/_pool/pools.cpp",
     ],
+    "phalanx_dtensor": ["phalanx/dtensor/__init__.py", "phalanx/dtensor/py.typed"],
     "phalanx": [],
 }
 

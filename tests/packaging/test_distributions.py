@@ -17,13 +17,15 @@ PROJECTS = {
     "phalanx-core": ROOT / "core",
     "phalanx-collectives": ROOT / "packages" / "collectives",
     "phalanx-symm-mem": ROOT / "packages" / "symm_mem",
+    "phalanx-dtensor": ROOT / "packages" / "dtensor",
 }
 # Only downwards: what each may name among its dependencies.
 BELOW = {
     "phalanx-core": set(),
     "phalanx-collectives": {"phalanx-core"},
     "phalanx-symm-mem": {"phalanx-core", "phalanx-collectives"},
-    "phalanx": {"phalanx-core", "phalanx-collectives", "phalanx-symm-mem"},
+    "phalanx-dtensor": {"phalanx-core", "phalanx-collectives"},
+    "phalanx": {"phalanx-core", "phalanx-collectives", "phalanx-symm-mem", "phalanx-dtensor"},
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.collectives import _autograd, _native
+from phalanx.collectives import _autograd, _native, building
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parents[2]
@@ -127,12 +127,12 @@ def test_a_compiler_that_fails_is_quoted(tmp_path):
 def test_where_it_is(monkeypatch):
     for name in ("PHALANX_NATIVE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert _native.folder() is None and _native.find(["x"]) is None
+    assert building.folder() is None and _native.find(["x"]) is None
     monkeypatch.setenv("HOME", "/users/me")
-    assert _native.folder() == Path("/users/me/.cache/phalanx/native")
+    assert building.folder() == Path("/users/me/.cache/phalanx/native")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert _native.folder() == Path("/cache/phalanx/native")
+    assert building.folder() == Path("/cache/phalanx/native")
     monkeypatch.setenv("PHALANX_NATIVE", "/n")
-    assert _native.folder() == Path("/n")
+    assert building.folder() == Path("/n")
     monkeypatch.setenv("PHALANX_NATIVE", "")
-    assert _native.folder() is None
+    assert building.folder() is None

@@ -35,6 +35,21 @@ def _first_wait(tensor: torch.Tensor) -> None:
 _wait_plain: Callable[[torch.Tensor], Any] = _first_wait
 
 
+def _first_question(tensor: torch.Tensor) -> bool:
+    global needs_gradient
+    compiled = _native.loaded()
+    needs_gradient = compiled.needs_gradient if compiled is not None else _needs_gradient
+    return needs_gradient(tensor)
+
+
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+# Whether what is made of a tensor now gets a gradient. (`requires_grad` of a subclass takes Python 0.1 us.)
+needs_gradient: Callable[[torch.Tensor], bool] = _first_question
+
+
 def _wait(tensor: torch.Tensor) -> None:
     """Wait for all work on the storage of any tensor."""
     with torch.no_grad():
@@ -100,9 +115,7 @@ class AsyncCollectiveTensor(torch.Tensor):
         self._state = True
         return self.elem
 
-    def wait(self) -> torch.Tensor:
-        """The same as `trigger_wait`."""
-        return self.trigger_wait()
+    wait = trigger_wait  # torch has both names
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import SymInt
 
-from phalanx.collectives import _autograd, _ops, _recording
+from phalanx.collectives import _async_tensor, _autograd, _ops, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
@@ -78,6 +78,8 @@ _OUT_OF_PLACE = {"all_reduce_": ALL_REDUCE, "broadcast_": BROADCAST}
 
 _WAIT: Any = _autograd.Wait.apply
 
+_ready = ready.get  # bound here once and not in every call
+
 
 def _not_now(*_: Any) -> None:
     """For the short road of what makes a new tensor: closed, so that `call` records it."""
@@ -128,7 +130,7 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
     """
     if is_dynamo_compiling():
         return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None:
             started = ALL_REDUCE.begin(self, reduceOp, entry.name)
@@ -167,7 +169,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         size = traced_size(name)
         traced = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
         return joined_at(traced, size, dim)
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         gathered: torch.Tensor | None = None
         if entry is not None and entry.core is not None:
@@ -218,7 +220,7 @@ def reduce_scatter_tensor(
         size = traced_size(name)
         parts = parts_first(self, size, dim)
         return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         entry = entry or find(group, tag)
         parts = parts_first(self, entry.size, dim)
@@ -253,7 +255,7 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
     """
     if is_dynamo_compiling():
         return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None:
             started = BROADCAST.begin(self, src, entry.name)
@@ -303,7 +305,7 @@ def all_to_all_single(
     if is_dynamo_compiling():
         name = traced_name(group, tag)
         return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None:
             started = ALL_TO_ALL.begin(self, output_rows, input_rows, entry.name)
@@ -335,7 +337,7 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if is_dynamo_compiling():
         return _traced(tensor)
     if type(tensor) is AsyncCollectiveTensor:
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if _async_tensor.needs_gradient(tensor):
             result: torch.Tensor = _WAIT(_finished, tensor)
             return result
         return tensor.trigger_wait()
@@ -360,7 +362,7 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
     """
     if is_dynamo_compiling():
         return self.copy_(all_reduce(self, reduceOp, group, tag))
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None and _ALL_REDUCE_.run(self, reduceOp, entry.name) is not None:
             return self
@@ -384,7 +386,7 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
     """
     if is_dynamo_compiling():
         return self.copy_(broadcast(self, src, group, tag))
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if entry is not None and entry.core is not None and _BROADCAST_.run(self, src, entry.name) is not None:
             return self

@@ -32,7 +32,7 @@ class Start:
             if compiled is None:
                 self.begin = _starting(kernel_call(getattr(torch.ops.phalanx, name).default))
             else:
-                self.begin = compiled.start(f"phalanx::{name}", AsyncCollectiveTensor)
+                self.begin = compiled.start(name, AsyncCollectiveTensor)
             return self.begin(*args)
 
         self.begin = first
@@ -55,7 +55,7 @@ class InPlace:
             if compiled is None:
                 self.run = _running(kernel_call(getattr(torch.ops.phalanx, name).default))
             else:
-                self.run = compiled.in_place(f"phalanx::{name}")
+                self.run = compiled.in_place(name)
             return self.run(*args)
 
         self.run = first

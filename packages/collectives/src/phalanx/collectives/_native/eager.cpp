@@ -1,9 +1,13 @@
 // The short road of eager mode: an op on a plain CPU tensor, called without the dispatcher and without Python between.
 // What it does is what _short_road.py does in Python; see there for when it is open.
 //
-//   start(op, type)   a callable(tensor, *arguments): starts the op, gives its result as a `type`; None: not plain
-//   in_place(op)      a callable(tensor, *arguments): runs the op to its end, gives the tensor; None: not plain
-//   wait(tensor)      waits for what is pending on a plain tensor
+//   connect(...)            comes first: where functions of libphalanx_torch.so are, which Python has loaded
+//   start(op, type)         a callable(tensor, *arguments): starts the op, gives its result as a `type`; None: closed
+//   in_place(op)            a callable(tensor, *arguments): runs the op to its end, gives the tensor; None: closed
+//   wait(tensor)            waits for what ops of ours have still to write into a plain tensor
+//   needs_gradient(tensor)  whether what is made of the tensor now gets a gradient
+//
+// Kernels are called as torch calls them: by its stable ABI, in which an argument is a number or an owning handle.
 //
 // Compiled by `phalanx build` for the torch and the Python that are installed, and loaded only by these.
 #include <ATen/ATen.h>
@@ -13,79 +17,128 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
+#include <torch/csrc/stable/c/shim.h>
 
+#include <array>
 #include <cstddef>
-#include <optional>
+#include <memory>
+#include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace {
 
-constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
+// Of phalanx_torch.h.
+using Kernel = void (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
+struct Library {
+  Kernel (*kernel_of)(const char *op);
+  int32_t (*wait_storage)(const void *storage, int64_t timeout_ms);
+  const char *(*last_error)();
+} library;
+constexpr int32_t kInvalid = -1;  // PHX_ERR_INVALID
 
-// Never destroyed: torch may run Python while the process exits.
-const c10::OperatorHandle &wait_op() {
-  static const auto *const found =
-      new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow("phalanx::wait_tensor", ""));
-  return *found;
-}
+bool needs_gradient(const at::Tensor &tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
 // Whether the dispatcher would do nothing but call the kernel for the CPU.
 bool is_plain(const at::Tensor &tensor) {
   static const c10::DispatchKeySet plain = at::empty({0}).key_set();
-  return tensor.key_set() == plain && !(tensor.requires_grad() && c10::GradMode::is_enabled()) &&
-         c10::impl::TorchDispatchModeTLS::stack_len() == 0 && !at::hasCallbacks();
+  return tensor.key_set() == plain && !needs_gradient(tensor) && c10::impl::TorchDispatchModeTLS::stack_len() == 0 &&
+         !at::hasCallbacks();
 }
 
-// The argument as the schema wants it; nothing if it is of another kind, which torch may know how to convert.
-std::optional<c10::IValue> converted(PyObject *value, c10::TypeKind kind) {
-  if (kind == c10::TypeKind::StringType && PyUnicode_CheckExact(value)) {
+bool is_text(PyObject *value) {
+  if (!PyUnicode_CheckExact(value)) return false;
+  if (PyUnicode_AsUTF8(value) != nullptr) return true;
+  PyErr_Clear();
+  return false;
+}
+
+bool is_number(PyObject *value) {
+  if (!PyLong_CheckExact(value)) return false;
+  int overflow = 0;
+  PyLong_AsLongLongAndOverflow(value, &overflow);
+  return overflow == 0;
+}
+
+// Whether the argument is what the schema says. Others torch may know how to convert, or to refuse.
+bool fits(PyObject *value, c10::TypeKind kind) {
+  if (kind == c10::TypeKind::StringType) return is_text(value);
+  if (kind == c10::TypeKind::IntType) return is_number(value);
+  if (kind != c10::TypeKind::ListType || !PyList_CheckExact(value)) return false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i)
+    if (!is_number(PyList_GET_ITEM(value, i))) return false;
+  return true;
+}
+
+void check(AOTITorchError error) { TORCH_CHECK(error == 0, "phalanx: an argument cannot be handed to a kernel"); }
+
+StableIValue number(PyObject *value) { return static_cast<StableIValue>(PyLong_AsLongLong(value)); }
+
+// For a kernel, which owns its arguments. These fit.
+StableIValue given_away(const at::Tensor &tensor) {
+  return reinterpret_cast<StableIValue>(torch::aot_inductor::new_tensor_handle(at::Tensor(tensor)));
+}
+
+StableIValue given_away(PyObject *value, c10::TypeKind kind) {
+  if (kind == c10::TypeKind::IntType) return number(value);
+  if (kind == c10::TypeKind::StringType) {
+    StringHandle text = nullptr;
     Py_ssize_t size = 0;
-    const char *text = PyUnicode_AsUTF8AndSize(value, &size);
-    if (text == nullptr) throw python_error();
-    return std::string(text, static_cast<size_t>(size));
+    const char *data = PyUnicode_AsUTF8AndSize(value, &size);
+    check(torch_new_string_handle(data, static_cast<size_t>(size), &text));
+    return reinterpret_cast<StableIValue>(text);
   }
-  if (kind == c10::TypeKind::IntType && PyLong_CheckExact(value)) {
-    const int64_t number = PyLong_AsLongLong(value);
-    if (number == -1 && PyErr_Occurred() != nullptr) throw python_error();
-    return number;
-  }
-  if (kind == c10::TypeKind::ListType && PyList_CheckExact(value)) {
-    c10::List<int64_t> numbers;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i) {
-      const auto each = converted(PyList_GET_ITEM(value, i), c10::TypeKind::IntType);
-      if (!each) return std::nullopt;
-      numbers.push_back(each->toInt());
-    }
-    return numbers;
-  }
-  return std::nullopt;
+  StableListHandle list = nullptr;
+  const Py_ssize_t size = PyList_GET_SIZE(value);
+  check(torch_new_list_reserve_size(static_cast<size_t>(size), &list));
+  for (Py_ssize_t i = 0; i < size; ++i) check(torch_list_push_back(list, number(PyList_GET_ITEM(value, i))));
+  return reinterpret_cast<StableIValue>(list);
 }
 
-void call_kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
-  const pybind11::gil_scoped_release others_run;
-  op.redispatchBoxed(kCpu, stack);
+// A result of a kernel.
+at::Tensor taken_over(StableIValue result) {
+  const std::unique_ptr<at::Tensor> tensor(
+      torch::aot_inductor::tensor_handle_to_tensor_pointer(reinterpret_cast<AtenTensorHandle>(result)));
+  return std::move(*tensor);
 }
+
+// A reference to the tensor beside Python's, for as long as the GIL is released: if the last one ended meanwhile, torch
+// would take the GIL for it.
+at::Tensor kept(PyObject *tensor) { return THPVariable_Unpack(tensor); }
+
+void wait_for(const at::Tensor &tensor) {
+  const pybind11::gil_scoped_release others_run;
+  const int32_t status = library.wait_storage(tensor.storage().data(), 0);
+  if (status == kInvalid) throw std::invalid_argument(library.last_error());
+  if (status != 0) throw std::runtime_error(library.last_error());
+}
+
+constexpr size_t kMaxArguments = 8;
 
 // What a callable is made of.
 struct Road {
   PyObject_HEAD vectorcallfunc vectorcall;
-  c10::OperatorHandle *op;
-  std::vector<c10::TypeKind> *kinds;  // of its arguments
-  PyTypeObject *type;                 // of the results of `start`; null: in_place
+  Kernel kernel;
+  size_t count;  // of its arguments; the first is a tensor
+  std::array<c10::TypeKind, kMaxArguments> kinds;
+  PyTypeObject *type;  // of the results of `start`; null: in_place
 
-  // The arguments on a stack; false if the road is closed to them.
-  bool open_to(PyObject *const *given, size_t count, torch::jit::Stack *stack) const {
-    if (count != kinds->size() || !THPVariable_CheckExact(given[0]) || !is_plain(THPVariable_Unpack(given[0])))
+  bool open_to(PyObject *const *given, size_t given_count) const {
+    if (given_count != count || !THPVariable_CheckExact(given[0]) || !is_plain(THPVariable_Unpack(given[0])))
       return false;
-    stack->reserve(count);
-    stack->emplace_back(THPVariable_Unpack(given[0]));
-    for (size_t i = 1; i < count; ++i) {
-      auto value = converted(given[i], (*kinds)[i]);
-      if (!value) return false;
-      stack->push_back(*std::move(value));
-    }
+    for (size_t i = 1; i < count; ++i)
+      if (!fits(given[i], kinds[i])) return false;
     return true;
+  }
+
+  // Calls the kernel, and gives its result if it has one.
+  StableIValue call(PyObject *const *given) const {
+    std::array<StableIValue, kMaxArguments> stack;
+    stack[0] = given_away(THPVariable_Unpack(given[0]));
+    for (size_t i = 1; i < count; ++i) stack[i] = given_away(given[i], kinds[i]);
+    const pybind11::gil_scoped_release others_run;
+    kernel(stack.data(), count, type != nullptr);
+    return stack[0];
   }
 };
 
@@ -113,40 +166,47 @@ PyObject *road_call(PyObject *self, PyObject *const *given, size_t flags, PyObje
   HANDLE_TH_ERRORS
   const auto &road = *reinterpret_cast<const Road *>(self);
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  torch::jit::Stack stack;
-  if (keywords != nullptr || !road.open_to(given, count, &stack)) Py_RETURN_NONE;
-  const at::Tensor &tensor = THPVariable_Unpack(given[0]);
-  call_kernel(*road.op, &stack);
-  if (road.type != nullptr) return wrapped(road.type, stack.back().toTensor());
+  if (keywords != nullptr || !road.open_to(given, count)) Py_RETURN_NONE;
+  const at::Tensor tensor = kept(given[0]);
+  const StableIValue result = road.call(given);
+  if (road.type != nullptr) return wrapped(road.type, taken_over(result));
   tensor.unsafeGetTensorImpl()->bump_version();
-  stack.assign(1, tensor);
-  call_kernel(wait_op(), &stack);
+  wait_for(tensor);
   Py_INCREF(given[0]);
   return given[0];
   END_HANDLE_TH_ERRORS
 }
 
 void road_dealloc(PyObject *self) {
-  auto *road = reinterpret_cast<Road *>(self);
-  delete road->op;
-  delete road->kinds;
-  Py_XDECREF(road->type);
+  Py_XDECREF(reinterpret_cast<Road *>(self)->type);
   PyObject_Free(self);
 }
 
 PyTypeObject road_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 PyObject *made_road(const char *name, PyTypeObject *type) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("phalanx::") + name).c_str(), "");
+  const auto &arguments = op.schema().arguments();
+  const Kernel kernel = library.kernel_of(name);
+  TORCH_CHECK(kernel != nullptr && arguments.size() <= kMaxArguments, "phalanx: no short road for ", name);
   auto *road = PyObject_New(Road, &road_type);
   if (road == nullptr) throw python_error();
   road->vectorcall = road_call;
-  road->op = new c10::OperatorHandle(op);
-  road->kinds = new std::vector<c10::TypeKind>;
-  for (const c10::Argument &argument : op.schema().arguments()) road->kinds->push_back(argument.type()->kind());
+  road->kernel = kernel;
+  road->count = arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) road->kinds[i] = arguments[i].type()->kind();
   road->type = type;
   Py_XINCREF(type);
   return reinterpret_cast<PyObject *>(road);
+}
+
+PyObject *connect(PyObject *, PyObject *given) {
+  unsigned long long kernel_of = 0, wait_storage = 0, last_error = 0;
+  if (!PyArg_ParseTuple(given, "KKK", &kernel_of, &wait_storage, &last_error)) return nullptr;
+  library.kernel_of = reinterpret_cast<decltype(library.kernel_of)>(kernel_of);
+  library.wait_storage = reinterpret_cast<decltype(library.wait_storage)>(wait_storage);
+  library.last_error = reinterpret_cast<decltype(library.last_error)>(last_error);
+  Py_RETURN_NONE;
 }
 
 PyObject *start(PyObject *, PyObject *given) {
@@ -171,16 +231,25 @@ PyObject *wait(PyObject *, PyObject *tensor) {
     PyErr_SetString(PyExc_TypeError, "wait takes a plain torch.Tensor");
     return nullptr;
   }
-  torch::jit::Stack stack{THPVariable_Unpack(tensor)};
-  call_kernel(wait_op(), &stack);
+  wait_for(kept(tensor));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
+PyObject *needs_gradient(PyObject *, PyObject *tensor) {
+  if (!PyObject_TypeCheck(tensor, reinterpret_cast<PyTypeObject *>(THPVariableClass))) {
+    PyErr_SetString(PyExc_TypeError, "needs_gradient takes a torch.Tensor");
+    return nullptr;
+  }
+  return PyBool_FromLong(needs_gradient(THPVariable_Unpack(tensor)));
+}
+
 PyMethodDef methods[] = {
+    {"connect", connect, METH_VARARGS, nullptr},
     {"start", start, METH_VARARGS, nullptr},
     {"in_place", in_place, METH_O, nullptr},
     {"wait", wait, METH_O, nullptr},
+    {"needs_gradient", needs_gradient, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx_native", nullptr, -1, methods};

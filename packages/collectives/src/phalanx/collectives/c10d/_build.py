@@ -4,18 +4,14 @@
 one in Python; "auto", the default, the compiled one where it can be had.
 """
 
-import contextlib
-import fcntl
 import logging
 import os
-import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import phalanx.core
-from phalanx.collectives import _native
+from phalanx.collectives import building
 from phalanx.core import ffi, lib
 
 log = logging.getLogger("phalanx.collectives")
@@ -26,8 +22,6 @@ _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _MODULE = "phalanx_c10d"  # as module.cpp says
 _STRUCTS = ("phx_options", "phx_call", "phx_error_info")
-_PATIENCE_S = 600.0  # how long to wait for another rank of the host that compiles
-_PAUSE_S = 0.1
 
 
 def choice() -> str:
@@ -74,7 +68,7 @@ def path() -> Path | None:
     """Where the compiled module is, or would be; None if there is no cache directory."""
     sizes = [str(int(lib.phx_struct_size(name.encode()))) for name in _STRUCTS]
     sources = (*_SOURCES, *sorted(_HERE.glob("*.h")))
-    return _native.file_of("c10d", sources, [str(int(lib.phx_abi_version())), *sizes])
+    return building.file_of("c10d", sources, [str(int(lib.phx_abi_version())), *sizes])
 
 
 _loaded: list[Any] = []
@@ -87,9 +81,9 @@ def _load() -> Any:
         where = path()
         if where is None:
             raise RuntimeError("there is no cache directory (see PHALANX_NATIVE)")
-        if not _native.is_trusted(where):
+        if not building.is_trusted(where):
             _compile(where)
-        _loaded.append(_native.load_file(_MODULE, where))
+        _loaded.append(building.load_file(_MODULE, where))
         return _loaded[0]
     except (RuntimeError, OSError, ImportError) as error:
         return error
@@ -97,32 +91,12 @@ def _load() -> Any:
 
 def _compile(where: Path) -> None:
     where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _turn(where.parent):
-        if _native.is_trusted(where):  # another rank of this host was first
+    with building.turn(where.parent):
+        if building.is_trusted(where):  # another rank of this host was first
             return
         log.info("compiling %s, once for this version of torch", where)
         flags = ["-isystem", str(_headers())]
-        _native.compile_file(where, _SOURCES, flags, "set CXX if it has another name")
-
-
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Waits until no other process compiles in this folder. The lock goes with the process that holds it."""
-    deadline = time.monotonic() + _PATIENCE_S
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    text = f"another process has been compiling in {folder} for more than {_PATIENCE_S:.0f} s"
-                    raise RuntimeError(text) from None
-                time.sleep(_PAUSE_S)
-        yield
-    finally:
-        os.close(lock)
+        building.compile_file(where, _SOURCES, flags, "set CXX if it has another name")
 
 
 def _headers() -> Path:

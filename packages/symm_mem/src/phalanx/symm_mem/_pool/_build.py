@@ -4,8 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phalanx.collectives import _native
-from phalanx.collectives.c10d import _build as _c10d_build
+from phalanx.collectives import building
 from phalanx.core import UnsupportedError
 
 _HERE = Path(__file__).parent
@@ -16,7 +15,7 @@ _ADVICE = "phalanx.symm_mem.empty needs none"
 
 def path() -> Path | None:
     """Where the compiled module is, or would be; None if there is no cache directory."""
-    return _native.file_of("symm_mem_pool", (*_SOURCES, *sorted(_HERE.glob("*.h"))), [])
+    return building.file_of("symm_mem_pool", (*_SOURCES, *sorted(_HERE.glob("*.h"))), [])
 
 
 @cache
@@ -30,12 +29,12 @@ def module() -> Any:
         where = path()
         if where is None:
             raise RuntimeError("there is no cache directory: set PHALANX_NATIVE to one, or HOME")
-        if not _native.is_trusted(where):
+        if not building.is_trusted(where):
             where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _c10d_build._turn(where.parent):
-                if not _native.is_trusted(where):  # else another rank of this host was first
-                    _native.compile_file(where, _SOURCES, [], f"install one, or set CXX to its name; {_ADVICE}")
-        found = _native.load_file(_MODULE, where)
+            with building.turn(where.parent):
+                if not building.is_trusted(where):  # else another rank of this host was first
+                    building.compile_file(where, _SOURCES, [], f"install one, or set CXX to its name; {_ADVICE}")
+        found = building.load_file(_MODULE, where)
     except (RuntimeError, OSError, ImportError) as error:
         raise UnsupportedError(
             f"memory pools are compiled at their first use, and this one cannot be: {error}"

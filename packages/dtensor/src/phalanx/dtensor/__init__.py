@@ -1,0 +1,35 @@
+"""Tensors that are spread over a mesh of ranks.
+
+A placement says what a mesh dim does with a tensor: `Shard(0)` cuts dim 0 into chunks, `SizedShard(0, (3, 5))` into
+pieces of given sizes, `Replicate()` gives every rank the whole, and with `Partial("sum")` each rank has a term. They
+are equal to torch's placements of the same names and may be mixed with them.
+
+Names and signatures follow torch.distributed.tensor.
+"""
+
+from phalanx.dtensor._mesh import GridMesh
+from phalanx.dtensor.placements import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    SizedShard,
+    StridedShard,
+    as_placement,
+    as_torch_placement,
+)
+
+# As torch calls it.
+_StridedShard = StridedShard
+
+__all__ = [
+    "GridMesh",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "SizedShard",
+    "StridedShard",
+    "as_placement",
+    "as_torch_placement",
+]

@@ -1,0 +1,45 @@
+"""The private parts of torch that this package relies on are where they were."""
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import placement_types
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from phalanx.dtensor import _torch_compat
+from phalanx.dtensor.placements import Shard, SizedShard
+
+MEND = "mend phalanx/dtensor/_torch_compat.py"
+
+
+def test_placements_of_torch_are_what_they_were():
+    theirs = _torch_compat.TorchStridedShard(1, split_factor=2)
+    assert (theirs.dim, int(theirs.split_factor)) == (1, 2), f"_StridedShard of torch has changed: {MEND}"
+    assert not theirs.is_shard(), f"a _StridedShard of torch is a shard now: {MEND}, and what placements.py says of it"
+    assert placement_types.Placement() is not None, (
+        "Placement of torch cannot be derived from any more: SizedShard does"
+    )
+
+
+def test_dynamo_knows_our_placements():
+    opaque = __import__("torch._library.opaque_object", fromlist=["x"])
+    for cls in (Shard, SizedShard):
+        assert opaque.is_opaque_value_type(cls), f"torch has moved what makes constants of placements: {MEND}"
+    assert opaque.get_member_type(SizedShard, "sizes") is not None
+
+
+def test_meshes_have_keys_by_which_they_are_equal():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        key = _torch_compat.mesh_key
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        same = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        other = init_device_mesh("cpu", (2, 2))
+        assert key(mesh) == key(same) and hash(key(mesh)) == hash(key(same)), f"_hash_key of a mesh has changed: {MEND}"
+        assert len({key(mesh), key(other), key(mesh["tp"]), key(mesh["dp"])}) == 4
+    finally:
+        dist.destroy_process_group()
+
+
+def test_sizes_are_known_to_divide_or_not():
+    assert _torch_compat.surely_divides(8, 4) and not _torch_compat.surely_divides(9, 4)
+    assert (_torch_compat.sym_min(3, 5), _torch_compat.sym_max(3, 5)) == (3, 5)
