@@ -46,20 +46,15 @@ int32_t parse_reduction(const String &name);
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type);
 void check_group_size(const Call &call, int64_t group_size);
 
-// Whether the core can read it where it lies, and that is worth a wait.
-inline bool is_shared(const Group &group, const void *input, size_t bytes) {
-  constexpr size_t kWorthIt = 4096;
-  return bytes >= kWorthIt && phx_symm_covers(group.handle, input, bytes) != 0;
-}
-
 // Runs `issue(phx_work **)`, one collective of the core that reads the input and writes `output`, which belongs to
 // `tensor`. It is left pending where the core has taken all of its input when the start returns, so that the caller may
-// change the input; otherwise it is complete on return.
+// change the input; where the input is large, or is read where it lies, it is complete on return.
 template <class Issue>
 void run(const Call &call, const Tensor &tensor, const Range &output, const void *input, size_t input_bytes,
          Issue issue) {
   const Group &group = *call.group;
-  if (input_bytes == 0 || input_bytes > group.eager_bytes || group.size == 1 || is_shared(group, input, input_bytes))
+  if (input_bytes == 0 || input_bytes > group.eager_bytes || group.size == 1 ||
+      phx_symm_covers(group.handle, input, input_bytes) != 0)
     return check_core(issue(nullptr));
   auto entry = std::make_shared<Pending>();
   entry->storage = storage_base(tensor);

@@ -343,8 +343,8 @@ typedef struct phx_symm_info {
  * Cached per (group, block): the same handle again, without communication. */
 PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
-/* 1 if these bytes lie in memory that had a rendezvous with any group of the same processes in the same order, so that
- * a collective of `group` need not copy them; else 0. Never communicates, and says nothing of the other ranks. */
+/* 1 if a blocking collective of `group` with these bytes as its input would read them where they lie, as far as this
+ * rank is concerned; else 0. Never communicates. */
 PHX_API int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size);
 PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
 /* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
@@ -400,10 +400,10 @@ typedef struct phx_options {
  * is revoked. (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and
  * leaves it usable.) Lists of counts are read before the call returns.
  *
- * Inputs of 4 KiB and more that lie in symmetric memory on every rank, in one allocation that has had a rendezvous with
- * any group of the same processes in the same order, are read there by the peers and not copied, at whatever offsets;
- * of all_reduce if it is in place on all ranks or on none, of broadcast the buffers, of scatter never. Started ones
- * only above eager_bytes. phx_group_info.zero_copies counts them. */
+ * Inputs of 4 KiB and more (256 KiB where the ranks outnumber their cores) that lie in symmetric memory on every rank,
+ * in one allocation that has had a rendezvous with any group of the same processes in the same order, are read there by
+ * the peers and not copied, at whatever offsets; of all_reduce if it is in place on all ranks or on none, of broadcast
+ * the buffers, of scatter never. Started ones only above eager_bytes. phx_group_info.zero_copies counts them. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,

@@ -6,7 +6,9 @@
 namespace phx {
 namespace {
 
-constexpr size_t kSmallest = size_t{4} << 10;  // below, a copy costs less than a second barrier
+// Below, a copy costs less than a second barrier; which takes long if ranks wait for each other's turn on a core.
+constexpr size_t kSmallest = size_t{4} << 10;
+constexpr size_t kSmallestCrowded = size_t{256} << 10;
 
 class Recognised final : public Operation {
  public:
@@ -53,12 +55,10 @@ class Recognised final : public Operation {
 
 // Where this rank's input lies, if that is of use.
 std::shared_ptr<Symm> find(const Call &call, size_t in_bytes, bool blocking) {
-  const SymmDirectory &directory = SymmDirectory::of_process();
-  if (in_bytes < kSmallest || directory.empty() || call.options().algo != PHX_ALGO_AUTO) return nullptr;
-  Group &group = call.group();
+  if (call.options().algo != PHX_ALGO_AUTO) return nullptr;
   // An input that is taken before the start returns may be changed after it.
-  if (group.size() == 1 || (!blocking && in_bytes <= group.eager_bytes())) return nullptr;
-  return directory.find(group.members(), group.group_rank(), call.buffers().in, in_bytes);
+  if (!blocking && in_bytes <= call.group().eager_bytes()) return nullptr;
+  return find_input(call.group(), call.buffers().in, in_bytes);
 }
 
 size_t offset_in(const Symm &symm, const Call &call) {
@@ -74,6 +74,13 @@ OperationPtr combine(const Call &call, const Symm &symm, OperationPtr staged, Sy
 }
 
 }  // namespace
+
+std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes) {
+  const SymmDirectory &directory = SymmDirectory::of_process();
+  if (in_bytes < kSmallest || directory.empty() || group.size() == 1) return nullptr;
+  if (in_bytes < kSmallestCrowded && group.is_crowded()) return nullptr;
+  return directory.find(group.members(), group.group_rank(), static_cast<const char *>(in), in_bytes);
+}
 
 OperationPtr recognise(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
   const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);

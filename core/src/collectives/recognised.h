@@ -5,6 +5,9 @@
 
 namespace phx {
 
+// Where an input lies, if collectives of the group should read it there. NULL: they copy it.
+std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes);
+
 // What to do instead of `staged`, if anything. `in`: this rank's input, of in_bytes.
 //
 // Whether the inputs of the others lie there as well is seen when all have arrived: each says where its input lies

@@ -67,6 +67,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t id() const { return id_; }
   // A hash of the processes of its ranks, in order (of their worlds, where two ranks are in one process).
   uint64_t members() const { return members_; }
+  // Whether they cannot all have a core of their own.
+  bool is_crowded() const { return size() > cores_; }
   uint32_t channels() const { return static_cast<uint32_t>(channels_.size()); }
   Channel &channel(uint32_t index) { return channels_[index]; }
   Messenger &messenger() { return messenger_; }

@@ -1,8 +1,8 @@
 // phx_symm_* but for its collectives, which are with the others.
 #include "base/error.h"
 #include "base/guard.h"
+#include "collectives/recognised.h"
 #include "group/group.h"
-#include "symm/directory.h"
 #include "symm/symm.h"
 
 using phx::fail;
@@ -76,10 +76,7 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
 }
 
 int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
-  const phx::SymmDirectory &directory = phx::SymmDirectory::of_process();
-  if (group == nullptr || directory.empty()) return 0;
-  const phx::Group &g = *group->ptr;
-  return directory.find(g.members(), g.group_rank(), static_cast<const char *>(pointer), size) != nullptr ? 1 : 0;
+  return group != nullptr && phx::find_input(*group->ptr, pointer, size) != nullptr ? 1 : 0;
 }
 
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {

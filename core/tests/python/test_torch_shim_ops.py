@@ -33,6 +33,12 @@ OPS = [
 # ---- registration -----------------------------------------------------------------------------------------------
 
 
+def test_kernels_are_found_by_the_names_of_ops():
+    ffi, _, ops = load()
+    assert all(ops.phxt_kernel_of(name.encode()) != ffi.NULL for name in OPS)
+    assert ops.phxt_kernel_of(b"nonsense") == ops.phxt_kernel_of(ffi.NULL) == ffi.NULL
+
+
 def test_schemas_are_torchs_but_for_the_str_group_and_what_they_say_of_aliases():
     load()
     if not hasattr(torch.ops._c10d_functional, "all_reduce"):

@@ -113,6 +113,8 @@ def odd_arguments(rank, size):
         pc.all_reduce(x, 7, group)
     with pytest.raises((TypeError, RuntimeError, ValueError)):
         pc.broadcast(x, "0", group)
+    with pytest.raises(ValueError, match="src is"):
+        pc.broadcast(x, 2**70, group)
     with pytest.raises(TypeError):
         pc.all_reduce([1.0], "sum", group)
     with pytest.raises(ValueError, match="Invalid reduce operation nonsense"):

@@ -1,5 +1,7 @@
 """The collectives of phalanx.collectives on tensors that lie in symmetric memory: nothing is copied."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +10,8 @@ import phalanx.collectives as pc
 from phalanx import symm_mem
 from ranks import run_ranks
 
-COUNT = 3 * 4 * 1024  # elements that 2, 3 and 4 ranks can deal out
+COUNT = 3 * 4 * 8192  # elements that 2, 3 and 4 ranks can deal out; enough where they outnumber the cores
+SMALL = COUNT // 8  # enough where they do not
 
 
 def shared(values, group):
@@ -20,10 +23,11 @@ def shared(values, group):
 def every_collective(rank, size):
     group = dist.group.WORLD
     core = pc.core_group(group)
-    values = [torch.arange(COUNT, dtype=torch.float32) % 97 + each for each in range(size)]
+    count = COUNT if size > len(os.sched_getaffinity(0)) else SMALL
+    values = [torch.arange(count, dtype=torch.float32) % 97 + each for each in range(size)]
     mine = shared(values[rank], group)
     total = sum(values)
-    part = COUNT // size
+    part = count // size
     own = slice(rank * part, (rank + 1) * part)
     splits = [part] * size
     expected = {
