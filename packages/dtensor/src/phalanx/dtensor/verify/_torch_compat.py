@@ -1,0 +1,40 @@
+"""The parts of torch that it keeps private and the verifier uses. Read in torch 2.13.
+
+The OpInfo database (torch.testing._internal) imports the package expecttest.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def op_database() -> list[Any]:
+    """torch's OpInfo entries.
+
+    Raises:
+        ImportError: A package that torch's own tests need is missing.
+    """
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # in torch it has no types
+    """Shows each op that reaches the dispatcher, with its arguments, before it runs."""
+
+    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._see = see
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is dense and an ordinary one."""
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
