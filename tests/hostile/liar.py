@@ -66,15 +66,24 @@ class Segment:
     def put(self, epoch: int, data: bytes) -> None:
         self.write(self.slot(epoch) + wire.LINE, data)
 
-    def publish(self, epoch: int, call: bytes) -> None:
+    def publish(self, epoch: int, call: bytes, place: tuple[int, int] | None = None) -> None:
+        """place: the key and the offset of an input that is not in the slot."""
         slot = self.slot(epoch)
         self.write(slot + 8, call)  # as `call` gives it
+        self.write(slot + 32, wire.PLACE.pack(*(place or (0, 0))))
+        if place is None:
+            self.words[(slot + 48) // 4] = epoch  # the slot has its data
         self.words[(slot + 4) // 4] = epoch - 1  # done with all before
         self.words[slot // 4] = epoch
 
     def call(self, epoch: int) -> bytes:
         start = self.slot(epoch) + 8
         return self.map[start : start + wire.CALL.size]
+
+    def place(self, epoch: int) -> tuple[int, int]:
+        start = self.slot(epoch) + 32
+        key, offset = wire.PLACE.unpack(self.map[start : start + wire.PLACE.size])
+        return key, offset
 
     def arrived(self, epoch: int) -> bool:
         return self.words[self.slot(epoch) // 4] == epoch
@@ -174,7 +183,7 @@ class Liar:
             assert (magic, sender, pid) == (wire.MAGIC, record.uuid, record.pid)
 
     def geometry(self, **changes: Any) -> bytes:
-        fields = {"version": 3, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
+        fields = {"version": 4, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
         fields.update(group_rank=self.rank, group_size=self.world_size)
         fields.update(channels=CHANNELS, recorder_entries=wire.RECORDER_ENTRIES)
         cores = b"\1" + bytes(127)

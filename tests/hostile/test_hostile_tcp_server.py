@@ -287,7 +287,7 @@ def test_a_record_that_is_none_is_refused(value):
 
 
 def test_a_record_that_leads_nowhere_is_refused():
-    value = b"PHXPEER\n" + struct.pack("<IiiIQQ", 1, 1, -5, 0, 0, 1) + bytes(32)
+    value = b"PHXPEER\n" + struct.pack("<IiiIQQ", 2, 1, -5, 0, 0, 1) + bytes(48)
     data = struct.pack("<I", 12 + len(value)) + OK + value
     error, peer, text = attack("answer_with", data, False, use=make_group)
     assert error == "UnsupportedError"  # of another host

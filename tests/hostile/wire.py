@@ -29,6 +29,7 @@ SYMM = struct.Struct("<IIQQQiiiI64s")  # version, channels, ordinal, size, alloc
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
+PLACE = struct.Struct("<QQ")  # key, offset
 RECORD = struct.Struct("<IIIiQQ")  # of a ring: flag, bytes, tag, dtype, count, offset
 
 LINE = 64
@@ -47,7 +48,7 @@ ONE_SHOT = 1 << 4  # in the byte "algo" of an all_reduce: what its rank has chos
 class PeerRecord:
     """What a rank publishes in the store."""
 
-    FORMAT = struct.Struct("<8sIiiIQQ16s16s")
+    FORMAT = struct.Struct("<8sIiiIQQ16s16s16s")
 
     rank: int
     pid: int
@@ -55,18 +56,19 @@ class PeerRecord:
     host_id: int
     uuid: bytes
     token: bytes
+    process: bytes = bytes(16)
     magic: bytes = b"PHXPEER\n"
-    version: int = 1
+    version: int = 2
     start_time: int = 0
 
     def pack(self) -> bytes:
         head = (self.magic, self.version, self.rank, self.pid, self.uid, self.start_time, self.host_id)
-        return self.FORMAT.pack(*head, self.uuid, self.token)
+        return self.FORMAT.pack(*head, self.uuid, self.token, self.process)
 
     @classmethod
     def unpack(cls, data: bytes) -> PeerRecord:
-        magic, version, rank, pid, uid, start, host, uuid, token = cls.FORMAT.unpack_from(data)
-        return cls(rank, pid, uid, host, uuid, token, magic, version, start)
+        magic, version, rank, pid, uid, start, host, uuid, token, process = cls.FORMAT.unpack_from(data)
+        return cls(rank, pid, uid, host, uuid, token, process, magic, version, start)
 
     def with_(self, **changes: object) -> PeerRecord:
         return replace(self, **changes)
