@@ -113,7 +113,7 @@ def odd_arguments(rank, size):
         pc.all_reduce(x, 7, group)
     with pytest.raises((TypeError, RuntimeError, ValueError)):
         pc.broadcast(x, "0", group)
-    with pytest.raises(ValueError, match="src is"):
+    with pytest.raises((ValueError, RuntimeError), match="src"):  # torch refuses it where nothing is compiled
         pc.broadcast(x, 2**70, group)
     with pytest.raises(TypeError):
         pc.all_reduce([1.0], "sum", group)
