@@ -30,7 +30,11 @@ def main() -> int:
         for failure in one.failures[:2]:
             print(f"    {failure}")
     right, wrong = (sum(getattr(one, what) for one in totals.values()) for what in ("right", "wrong"))
-    print(f"{len(totals)} ops, {right} strategies right, {wrong} wrong")
+    left, refused = sum(report.left.values()), sum(map(len, report.refused.values()))
+    print(
+        f"{len(totals)} ops, {right} strategies right, {wrong} wrong; {left} calls left for want of time, "
+        f"{refused} samples refused by torch"
+    )
     return 1 if wrong else 0
 
 

@@ -46,15 +46,35 @@ class Calls:
     Args:
         wanted: Names of ops (`aten.add.Tensor`) to which to keep; all if empty.
         seen: Patterns that need no second look; grows.
+
+    Attributes:
+        found: The calls.
+        refused: Why torch refused samples, a line for each.
+        failure: An error of the rules, or of this class, which must not pass for one of torch.
     """
 
     def __init__(self, wanted: Sequence[str] = (), seen: set[str] | None = None) -> None:
         self.found: list[Recorded] = []
+        self.refused: list[str] = []
+        self.failure: Exception | None = None
         self._wanted = set(wanted)
         self._seen = set() if seen is None else seen
 
     def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep a call, with copies of its tensors."""
+        try:
+            self._see(op, args, kwargs)
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def refuse(self, error: Exception) -> None:
+        """Note that torch refused a sample; raises what was not torch's."""
+        if self.failure is not None:
+            raise self.failure
+        self.refused.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+
+    def _see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not has_rule(op) or (self._wanted and str(op) not in self._wanted):
             return
         values = bound(op, args, kwargs)
@@ -99,8 +119,8 @@ def record(info: Any, dtype: torch.dtype, calls: Calls, sample_count: int = 4) -
                 try:
                     result = variant(sample.input, *sample.args, **sample.kwargs)
                     _backward(result)
-                except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
-                    continue  # samples that torch itself refuses
+                except Exception as error:
+                    calls.refuse(error)
 
 
 def entry_name(info: Any) -> str:
@@ -110,19 +130,23 @@ def entry_name(info: Any) -> str:
 
 def check_calls(
     calls: Sequence[Recorded], meshes: Sequence[tuple[int, ...]] = MESHES, deadline_s: float = 60.0
-) -> dict[str, Outcome]:
-    """Check recorded calls, until `deadline_s` seconds have passed; what was found, by op."""
+) -> tuple[dict[str, Outcome], int]:
+    """Check recorded calls, until `deadline_s` seconds have passed.
+
+    Returns:
+        What was found, by op; and how many calls were left.
+    """
     found: dict[str, Outcome] = {}
     started = time.monotonic()
-    for op, values in calls:
+    for index, (op, values) in enumerate(calls):
         if time.monotonic() - started > deadline_s:
-            break
+            return found, len(calls) - index
         count = sum(not one.kwarg_only for one in op._schema.arguments)
         kwargs = {one.name: value for one, value in zip(op._schema.arguments[count:], values[count:], strict=True)}
         outcome = check_call(op, values[:count], kwargs, meshes)
         if outcome is not None:
             found.setdefault(str(op), Outcome()).add(outcome)
-    return found
+    return found, 0
 
 
 class Report:
@@ -135,11 +159,18 @@ class Report:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.entries: dict[str, dict[str, dict[str, Any]]] = {}
+        self.left: dict[str, int] = {}  # calls that were not checked, for want of time
+        self.refused: dict[str, list[str]] = {}  # samples that torch refused
         if path is not None and path.exists():
-            self.entries = json.loads(path.read_text())["entries"]
+            kept = json.loads(path.read_text())
+            self.entries, self.left, self.refused = kept["entries"], kept["left"], kept["refused"]
 
-    def put(self, entry: str, found: dict[str, Outcome]) -> None:
-        """Keep what an entry's calls showed."""
+    def put(self, entry: str, found: dict[str, Outcome], left: int = 0, refused: Sequence[str] = ()) -> None:
+        """Keep what an entry's calls showed, and what was not looked at."""
+        if left:
+            self.left[entry] = left
+        if refused:
+            self.refused[entry] = list(refused)
         self.entries[entry] = {
             op: {"right": one.right, "wrong": one.wrong, "cut": one.cut, "failures": one.failures[:_MOST_FAILURES]}
             for op, one in found.items()
@@ -149,7 +180,8 @@ class Report:
         """Write the file, whole or not at all."""
         if self.path is not None:
             part = self.path.with_suffix(".part")
-            part.write_text(json.dumps({"torch": torch.__version__, "entries": self.entries}, indent=1))
+            kept = {"entries": self.entries, "left": self.left, "refused": self.refused}
+            part.write_text(json.dumps({"torch": torch.__version__, **kept}, indent=1))
             os.replace(part, self.path)
 
     def by_op(self) -> dict[str, Outcome]:
@@ -197,19 +229,21 @@ def sweep(
                 warnings.simplefilter("ignore")
                 try:
                     record(info, dtype, calls, sample_count)
-                except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
-                    show(f"{entry}: torch makes no samples here: {str(error).splitlines()[0]}")
+                except Exception as error:  # of the generator of the samples
+                    calls.refuse(error)
                 _run_entry(report, entry, calls, show)
 
 
 def _run_entry(report: Report, entry: str, calls: Calls, show: Callable[[str], None], deadline_s: float = 60.0) -> None:
-    found = check_calls(calls.found, deadline_s=deadline_s)
-    report.put(entry, found)
+    found, left = check_calls(calls.found, deadline_s=deadline_s)
+    report.put(entry, found, left, calls.refused)
     report.save()
     wrong = sum(one.wrong for one in found.values())
     right = sum(one.right for one in found.values())
-    if right or wrong:
-        show(f"{entry}: {right} right, {wrong} wrong")
+    if right or wrong or left or calls.refused:
+        more = f", {left} calls left for want of time" if left else ""
+        more += f", {len(calls.refused)} samples refused by torch ({calls.refused[0]})" if calls.refused else ""
+        show(f"{entry}: {right} right, {wrong} wrong{more}")
     for one in found.values():
         for failure in one.failures[:_MOST_FAILURES]:
             show(f"  WRONG {failure}")
