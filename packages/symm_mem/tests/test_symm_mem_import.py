@@ -6,32 +6,10 @@ import warnings
 import pytest
 import torch
 
+from no_ops import BROKEN
 from ranks import run_ranks
 
 # This file imports nothing of ours: each rank begins with torch alone.
-
-
-def refuse(*_, **__):
-    raise RuntimeError("this interpreter registers no ops")
-
-
-def no_libraries():  # as under torch::deploy
-    torch.library.Library.__init__ = refuse
-
-
-def no_library_at_all():
-    del torch.library.Library
-
-
-def no_fake_kernels():  # some of the ops are registered by then
-    torch.library.register_fake = refuse
-
-
-BROKEN = {
-    no_libraries: "RuntimeError: this interpreter registers no ops",
-    no_library_at_all: "AttributeError: .*Library",
-    no_fake_kernels: "RuntimeError: this interpreter registers no ops",
-}
 
 
 def without_ops(rank, size):
