@@ -8,6 +8,8 @@ Names and signatures follow torch.distributed.tensor.
 """
 
 from phalanx.dtensor._mesh import GridMesh
+from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
+from phalanx.dtensor.mode import StrictError, implicit_replication, strict
 from phalanx.dtensor.placements import (
     Partial,
     Placement,
@@ -23,13 +25,19 @@ from phalanx.dtensor.placements import (
 _StridedShard = StridedShard
 
 __all__ = [
+    "DTensor",
     "GridMesh",
     "Partial",
     "Placement",
     "Replicate",
     "Shard",
     "SizedShard",
+    "StrictError",
     "StridedShard",
     "as_placement",
     "as_torch_placement",
+    "distribute_module",
+    "distribute_tensor",
+    "implicit_replication",
+    "strict",
 ]

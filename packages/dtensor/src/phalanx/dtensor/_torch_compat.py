@@ -29,6 +29,66 @@ def register_constants(members: dict[type, tuple[str, ...]]) -> None:
         register_opaque_type(cls, typ="value", members=dict.fromkeys(names, MemberType.USE_REAL))
 
 
+def _make_wrapper(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool) -> Any:
+    made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        cls,
+        spec.shape,
+        strides=spec.stride,
+        dtype=spec.dtype,
+        device=local.device,
+        layout=local.layout,
+        requires_grad=requires_grad,
+    )
+    made._local_tensor = local
+    made._spec = spec
+    return made
+
+
+def _make_wrapper_fast(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool) -> Any:
+    return _new(cls, local, spec, requires_grad=requires_grad)
+
+
+# A wrapper of `cls` with the slots _local_tensor and _spec: torch makes its own DTensors with the first, which takes
+# half the time. Read in 2.11 to 2.13.
+_new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
+make_wrapper: Callable[[Any, torch.Tensor, Any, bool], Any] = _make_wrapper if _new is None else _make_wrapper_fast
+
+
+def fake_mode() -> Any:
+    """A mode in which tensors have no values. Read in 2.11 to 2.13."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def decomposition(op: Any) -> Callable[..., Any] | None:
+    """What an op is made of, as a function of the same arguments, or None. Read in 2.11 to 2.13."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        composite: Callable[..., Any] = op.decompose
+        return composite
+    from torch._decomp import decomposition_table
+
+    found: Callable[..., Any] | None = decomposition_table.get(op)
+    return found
+
+
+def current_mesh(who: str) -> DeviceMesh:
+    """The mesh of the `with mesh:` around. Read in 2.11 to 2.13.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    from torch.distributed.device_mesh import _mesh_resources
+
+    try:
+        found: DeviceMesh | None = _mesh_resources.get_current_mesh()
+    except (AttributeError, RuntimeError):
+        found = None
+    if found is None:
+        raise RuntimeError(f"{who}: no mesh was given: give one, or write `with mesh:` around the call")
+    return found
+
+
 # Public, but without types. Read in 2.11 to 2.13.
 sym_min: Callable[[IntLikeType, IntLikeType], IntLikeType] = torch.sym_min
 sym_max: Callable[[IntLikeType, IntLikeType], IntLikeType] = torch.sym_max

@@ -95,6 +95,11 @@ class Spec:
         return _make(mesh, placements, shape, stride, dtype)
 
     @property
+    def tensor_meta(self) -> "Spec":
+        """What has `shape`, `stride` and `dtype`: itself. torch's constructor of wrappers asks for it."""
+        return self
+
+    @property
     def local_shape(self) -> torch.Size:
         """The shape of the local tensor of this rank; (0,) on a rank outside the mesh."""
         found = self._local_shape

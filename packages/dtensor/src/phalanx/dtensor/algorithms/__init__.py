@@ -1,0 +1,43 @@
+"""Algorithms of our own for calls whose rule would have to bring inputs together: one file for each family.
+
+An algorithm is a handler: called with (op, args, kwargs), DTensors in and out, below autograd. `algorithm` registers
+one, with a test of whether it takes a call.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+Takes = Callable[[Sequence[Any], Any, Sequence[Any]], bool]
+"""Called with (every argument of the schema, the choice of the rule, the moves that it needs)."""
+
+_FILES: tuple[str, ...] = ()
+_algorithms: dict[str, tuple[Takes, Handler]] = {}
+
+
+def algorithm(*names: str, takes: Takes) -> Callable[[Handler], Handler]:
+    """Register an algorithm for the ops `names` (`aten.sort.default`)."""
+
+    def register(function: Handler) -> Handler:
+        for name in names:
+            _algorithms[name] = takes, function
+        return function
+
+    return register
+
+
+@cache
+def _loaded() -> dict[str, tuple[Takes, Handler]]:
+    for name in _FILES:
+        import_module(f"phalanx.dtensor.algorithms.{name}")
+    return _algorithms
+
+
+def find(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
+    """The algorithm of a call, or None."""
+    found = _loaded().get(str(op))
+    if found is None or not found[0](values, choice, moves):
+        return None
+    return found[1]

@@ -1,0 +1,361 @@
+"""DTensor: a tensor that is spread over a mesh of ranks, and the functions that make one.
+
+    mesh = torch.distributed.init_device_mesh("cpu", (4,))
+    x = distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)])     # each rank keeps two rows
+    y = (x @ w).relu()                                             # as on one process; ranks work on their rows
+    y.full_tensor()                                                # the whole, on every rank
+
+Names, signatures and semantics follow torch.distributed.tensor of torch 2.13.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.types import IntLikeType
+
+from phalanx.dtensor import autograd, dispatch, placing
+from phalanx.dtensor._mesh import Mesh, describe, token
+from phalanx.dtensor._torch_compat import current_mesh, make_wrapper
+from phalanx.dtensor.placements import AnyPlacement, Placement, Replicate
+from phalanx.dtensor.spec import Spec, normalize_placements
+
+
+class DTensor(torch.Tensor):
+    """A tensor that is spread over a mesh of ranks: each holds a local tensor, and all know how they fit together.
+
+    `DTensor.from_local`, `distribute_tensor` and the factories make one. The constructor is for those who know what the
+    ranks have: it checks nothing among them and is not differentiable. Not collective.
+
+    Args:
+        local_tensor: What this rank has of it; any shape that its placements allow.
+        spec: What the tensor is; or its mesh, and then `placements` are needed, and `shape` where shards are uneven.
+        placements: One for each mesh dim.
+        shape: The shape of the whole tensor; by default as if all ranks had a local tensor of this one's shape.
+        dtype: The dtype, which is that of the local tensor.
+        requires_grad: Whether to record gradients for it; by default as the local tensor does, with a warning if they
+            differ.
+        stride: The stride of the whole tensor.
+
+    Raises:
+        TypeError: Something is of the wrong type.
+        ValueError: The dtype is not that of the local tensor, or the spec does not fit (see `Spec`).
+    """
+
+    __slots__ = ("_local_tensor", "_spec")
+    _local_tensor: torch.Tensor
+    _spec: Spec
+
+    # Ops are seen below autograd, one by one, and never by the functions of torch that call them.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __new__(
+        cls,
+        local_tensor: torch.Tensor,
+        spec: Spec | Mesh,
+        placements: Sequence[Placement] | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool | None = None,
+        stride: Sequence[int] | None = None,
+    ) -> "DTensor":
+        if not isinstance(local_tensor, torch.Tensor) or isinstance(local_tensor, DTensor):
+            raise TypeError(f"DTensor: the local tensor must be a plain torch.Tensor, not {type(local_tensor).__name__}")
+        if not isinstance(spec, Spec):
+            if placements is None:
+                raise TypeError("DTensor: with a mesh placements are needed: write DTensor(local, mesh, [Shard(0)])")
+            spec = placing.spec_of_local(local_tensor, spec, placements, shape, stride)
+        if local_tensor.dtype != spec.dtype or (dtype is not None and dtype != spec.dtype):
+            raise ValueError(
+                f"DTensor: the local tensor has dtype {local_tensor.dtype}, and the dtype asked for is "
+                f"{dtype or spec.dtype}: convert the local tensor first"
+            )
+        if requires_grad is None:
+            requires_grad = local_tensor.requires_grad
+        elif requires_grad != local_tensor.requires_grad:
+            warnings.warn(
+                f"DTensor: requires_grad={requires_grad}, but the local tensor has {local_tensor.requires_grad}: use "
+                "DTensor.from_local, through which gradients reach the local tensor",
+                stacklevel=2,
+            )
+        made: DTensor = make_wrapper(cls, local_tensor.detach(), spec, requires_grad)
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    @staticmethod
+    def _wrap(local: torch.Tensor, spec: Spec, requires_grad: bool = False) -> "DTensor":
+        """A DTensor of parts that are known to fit together."""
+        made: DTensor = make_wrapper(DTensor, local, spec, requires_grad)
+        return made
+
+    __torch_dispatch__ = classmethod(dispatch.dispatch)  # type: ignore[assignment]
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh over which it is spread. Read only."""
+        return self._spec.mesh  # type: ignore[return-value]
+
+    @property
+    def placements(self) -> tuple[AnyPlacement, ...]:
+        """What each mesh dim does with it. Read only."""
+        return self._spec.placements
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """What this rank knows of it, without communication."""
+        grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
+        grad = grad or (", requires_grad=True" if self.requires_grad else "")
+        return (
+            f"DTensor(local_tensor={self._local_tensor}, shape={tuple(self.shape)}, "
+            f"mesh={describe(self._spec.mesh)}, placements={self._spec.placements}{grad})"
+        )
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        spec = self._spec
+        return ["_local_tensor"], (spec.mesh, spec.placements, spec.dtype, self.requires_grad)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], context: Any, outer_size: Sequence[IntLikeType], outer_stride: Sequence[IntLikeType]
+    ) -> "DTensor":
+        mesh, placements, dtype, requires_grad = context
+        spec = Spec(mesh, placements, torch.Size(outer_size), tuple(outer_stride), dtype)  # type: ignore[arg-type]
+        return DTensor._wrap(inner["_local_tensor"], spec, requires_grad)
+
+    def __coerce_tangent_metadata__(self) -> "DTensor":
+        """For AOTAutograd: a tangent is never Partial."""
+        if not self._spec.is_partial:
+            return self
+        return self.redistribute(placements=placing.gradient_placements(self._spec.placements))
+
+    def __coerce_same_metadata_as_tangent__(self, context: Any, expected_type: type | None = None) -> Any:
+        """For AOTAutograd: a tangent with the placements that were seen while tracing."""
+        if expected_type is not None:
+            return self.to_local() if expected_type is torch.Tensor else None
+        return self.redistribute(placements=context[1])
+
+    # ---- local tensors -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_local(
+        local_tensor: torch.Tensor,
+        device_mesh: Mesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        grad_placements: Sequence[Placement] | None = None,
+    ) -> "DTensor":
+        """The tensor of which each rank has a part. Differentiable; collective only with `run_check`.
+
+        The gradient comes back in the placements given here (a Partial one as Replicate: the gradient of each term is
+        that of the sum), and as a plain tensor.
+
+        Args:
+            local_tensor: What this rank has of it, a plain tensor; the DTensor shares its memory. On a rank outside the
+                mesh it counts as empty.
+            device_mesh: The mesh; by default the one of the `with mesh:` around.
+            placements: One for each mesh dim; Replicate by default.
+            run_check: Compare shapes and dtypes among the ranks, and give what is replicated the values of the first
+                rank of its mesh dim. Communicates.
+            shape: The shape of the whole tensor. Needed where shards are uneven: by default it is taken as if all
+                ranks had a local tensor of this one's shape.
+            stride: Its stride; contiguous by default, or as the local tensor lies.
+            grad_placements: Placements of the gradient instead.
+
+        Raises:
+            TypeError: The local tensor is none, or is a DTensor.
+            ValueError: The local tensor has not the shape of this rank's part of `shape`; placements are not one for
+                each mesh dim; with `run_check`, shapes or dtypes of ranks do not fit together.
+            RuntimeError: There is no mesh.
+
+        Source: torch.distributed.tensor.DTensor.from_local.
+        """
+        return autograd.from_local(local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements)
+
+    def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+        """What this rank has of it, with the same memory. Differentiable. Not collective.
+
+        Args:
+            grad_placements: What the gradients of the ranks are together; by default, the placements of this tensor
+                (Replicate for a Partial: every rank is to give the same gradient).
+
+        Returns:
+            The local tensor; empty on a rank outside the mesh. If it is still on its way, its first use waits.
+
+        Source: torch.distributed.tensor.DTensor.to_local.
+        """
+        return autograd.to_local(self, grad_placements)
+
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+        """The whole tensor, on every rank of the mesh. Differentiable. Collective over the mesh.
+
+        Args:
+            grad_placements: What the gradients of the ranks are together; by default each has the whole gradient.
+
+        Source: torch.distributed.tensor.DTensor.full_tensor.
+        """
+        return autograd.full_tensor(self, grad_placements)
+
+    def redistribute(
+        self,
+        device_mesh: Mesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
+        backward_dtype: torch.dtype | None = None,
+    ) -> "DTensor":
+        """The same tensor in other placements, or on another mesh. Differentiable, out of place. Collective.
+
+        The gradient comes back in the placements of this tensor (a Partial one as Replicate).
+
+        Args:
+            device_mesh: The mesh to bring it to; its own by default.
+            placements: One for each mesh dim; no Partial that it has not already.
+            async_op: Return before the communication is done: the first use of the result waits.
+            forward_dtype: Convert to this dtype first.
+            backward_dtype: Convert the gradient to this dtype before it is brought back.
+
+        Raises:
+            RuntimeError: Placements are missing, or one is a Partial that the tensor has not.
+            ValueError: Placements are not one for each mesh dim.
+
+        Source: torch.distributed.tensor.DTensor.redistribute.
+        """
+        return autograd.redistribute(self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+
+    # ---- torch.distributed.checkpoint --------------------------------------------------------------------------------
+
+    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+        from phalanx.dtensor.checkpoint import write_items
+
+        return write_items(fqn, object)
+
+    def __create_chunk_list__(self) -> Any:
+        from phalanx.dtensor.checkpoint import chunk_list
+
+        return chunk_list(self)
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        from phalanx.dtensor.checkpoint import tensor_shard
+
+        return tensor_shard(self, index)
+
+
+# ---- making them ----------------------------------------------------------------------------------------------------
+
+
+def distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: Mesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """Spread a tensor that ranks have whole. Collective over the mesh, unless `src_data_rank` is None.
+
+    Args:
+        tensor: A leaf, on every rank of the same shape; a DTensor is returned as it is if mesh and placements are its
+            own.
+        device_mesh: The mesh; by default the one of the `with mesh:` around.
+        placements: One for each mesh dim, Replicate by default: Shard cuts as torch.tensor_split would but with the
+            sizes of torch.chunk, and SizedShard as it says. Partial makes one term of it, the others neutral.
+        src_data_rank: The rank of each mesh dim whose values count, counted in the mesh dim. None takes those that each
+            rank has, without communication: they must be the same.
+
+    Returns:
+        A DTensor that requires gradients if the tensor does; a leaf. A rank outside the mesh gets an empty local tensor.
+
+    Raises:
+        ValueError: Placements are not one for each mesh dim, or a DTensor has others, or another mesh.
+        RuntimeError: A placement is unknown, there is no mesh, or the tensor is no leaf.
+
+    Source: torch.distributed.tensor.distribute_tensor.
+    """
+    mesh = current_mesh("distribute_tensor") if device_mesh is None else device_mesh
+    if placements is None:
+        placements = (Replicate(),) * mesh.ndim
+    if isinstance(tensor, DTensor):
+        return _same(tensor, mesh, placements)
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor: the tensor is the result of an op that records gradients: write "
+            "DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
+        )
+    spec = Spec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
+    local = placing.local_part(tensor.detach(), spec, src_data_rank)
+    return DTensor._wrap(local, placing.with_stride_of(spec, local), tensor.requires_grad)
+
+
+def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTensor:
+    if token(tensor.device_mesh) != token(mesh):
+        raise ValueError(
+            f"distribute_tensor: the DTensor is on mesh {describe(tensor.device_mesh)}, not on {describe(mesh)}: "
+            "bring it there with redistribute(mesh, placements)"
+        )
+    if tensor.placements != normalize_placements(mesh, placements, tensor.ndim):
+        raise ValueError(
+            f"distribute_tensor: the DTensor has placements {list(tensor.placements)}, not {list(placements)}: change "
+            "them with redistribute(placements=...)"
+        )
+    return tensor
+
+
+def distribute_module(
+    module: nn.Module,
+    device_mesh: Mesh | None = None,
+    partition_fn: Callable[[str, nn.Module, Any], None] | None = None,
+    input_fn: Callable[[nn.Module, Any, Any], Any] | None = None,
+    output_fn: Callable[[nn.Module, Any, Any], Any] | None = None,
+) -> nn.Module:
+    """Make the parameters and buffers of a module DTensors. Collective over the mesh.
+
+    Args:
+        module: The module; changed in place.
+        device_mesh: The mesh; by default the one of the `with mesh:` around.
+        partition_fn: Called with (name, submodule, mesh) for each submodule, to make its parameters DTensors as it
+            likes. What is left plain is replicated afterwards.
+        input_fn: Called with (module, inputs, mesh) before forward; what it returns are the inputs.
+        output_fn: Called with (module, outputs, mesh) after forward; what it returns is the output.
+
+    Returns:
+        The module.
+
+    Raises:
+        RuntimeError: It was distributed before, or there is no mesh.
+
+    Source: torch.distributed.tensor.distribute_module.
+    """
+    mesh = current_mesh("distribute_module") if device_mesh is None else device_mesh
+    if getattr(module, "_distribute_module_applied", False):
+        raise RuntimeError("distribute_module: this module was distributed before: call it once for each module")
+    for name, submodule in module.named_modules():
+        if partition_fn is not None:
+            partition_fn(name, submodule, mesh)
+        _replicate(submodule, mesh)
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda called, inputs: input_fn(called, inputs, mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda called, _, outputs: output_fn(called, outputs, mesh))
+    module._distribute_module_applied = True  # type: ignore[assignment]
+    return module
+
+
+def _replicate(module: nn.Module, mesh: Mesh) -> None:
+    whole = [Replicate()] * mesh.ndim
+    for key, parameter in module._parameters.items():
+        if parameter is not None and not isinstance(parameter, DTensor):
+            made = distribute_tensor(parameter.detach(), mesh, whole)
+            module.register_parameter(key, nn.Parameter(made, requires_grad=parameter.requires_grad))
+    for key, buffer in module._buffers.items():
+        if buffer is not None and not isinstance(buffer, DTensor):
+            module._buffers[key] = distribute_tensor(buffer, mesh, whole)

@@ -1,0 +1,194 @@
+"""What gradients pass through between plain tensors and DTensors: from_local, to_local, redistribute, full_tensor.
+
+Ops need nothing of the kind: they are dispatched below autograd, and their gradients are ops again. The backward of
+each function here is made of the others, so that gradients have gradients.
+
+Placements of gradients, unless `grad_placements` says otherwise: those of the tensor, with Replicate for Partial. The
+terms of a sum all have the gradient of the sum.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from phalanx.dtensor import api, placing
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor._torch_compat import current_mesh
+from phalanx.dtensor.placements import Partial, Placement, Replicate
+from phalanx.dtensor.redistribute import transfer
+from phalanx.dtensor.spec import Spec, normalize_placements
+
+# ---- from_local -----------------------------------------------------------------------------------------------------
+
+
+def from_local(
+    local: torch.Tensor,
+    mesh: Mesh | None,
+    placements: Sequence[Placement] | None,
+    run_check: bool,
+    shape: Sequence[int] | None,
+    stride: Sequence[int] | None,
+    grad_placements: Sequence[Placement] | None,
+) -> Any:
+    """See `DTensor.from_local`."""
+    if not isinstance(local, torch.Tensor):
+        raise TypeError(f"from_local: the local tensor must be a torch.Tensor, not {type(local).__name__}")
+    if isinstance(local, api.DTensor):
+        raise TypeError("from_local: the local tensor is a DTensor: use its redistribute(), or give its to_local()")
+    if mesh is None:
+        mesh = current_mesh("from_local")
+    if placements is None:
+        placements = (Replicate(),) * mesh.ndim
+    if type(placements) is list:
+        placements = tuple(placements)
+    spec = placing.spec_of_local(local, mesh, placements, shape, stride)
+    if coordinate_of(mesh) is None:
+        local = local.new_empty(0, requires_grad=local.requires_grad) if local.is_leaf else local.flatten()[:0]
+    elif run_check:
+        checked = placing.check_same(local.detach(), mesh, spec.placements, shape is None)
+        local = local if checked is local or not local.requires_grad else _same_values(local, checked)
+        local = local if local.requires_grad else checked
+    if local.requires_grad and torch.is_grad_enabled():
+        wanted = None if grad_placements is None else normalize_placements(mesh, grad_placements, spec.ndim)
+        return _FromLocal.apply(local, spec, wanted)
+    return api.DTensor._wrap(local.detach() if local.requires_grad else local, spec)
+
+
+def _same_values(local: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The local tensor with the values of another, as autograd sees it."""
+    return local + (values - local.detach())
+
+
+class _FromLocal(Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, spec: Spec, wanted: Any) -> Any:
+        ctx.spec, ctx.wanted = spec, wanted
+        ctx.set_materialize_grads(False)
+        # A tensor of its own, since autograd notes in the one that it gets what it is the result of.
+        return api.DTensor._wrap(local.view_as(local), spec)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        if grad is None:
+            return None, None, None
+        placements = ctx.wanted or placing.gradient_placements(ctx.spec.placements)
+        if grad._spec.placements != placements:
+            grad = redistribute(grad, None, placements, False, None, None)
+        return to_local(grad, None), None, None
+
+
+# ---- to_local -------------------------------------------------------------------------------------------------------
+
+
+def to_local(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:
+    """See `DTensor.to_local`."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        spec = tensor._spec
+        if grad_placements is not None:
+            grad_placements = normalize_placements(spec.mesh, grad_placements, spec.ndim)
+        return _ToLocal.apply(tensor, grad_placements)
+    return tensor._local_tensor
+
+
+class _ToLocal(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, grad_placements: Any) -> Any:
+        ctx.spec, ctx.grad_placements = tensor._spec, grad_placements
+        ctx.set_materialize_grads(False)
+        local = tensor._local_tensor
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        if grad is None:
+            return None, None
+        spec = ctx.spec
+        placements = ctx.grad_placements or placing.gradient_placements(spec.placements)
+        made = spec.replace(placements=placements, dtype=grad.dtype)
+        wrapped = _FromLocal.apply(grad, made, None) if grad.requires_grad else api.DTensor._wrap(grad, made)
+        return wrapped, None
+
+
+# ---- redistribute ---------------------------------------------------------------------------------------------------
+
+
+def redistribute(
+    tensor: Any,
+    mesh: Mesh | None,
+    placements: Sequence[Placement] | None,
+    async_op: bool,
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+) -> Any:
+    """See `DTensor.redistribute`."""
+    spec = tensor._spec
+    target = spec.mesh if mesh is None else mesh
+    if placements is None:
+        raise RuntimeError(
+            "redistribute: placements are needed: write redistribute(placements=[...]), one for each mesh dim"
+        )
+    wanted = normalize_placements(target, placements, spec.ndim)
+    same_mesh = target is spec.mesh or token(target) == token(spec.mesh)
+    for mesh_dim, placement in enumerate(wanted):
+        if type(placement) is Partial and not (same_mesh and spec.placements[mesh_dim] == placement):
+            raise RuntimeError(
+                f"redistribute: {placement!r} for mesh dim {mesh_dim} {describe(target)}: a tensor cannot be made "
+                "Partial; write Replicate() or Shard(dim), or make it with DTensor.from_local"
+            )
+    dtype = spec.dtype if forward_dtype is None else forward_dtype
+    if same_mesh and wanted == spec.placements and dtype == spec.dtype and not backward_dtype:
+        return tensor if not (tensor.requires_grad and torch.is_grad_enabled()) else tensor.view_as(tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _Redistribute.apply(tensor, target, wanted, async_op, dtype, backward_dtype)
+    return _moved(tensor, target, wanted, async_op, dtype)
+
+
+def _moved(tensor: Any, mesh: Mesh, placements: Any, async_op: bool, dtype: torch.dtype) -> Any:
+    spec, local = tensor._spec, tensor._local_tensor
+    if dtype != spec.dtype:
+        spec, local = spec.replace(dtype=dtype), local.to(dtype)
+    target = Spec(mesh, placements, spec.shape, spec.stride, dtype)
+    return api.DTensor._wrap(transfer(spec, target).run(local, async_op), target)
+
+
+class _Redistribute(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Any, mesh: Mesh, placements: Any, async_op: bool, dtype: torch.dtype, backward_dtype: Any
+    ) -> Any:
+        ctx.spec, ctx.async_op, ctx.backward_dtype = tensor._spec, async_op, backward_dtype
+        ctx.set_materialize_grads(False)
+        made = _moved(tensor, mesh, placements, async_op, dtype)
+        # The input itself must not come out: autograd would take it for a view.
+        local = made._local_tensor
+        return api.DTensor._wrap(local.view_as(local), made._spec) if local is tensor._local_tensor else made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        if grad is None:
+            return (None,) * 6
+        spec = ctx.spec
+        placements = placing.gradient_placements(spec.placements)
+        # What the gradient has already pending may stay so where the tensor has it too.
+        if ctx.backward_dtype is not None and grad.dtype != ctx.backward_dtype:
+            grad = grad.to(ctx.backward_dtype)
+        if grad._spec.mesh is not spec.mesh or grad._spec.placements != placements:
+            grad = redistribute(grad, spec.mesh, placements, ctx.async_op, None, None)
+        if grad.dtype != spec.dtype:
+            grad = grad.to(spec.dtype)
+        return grad, None, None, None, None, None
+
+
+# ---- full_tensor ----------------------------------------------------------------------------------------------------
+
+
+def full_tensor(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:
+    """See `DTensor.full_tensor`."""
+    whole = redistribute(tensor, None, (Replicate(),) * tensor._spec.mesh.ndim, False, None, None)
+    local = to_local(whole, grad_placements)
+    return placing.waited(local)

@@ -1,0 +1,137 @@
+"""Ops that no rule describes: what they do is not a function of values alone, or they take lists.
+
+A handler is called with (op, args, kwargs), does everything, and returns what the op returns.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+import phalanx.collectives as pc
+from phalanx.dtensor import api, fallback, lists
+from phalanx.dtensor.placements import Replicate
+from phalanx.dtensor.redistribute import transfer
+from phalanx.dtensor.spec import Spec
+
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+aten = torch.ops.aten
+
+_handlers: dict[Any, Handler] = {}
+
+
+def handles(*ops: Any) -> Callable[[Handler], Handler]:
+    """Register a handler of ops."""
+
+    def register(function: Handler) -> Handler:
+        for op in ops:
+            _handlers[op] = function
+        return function
+
+    return register
+
+
+@cache
+def find(op: Any) -> Handler | None:
+    """The handler of an op, or None."""
+    found = _handlers.get(op)
+    if found is not None:
+        return found
+    from phalanx.dtensor.random_ops import RANDOM_OPS
+
+    random: Handler | None = RANDOM_OPS.get(op)
+    return random or lists.find(op)
+
+
+def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
+    """An algorithm of our own for a call whose rule would bring inputs together; None: there is none."""
+    if not moves:
+        return None
+    from phalanx.dtensor.algorithms import find as find_algorithm
+
+    found: Handler | None = find_algorithm(op, choice, moves, values)
+    return found
+
+
+# ---- values that leave the mesh -------------------------------------------------------------------------------------
+
+
+@handles(aten._local_scalar_dense.default)
+def _item(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """item(), float(), bool(): of the whole value, also where it is Partial."""
+    whole = fallback.whole_of(args[0])
+    if whole.numel() != 1:
+        raise RuntimeError("item(): this rank is outside the mesh of the DTensor, and has no value")
+    return op(whole)
+
+
+@handles(aten.equal.default)
+def _equal(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    first, second = args
+    if not (isinstance(first, api.DTensor) and isinstance(second, api.DTensor)):
+        raise RuntimeError("equal: got mixed distributed and non-distributed tensors: make both DTensors")
+    if first.shape != second.shape:
+        return False
+    spec: Spec = first._spec
+    placements = [Replicate() if one.is_partial() else one for one in spec.placements]
+    mine = [
+        transfer(one._spec, spec.replace(placements=placements, dtype=one.dtype)).run(one._local_tensor)
+        for one in (first, second)
+    ]
+    same = torch.tensor(op(*mine), dtype=torch.int32)
+    for mesh_dim in range(spec.mesh.ndim):
+        same = pc.wait_tensor(pc.all_reduce(same, "min", (spec.mesh, mesh_dim)))  # type: ignore[arg-type]
+    return bool(same.item())
+
+
+@handles(aten.is_same_size.default)
+def _is_same_size(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return bool(args[0].shape == args[1].shape)
+
+
+@handles(aten.is_pinned.default)
+def _is_pinned(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return bool(args[0]._local_tensor.is_pinned())
+
+
+# ---- new tensors of which nothing is read ---------------------------------------------------------------------------
+
+
+@handles(aten.new_empty_strided.default, aten.empty_strided.default)
+def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """As the tensor, if it has its shape; else the same on every rank."""
+    tensor, size, stride = args[:3]
+    spec: Spec = tensor._spec
+    same = tuple(size) == tuple(spec.shape) and not spec.is_partial
+    placements = spec.placements if same else (Replicate(),) * spec.mesh.ndim
+    made = Spec(spec.mesh, placements, tuple(size), tuple(stride), kwargs.get("dtype") or spec.dtype)
+    local = torch.empty_strided(
+        made.local_shape, made.local_stride, dtype=made.dtype, device=kwargs.get("device") or tensor.device
+    )
+    return api.DTensor._wrap(local, made)
+
+
+# ---- views that change the tensor itself ----------------------------------------------------------------------------
+
+
+@handles(
+    aten.t_.default,
+    aten.transpose_.default,
+    aten.squeeze_.default,
+    aten.squeeze_.dim,
+    aten.squeeze_.dims,
+    aten.unsqueeze_.default,
+    aten.swapdims_.default,
+    aten.swapaxes_.default,
+)
+def _view_in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    base = op._schema.name.split("::")[1][:-1]
+    made = getattr(getattr(aten, base), op._overloadname)(*args, **kwargs)
+    if getattr(made, "_is_view_of_copy", False):
+        raise RuntimeError(f"{op}: it would need communication, and the tensor is to stay where it is: redistribute it")
+    with torch.utils._mode_utils.no_dispatch():  # type: ignore[attr-defined]
+        op(tensor, *args[1:], **kwargs)
+    tensor._spec, tensor._local_tensor = made._spec, made._local_tensor
+    return tensor

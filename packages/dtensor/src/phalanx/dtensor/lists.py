@@ -1,0 +1,136 @@
+"""Ops on lists of tensors: foreach ops are the op of one element for each, fused optimizers work where parameters are."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from phalanx.dtensor import api, mode
+from phalanx.dtensor.placements import Partial
+from phalanx.dtensor.plan import bound, call_bound, is_list, local_of, written_arguments
+from phalanx.dtensor.redistribute import transfer
+
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+# What is not the same op for each element of the lists alone.
+_NOT_BY_ELEMENT = ("norm", "max", "powsum")
+
+
+@cache
+def find(op: Any) -> Handler | None:
+    """The handler of an op on lists, or None."""
+    base = op._schema.name.split("::")[1]
+    if base.startswith("_foreach_"):
+        return foreach
+    if base.startswith("_fused_") and base.rstrip("_").removeprefix("_fused_") in ("adam", "adamw", "sgd", "adagrad"):
+        return fused_optimizer
+    return None
+
+
+# ---- foreach --------------------------------------------------------------------------------------------------------
+
+
+def foreach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A foreach op: at once where all local tensors can be taken as they are, else one element after the other."""
+    values = bound(op, args, kwargs)
+    if _is_aligned(op, values):
+        result = call_bound(op, [local_of(value) for value in values])
+        if result is None:
+            return None
+        specs = [one._spec for one in values[0]]
+        return [
+            api.DTensor._wrap(local, spec if local.dtype == spec.dtype else spec.replace(dtype=local.dtype))
+            for local, spec in zip(result, specs, strict=True)
+        ]
+    return _by_element(op, values)
+
+
+def _is_aligned(op: Any, values: Sequence[Any]) -> bool:
+    """Whether each list has DTensors of the placements and shape of the first one, and none is Partial."""
+    base = op._schema.name.split("::")[1].removeprefix("_foreach_").rstrip("_")
+    if base in _NOT_BY_ELEMENT or not values or not is_list(values[0]):
+        return False
+    if not all(isinstance(one, api.DTensor) and not one._spec.is_partial for one in values[0]):
+        return False
+    for value in values[1:]:
+        if isinstance(value, api.DTensor) or (isinstance(value, torch.Tensor) and value.ndim):
+            return False
+        if not is_list(value) or not any(isinstance(one, torch.Tensor) for one in value):
+            continue
+        if len(value) != len(values[0]):
+            return False
+        for one, first in zip(value, values[0], strict=True):
+            if not isinstance(one, api.DTensor):
+                return False
+            own, model = one._spec, first._spec
+            if own.mesh is not model.mesh or own.placements != model.placements or own.shape != model.shape:
+                return False
+    return True
+
+
+def _by_element(op: Any, values: Sequence[Any]) -> Any:
+    name = op._schema.name.split("::")[1].removeprefix("_foreach_")
+    in_place = name.endswith("_")
+    packet = getattr(torch.ops.aten, {"norm": "linalg_vector_norm", "zero_": "zero_"}.get(name, name))
+    arguments = op._schema.arguments
+    count = next(len(value) for value in values if is_list(value))
+    results = []
+    for index in range(count):
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for value, argument in zip(values, arguments, strict=True):
+            is_many = is_list(value) and str(argument.type) in ("List[Tensor]", "List[number]")
+            one = value[index] if is_many else value
+            if argument.kwarg_only or argument.name in ("alpha", "value", "dtype"):
+                named[argument.name] = one
+            else:
+                positional.append(one)
+        if name in ("addcmul", "addcdiv", "addcmul_", "addcdiv_") and len(positional) > 3:
+            named["value"] = positional.pop()
+        if name == "norm":
+            named.pop("ord", None)
+        if isinstance(named.get("value"), torch.Tensor):
+            named["value"] = named["value"].item()
+        given = {key: one for key, one in named.items() if one is not None and not (key == "alpha" and one == 1)}
+        results.append(packet(*positional, **given))
+    return None if in_place else results
+
+
+# ---- fused optimizers -----------------------------------------------------------------------------------------------
+
+
+def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A fused step: every state and gradient is brought where its parameter is, and the op runs on local tensors."""
+    values = bound(op, args, kwargs)
+    parameters = values[0]
+    written = set(written_arguments(op))
+    for one in parameters:
+        if not isinstance(one, api.DTensor):
+            raise RuntimeError(f"{op}: got mixed distributed and non-distributed tensors among the parameters")
+        if any(type(placement) is Partial for placement in one._spec.placements):
+            raise RuntimeError(f"{op}: a parameter is Partial, which an optimizer cannot change: redistribute it")
+    locals_: list[Any] = []
+    for index, value in enumerate(values):
+        if is_list(value) and len(value) == len(parameters):
+            locals_.append(
+                [_as_parameter(op, one, to, index in written) for one, to in zip(value, parameters, strict=True)]
+            )
+        else:
+            locals_.append(local_of(value))
+    return call_bound(op, locals_)
+
+
+def _as_parameter(op: Any, value: Any, parameter: Any, is_written: bool) -> Any:
+    if not isinstance(value, api.DTensor) or value.shape != parameter.shape:
+        return local_of(value)
+    spec = parameter._spec
+    if value._spec.placements == spec.placements:
+        return value._local_tensor
+    # Gradients are only scratch space to the op: a copy of one may be written into.
+    names = [one.name for one in op._schema.arguments]
+    if is_written and not any(name == "grads" for name in names):
+        raise RuntimeError(f"{op}: a state has other placements than its parameter: make it with zeros_like")
+    if mode.is_strict():
+        raise mode.StrictError(f"strict mode: {op} would bring a gradient to the placements of its parameter")
+    return transfer(value._spec, spec.replace(dtype=value.dtype)).run(value._local_tensor)

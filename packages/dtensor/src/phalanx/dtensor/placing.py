@@ -1,0 +1,151 @@
+"""What `from_local` and `distribute_tensor` need to know: the spec of what ranks have, and the part of a rank."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.types import IntLikeType
+
+import phalanx.collectives as pc
+from phalanx.dtensor import layout
+from phalanx.dtensor._mesh import Mesh, coordinate_of, token
+from phalanx.dtensor.placements import AnyPlacement, Partial, Placement, Replicate, split_dim
+from phalanx.dtensor.redistribute import transfer
+from phalanx.dtensor.spec import Spec, normalize_placements
+
+# Specs by what from_local was given: to look them up costs less than to work them out.
+_MOST_KEPT = 4096
+_specs: dict[tuple[Any, ...], Spec] = {}
+
+
+def gradient_placements(placements: Sequence[AnyPlacement]) -> tuple[AnyPlacement, ...]:
+    """Where a gradient is by default: as the tensor, but for Partial, whose terms all have the gradient of the whole."""
+    return tuple(Replicate() if type(one) is Partial else one for one in placements)
+
+
+def spec_of_local(
+    local: torch.Tensor,
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[IntLikeType] | None = None,
+    stride: Sequence[IntLikeType] | None = None,
+) -> Spec:
+    """The spec of a tensor of which this rank has `local`. Not collective.
+
+    Args:
+        local: The local tensor.
+        mesh: The mesh.
+        placements: One for each mesh dim.
+        shape: The shape of the whole; by default as if all ranks had as much.
+        stride: Its stride; by default as the local tensor lies.
+
+    Raises:
+        ValueError: `local` is not this rank's part of a tensor of that shape.
+    """
+    try:
+        key = (token(mesh), tuple(placements), local.shape, local.stride(), local.dtype, shape, stride)
+        known = _specs.get(key)
+    except TypeError:
+        key, known = (), None
+    if known is not None:
+        return known
+    placed = normalize_placements(mesh, placements, local.ndim if shape is None else len(shape))
+    inside = coordinate_of(mesh) is not None
+    whole = tuple(layout.global_shape(local.shape, mesh.shape, placed)) if shape is None else tuple(shape)
+    if inside and shape is not None:
+        part = layout.local_shape(whole, mesh.shape, placed, coordinate_of(mesh) or ())
+        if tuple(part) != tuple(local.shape):
+            raise ValueError(
+                f"from_local: of a tensor of shape {whole} with placements {list(placed)} this rank has a part of shape "
+                f"{tuple(part)}, not {tuple(local.shape)}: shards are those of torch.chunk; write SizedShard for others"
+            )
+    if stride is None and inside:
+        stride = layout.global_stride(whole, local.shape, local.stride())
+    spec = Spec(mesh, placed, torch.Size(whole), None if stride is None else tuple(stride), local.dtype)  # type: ignore[arg-type]
+    if inside and shape is None and spec.local_shape != local.shape:
+        # A SizedShard says how much this rank has.
+        raise ValueError(
+            f"from_local: with placements {list(placed)} this rank's part has shape {tuple(spec.local_shape)}, and the "
+            f"local tensor {tuple(local.shape)}: give shape=, or sizes that fit"
+        )
+    if key and type(spec) is Spec:
+        if len(_specs) >= _MOST_KEPT:
+            _specs.clear()
+        _specs[key] = spec
+    return spec
+
+
+def with_stride_of(spec: Spec, local: torch.Tensor) -> Spec:
+    """The spec with the stride that a local tensor shows."""
+    if coordinate_of(spec.mesh) is None:
+        return spec
+    return spec.replace(shape=spec.shape, stride=layout.global_stride(spec.shape, local.shape, local.stride()))
+
+
+def local_part(tensor: torch.Tensor, spec: Spec, source: int | None) -> torch.Tensor:
+    """This rank's part of a tensor that ranks have whole, in memory of its own or (if it is all) the tensor's.
+
+    Args:
+        tensor: The whole.
+        spec: Where its parts go.
+        source: The rank of each mesh dim whose values count, or None. With one it is collective over the mesh.
+    """
+    mesh = spec.mesh
+    coordinate = coordinate_of(mesh)
+    if coordinate is None:
+        return tensor.new_empty(0)
+    if source is not None:
+        tensor = same_values(tensor, mesh, source)
+    local = transfer(spec.replace(placements=(Replicate(),) * mesh.ndim), spec).run(tensor)
+    if local is not tensor and any(split_dim(one) is not None for one in spec.placements):
+        # A piece must not keep the memory of the whole.
+        local = local.clone(memory_format=torch.contiguous_format) if local._is_view() else local.contiguous()
+    return local
+
+
+def same_values(tensor: torch.Tensor, mesh: Mesh, source: int) -> torch.Tensor:
+    """The tensor as the rank with coordinate `source` in every mesh dim has it. Collective over the mesh."""
+    if not isinstance(mesh, DeviceMesh) or mesh.size() == 1 or tensor.is_meta:
+        return tensor
+    whole = tensor.contiguous()
+    for mesh_dim in range(mesh.ndim):
+        group = mesh.get_group(mesh_dim)
+        whole = pc.wait_tensor(pc.broadcast(whole, source, group))
+    return whole
+
+
+def check_same(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement], with_shape: bool) -> torch.Tensor:
+    """Compare what ranks have, and give what is replicated the values of the first rank of its mesh dim. Collective.
+
+    Args:
+        local: The local tensor.
+        mesh: The mesh.
+        placements: One for each mesh dim.
+        with_shape: Whether all must have the same shape, too; else the same number of dims.
+
+    Raises:
+        ValueError: Ranks have other dtypes, numbers of dims or shapes.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        return local
+    for mesh_dim, placement in enumerate(placements):
+        group = mesh.get_group(mesh_dim)
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, (str(local.dtype), tuple(local.shape)), group=group)
+        for rank, (dtype, shape) in enumerate(found):
+            if dtype != str(local.dtype) or len(shape) != local.ndim or (with_shape and shape != tuple(local.shape)):
+                raise ValueError(
+                    f"from_local: rank {rank} of mesh dim {mesh_dim} has a local tensor of {dtype}{list(shape)}, this "
+                    f"one of {local.dtype}{list(local.shape)}: "
+                    + ("give shape= and stride= if shards are uneven" if dtype == str(local.dtype) else "use one dtype")
+                )
+        if placement.is_replicate():
+            local = pc.wait_tensor(pc.broadcast(local.contiguous(), 0, group))
+    return local
+
+
+def waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with what is on its way to it arrived."""
+    return pc.wait_tensor(tensor) if isinstance(tensor, pc.AsyncCollectiveTensor) else tensor

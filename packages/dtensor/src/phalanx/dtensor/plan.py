@@ -1,0 +1,218 @@
+"""What is to be done for one call of an op: worked out once, run for every call of the same kind.
+
+A Plan says which inputs move where, what changes among the arguments, which op runs on the local tensors, and what the
+results are. It knows no rules and asks nothing: `planner` makes it, `dispatch` finds it, and whatever runs it (here, or
+native code) gives the same results.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from phalanx.dtensor import api
+from phalanx.dtensor.mode import strict_error, is_strict
+from phalanx.dtensor.redistribute import Transfer
+from phalanx.dtensor.rules.local import LocalWork, results_of
+from phalanx.dtensor.spec import Spec
+
+Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One input that is brought to other placements before the op runs.
+
+    Attributes:
+        argument: The argument, counted in the op's schema.
+        place: Where in it, if it is a list.
+        transfer: How.
+    """
+
+    argument: int
+    place: int | None
+    transfer: Transfer
+
+
+class Plan:
+    """How one call is done.
+
+    Attributes:
+        run: Called with (op, args, kwargs): does it.
+        direct: The spec of the one result, if the op runs on the local tensors as they are: then `dispatch` does it
+            itself, without calling `run`. None otherwise.
+        in_place: Whether the op runs on the local tensors as they are and returns its first argument. As `direct`.
+        moves: The communication before the op.
+        text: The rule, or why there is none: for `explain`.
+        specs: The specs of the results, None where a result is no tensor.
+    """
+
+    __slots__ = ("direct", "in_place", "moves", "run", "specs", "text")
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        direct: Spec | None = None,
+        in_place: bool = False,
+        moves: tuple[Move, ...] = (),
+        text: str = "",
+        specs: tuple[Spec | None, ...] = (),
+    ) -> None:
+        self.run = run
+        self.direct = direct
+        self.in_place = in_place
+        self.moves = moves
+        self.text = text
+        self.specs = specs
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------
+
+
+def bound(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Every argument of the op's schema, in order, with defaults filled in."""
+    count = len(args)
+    return [
+        args[index] if index < count else kwargs.get(one.name, one.default_value)
+        for index, one in enumerate(op._schema.arguments)
+    ]
+
+
+def call_bound(op: Any, values: Sequence[Any]) -> Any:
+    """Call an op with every argument of its schema."""
+    arguments = op._schema.arguments
+    keyword = {one.name: value for value, one in zip(values, arguments, strict=True) if one.kwarg_only}
+    if not keyword:
+        return op(*values)
+    return op(*values[: len(values) - len(keyword)], **keyword)
+
+
+def is_list(value: Any) -> bool:
+    """Whether an argument is a list of some kind."""
+    return type(value) is list or type(value) is tuple
+
+
+def local_of(value: Any) -> Any:
+    """An argument with local tensors in the place of DTensors."""
+    if isinstance(value, api.DTensor):
+        return value._local_tensor
+    if is_list(value):
+        return [local_of(one) for one in value]
+    return value
+
+
+def written_arguments(op: Any) -> tuple[int, ...]:
+    """The arguments into which an op writes."""
+    return tuple(
+        index
+        for index, one in enumerate(op._schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    )
+
+
+def returned_argument(op: Any, index: int) -> int | None:
+    """The argument that result `index` is, for an op that writes into it and returns it."""
+    alias = op._schema.returns[index].alias_info if index < len(op._schema.returns) else None
+    if alias is None or not alias.is_write:
+        return None
+    for argument, one in enumerate(op._schema.arguments):
+        if one.alias_info is not None and one.alias_info.is_write and one.alias_info.before_set & alias.before_set:
+            return argument
+    return None
+
+
+# ---- with a rule ----------------------------------------------------------------------------------------------------
+
+
+class RulePlan(Plan):
+    """A Plan that a rule gave, in its general form: moves, other arguments, shares of means, several results."""
+
+    __slots__ = ("is_outside", "is_view_of_copy", "local_op", "returned", "shape", "work")
+
+    def __init__(
+        self,
+        op: Any,
+        moves: tuple[Move, ...],
+        work: LocalWork | None,
+        specs: tuple[Spec | None, ...],
+        shape: Any,
+        text: str,
+    ) -> None:
+        """
+        Args:
+            op: What runs on the local tensors.
+            moves: The communication before.
+            work: What this rank does differently; None on a rank outside the mesh.
+            specs: Of the results, as the rule counts them.
+            shape: The form of what the op returns: (type, entries), where an entry is the number of a spec or None.
+            text: The rule.
+        """
+        super().__init__(self._run, moves=moves, text=text, specs=specs)
+        self.local_op = op
+        self.work = work
+        self.shape = shape
+        self.is_outside = work is None
+        self.returned = tuple(returned_argument(op, index) for index in range(len(op._schema.returns)))
+        aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns)
+        self.is_view_of_copy = bool(moves) and aliases
+
+    def _run(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        given = bound(op, args, kwargs)
+        if self.is_outside:
+            return self._wrapped(given, [], self._outside)
+        work = self.work
+        assert work is not None
+        if self.moves and is_strict():
+            raise strict_error(op, self)
+        values = [local_of(value) for value in given]
+        for move in self.moves:
+            if move.place is None:
+                values[move.argument] = move.transfer.run(values[move.argument])
+            else:
+                values[move.argument][move.place] = move.transfer.run(values[move.argument][move.place])
+        if work.fills:
+            device = next(one for one in _flat(values) if isinstance(one, torch.Tensor)).device
+            results = work.filled([one.dtype for one in self.specs if one is not None], device)
+            return self._wrapped(given, results, None)
+        for argument, value in work.sizes:
+            values[argument] = value
+        result = call_bound(self.local_op, values)
+        if self.shape is None:
+            return None if result is None else result
+        results = results_of(op, values, result)
+        if work.scales:
+            results = work.finish(results)
+        return self._wrapped(given, results, None)
+
+    def _outside(self, spec: Spec) -> torch.Tensor:
+        return torch.empty(0, dtype=spec.dtype, device=spec.mesh.device_type)
+
+    def _wrapped(self, given: list[Any], results: Sequence[torch.Tensor], make: Any) -> Any:
+        kind, entries = self.shape
+        done: list[Any] = []
+        for index, entry in enumerate(entries):
+            argument = self.returned[index] if kind is None or index < len(self.returned) else None
+            if argument is not None:
+                done.append(given[argument])
+            elif entry is None:
+                done.append(None)
+            else:
+                spec = self.specs[entry]
+                assert spec is not None
+                local = make(spec) if make is not None else results[entry]
+                wrapped = api.DTensor._wrap(local, spec)
+                if self.is_view_of_copy:
+                    wrapped._is_view_of_copy = True  # type: ignore[attr-defined]
+                done.append(wrapped)
+        if kind is None:
+            return done[0]
+        return kind(done)
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        found += value if isinstance(value, list) else [value]
+    return found

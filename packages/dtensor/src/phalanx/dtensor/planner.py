@@ -1,0 +1,281 @@
+"""From a call of an op to its Plan: the rule, the choice by cost, what moves, and what the results are.
+
+The order in which a call is looked at:
+
+1. handlers: ops that are no function of values alone (random, item, equal), lists (foreach, fused optimizers);
+2. a rule, and the cheapest of its strategies; an algorithm of our own where that costs less than to bring the inputs
+   together;
+3. a decomposition into ops that have rules;
+4. the fallback: every rank works on the whole, with a warning.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+
+from phalanx.dtensor import api, fallback, handlers, meta, mode
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor.placements import (
+    AnyPlacement,
+    Placement,
+    Replicate,
+    Shard,
+    SizedShard,
+    StridedShard,
+    on_dim,
+)
+from phalanx.dtensor.plan import Move, Plan, RulePlan, bound, is_list, written_arguments
+from phalanx.dtensor.redistribute import transfer
+from phalanx.dtensor.rules.conditions import Aligned, AllOne, EachHas
+from phalanx.dtensor.rules.cost import Choice, CostModel, MeshDimCost, choose
+from phalanx.dtensor.rules.local import LocalWork, local_work
+from phalanx.dtensor.rules.registry import Match, Meta, find
+from phalanx.dtensor.spec import Spec
+
+_WHOLE = Replicate()
+
+
+def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+    """The Plan of a call.
+
+    Args:
+        op: An OpOverload.
+        args, kwargs: Its arguments; at least one DTensor among them.
+
+    Raises:
+        RuntimeError: DTensors and plain tensors are mixed, or DTensors are on several meshes.
+    """
+    handler = handlers.find(op)
+    if handler is not None:
+        return Plan(handler, text="handled by itself")
+    values = bound(op, args, kwargs)
+    leaves = tensor_leaves(values)
+    mesh = common_mesh(op, leaves)
+    specs = [spec_of(op, leaf, mesh) for _, _, leaf in leaves]
+    found = by_rule(op, values, leaves, specs, mesh)
+    if found is not None:
+        return found
+    return fallback.plan(op)
+
+
+# ---- what goes in ---------------------------------------------------------------------------------------------------
+
+Leaf = tuple[int, int | None, torch.Tensor]
+"""(argument, place in it if it is a list, tensor)."""
+
+
+def tensor_leaves(values: Sequence[Any]) -> list[Leaf]:
+    """The tensors among the arguments of an op, as rules count them."""
+    found: list[Leaf] = []
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            found.append((index, None, value))
+        elif is_list(value):
+            found += [(index, place, one) for place, one in enumerate(value) if isinstance(one, torch.Tensor)]
+    return found
+
+
+def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
+    """The mesh of all DTensors among the arguments."""
+    mesh: Mesh | None = None
+    for _, _, tensor in leaves:
+        if isinstance(tensor, api.DTensor):
+            own = tensor._spec.mesh
+            if mesh is None:
+                mesh = own
+            elif own is not mesh and token(own) != token(mesh):
+                raise RuntimeError(
+                    f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(own)}: bring one to the "
+                    "other's with redistribute(mesh, placements)"
+                )
+    assert mesh is not None
+    return mesh
+
+
+def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
+    """What an argument is: a plain tensor without dims counts as replicated, another must not be there."""
+    if isinstance(tensor, api.DTensor):
+        return tensor._spec
+    if tensor.ndim and not mode.replicates():
+        raise RuntimeError(
+            f"{op}: got mixed distributed and non-distributed tensors (mixed torch.Tensor and DTensor): the plain one "
+            f"has shape {tuple(tensor.shape)}; write distribute_tensor(tensor, mesh, placements), or "
+            "DTensor.from_local(tensor, mesh) if every rank has the same"
+        )
+    return Spec(mesh, (_WHOLE,) * mesh.ndim, tensor.shape, tensor.stride(), tensor.dtype)
+
+
+# ---- by a rule ------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def cost_model(mesh_shape: tuple[int, ...]) -> CostModel:
+    """The costs of a mesh of that shape."""
+    return CostModel(tuple(MeshDimCost(size) for size in mesh_shape))
+
+
+def by_rule(
+    op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[Spec], mesh: Mesh
+) -> Plan | None:
+    """The Plan that the op's rule gives, or None: it has none for this call."""
+    match = matched(op, values, specs)
+    if match is None:
+        return None
+    try:
+        choice, special = chosen(match, specs, mesh)
+    except ValueError:
+        if match.in_place:
+            return Plan(fallback.write_back, text=f"{match.rule.text}, out of place and written back")
+        raise
+    shown = meta.results(op, values, specs)
+    if shown is None:
+        return None
+    tensors, shape = shown
+    if len(tensors) != len(choice.outputs):
+        return None
+    moves = moves_of(leaves, specs, choice, special)
+    algorithm = handlers.algorithm(op, choice, moves, values)
+    if algorithm is not None:
+        return Plan(algorithm, text=f"an algorithm of its own instead of '{match.rule.text}'")
+    outputs = tuple(
+        Spec(mesh, renamed(placements, choice, special), one.shape, one.stride, one.dtype)
+        for placements, one in zip(choice.outputs, tensors, strict=True)
+    )
+    coordinate = coordinate_of(mesh)
+    work = None
+    if coordinate is not None:
+        sizes = [tuple(one.shape) for one in tensors]
+        work = local_work(match.rule, choice.strategies, match.facts, sizes, tuple(mesh.shape), coordinate)
+        if any(special):
+            known = dict(match.rule.size_args)
+            changed = tuple(
+                (argument, list(outputs[known[argument]].local_shape) if argument in known else value)
+                for argument, value in work.sizes
+            )
+            work = LocalWork(changed, work.scales, work.fills, tuple(tuple(one.local_shape) for one in outputs))
+    made = RulePlan(op, moves, work, outputs, shape, match.rule.text)
+    if is_direct(op, made, values, leaves, shape):
+        made.direct = outputs[0]
+    return made
+
+
+def is_direct(op: Any, made: RulePlan, values: Sequence[Any], leaves: Sequence[Leaf], shape: Any) -> bool:
+    """Whether the op runs on the local tensors as they are and returns one new tensor."""
+    work = made.work
+    if made.moves or work is None or work.sizes or work.scales or work.fills:
+        return False
+    if shape != (None, (0,)) or written_arguments(op) or any(place is not None for _, place, _ in leaves):
+        return False
+    return not any(one.kwarg_only and one.type.kind() == "TensorType" for one in op._schema.arguments)
+
+
+def matched(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> Match | None:
+    """The rule of a call, with what it knows of its tensors."""
+    metas = iter([Meta(tuple(one.shape), one.dtype) for one in specs])
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return next(metas)
+        return [seen(one) for one in value] if is_list(value) else value
+
+    return find(op, [seen(value) for value in values])
+
+
+def moves_of(
+    leaves: Sequence[Leaf], specs: Sequence[Spec], choice: Choice, special: Sequence[AnyPlacement | None]
+) -> tuple[Move, ...]:
+    """What has to be brought where before the op."""
+    moves: list[Move] = []
+    for (argument, place, _), spec, wanted in zip(leaves, specs, choice.inputs, strict=True):
+        kept = tuple(now if one is None else one for now, one in zip(spec.placements, wanted, strict=True))
+        target = renamed(kept, choice, special)
+        if target != spec.placements:
+            moves.append(Move(argument, place, transfer(spec, spec.replace(placements=target))))
+    return tuple(moves)
+
+
+# ---- shards of other sizes ------------------------------------------------------------------------------------------
+#
+# Rules know Shard alone. Where all that a strategy cuts on a mesh dim may be cut in another way as well (no chunk
+# arithmetic in it), Shard there stands for the SizedShard or StridedShard that the inputs have.
+
+
+def chosen(match: Match, specs: Sequence[Spec], mesh: Mesh) -> tuple[Choice, tuple[AnyPlacement | None, ...]]:
+    """The cheapest strategies, and for each mesh dim the placement that Shard stands for, or None: itself."""
+    model = cost_model(tuple(mesh.shape))
+    special = special_of(specs, mesh)
+    if any(special):
+        sources = [tuple(map(_as_shard, spec.placements, special)) for spec in specs]
+        choice = choose(match, sources, model)
+        used = tuple(
+            kind if kind is not None and _is_kept(choice, index, sources) else None
+            for index, kind in enumerate(special)
+        )
+        if all(
+            (kind is None) == (keep is None) or not _cuts(choice, index)
+            for index, (kind, keep) in enumerate(zip(special, used, strict=True))
+        ):
+            return choice, used
+    return choose(match, [spec.placements for spec in specs], model), (None,) * mesh.ndim
+
+
+def special_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[AnyPlacement | None, ...]:
+    """For each mesh dim the one way other than Shard in which inputs are cut, or None."""
+    found: list[AnyPlacement | None] = []
+    for mesh_dim in range(mesh.ndim):
+        kinds = {
+            on_dim(spec.placements[mesh_dim], 0)
+            for spec in specs
+            if isinstance(spec.placements[mesh_dim], (SizedShard, StridedShard))
+        }
+        found.append(kinds.pop() if len(kinds) == 1 else None)
+    return tuple(found)
+
+
+# Stands for a Shard among inputs that are cut in another way: equal to nothing that a strategy wants.
+_OTHER_CUT = 1 << 30
+
+
+def _as_shard(placement: AnyPlacement, special: AnyPlacement | None) -> AnyPlacement:
+    if special is None:
+        return placement
+    if isinstance(placement, Shard):
+        return StridedShard(placement.dim, _OTHER_CUT)
+    if isinstance(placement, (SizedShard, StridedShard)) and on_dim(placement, 0) == special:
+        return Shard(placement.dim)
+    return placement
+
+
+def _cuts(choice: Choice, mesh_dim: int) -> bool:
+    return choice.strategies[mesh_dim].factor is not None
+
+
+def _is_kept(choice: Choice, mesh_dim: int, sources: Sequence[Sequence[AnyPlacement]]) -> bool:
+    """Whether a strategy cuts just what the inputs have cut in the other way, without chunk arithmetic."""
+    strategy = choice.strategies[mesh_dim]
+    if strategy.factor is None or strategy.scale or strategy.fill:
+        return False
+    if any(isinstance(one, (Aligned, AllOne, EachHas)) for one in strategy.conditions):
+        return False
+    return any(
+        isinstance(wanted, Shard) and own[mesh_dim] == wanted
+        for wanted, own in zip(strategy.inputs, sources, strict=True)
+    )
+
+
+def renamed(
+    placements: Sequence[Placement], choice: Choice, special: Sequence[AnyPlacement | None]
+) -> tuple[AnyPlacement, ...]:
+    """Placements with what Shard stands for."""
+    return tuple(
+        on_dim(kind, one.dim) if kind is not None and isinstance(one, Shard) else one  # type: ignore[misc]
+        for one, kind in zip(placements, special, strict=True)
+    )
+
+
+def element_count(spec: Spec) -> int:
+    """The number of elements of the whole tensor."""
+    return prod(spec.shape)
