@@ -9,6 +9,8 @@ Names and signatures follow torch.distributed.tensor.
 
 from phalanx.dtensor._mesh import GridMesh
 from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
+from phalanx.dtensor.checkpoint import allow_loading as _allow_loading
+from phalanx.dtensor.interop import from_torch, to_torch
 from phalanx.dtensor.mode import StrictError, implicit_replication, strict
 from phalanx.dtensor.placements import (
     Partial,
@@ -23,6 +25,7 @@ from phalanx.dtensor.placements import (
 
 # As torch calls it.
 _StridedShard = StridedShard
+_allow_loading()  # as torch does with its own
 
 __all__ = [
     "DTensor",
@@ -38,6 +41,8 @@ __all__ = [
     "as_torch_placement",
     "distribute_module",
     "distribute_tensor",
+    "from_torch",
     "implicit_replication",
     "strict",
+    "to_torch",
 ]

@@ -44,14 +44,16 @@ def _make_wrapper(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool)
     return made
 
 
-def _make_wrapper_fast(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool) -> Any:
-    return _new(cls, local, spec, requires_grad=requires_grad)
-
-
 # A wrapper of `cls` with the slots _local_tensor and _spec: torch makes its own DTensors with the first, which takes
 # half the time. Read in 2.11 to 2.13.
 _new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
-make_wrapper: Callable[[Any, torch.Tensor, Any, bool], Any] = _make_wrapper if _new is None else _make_wrapper_fast
+make_wrapper: Callable[[Any, torch.Tensor, Any, bool], Any] = _make_wrapper if _new is None else _new
+
+
+def bare(op: Any) -> Callable[..., Any]:
+    """What an OpOverload calls: the same without a frame of Python. Read in 2.11 to 2.13."""
+    found: Callable[..., Any] = op._op
+    return found
 
 
 def fake_mode() -> Any:
@@ -59,6 +61,27 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+# Public, but without types. Read in 2.11 to 2.13. It brings Dynamo, as phalanx.collectives has done already.
+allow_in_graph: Callable[[Callable[..., Any]], Any] = torch.compiler.allow_in_graph
+
+
+def untraced() -> Any:
+    """A context in which no mode sees what is called: nothing is recorded, and tensors have values. Read in 2.11 to 2.13."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def tracing_fake_mode() -> Any:
+    """The fake mode of whoever traces now, or None. Read in 2.11 to 2.13."""
+    return torch._guards.detect_fake_mode()
+
+
+def real_object(value: Any) -> Any:
+    """The object itself, where torch.compile gives what stands for one (a mesh, a process group). Read in 2.13."""
+    return value.real_obj if type(value).__name__ == "FakeScriptObject" else value
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:
@@ -94,17 +117,50 @@ sym_min: Callable[[IntLikeType, IntLikeType], IntLikeType] = torch.sym_min
 sym_max: Callable[[IntLikeType, IntLikeType], IntLikeType] = torch.sym_max
 
 
-def surely_divides(size: IntLikeType, divisor: int) -> bool:
+def surely_divides(size: IntLikeType, divisor: IntLikeType) -> bool:
     """Whether a size is known to be a multiple of `divisor`; False where a SymInt does not say.
 
     Where a SymInt has a hint, the answer becomes a guard. Read in 2.13.
     """
-    return size % divisor == 0 if type(size) is int else _surely(size % divisor == 0)
+    return size % divisor == 0 if type(size) is int and type(divisor) is int else _surely(size % divisor == 0)
 
 
 def surely_equal(a: IntLikeType, b: IntLikeType) -> bool:
     """Whether two sizes are known to be equal; False where a SymInt does not say. Read in 2.13."""
     return a == b if type(a) is int and type(b) is int else _surely(a == b)
+
+
+def known_equal(a: IntLikeType, b: IntLikeType) -> bool:
+    """Whether two sizes are equal whatever their symbols are. Never a guard. Read in 2.13."""
+    return a == b if type(a) is int and type(b) is int else _known(a == b)
+
+
+def known_to_divide(size: IntLikeType, divisor: IntLikeType) -> bool:
+    """Whether a size is a multiple of another whatever their symbols are. Never a guard. Read in 2.13."""
+    return size % divisor == 0 if type(size) is int and type(divisor) is int else _known(size % divisor == 0)
+
+
+def hint(size: IntLikeType) -> int:
+    """The size that a SymInt had when it was made: for estimates, of which no guard is to come. Read in 2.13."""
+    if type(size) is int:
+        return size
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    return int(optimization_hint(size, fallback=64))  # type: ignore[arg-type]
+
+
+def plain(size: IntLikeType) -> IntLikeType:
+    """The int, where a SymInt is one whatever its symbols are. Read in 2.13."""
+    if type(size) is int:
+        return size
+    known: int | None = size.node.maybe_as_int()  # type: ignore[union-attr]
+    return size if known is None else known
+
+
+def _known(truth: Any) -> bool:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(truth))
 
 
 def _surely(truth: Any) -> bool:
@@ -125,3 +181,8 @@ def mesh_key(mesh: DeviceMesh) -> Hashable:
         return own()
     ranks = tuple(mesh.mesh.flatten().tolist())
     return ranks, tuple(mesh.shape), mesh.mesh_dim_names, mesh.device_type, getattr(mesh, "_thread_id", None)
+
+
+def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The names of the process groups of a mesh, one for each mesh dim. Read in 2.11 to 2.13."""
+    return tuple(str(group.group_name) for group in mesh.get_all_groups())

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
 
-from phalanx.dtensor import autograd, dispatch, placing
+from phalanx.dtensor import autograd, dispatch, placing, tracing
 from phalanx.dtensor._mesh import Mesh, describe, token
 from phalanx.dtensor._torch_compat import current_mesh, make_wrapper
 from phalanx.dtensor.placements import AnyPlacement, Placement, Replicate
@@ -117,17 +117,25 @@ class DTensor(torch.Tensor):
             f"mesh={describe(self._spec.mesh)}, placements={self._spec.placements}{grad})"
         )
 
-    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+    # ---- torch.compile -----------------------------------------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], tracing.Context]:
         spec = self._spec
-        return ["_local_tensor"], (spec.mesh, spec.placements, spec.dtype, self.requires_grad)
+        return ["_local_tensor"], tracing.Context(spec.mesh, spec.placements, spec.dtype, self.requires_grad)
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], context: Any, outer_size: Sequence[IntLikeType], outer_stride: Sequence[IntLikeType]
+        inner: dict[str, torch.Tensor],
+        context: tracing.Context,
+        outer_size: Sequence[IntLikeType],
+        outer_stride: Sequence[IntLikeType],
     ) -> "DTensor":
-        mesh, placements, dtype, requires_grad = context
-        spec = Spec(mesh, placements, torch.Size(outer_size), tuple(outer_stride), dtype)  # type: ignore[arg-type]
-        return DTensor._wrap(inner["_local_tensor"], spec, requires_grad)
+        spec = Spec(context.mesh, context.placements, torch.Size(outer_size), tuple(outer_stride), context.dtype)  # type: ignore[arg-type]
+        return DTensor._wrap(inner["_local_tensor"], spec, context.requires_grad)
+
+    def _stable_hash_for_caching(self) -> str:
+        """For AOTAutograd: what its cache on disk knows a DTensor by."""
+        return tracing.cache_key(self)
 
     def __coerce_tangent_metadata__(self) -> "DTensor":
         """For AOTAutograd: a tangent is never Partial."""
@@ -135,11 +143,11 @@ class DTensor(torch.Tensor):
             return self
         return self.redistribute(placements=placing.gradient_placements(self._spec.placements))
 
-    def __coerce_same_metadata_as_tangent__(self, context: Any, expected_type: type | None = None) -> Any:
+    def __coerce_same_metadata_as_tangent__(self, context: tracing.Context, expected_type: type | None = None) -> Any:
         """For AOTAutograd: a tangent with the placements that were seen while tracing."""
         if expected_type is not None:
             return self.to_local() if expected_type is torch.Tensor else None
-        return self.redistribute(placements=context[1])
+        return self.redistribute(placements=context.placements)
 
     # ---- local tensors -----------------------------------------------------------------------------------------------
 
@@ -281,7 +289,7 @@ def distribute_tensor(
 
     Source: torch.distributed.tensor.distribute_tensor.
     """
-    mesh = current_mesh("distribute_tensor") if device_mesh is None else device_mesh
+    mesh = current_mesh("distribute_tensor") if device_mesh is None else tracing.real_mesh(device_mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
     if isinstance(tensor, DTensor):
@@ -290,6 +298,11 @@ def distribute_tensor(
         raise RuntimeError(
             "distribute_tensor: the tensor is the result of an op that records gradients: write "
             "DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
+        )
+    if tensor.requires_grad and tracing.is_traced():
+        raise RuntimeError(
+            "distribute_tensor: in a compiled function it cannot make a leaf that requires gradients: make it outside, "
+            "or write DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
         )
     spec = Spec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
     local = placing.local_part(tensor.detach(), spec, src_data_rank)
@@ -359,3 +372,7 @@ def _replicate(module: nn.Module, mesh: Mesh) -> None:
     for key, buffer in module._buffers.items():
         if buffer is not None and not isinstance(buffer, DTensor):
             module._buffers[key] = distribute_tensor(buffer, mesh, whole)
+
+
+tracing.in_graph(DTensor.from_local)
+tracing.in_graph(distribute_tensor)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from phalanx.dtensor import api, placing
+from phalanx.dtensor import api, placing, tracing
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placements import Partial, Placement, Replicate
@@ -37,8 +37,7 @@ def from_local(
         raise TypeError(f"from_local: the local tensor must be a torch.Tensor, not {type(local).__name__}")
     if isinstance(local, api.DTensor):
         raise TypeError("from_local: the local tensor is a DTensor: use its redistribute(), or give its to_local()")
-    if mesh is None:
-        mesh = current_mesh("from_local")
+    mesh = current_mesh("from_local") if mesh is None else tracing.real_mesh(mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
     if type(placements) is list:
@@ -47,6 +46,11 @@ def from_local(
     if coordinate_of(mesh) is None:
         local = local.new_empty(0, requires_grad=local.requires_grad) if local.is_leaf else local.flatten()[:0]
     elif run_check:
+        if tracing.is_traced():
+            raise RuntimeError(
+                "from_local: run_check=True compares values of ranks, which a compiled function has not while it is "
+                "traced: write run_check=False, and check outside"
+            )
         checked = placing.check_same(local.detach(), mesh, spec.placements, shape is None)
         local = local if checked is local or not local.requires_grad else _same_values(local, checked)
         local = local if local.requires_grad else checked
@@ -67,7 +71,7 @@ class _FromLocal(Function):
         ctx.spec, ctx.wanted = spec, wanted
         ctx.set_materialize_grads(False)
         # A tensor of its own, since autograd notes in the one that it gets what it is the result of.
-        return api.DTensor._wrap(local.view_as(local), spec)
+        return api.DTensor._wrap(local.detach(), spec)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -126,7 +130,7 @@ def redistribute(
 ) -> Any:
     """See `DTensor.redistribute`."""
     spec = tensor._spec
-    target = spec.mesh if mesh is None else mesh
+    target = spec.mesh if mesh is None else tracing.real_mesh(mesh)
     if placements is None:
         raise RuntimeError(
             "redistribute: placements are needed: write redistribute(placements=[...]), one for each mesh dim"

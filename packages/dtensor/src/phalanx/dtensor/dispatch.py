@@ -4,13 +4,13 @@ A Plan is found by op, specs and other arguments. Specs are interned, so a key i
 and nothing is worked out for a call whose kind was seen before. What is new goes to `planner`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from phalanx.dtensor import api, mode, planner
-from phalanx.dtensor._torch_compat import make_wrapper
+from phalanx.dtensor._torch_compat import make_wrapper, untraced
 from phalanx.dtensor.plan import Plan
 from phalanx.dtensor.spec import Spec
 
@@ -28,61 +28,100 @@ def dispatch(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: 
     """Run an op on DTensors. Collective where the op is."""
     # The hot path: everything in it is paid by every op.
     dtensor = api.DTensor
-    key: list[Any] | None = [func]
+    key: list[Any] = [func]
+    values: list[Any] = []
     for value in args:
         kind = type(value)
         if kind is dtensor:
             key.append(value._spec)  # type: ignore[union-attr]
+            values.append(value._local_tensor)  # type: ignore[union-attr]
         elif kind in _ATOMS:
-            key.append(kind)  # type: ignore[union-attr]
-            key.append(value)  # type: ignore[union-attr]
+            key += (kind, value)
+            values.append(value)
+        elif kind is list:
+            local = _add_list(key, value)
+            if local is None:
+                return _other(func, args, kwargs or {}, None)
+            values.append(local)
         else:
-            key = None
-            break
-    if key is not None and not kwargs:
-        plan = _plans.get(tuple(key))
-        if plan is not None:
-            if plan.direct is not None:
-                local = func(*[one._local_tensor if type(one) is dtensor else one for one in args])
-                return make_wrapper(dtensor, local, plan.direct, False)
-            return plan.run(func, args, {})
-    return _other(func, args, kwargs or {})
-
-
-def _other(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A call with arguments of other kinds, or a new one."""
-    key: tuple[Any, ...] | None
-    try:
-        key = (func, *(_parts(args, kwargs) if kwargs or not _flat(args) else _simple(args)))
-        plan = _plans.get(key)
-    except (TypeError, _NoKey):
-        key, plan = None, None
+            return _other(func, args, kwargs or {}, None)
+    if kwargs:
+        return _other(func, args, kwargs, None)
+    found = tuple(key)
+    plan = _plans.get(found)
     if plan is None:
-        plan = planner.plan(func, args, kwargs)
-        if key is not None:
+        return _other(func, args, {}, found)
+    if plan.call is None:
+        return plan.run(func, args, {})
+    for argument, value in plan.sizes:
+        if argument >= len(values):  # left out
+            return plan.run(func, args, {})
+        values[argument] = value
+    result = plan.call(*values)
+    if plan.direct is not None:
+        return make_wrapper(dtensor, result, plan.direct, False)
+    return args[0] if plan.in_place else _several(plan.several, result)
+
+
+def _add_list(key: list[Any], given: list[Any]) -> list[Any] | None:
+    """Add a list of ints or of DTensors to a key, and give it with local tensors; None: it is another."""
+    values: list[Any] = []
+    key.append(list)
+    for value in given:
+        kind = type(value)
+        if kind is int:
+            key.append(value)
+            values.append(value)
+        elif kind is api.DTensor:
+            key.append(value._spec)
+            values.append(value._local_tensor)
+        else:
+            return None
+    key.append(list)  # the end
+    return values
+
+
+def _several(form: Any, results: Sequence[Any]) -> Any:
+    """The results of an op that has several."""
+    kind, specs = form
+    dtensor = api.DTensor
+    return kind(
+        [
+            None if spec is None else make_wrapper(dtensor, one, spec, False)
+            for one, spec in zip(results, specs, strict=True)
+        ]
+    )
+
+
+def _other(func: Any, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[Any, ...] | None) -> Any:
+    """A call with arguments of other kinds, or a new one."""
+    plan = None
+    if key is None:
+        key = _key(func, args, kwargs)
+        plan = _plans.get(key) if key is not None else None
+    if plan is None:
+        with untraced():
+            plan = planner.plan(func, args, kwargs)
+        # A plan of symbolic sizes is of use only while they are traced.
+        if key is not None and not any(isinstance(part, Spec) and type(part) is not Spec for part in key):
             if len(_plans) >= _MOST_KEPT:
                 _plans.clear()
             _plans[key] = plan
     return plan.run(func, args, kwargs)
 
 
+def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The key of a call that the hot path has none for; None: it is planned every time."""
+    try:
+        key = (func, *_parts(args, kwargs))
+        hash(key)
+    except (TypeError, _NoKey):
+        return None
+    return key
+
+
 class _NoKey(Exception):
     """A call that is planned every time."""
-
-
-def _flat(args: Sequence[Any]) -> bool:
-    return all(type(value) is api.DTensor or type(value) in _ATOMS for value in args)
-
-
-def _simple(args: Sequence[Any]) -> list[Any]:
-    """The key of what the hot path knows, made as it makes it."""
-    key: list[Any] = []
-    for value in args:
-        if type(value) is api.DTensor:
-            key.append(value._spec)
-        else:
-            key += (type(value), value)
-    return key
 
 
 def _parts(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -110,6 +149,42 @@ def _part(value: Any) -> Any:
     raise _NoKey
 
 
+def known_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | None:
+    """The Plan of a call that was done before, if it was kept.
+
+    Args:
+        func: An OpOverload.
+        args: As `dispatch` gets them.
+        kwargs: As `dispatch` gets them.
+    """
+    key = None if kwargs else _hot_key(func, args)
+    key = _key(func, args, kwargs) if key is None else key
+    return None if key is None else _plans.get(key)
+
+
+def _hot_key(func: Any, args: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The key that the hot path makes of a call; None: it makes none."""
+    key: list[Any] = [func]
+    for value in args:
+        if type(value) is api.DTensor:
+            key.append(value._spec)
+        elif type(value) in _ATOMS:
+            key += (type(value), value)
+        elif type(value) is not list or _add_list(key, value) is None:
+            return None
+    return tuple(key)
+
+
+_forgetters: list[Callable[[], object]] = []
+
+
+def on_forget(call: Callable[[], object]) -> None:
+    """Have it called whenever plans are forgotten: by what keeps something of its own made of them."""
+    _forgetters.append(call)
+
+
 def forget_plans() -> None:
     """Plan everything anew: for when rules have changed."""
     _plans.clear()
+    for call in _forgetters:
+        call()

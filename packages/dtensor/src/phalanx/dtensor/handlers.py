@@ -45,9 +45,13 @@ def find(op: Any) -> Handler | None:
 
 
 def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
-    """An algorithm of our own for a call whose rule would bring inputs together; None: there is none."""
-    if not moves:
+    """An algorithm of our own for a call whose rule would bring inputs together, or that has no rule; None: there is none."""
+    if choice is not None and not moves:
         return None
+    for value in values:
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, torch.Tensor) and not isinstance(one, api.DTensor):
+                return None
     from phalanx.dtensor.algorithms import find as find_algorithm
 
     found: Handler | None = find_algorithm(op, choice, moves, values)

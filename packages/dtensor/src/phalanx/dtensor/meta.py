@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.dtensor._torch_compat import fake_mode
+from phalanx.dtensor._torch_compat import fake_mode, tracing_fake_mode
 from phalanx.dtensor.plan import call_bound, is_list
 from phalanx.dtensor.rules.local import results_of
 from phalanx.dtensor.spec import Spec
@@ -35,6 +35,10 @@ def results(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list
         The tensors, those that its output_mask leaves out left out, and the form in which they come. None if torch
         cannot say (sizes that depend on values).
     """
+    if not all(type(spec) is Spec for spec in specs):
+        # Sizes are symbols, which only the mode that made them can work with.
+        with tracing_fake_mode() or fake_mode():
+            return formed(op, values, call_bound(op, on_meta(op, values, specs, "cpu")))
     try:
         result = call_bound(op, on_meta(op, values, specs, "meta"))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):

@@ -40,29 +40,38 @@ class Plan:
 
     Attributes:
         run: Called with (op, args, kwargs): does it.
-        direct: The spec of the one result, if the op runs on the local tensors as they are: then `dispatch` does it
-            itself, without calling `run`. None otherwise.
-        in_place: Whether the op runs on the local tensors as they are and returns its first argument. As `direct`.
+        call: What runs on the local tensors, if that is all: then `dispatch` or native code does it, without `run`.
+            None otherwise, and then the next four say nothing.
+        sizes: (argument, value): what else it is called with.
+        direct: The spec of the result, if there is one result.
+        in_place: Whether it returns its first argument, into which it writes.
+        several: (list or tuple, the spec of each result or None), if there are several.
         moves: The communication before the op.
         text: The rule, or why there is none: for `explain`.
         specs: The specs of the results, None where a result is no tensor.
     """
 
-    __slots__ = ("direct", "in_place", "moves", "run", "specs", "text")
+    __slots__ = ("call", "direct", "in_place", "moves", "run", "several", "sizes", "specs", "text")
+    call: Callable[..., Any] | None
+    sizes: tuple[tuple[int, Any], ...]
+    direct: Spec | None
+    in_place: bool
+    several: tuple[Any, tuple[Spec | None, ...]] | None
 
     def __init__(
         self,
         run: Run,
         *,
-        direct: Spec | None = None,
-        in_place: bool = False,
         moves: tuple[Move, ...] = (),
         text: str = "",
         specs: tuple[Spec | None, ...] = (),
     ) -> None:
         self.run = run
-        self.direct = direct
-        self.in_place = in_place
+        self.call = None
+        self.sizes = ()
+        self.direct = None
+        self.in_place = False
+        self.several = None
         self.moves = moves
         self.text = text
         self.specs = specs

@@ -18,6 +18,7 @@ import torch
 
 from phalanx.dtensor import api, fallback, handlers, meta, mode
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor._torch_compat import bare
 from phalanx.dtensor.placements import (
     AnyPlacement,
     Placement,
@@ -58,6 +59,9 @@ def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     found = by_rule(op, values, leaves, specs, mesh)
     if found is not None:
         return found
+    algorithm = handlers.algorithm(op, None, (), values)
+    if algorithm is not None:
+        return Plan(algorithm, text="an algorithm of its own")
     return fallback.plan(op)
 
 
@@ -157,19 +161,31 @@ def by_rule(
             )
             work = LocalWork(changed, work.scales, work.fills, tuple(tuple(one.local_shape) for one in outputs))
     made = RulePlan(op, moves, work, outputs, shape, match.rule.text)
-    if is_direct(op, made, values, leaves, shape):
-        made.direct = outputs[0]
+    make_direct(op, made, values)
     return made
 
 
-def is_direct(op: Any, made: RulePlan, values: Sequence[Any], leaves: Sequence[Leaf], shape: Any) -> bool:
-    """Whether the op runs on the local tensors as they are and returns one new tensor."""
+def make_direct(op: Any, made: RulePlan, values: Sequence[Any]) -> None:
+    """Say in the plan what is called and what comes out, if the op on the local tensors is all there is to do."""
     work = made.work
-    if made.moves or work is None or work.sizes or work.scales or work.fills:
-        return False
-    if shape != (None, (0,)) or written_arguments(op) or any(place is not None for _, place, _ in leaves):
-        return False
-    return not any(one.kwarg_only and one.type.kind() == "TensorType" for one in op._schema.arguments)
+    if made.moves or made.shape is None or work is None or work.scales or work.fills:
+        return
+    if any(one.kwarg_only and isinstance(value, torch.Tensor) for one, value in zip(op._schema.arguments, values, strict=True)):
+        return
+    kind, entries = made.shape
+    written = written_arguments(op)
+    if written == (0,) and kind is None and made.returned == (0,):
+        made.in_place = True
+    elif written:
+        return
+    elif kind is None and entries == (0,):
+        made.direct = made.specs[0]
+    elif kind is not None:
+        made.several = kind, tuple(None if entry is None else made.specs[entry] for entry in entries)
+    else:
+        return
+    made.sizes = work.sizes
+    made.call = bare(op)
 
 
 def matched(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> Match | None:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, final
 
 import torch
 from torch.distributed.tensor.placement_types import Placement
@@ -27,6 +27,14 @@ from phalanx.dtensor.placements import AnyPlacement, Partial, as_placement, on_d
 _BITWISE = ("band", "bor", "bxor")
 _table: dict[tuple[Any, ...], "_Entry"] = {}
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
+
+
+class Meta(NamedTuple):
+    """What every tensor has."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Spec:
@@ -58,6 +66,7 @@ class Spec:
         "placements",
         "shape",
         "stride",
+        "tensor_meta",
     )
     mesh: Mesh
     placements: tuple[AnyPlacement, ...]
@@ -66,6 +75,7 @@ class Spec:
     dtype: torch.dtype
     ndim: int
     num_shards: int  # the number of different pieces of the tensor
+    tensor_meta: "Meta"  # shape, stride and dtype once more: torch's constructor of wrappers asks for it
     _local_shape: torch.Size | None
     _local_runs: tuple[layout.Runs, ...] | None
 
@@ -93,11 +103,6 @@ class Spec:
             if spec is not None:
                 return spec
         return _make(mesh, placements, shape, stride, dtype)
-
-    @property
-    def tensor_meta(self) -> "Spec":
-        """What has `shape`, `stride` and `dtype`: itself. torch's constructor of wrappers asks for it."""
-        return self
 
     @property
     def local_shape(self) -> torch.Size:
@@ -295,6 +300,7 @@ def _fill(cls: type[Spec], mesh: Mesh, placements: Any, shape: Any, stride: Any,
     _set(spec, "shape", shape)
     _set(spec, "stride", stride)
     _set(spec, "dtype", dtype)
+    _set(spec, "tensor_meta", Meta(shape, stride, dtype))
     _set(spec, "ndim", len(shape))
     ranks = (n for n, placement in zip(mesh.shape, placements, strict=True) if split_dim(placement) is not None)
     _set(spec, "num_shards", prod(ranks))

@@ -13,31 +13,38 @@ Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 Takes = Callable[[Sequence[Any], Any, Sequence[Any]], bool]
 """Called with (every argument of the schema, the choice of the rule, the moves that it needs)."""
 
-_FILES: tuple[str, ...] = ()
-_algorithms: dict[str, tuple[Takes, Handler]] = {}
+_FILES = ("batch_norm", "extreme", "halo", "lookup", "moments", "scan", "top", "weighted")
+_algorithms: dict[str, list[tuple[Takes, Handler]]] = {}
 
 
 def algorithm(*names: str, takes: Takes) -> Callable[[Handler], Handler]:
-    """Register an algorithm for the ops `names` (`aten.sort.default`)."""
+    """Register an algorithm for the ops `names` (`aten.sort.default`); of several the first that takes a call has it."""
 
     def register(function: Handler) -> Handler:
         for name in names:
-            _algorithms[name] = takes, function
+            _algorithms.setdefault(name, []).append((takes, function))
         return function
 
     return register
 
 
 @cache
-def _loaded() -> dict[str, tuple[Takes, Handler]]:
+def _loaded() -> dict[str, list[tuple[Takes, Handler]]]:
     for name in _FILES:
         import_module(f"phalanx.dtensor.algorithms.{name}")
     return _algorithms
 
 
 def find(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
-    """The algorithm of a call, or None."""
-    found = _loaded().get(str(op))
-    if found is None or not found[0](values, choice, moves):
-        return None
-    return found[1]
+    """The algorithm of a call, or None.
+
+    Args:
+        op: An OpOverload.
+        choice: What its rule chose; None if it has no rule.
+        moves: The moves that this needs.
+        values: Every argument of its schema; the tensors must all be DTensors.
+    """
+    for takes, function in _loaded().get(str(op), ()):
+        if takes(values, choice, moves):
+            return function
+    return None

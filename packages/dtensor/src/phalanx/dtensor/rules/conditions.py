@@ -6,6 +6,8 @@ from math import prod
 
 import torch
 
+from phalanx.dtensor import layout
+
 ExpandedDims = tuple[tuple[str, ...], ...]
 """The dims of a tensor, each with the names of its factors."""
 Where = tuple[int, int]
@@ -17,6 +19,8 @@ Where = tuple[int, int]
 
 def chunk(size: int, count: int, index: int) -> int:
     """How much of `size` is in chunk `index` of `count`, with the sizes of torch.chunk and empty chunks at the end."""
+    if type(size) is not int:
+        return layout.chunk(size, count, index)[1]  # type: ignore[return-value]
     step = -(-size // count)
     return max(0, min(size, step * (index + 1)) - min(size, step * index))
 
@@ -28,11 +32,17 @@ def nested_chunk(size: int, cuts: Sequence[Where]) -> int:
     return size
 
 
-def _parts(size: int, ways: Sequence[int]) -> set[int]:
-    """The sizes of the parts that mesh dims of sizes `ways` cut `size` into, one after the other."""
-    parts = {size}
+def _parts(size: int, ways: Sequence[int]) -> list[int]:
+    """The sizes of the parts that mesh dims of sizes `ways` cut `size` into, one after the other; each once."""
+    parts = [size]
     for count in ways:
-        parts = {chunk(part, count, index) for part in parts for index in range(count)}
+        found: list[int] = []
+        for part in parts:
+            for index in range(count):
+                one = chunk(part, count, index)
+                if one not in found:  # no set: a SymInt has no hash
+                    found.append(one)
+        parts = found
     return parts
 
 
@@ -89,8 +99,8 @@ class SameSize:
     at: tuple[Where, ...]
 
     def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
-        sizes = {facts.shapes[tensor][dim] for tensor, dim in self.at}
-        return len(sizes) == 1
+        sizes = [facts.shapes[tensor][dim] for tensor, dim in self.at]
+        return all(one == sizes[0] for one in sizes)
 
 
 @dataclass(frozen=True)

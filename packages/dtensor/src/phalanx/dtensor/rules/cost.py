@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
+from phalanx.dtensor._torch_compat import hint
 from phalanx.dtensor.placements import Partial, Placement, Replicate, Shard
 from phalanx.dtensor.rules.engine import Strategy, combine
 from phalanx.dtensor.rules.registry import Match
@@ -110,7 +111,7 @@ def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: 
     """The bytes of each input that each mesh dim sees: the others have cut it."""
     found: list[list[float]] = []
     for meta, own in zip(match.call.tensors, placements, strict=True):
-        whole = prod(meta.shape) * meta.dtype.itemsize
+        whole = prod(map(hint, meta.shape)) * meta.dtype.itemsize
         shares = [1 / one.size if isinstance(p, Shard) else 1.0 for p, one in zip(own, model.mesh, strict=True)]
         found.append([whole * prod(shares[:at] + shares[at + 1 :]) for at in range(len(shares))])
     return found

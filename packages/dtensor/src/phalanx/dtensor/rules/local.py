@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
+from phalanx.dtensor._torch_compat import surely_equal
 from phalanx.dtensor.placements import Placement, Shard
 from phalanx.dtensor.rules.conditions import Facts, nested_chunk
 from phalanx.dtensor.rules.engine import Strategy
@@ -125,7 +127,11 @@ def local_work(
         strategy = next(one for one in strategies if one.factor == factor)
         have = nested_chunk(facts.size(factor), own)
         for output in strategy.scale:
-            shares[output] = shares.get(output, 1.0) * have / facts.size(factor)
+            whole = facts.size(factor)
+            parts = prod(count for count, _ in own)
+            # A SymInt that is cut evenly gives a number, too.
+            share = 1 / parts if type(whole) is not int and surely_equal(have * parts, whole) else have / whole
+            shares[output] = shares.get(output, 1.0) * share
         if strategy.fill and not have:
             fills = strategy.fill
     return LocalWork(tuple(sizes), tuple(shares.items()), fills, shapes)

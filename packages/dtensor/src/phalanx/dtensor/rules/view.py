@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import gcd, prod
 
+from phalanx.dtensor._torch_compat import known_equal, known_to_divide, plain, surely_divides
 from phalanx.dtensor.rules.registry import Call, Written, rule
 from phalanx.dtensor.rules.text import dims, same_dims
 
@@ -30,6 +31,17 @@ def resolved(numel: int, shape: Sequence[int]) -> list[int]:
     return [(numel // known if known else 0) if one == -1 else one for one in shape]
 
 
+def _common(first: int, second: int) -> int:
+    """What two sizes have in common; of a SymInt, as far as its symbols or a guard say it."""
+    if type(first) is int and type(second) is int:
+        return gcd(first, second)
+    if known_equal(first, second) or known_to_divide(first, second):
+        return second
+    if known_to_divide(second, first) or (type(first) is int and surely_divides(second, first)):
+        return first
+    return second if type(second) is int and surely_divides(first, second) else 1
+
+
 def _group(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"({' '.join(names)})"
 
@@ -53,14 +65,14 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
                     parts[side].clear()
                     rest[side] = 0
             continue
-        common = gcd(rest[0], rest[1])
-        if common == 1:
+        common = _common(rest[0], rest[1])
+        if type(common) is int and common == 1:
             agree = False
             continue
         name = factors.new(common)
         for side in (0, 1):
             parts[side].append(name)
-            rest[side] //= common
+            rest[side] = plain(rest[side] // common)  # type: ignore[assignment]
             if rest[side] == 1:
                 words[side].append(_group(parts[side]))
                 parts[side].clear()

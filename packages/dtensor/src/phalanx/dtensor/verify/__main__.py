@@ -1,4 +1,7 @@
-"""python -m phalanx.dtensor.verify: check every sharding rule by brute force against one process."""
+"""python -m phalanx.dtensor.verify: check every sharding rule by brute force against one process.
+
+`python -m phalanx.dtensor.verify dtensor` runs torch's OpInfo database on DTensors of real ranks instead.
+"""
 
 import argparse
 import sys
@@ -8,11 +11,16 @@ from phalanx.dtensor.verify.sweep import Report, sweep
 
 
 def main() -> int:
-    """Run the sweep and print what it found by op.
+    """Run a sweep and print what it found.
 
     Returns:
         0 if nothing was wrong, else 1.
     """
+    return dtensor(sys.argv[2:]) if sys.argv[1:2] == ["dtensor"] else rules()
+
+
+def rules() -> int:
+    """The sweep of the rules, by op."""
     parser = argparse.ArgumentParser(prog="python -m phalanx.dtensor.verify", description=__doc__)
     parser.add_argument("--op", action="append", default=[], help="an op (aten.add.Tensor) or an OpInfo entry (add)")
     parser.add_argument("--json", type=Path, help="keep the results here, and go on where they end")
@@ -35,6 +43,43 @@ def main() -> int:
         f"{len(totals)} ops, {right} strategies right, {wrong} wrong; {left} calls left for want of time, "
         f"{refused} samples refused by torch"
     )
+    return 1 if wrong else 0
+
+
+def dtensor(arguments: list[str]) -> int:
+    """The sweep of DTensor on real ranks, by mesh and kind."""
+    from phalanx.dtensor.verify.dtensor_report import DTensorReport, reasons, table
+    from phalanx.dtensor.verify.dtensor_sweep import Options, sweep_dtensor
+
+    parser = argparse.ArgumentParser(prog="python -m phalanx.dtensor.verify dtensor", description=dtensor.__doc__)
+    parser.add_argument("--mesh", default="2", help="the mesh: 2, 3, 4, 2x2 (2)")
+    parser.add_argument("--ranks", type=int, help="the number of ranks, if the mesh is not given")
+    parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all)")
+    parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
+    parser.add_argument("--samples", type=int, default=8, help="samples of each entry (8)")
+    parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
+    parser.add_argument("--json", type=Path, help="keep the results here")
+    parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")
+    parser.add_argument("--quiet", action="store_true", help="print only the table")
+    options = parser.parse_args(arguments)
+    mesh = tuple(map(int, options.mesh.split("x")))
+    if options.ranks is not None:
+        size = 1
+        for one in mesh:
+            size *= one
+        if size != options.ranks:
+            if len(mesh) > 1 or "--mesh" in arguments:
+                parser.error(f"a mesh of shape {options.mesh} has {size} ranks, not {options.ranks}")
+            mesh = (options.ranks,)
+    report = DTensorReport(options.json, options.resume)
+    names = [one for one in options.names.split(",") if one]
+    show = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
+    sweep_dtensor(report, names, options.sample, Options(mesh, options.samples, options.placings), show)
+    for records in report.meshes.values():
+        for reason, entries in reasons(records).items():
+            print(f"not exercised, {reason}: {', '.join(entries)}")
+    print("\n".join(table(report)))
+    wrong = sum(one.worst == "wrong" for records in report.meshes.values() for one in records.values())
     return 1 if wrong else 0
 
 

@@ -3,7 +3,9 @@
 The OpInfo database (torch.testing._internal) imports the package expecttest.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,3 +40,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # in torch 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is dense and an ordinary one."""
     return type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_quantized
+
+
+@contextmanager
+def sample_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Within it, the samples of OpInfo entries have other sizes.
+
+    Args:
+        sizes: The sizes by the names under which torch's generators of samples know them: XS, S, M, L.
+    """
+    before: list[tuple[Any, str, int]] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("torch.testing._internal.opinfo", "torch.testing._internal.common_methods")):
+            before += [(module, one, getattr(module, one)) for one in sizes if type(getattr(module, one, None)) is int]
+    try:
+        for module, one, _ in before:
+            setattr(module, one, sizes[one])
+        yield
+    finally:
+        for module, one, value in before:
+            setattr(module, one, value)

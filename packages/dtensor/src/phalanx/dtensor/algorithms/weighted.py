@@ -1,0 +1,42 @@
+"""The mean of a loss over classes, with the batch sharded: it is weighted by what the targets pick, on all ranks together.
+
+Moves one number: the total weight.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from phalanx.dtensor.algorithms import algorithm
+from phalanx.dtensor.algorithms.parts import brought, check_strict, is_cut_plainly, reduced, wrapped
+from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard
+from phalanx.dtensor.plan import bound, call_bound
+
+_MEAN, _SUM = 1, 2
+
+
+def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
+    spec = values[0]._spec
+    if values[3] != _MEAN or spec.ndim < 2 or spec.shape.numel() == 0:
+        return False
+    return is_cut_plainly(spec, range(spec.ndim)) and not spec.mesh_dims_of(1)
+
+
+@algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes)
+def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """(self, target, weight, reduction, ignore_index) -> (output, total_weight): output is a Partial(sum)."""
+    check_strict(op)
+    scores, target, weight, _, ignored = bound(op, args, kwargs)
+    spec = scores._spec
+    whole = (Replicate(),) * spec.mesh.ndim
+    # The target has the dims of the scores but for the classes.
+    placements: list[AnyPlacement] = [
+        Shard(one.dim - (one.dim > 1)) if isinstance(one, Shard) else Replicate() for one in spec.placements
+    ]
+    cut = [mesh_dim for mesh_dim, one in enumerate(placements) if isinstance(one, Shard)]
+    local_weight = None if weight is None else brought(weight, whole)
+    loss, total = call_bound(op, [scores._local_tensor, brought(target, placements), local_weight, _SUM, ignored])
+    if not scores._local_tensor.numel():
+        loss, total = loss.new_zeros(()), total.new_zeros(())
+    total = reduced(total, "sum", spec.mesh, cut)
+    outputs = [Partial("sum") if mesh_dim in cut else Replicate() for mesh_dim in range(spec.mesh.ndim)]
+    return wrapped(loss / total, spec.mesh, outputs, ()), wrapped(total, spec.mesh, whole, ())

@@ -1,0 +1,132 @@
+"""Saving and loading: what torch.distributed.checkpoint asks of a tensor, and which classes torch.load may make.
+
+A local tensor is written as the boxes of the whole tensor that it holds: one for each combination of the runs of its
+dims (see `layout`), so that it can be read back in any other placements, on any other mesh. Ranks that have the same
+box name it alike, and the checkpoint writes it once.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, product
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.dtensor import api, placing
+from phalanx.dtensor._mesh import GridMesh, coordinate_of
+from phalanx.dtensor.placements import Partial, Replicate, Shard, SizedShard, StridedShard
+from phalanx.dtensor.spec import Spec
+
+
+class _Box(NamedTuple):
+    """A box of the whole tensor that this rank has."""
+
+    offsets: tuple[int, ...]  # in the whole tensor
+    sizes: tuple[int, ...]
+    local: tuple[int, ...]  # where it begins in the local tensor
+
+
+def _boxes(tensor: Any) -> list[_Box]:
+    spec: Spec = tensor._spec
+    if spec.is_partial:
+        raise RuntimeError(
+            f"a DTensor with placements {list(spec.placements)} cannot be saved or loaded: no rank has its values; "
+            "redistribute it to Replicate() or Shard(dim) first"
+        )
+    if coordinate_of(spec.mesh) is None:
+        return []
+    if not spec.shape.numel():
+        # Nothing to write, but its shape is to be known.
+        return [_Box((0,) * spec.ndim, tuple(spec.shape), (0,) * spec.ndim)]
+    runs: Sequence[Sequence[tuple[int, int]]] = spec.local_runs  # type: ignore[assignment]
+    begins = [list(accumulate((length for _, length in own), initial=0)) for own in runs]
+    return [
+        _Box(
+            tuple(runs[dim][at][0] for dim, at in enumerate(chosen)),
+            tuple(runs[dim][at][1] for dim, at in enumerate(chosen)),
+            tuple(begins[dim][at] for dim, at in enumerate(chosen)),
+        )
+        for chosen in product(*(range(len(own)) for own in runs))
+    ]
+
+
+# ---- the protocol of torch.distributed.checkpoint -------------------------------------------------------------------
+
+
+def write_items(fqn: str, tensor: Any) -> list[Any]:
+    """What this rank writes of a DTensor. Not collective.
+
+    Args:
+        fqn: The name of the tensor in the state dict.
+        tensor: The DTensor.
+
+    Returns:
+        A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or with an empty shard.
+
+    Raises:
+        RuntimeError: The tensor is Partial.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    properties = TensorProperties.create_from_tensor(placing.waited(tensor._local_tensor))
+    return [
+        WriteItem(
+            index=MetadataIndex(fqn, torch.Size(box.offsets)),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)),
+                properties=properties,
+                size=tensor.size(),
+            ),
+        )
+        for box in _boxes(tensor)
+    ]
+
+
+def chunk_list(tensor: Any) -> list[Any]:
+    """The boxes of a DTensor that this rank has, as ChunkStorageMetadata of torch.distributed.checkpoint. Not collective.
+
+    Raises:
+        RuntimeError: The tensor is Partial.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return [
+        ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in _boxes(tensor)
+    ]
+
+
+def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
+    """The part of the local tensor that is one of its boxes; a view, so that it can be read into. Not collective.
+
+    Args:
+        tensor: The DTensor.
+        index: A MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
+
+    Raises:
+        RuntimeError: The tensor is Partial.
+        ValueError: This rank has no box that begins there.
+    """
+    local = placing.waited(tensor._local_tensor)
+    boxes = _boxes(tensor)
+    for box in boxes:
+        if index.offset is None or tuple(index.offset) == box.offsets:
+            for dim, (begin, size) in enumerate(zip(box.local, box.sizes, strict=True)):
+                if size != local.size(dim):
+                    local = local.narrow(dim, begin, size)
+            return local
+    raise ValueError(
+        f"checkpoint: of {index.fqn!r} this rank has no box at offset {tuple(index.offset or ())}; it has those at "
+        f"{[box.offsets for box in boxes]}: save and load with the placements that the plan was made for"
+    )
+
+
+# ---- torch.load -----------------------------------------------------------------------------------------------------
+
+
+def allow_loading() -> None:
+    """Let torch.load(weights_only=True) make DTensors of this package: none of the classes runs code of a file."""
+    torch.serialization.add_safe_globals(
+        [api.DTensor, Spec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, GridMesh]
+    )

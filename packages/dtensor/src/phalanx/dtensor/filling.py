@@ -1,0 +1,103 @@
+"""Fills local tensors with their elements of a random tensor: see random.py for keys, phalanx.core.random for values."""
+
+from functools import lru_cache
+from itertools import product
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+from phalanx.core.dtypes import DType
+from phalanx.core.random import Box, Kind, fill, fill_integers
+
+from phalanx.dtensor._mesh import coordinate_of
+from phalanx.dtensor.layout import Runs, contiguous_stride
+from phalanx.dtensor.spec import Spec
+
+DTYPES = {
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.int8: DType.INT8,
+    torch.uint8: DType.UINT8,
+    torch.int16: DType.INT16,
+    torch.uint16: DType.UINT16,
+    torch.int32: DType.INT32,
+    torch.uint32: DType.UINT32,
+    torch.int64: DType.INT64,
+    torch.uint64: DType.UINT64,
+    torch.bool: DType.BOOL,
+}
+
+
+class Law(NamedTuple):
+    """What the elements are: a kind with its two numbers, or integers (kind None): the smallest, and how many."""
+
+    kind: Kind | None
+    a: float
+    b: float
+
+
+def integers(low: int, count: int) -> Law:
+    """Integers from `low` on, of which there are `count`."""
+    return Law(None, low, count)
+
+
+@lru_cache(maxsize=4096)
+def _boxes(shape: tuple[int, ...], runs: tuple[Runs, ...], stride: tuple[int, ...]) -> tuple[tuple[int, Box], ...]:
+    """The boxes of a local tensor, each with its place in it: one for every choice of a run of each dim."""
+    steps = contiguous_stride(shape)
+    found = []
+    starts = []
+    for dim in runs:
+        places, position = [], 0
+        for start, length in dim:
+            places.append((position, start, length))
+            position += length
+        starts.append(places)
+    for chosen in product(*starts):
+        place = sum(position * step for (position, _, _), step in zip(chosen, stride, strict=True))
+        first = sum(start * step for (_, start, _), step in zip(chosen, steps, strict=True))
+        found.append((place, Box(first, [length for _, _, length in chosen], steps, stride)))
+    return tuple(found)
+
+
+def fill_local(local: torch.Tensor, spec: Spec, law: Law, key: int) -> None:
+    """Fill this rank's local tensor of a spec; nothing on a rank outside its mesh. Not collective.
+
+    Args:
+        local: The local tensor, of any stride; its dtype need not be that of the spec.
+        spec: What it is of; Partial counts as Replicate.
+        law: What the elements are.
+        key: The key of the op, the same on all ranks.
+
+    Raises:
+        RuntimeError: The law does not fit the dtype.
+    """
+    if local.numel() and coordinate_of(spec.mesh) is not None:
+        fill_runs(local, tuple(spec.shape), spec.local_runs, law, key)
+
+
+def fill_runs(local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...], law: Law, key: int) -> None:
+    """Fill a tensor with the elements of `runs` of a whole of `shape`; see `fill_local`."""
+    if local.is_complex() and law.kind is Kind.NORMAL:
+        # As torch: real and imaginary part with half the variance each.
+        real = torch.view_as_real(local.resolve_conj())
+        fill_runs(real, (*shape, 2), (*runs, ((0, 2),)), law._replace(b=law.b / sqrt(2)), key)
+        if local.is_conj():
+            local.copy_(torch.view_as_complex(real))
+        return
+    if local.device.type != "cpu" or local.is_neg():
+        made = torch.empty(local.shape, dtype=local.dtype)
+        fill_runs(made, shape, runs, law, key)
+        local.copy_(made)
+        return
+    dtype = DTYPES.get(local.dtype)
+    if dtype is None:
+        raise RuntimeError(f"random numbers of {local.dtype} are not implemented: make float32 ones and convert them")
+    address, itemsize = local.data_ptr(), local.element_size()
+    for place, box in _boxes(shape, runs, local.stride()):
+        if law.kind is None:
+            fill_integers(address + place * itemsize, dtype, int(law.a), int(law.b), key, box)
+        else:
+            fill(address + place * itemsize, dtype, law.kind, law.a, law.b, key, box)

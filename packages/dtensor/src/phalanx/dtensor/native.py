@@ -1,0 +1,125 @@
+"""The native fast path: calls whose Plan is to run the op on the local tensors, without Python between. Optional.
+
+    python -m phalanx.dtensor.native        # compiles it for the torch that is installed, once; imports find it then
+
+It is kept where `phalanx build` keeps what it compiles (see `phalanx.collectives.building`; an empty PHALANX_NATIVE
+turns it off). Without it everything works the same, slower; `why_not` says why it is not in use.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.collectives import building
+from phalanx.dtensor import api, dispatch
+from phalanx.dtensor.spec import Spec
+
+log = logging.getLogger("phalanx.dtensor")
+
+_SOURCES = (Path(__file__).parent / "csrc" / "fastpath.cpp",)
+_MODULE = "phalanx_dtensor_native"  # as fastpath.cpp says
+
+_loaded: list[Any] = []
+
+
+def library() -> Path | None:
+    """Where the compiled module is, or would be; None if there is no cache directory."""
+    return building.file_of("dtensor", _SOURCES, ())
+
+
+def build() -> Path:
+    """Compile it, whether or not it is there; it is used from the next import on, or from `load`. Not collective.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        RuntimeError: There is no folder for it that only this user may write, or no compiler, or the compiler failed;
+            says which.
+    """
+    path = library()
+    if path is None:
+        raise RuntimeError("there is no cache directory: set PHALANX_NATIVE to one, or HOME")
+    building.compile_file(path, _SOURCES, [], "DTensors work without one, slower")
+    return path
+
+
+def load() -> Any | None:
+    """The module, from now on in use; None where it was not built. Not collective."""
+    path = library()
+    if not _loaded and path is not None and building.is_trusted(path):
+        try:
+            module = building.load_file(_MODULE, path)
+        except ImportError as error:
+            log.warning("%s cannot be loaded: %s; `python -m phalanx.dtensor.native` makes it anew", path, error)
+            return None
+        _start(module)
+    return loaded()
+
+
+def loaded() -> Any | None:
+    """The module, if it is in use."""
+    return _loaded[0] if _loaded else None
+
+
+def why_not() -> str | None:
+    """Why the native fast path is not in use; None if it is."""
+    if _loaded:
+        return None
+    path = library()
+    if path is None:
+        return "PHALANX_NATIVE is empty, or there is no cache directory"
+    if not path.exists():
+        return f"{path} was not built: python -m phalanx.dtensor.native"
+    return f"{path} may be written by others" if not building.is_trusted(path) else f"{path} was not loaded"
+
+
+def _start(module: Any) -> None:
+    module.open(api.DTensor, recipe)
+    _loaded.append(module)
+    dispatch.on_forget(module.forget)
+
+
+def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What native code is to do for a call that Python has just done.
+
+    Args:
+        op: An OpOverload.
+        args: As `dispatch` gets them.
+        kwargs: As `dispatch` gets them.
+
+    Returns:
+        ((argument, value) to call it with instead, form of the results, their specs); None if that is not all.
+    """
+    plan = dispatch.known_plan(op, args, kwargs)
+    if plan is None or plan.call is None:
+        return None
+    if plan.in_place:
+        return plan.sizes, "self", ()
+    if plan.several is None:
+        form, specs = "one", (plan.direct,)
+    else:
+        kind, specs = plan.several
+        lists = [one.type.kind() == "ListType" for one in op._schema.returns]
+        if any(lists) and lists != [True]:
+            return None
+        form = "list" if lists == [True] else "tuple"
+    if any(spec is not None and type(spec) is not Spec for spec in specs):
+        return None
+    return plan.sizes, form, specs
+
+
+def main() -> int:
+    """Compile it. Returns the exit status: 1 if it cannot be built."""
+    try:
+        print(build())
+    except (RuntimeError, OSError) as error:
+        print(f"phalanx.dtensor.native: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

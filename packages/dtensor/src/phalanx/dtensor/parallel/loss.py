@@ -1,0 +1,4 @@
+from contextlib import contextmanager
+@contextmanager
+def loss_parallel():
+    yield

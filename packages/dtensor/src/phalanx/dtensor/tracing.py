@@ -1,0 +1,99 @@
+"""What torch.compile needs to know of DTensors.
+
+A compiled function sees a DTensor as a tensor: its ops and methods go into the graph, and AOTAutograd runs them on fake
+local tensors, by the same Plans as outside. So a graph has the local ops and the collectives, with the names of groups
+and what this rank does as constants. This file has what is particular:
+
+- `Context` is what a DTensor is but for its local tensor and its sizes: graphs are guarded by it and are cached by it.
+- Functions that make DTensors of tensors go into the graph as they are called (`in_graph`).
+- A mesh that comes from the graph is a stand-in for one: `real_mesh` gives the mesh.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.dtensor._mesh import Mesh, coordinate_of, token
+from phalanx.dtensor._torch_compat import allow_in_graph, mesh_groups, mesh_key, real_object, tracing_fake_mode
+from phalanx.dtensor.placements import AnyPlacement
+
+_contexts: "weakref.WeakValueDictionary[tuple[Any, ...], Context]" = weakref.WeakValueDictionary()
+
+
+@final
+class Context:
+    """What a DTensor is, but for its local tensor and its sizes. Equal ones are one object while one is held.
+
+    Guards and caches keep it, compare it, copy it and pickle it. A mesh whose process groups were destroyed is no other
+    mesh, so a graph of it serves no other.
+
+    Attributes:
+        mesh: The mesh.
+        placements: One for each mesh dim.
+        dtype: The dtype.
+        requires_grad: Whether it requires gradients.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "mesh", "placements", "requires_grad")
+    mesh: Mesh
+    placements: tuple[AnyPlacement, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def __new__(
+        cls, mesh: Mesh, placements: tuple[AnyPlacement, ...], dtype: torch.dtype, requires_grad: bool
+    ) -> "Context":
+        key = token(mesh), placements, dtype, requires_grad
+        found = _contexts.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.mesh, found.placements, found.dtype, found.requires_grad = mesh, placements, dtype, requires_grad
+            found = _contexts.setdefault(key, found)
+        return found
+
+    def __deepcopy__(self, memo: object) -> "Context":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Context, (self.mesh, self.placements, self.dtype, self.requires_grad)
+
+    def __repr__(self) -> str:
+        return f"Context({self.mesh}, {self.placements}, {self.dtype}, requires_grad={self.requires_grad})"
+
+
+def cache_key(tensor: Any) -> str:
+    """What decides whether a graph that another process compiled for a DTensor may serve this one.
+
+    A graph has in it what its rank does, and the names of its groups.
+    """
+    spec, local = tensor._spec, tensor._local_tensor
+    mesh = spec.mesh
+    parts = (
+        mesh_key(mesh) if isinstance(mesh, DeviceMesh) else mesh,
+        coordinate_of(mesh),
+        mesh_groups(mesh) if isinstance(mesh, DeviceMesh) else (),
+        spec.placements,
+        (spec.shape, spec.stride, spec.dtype),
+        (local.shape, local.stride(), local.dtype, str(local.device), local.requires_grad),
+        tensor.requires_grad,
+    )
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def real_mesh(mesh: Any) -> Any:
+    """The mesh, where torch.compile gives a stand-in for one; what is given otherwise."""
+    return mesh if type(mesh) is DeviceMesh else real_object(mesh)
+
+
+def is_traced() -> bool:
+    """Whether the values of tensors are not there, since a graph is being made."""
+    return tracing_fake_mode() is not None
+
+
+def in_graph(function: Callable[..., Any]) -> None:
+    """Let compiled functions have calls of a function in their graph, and not look into it."""
+    allow_in_graph(function)
