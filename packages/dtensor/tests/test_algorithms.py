@@ -2,10 +2,10 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from ranks import run_ranks
 
 FUNCTIONS = {
     "cumsum": lambda t: t.cumsum(0),
@@ -59,7 +59,9 @@ def along_the_sharded_dim(rank, world_size):
             differences.compare(f"{name}, NaN", function(distribute_tensor(nan, mesh, [Shard(0)])), function(nan))
     # A Partial is reduced first.
     terms = DTensor.from_local(torch.full((4, 2), float(rank)), mesh, [Partial()])
-    differences.compare("cumsum of a Partial", terms.cumsum(0), torch.full((4, 2), sum(range(world_size)) * 1.0).cumsum(0))
+    differences.compare(
+        "cumsum of a Partial", terms.cumsum(0), torch.full((4, 2), sum(range(world_size)) * 1.0).cumsum(0)
+    )
     return differences.found
 
 
@@ -137,7 +139,9 @@ def batch_norms(rank, world_size):
                 running = [torch.zeros(3), torch.ones(3)]
                 made, factor = inputs, sign
                 if spread:
-                    made = [distribute_tensor(one, mesh, [Shard(dim) if one.ndim == 3 else Replicate()]) for one in inputs]
+                    made = [
+                        distribute_tensor(one, mesh, [Shard(dim) if one.ndim == 3 else Replicate()]) for one in inputs
+                    ]
                     running = [distribute_tensor(one, mesh) for one in running]
                     factor = distribute_tensor(sign, mesh, [Shard(dim)])
                 made = [one.detach().clone().requires_grad_() for one in made]

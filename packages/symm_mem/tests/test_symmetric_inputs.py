@@ -36,6 +36,7 @@ def every_collective(rank, size):
         "reduce_scatter": total[own],
         "all_to_all": torch.cat([each[own] for each in values]),
         "all_to_all_v": torch.cat([each[own] for each in values]),
+        "broadcast": values[-1],
     }
     calls = {
         "all_reduce": lambda: pc.all_reduce(mine, "sum", group),
@@ -43,6 +44,7 @@ def every_collective(rank, size):
         "reduce_scatter": lambda: pc.reduce_scatter_tensor(mine, "sum", 0, group),
         "all_to_all": lambda: pc.all_to_all_single(mine, None, None, group),
         "all_to_all_v": lambda: pc.all_to_all_single(mine, splits, splits, group),
+        "broadcast": lambda: pc.broadcast(mine, size - 1, group),
     }
     seen = {}
     for name, call in calls.items():
@@ -67,6 +69,75 @@ def test_every_collective_reads_symmetric_inputs_where_they_lie(size):  # M35 I5
     for seen in run_ranks(every_collective, size, start_torch=True):
         assert seen.pop("a view, in place, broadcast") == 3
         assert set(seen.values()) == {1}, seen
+
+
+def only_the_root_has_symmetric_memory(rank, size):
+    group = dist.group.WORLD
+    core = pc.core_group(group)
+    shared(torch.zeros(8), group)  # freed at once, but there is other memory that a root may mean
+    known = shared(torch.zeros(8), group)
+    root = size - 1
+    values = torch.arange(COUNT, dtype=torch.float32) % 89
+    block = shared(values if rank == root else torch.zeros(COUNT), group)
+    mine = block if rank == root else torch.zeros(COUNT)
+    seen = [core.zero_copies]
+    for _ in range(2):  # the second one is of ordinary memory
+        result = pc.broadcast(mine, root, group) + 0
+        torch.testing.assert_close(result, values, rtol=0, atol=0)
+        in_place = mine if rank == root else torch.zeros(COUNT)
+        pc.broadcast_(in_place, root, group)
+        torch.testing.assert_close(in_place, values, rtol=0, atol=0)
+        part = torch.empty(COUNT // size)
+        core.scatter(mine.numpy() if rank == root else None, part.numpy(), root_group_rank=root)
+        torch.testing.assert_close(part, values.chunk(size)[rank], rtol=0, atol=0)
+        seen.append(core.zero_copies)
+        mine = values.clone() if rank == root else mine
+    del known
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_of_broadcast_and_scatter_only_where_the_root_has_its_input_matters(size):  # M35 I5
+    assert run_ranks(only_the_root_has_symmetric_memory, size, start_torch=True) == [[0, 3, 3]] * size
+
+
+def lists(rank, size):
+    group = dist.group.WORLD
+    core = pc.core_group(group)
+    values = [[torch.arange(COUNT, dtype=torch.float32) % (89 + k) + each for each in range(size)] for k in range(3)]
+    mine = [shared(each[rank], group) for each in values]
+    few = torch.full((4,), float(rank))
+    seen = [core.zero_copies]
+    for out, expected in zip(pc.all_reduce_coalesced([*mine, few], "sum", group), [*map(sum, values)], strict=False):
+        torch.testing.assert_close(out + 0, expected, rtol=0, atol=0)
+    seen.append(core.zero_copies)
+    gathered = pc.all_gather_into_tensor_coalesced(mine, group)
+    for out, each in zip(gathered, values, strict=True):
+        torch.testing.assert_close(out + 0, torch.cat(each), rtol=0, atol=0)
+    seen.append(core.zero_copies)
+    scattered = pc.reduce_scatter_tensor_coalesced(mine, "sum", [0] * 3, group)
+    for out, each in zip(scattered, values, strict=True):
+        torch.testing.assert_close(out + 0, sum(each).chunk(size)[rank], rtol=0, atol=0)
+    seen.append(core.zero_copies)
+    with pc.coalescing_manager(group):
+        pc.all_reduce_(mine[0], "sum", group)
+        whole = pc.all_gather_tensor(mine[1], 0, group)
+        pc.broadcast_(mine[2], size - 1, group)
+    torch.testing.assert_close(mine[0], sum(values[0]), rtol=0, atol=0)
+    torch.testing.assert_close(whole + 0, torch.cat(values[1]), rtol=0, atol=0)
+    torch.testing.assert_close(mine[2], values[2][-1], rtol=0, atol=0)
+    seen.append(core.zero_copies)
+    ordinary = values[1][rank].clone()  # of one rank, of one call
+    two = pc.all_gather_into_tensor_coalesced([mine[2], mine[1] if rank else ordinary], group)
+    torch.testing.assert_close(two[0] + 0, values[2][-1].repeat(size), rtol=0, atol=0)
+    torch.testing.assert_close(two[1] + 0, torch.cat(values[1]), rtol=0, atol=0)
+    seen.append(core.zero_copies)
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_lists_of_calls_read_each_symmetric_input_where_it_lies(size):  # M35 I5
+    assert run_ranks(lists, size, start_torch=True) == [[0, 3, 6, 9, 12, 13]] * size
 
 
 def some_ranks_have_ordinary_memory(rank, size):

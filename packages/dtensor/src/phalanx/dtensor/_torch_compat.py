@@ -95,6 +95,11 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     return found
 
 
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass on this thread. Read in 2.11 to 2.13."""
+    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+
+
 def current_mesh(who: str) -> DeviceMesh:
     """The mesh of the `with mesh:` around. Read in 2.11 to 2.13.
 

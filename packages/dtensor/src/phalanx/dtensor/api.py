@@ -64,7 +64,9 @@ class DTensor(torch.Tensor):
         stride: Sequence[int] | None = None,
     ) -> "DTensor":
         if not isinstance(local_tensor, torch.Tensor) or isinstance(local_tensor, DTensor):
-            raise TypeError(f"DTensor: the local tensor must be a plain torch.Tensor, not {type(local_tensor).__name__}")
+            raise TypeError(
+                f"DTensor: the local tensor must be a plain torch.Tensor, not {type(local_tensor).__name__}"
+            )
         if not isinstance(spec, Spec):
             if placements is None:
                 raise TypeError("DTensor: with a mesh placements are needed: write DTensor(local, mesh, [Shard(0)])")

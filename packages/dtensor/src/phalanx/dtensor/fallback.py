@@ -73,22 +73,29 @@ def functional_of(op: Any) -> Any:
     base = op._schema.name.split("::")[1]
     if written == (0,) and base.endswith("_") and not base.startswith("_foreach"):
         packet = getattr(torch.ops.aten, base[:-1], None)
-        found = getattr(packet, op._overloadname, None)
-        count = len(arguments)
+        found, count = _overload_like(packet, op), len(arguments)
     elif len(written) == 1 and arguments[written[0]].is_out:
         packet = getattr(torch.ops.aten, base, None)
-        found, count = None, len(arguments) - 1
-        for name in packet.overloads() if packet is not None else ():
-            other = getattr(packet, name)
-            kinds = [str(one.type) for one in other._schema.arguments]
-            if kinds == [str(one.type) for one in arguments[:-1]]:
-                found = other
-                break
+        found, count = _overload_like(packet, op, without_last=True), len(arguments) - 1
     else:
         return None
     if found is None or len(found._schema.arguments) != count or len(found._schema.returns) != 1:
         return None
     return found if not written_arguments(found) else None
+
+
+def _overload_like(packet: Any, op: Any, without_last: bool = False) -> Any:
+    """The overload of a packet whose arguments are of the types that `op` takes, if it has one of op's name that one."""
+    if packet is None:
+        return None
+    arguments = op._schema.arguments[:-1] if without_last else op._schema.arguments
+    kinds = [str(one.type) for one in arguments]
+    names = packet.overloads()
+    for name in sorted(names, key=lambda name: (name or "default") != op._overloadname):
+        found = getattr(packet, name or "default")
+        if [str(one.type) for one in found._schema.arguments] == kinds:
+            return found
+    return None
 
 
 def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -119,11 +126,11 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def check_writable(op: Any, tensor: Any) -> None:
-    """Refuse to write into a view that is a copy: the tensor that it was a view of would not change."""
+    """Refuse to write into a view that is a copy: the tensor viewed would not change."""
     if getattr(tensor, "_is_view_of_copy", False):
         raise RuntimeError(
-            f"{op}: it writes into a view that needed communication, so that it is a copy, and the tensor viewed would "
-            "not change: redistribute that tensor before the view is taken, or clone() the view to write into it"
+            f"{op}: it writes into a view that needed communication, so that it is a copy, and the tensor viewed "
+            "would not change: redistribute that tensor before the view is taken, or clone() the view to write into it"
         )
 
 

@@ -6,9 +6,9 @@ from math import sqrt
 from typing import NamedTuple
 
 import torch
+
 from phalanx.core.dtypes import DType
 from phalanx.core.random import Box, Kind, fill, fill_integers
-
 from phalanx.dtensor._mesh import coordinate_of
 from phalanx.dtensor.layout import Runs, contiguous_stride
 from phalanx.dtensor.spec import Spec

@@ -45,7 +45,7 @@ def find(op: Any) -> Handler | None:
 
 
 def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
-    """An algorithm of our own for a call whose rule would bring inputs together, or that has no rule; None: there is none."""
+    """An algorithm of our own for a call whose rule would bring inputs together, or without one; None: there is none."""
     if choice is not None and not moves:
         return None
     for value in values:
@@ -132,7 +132,8 @@ def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _view_in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     base = op._schema.name.split("::")[1][:-1]
-    made = getattr(getattr(aten, base), op._overloadname)(*args, **kwargs)
+    overload = "int" if base in ("transpose", "swapdims", "swapaxes") else op._overloadname
+    made = getattr(getattr(aten, "transpose" if overload == "int" else base), overload)(*args, **kwargs)
     if getattr(made, "_is_view_of_copy", False):
         raise RuntimeError(f"{op}: it would need communication, and the tensor is to stay where it is: redistribute it")
     with torch.utils._mode_utils.no_dispatch():  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Ops on lists of tensors: foreach ops are the op of one element for each, fused optimizers work where parameters are."""
+"""Ops on lists of tensors: foreach ops do one op for each element, fused optimizers work where parameters are."""
 
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from phalanx.dtensor._torch_compat import in_backward
+
 
 class _State(threading.local):
     strict: bool = False
@@ -47,8 +49,8 @@ def strict_error(op: Any, plan: Any) -> StrictError:
         for move in plan.moves
     )
     return StrictError(
-        f"strict mode: {op} would communicate by itself ({moves}; rule '{plan.text}'): redistribute these inputs first, "
-        "or leave strict mode"
+        f"strict mode: {op} would communicate by itself ({moves}; rule '{plan.text}'): redistribute these inputs "
+        "first, or leave strict mode"
     )
 
 
@@ -66,5 +68,7 @@ def implicit_replication() -> Iterator[None]:
 
 
 def replicates() -> bool:
-    """Whether plain tensors count as replicated."""
-    return _state.replicates > 0
+    """Whether plain tensors count as replicated: where the user says so, and in torch's own formulas of gradients,
+    which make zeros and masks of shapes alone.
+    """
+    return _state.replicates > 0 or in_backward()

@@ -21,7 +21,7 @@ _specs: dict[tuple[Any, ...], Spec] = {}
 
 
 def gradient_placements(placements: Sequence[AnyPlacement]) -> tuple[AnyPlacement, ...]:
-    """Where a gradient is by default: as the tensor, but for Partial, whose terms all have the gradient of the whole."""
+    """Where a gradient is by default: as the tensor; the terms of a Partial all have the gradient of the whole."""
     return tuple(Replicate() if type(one) is Partial else one for one in placements)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import api
-from phalanx.dtensor.mode import strict_error, is_strict
+from phalanx.dtensor.mode import is_strict, strict_error
 from phalanx.dtensor.redistribute import Transfer
 from phalanx.dtensor.rules.local import LocalWork, results_of
 from phalanx.dtensor.spec import Spec

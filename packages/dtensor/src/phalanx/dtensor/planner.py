@@ -11,7 +11,6 @@ The order in which a call is looked at:
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
@@ -121,9 +120,7 @@ def cost_model(mesh_shape: tuple[int, ...]) -> CostModel:
     return CostModel(tuple(MeshDimCost(size) for size in mesh_shape))
 
 
-def by_rule(
-    op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[Spec], mesh: Mesh
-) -> Plan | None:
+def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[Spec], mesh: Mesh) -> Plan | None:
     """The Plan that the op's rule gives, or None: it has none for this call."""
     match = matched(op, values, specs)
     if match is None:
@@ -138,7 +135,7 @@ def by_rule(
     if shown is None:
         return None
     tensors, shape = shown
-    if len(tensors) != len(choice.outputs):
+    if len(tensors) != len(choice.outputs) or not _has_dims(match, tensors):
         return None
     moves = moves_of(leaves, specs, choice, special)
     algorithm = handlers.algorithm(op, choice, moves, values)
@@ -165,12 +162,23 @@ def by_rule(
     return made
 
 
+def _has_dims(match: Match, tensors: Sequence[meta.Shown]) -> bool:
+    """Whether what comes out has as many dims as the rule says: some kernels return another rank for empty inputs."""
+    return all(
+        dims is None or len(dims) == len(one.shape)
+        for dims, one in zip(match.expanded.outputs, tensors, strict=True)
+    )
+
+
 def make_direct(op: Any, made: RulePlan, values: Sequence[Any]) -> None:
     """Say in the plan what is called and what comes out, if the op on the local tensors is all there is to do."""
     work = made.work
     if made.moves or made.shape is None or work is None or work.scales or work.fills:
         return
-    if any(one.kwarg_only and isinstance(value, torch.Tensor) for one, value in zip(op._schema.arguments, values, strict=True)):
+    if any(
+        one.kwarg_only and isinstance(value, torch.Tensor)
+        for one, value in zip(op._schema.arguments, values, strict=True)
+    ):
         return
     kind, entries = made.shape
     written = written_arguments(op)
@@ -290,8 +298,3 @@ def renamed(
         on_dim(kind, one.dim) if kind is not None and isinstance(one, Shard) else one  # type: ignore[misc]
         for one, kind in zip(placements, special, strict=True)
     )
-
-
-def element_count(spec: Spec) -> int:
-    """The number of elements of the whole tensor."""
-    return prod(spec.shape)

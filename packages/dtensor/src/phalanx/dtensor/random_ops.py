@@ -26,8 +26,8 @@ from math import isfinite, log1p
 from typing import Any
 
 import torch
-from phalanx.core.random import Kind
 
+from phalanx.core.random import Kind
 from phalanx.dtensor import api, fallback
 from phalanx.dtensor.filling import Law, fill_local, integers
 from phalanx.dtensor.placements import Partial, Replicate, split_dim

@@ -18,7 +18,7 @@ _algorithms: dict[str, list[tuple[Takes, Handler]]] = {}
 
 
 def algorithm(*names: str, takes: Takes) -> Callable[[Handler], Handler]:
-    """Register an algorithm for the ops `names` (`aten.sort.default`); of several the first that takes a call has it."""
+    """Register an algorithm for the ops `names` (`aten.sort.default`); of several the first that takes a call is it."""
 
     def register(function: Handler) -> Handler:
         for name in names:

@@ -1,4 +1,4 @@
-"""argmax, argmin, max and min with indices along a sharded dim: each rank finds its own, and the first of the best wins.
+"""argmax, argmin, max and min with indices along a sharded dim: each rank finds its own, the first of the best wins.
 
 Moves one value and one index of each piece instead of the tensor.
 """

@@ -94,7 +94,7 @@ def _exchange(parts: list[torch.Tensor], shapes: list[list[int]], mesh: Any, mes
     flat = torch.cat([one.reshape(-1) for one in parts])
     into = [torch.Size(shape).numel() for shape in shapes]
     got = pc.wait_tensor(pc.all_to_all_single(flat, into, [one.numel() for one in parts], (mesh, mesh_dim)))
-    return [one.reshape(shape) for one, shape in zip(got.split(into), shapes, strict=True)]
+    return [one.reshape(shape) for one, shape in zip(torch.split(got, into), shapes, strict=True)]
 
 
 def _with_halo(local: torch.Tensor, spec: Spec, halo: _Halo) -> torch.Tensor:
@@ -221,4 +221,3 @@ def convolution_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     if mask[2]:
         results[2] = wrapped(found[2], spec.mesh, sums, (weight.shape[0],))
     return results[0], results[1], results[2]
-

@@ -27,9 +27,9 @@ def _takes_embedding(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -
     table, index = values[0]._spec, values[1]._spec
     if not is_cut_plainly(table, [0]) or values[0].dtype == torch.bool:
         return False
-    # Mesh dims that do not cut the rows have both as they are; one that cuts both columns and the index is for the rule.
+    # Mesh dims that do not cut the rows have both as they are; one that cuts columns and index is for the rule.
     return all(
-        isinstance(cut, Shard) and cut.dim == 0 or (cut.is_replicate() and isinstance(own, (Shard, Replicate)))
+        (isinstance(cut, Shard) and cut.dim == 0) or (cut.is_replicate() and isinstance(own, (Shard, Replicate)))
         for cut, own in zip(table.placements, index.placements, strict=True)
     )
 

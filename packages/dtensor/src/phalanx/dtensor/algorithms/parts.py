@@ -15,7 +15,7 @@ from phalanx.dtensor.spec import Spec
 
 
 def is_cut_plainly(spec: Spec, dims: Sequence[int]) -> bool:
-    """Whether this rank is in the mesh, one of the dims is cut, all cuts of the tensor are Shard, and none is Partial."""
+    """Whether this rank is in the mesh, one of the dims is cut, all cuts are Shard, and nothing is Partial."""
     if coordinate_of(spec.mesh) is None or type(spec) is not Spec:
         return False
     if not all(isinstance(one, (Shard, Replicate)) for one in spec.placements):
@@ -27,8 +27,8 @@ def check_strict(op: Any) -> None:
     """Algorithms communicate: in strict mode they may not."""
     if is_strict():
         raise StrictError(
-            f"strict mode: {op} along a sharded dim would communicate by itself: redistribute its input first, or leave "
-            "strict mode"
+            f"strict mode: {op} along a sharded dim would communicate by itself: redistribute its input first, or "
+            "leave strict mode"
         )
 
 
@@ -101,9 +101,7 @@ def without_dims(spec: Spec, dims: Sequence[int], keepdim: bool) -> tuple[tuple[
     return tuple(placements), shape
 
 
-def wrapped(
-    local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement], shape: Sequence[int]
-) -> "api.DTensor":
+def wrapped(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement], shape: Sequence[int]) -> "api.DTensor":
     """A DTensor of that shape, with the order of dims that the local tensor has."""
     stride = layout.global_stride(tuple(shape), local.shape, local.stride())
     return api.DTensor._wrap(local, Spec(mesh, tuple(placements), torch.Size(shape), tuple(stride), local.dtype))

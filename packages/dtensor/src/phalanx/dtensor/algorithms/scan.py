@@ -1,4 +1,4 @@
-"""cumsum, cumprod and logcumsumexp along a sharded dim: each rank scans its piece, and then takes in the totals before it.
+"""cumsum, cumprod and logcumsumexp along a sharded dim: each rank scans its piece and takes in the totals before it.
 
 Moves one total of each piece instead of the tensor.
 """
@@ -20,8 +20,6 @@ from phalanx.dtensor.algorithms.parts import (
 )
 from phalanx.dtensor.plan import bound, call_bound
 
-_TOTALS = {"cumsum": torch.sum, "cumprod": torch.prod}
-
 
 def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     spec = values[0]._spec
@@ -41,7 +39,7 @@ def scan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> "api.DTensor":
     if name == "logcumsumexp":
         total = local.logsumexp(dim, keepdim=True)
     else:
-        total = _TOTALS[name](local, dim, keepdim=True, dtype=out.dtype)
+        total = (local.sum if name == "cumsum" else local.prod)(dim, keepdim=True, dtype=out.dtype)
     totals = gathered(total, spec.mesh, mesh_dims)[: number_of(spec, mesh_dims)]
     if totals.shape[0]:
         if name == "logcumsumexp":

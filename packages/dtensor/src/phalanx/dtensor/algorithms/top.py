@@ -30,7 +30,7 @@ def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
         return False
     # Every piece has k to give, so that nothing stands for what is missing.
     sizes = layout.piece_sizes(spec.shape[dim], Shard(dim), spec.mesh.shape[mesh_dims[0]])
-    return min(int(one) for one in sizes) >= max(1, values[1])
+    return min(int(one) for one in sizes) >= max(1, int(values[1]))
 
 
 @algorithm("aten.topk.default", takes=_takes)

@@ -1,4 +1,4 @@
-"""The mean of a loss over classes, with the batch sharded: it is weighted by what the targets pick, on all ranks together.
+"""The mean of a loss over classes, with the batch sharded: weighted by what the targets pick on all ranks together.
 
 Moves one number: the total weight.
 """

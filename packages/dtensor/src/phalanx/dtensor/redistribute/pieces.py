@@ -248,7 +248,8 @@ def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
         return local.reshape(cut).permute(first).reshape(flat)
 
     def joined(parts: torch.Tensor) -> torch.Tensor:
-        return parts.view([ranks, *shape]).permute(back).reshape(result)
+        # Not a view that happens to fit: kernels that read memory as it lies need the stride of the spec.
+        return parts.view([ranks, *shape]).permute(back).contiguous().view(result)
 
     # Along dim 0 the parts already lie one after another.
     return Action(None if b == 0 else split, Call("all_to_all", mesh_dim), None if a == 0 else joined)

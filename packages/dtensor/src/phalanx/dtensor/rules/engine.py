@@ -131,8 +131,8 @@ class _Deriver:
                 "lin": (("sum", "sum"),),
                 "up": (("max", "max"), ("min", "min")),
                 "down": (("max", "min"), ("min", "max")),
-                "drop": tuple((kind, None) for kind in ("sum", "avg", "max", "min", "product")),
-                "pass": tuple((kind, kind) for kind in ("sum", "avg", "max", "min", "product")),
+                "drop": tuple((kind, None) for kind in ("sum", "max", "min", "product")),
+                "pass": tuple((kind, kind) for kind in ("sum", "max", "min", "product")),
             }.get(one.kind, ((PARTIAL_OPS.get(one.kind, ""),) * 2,))
             for kind_in, kind_out in kinds:
                 inputs = whole.copy()

@@ -60,6 +60,7 @@ def dtensor(arguments: list[str]) -> int:
     parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")
+    parser.add_argument("--retry", action="store_true", help="with --resume: run again what raised or was wrong")
     parser.add_argument("--quiet", action="store_true", help="print only the table")
     options = parser.parse_args(arguments)
     mesh = tuple(map(int, options.mesh.split("x")))
@@ -72,6 +73,8 @@ def dtensor(arguments: list[str]) -> int:
                 parser.error(f"a mesh of shape {options.mesh} has {size} ranks, not {options.ranks}")
             mesh = (options.ranks,)
     report = DTensorReport(options.json, options.resume)
+    if options.retry:
+        report.forget_failures()
     names = [one for one in options.names.split(",") if one]
     show = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
     sweep_dtensor(report, names, options.sample, Options(mesh, options.samples, options.placings), show)

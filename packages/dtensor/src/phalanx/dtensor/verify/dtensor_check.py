@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from phalanx.dtensor import DTensor, Partial, distribute_tensor, fallback
-from phalanx.dtensor.placing import gradient_placements
 from phalanx.dtensor.placements import Placement, Replicate
+from phalanx.dtensor.placing import gradient_placements
 from phalanx.dtensor.verify._torch_compat import Recorder
 from phalanx.dtensor.verify.dtensor_samples import Case, Placed, leaves_of, seed
 from phalanx.dtensor.verify.simulate import Mismatch, compare, coordinates, cut

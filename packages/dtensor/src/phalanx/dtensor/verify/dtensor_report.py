@@ -79,6 +79,12 @@ class DTensorReport:
                 for mesh, records in kept["meshes"].items()
             }
 
+    def forget_failures(self) -> None:
+        """Drop the records in which something raised or was wrong, so that these entries are run again."""
+        for records in self.meshes.values():
+            for name in [name for name, one in records.items() if one.worst in ("error", "wrong")]:
+                del records[name]
+
     def put(self, mesh: str, entry: str, record: Record) -> None:
         """Keep what was found for an entry."""
         self.meshes.setdefault(mesh, {})[entry] = record

@@ -4,8 +4,11 @@ Every entry is run in one process first, then with its tensors in many placings 
 the same in lockstep. Ranks that fall out of step (one raised where another waits) are ended, and others go on.
 """
 
+import ctypes
+import faulthandler
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import warnings
@@ -19,11 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.verify._torch_compat import op_database
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference, summed
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, lines_of
 from phalanx.dtensor.verify.dtensor_samples import Case, Placed, cases, dtype_of, kind_of, placings, seed, shown
-from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.verify.sweep import entry_name
 
 # How long a rank waits for another in a collective; and how long an entry may take, whatever it does.
@@ -31,6 +34,7 @@ _TIMEOUT_S = 20
 _ENTRY_TIMEOUT_S = 240
 # Ranks that fell out of step more often than this have shown enough of an entry.
 _MOST_RESTARTS = 3
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -172,12 +176,15 @@ class _Processes:
 
 
 def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Task], writer: Any) -> None:
+    _end_with_parent()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    # For who asks what a rank is at: kill -USR1.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    timeout = timedelta(seconds=_TIMEOUT_S)
     store = dist.FileStore(str(Path(directory) / "store"), size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=_TIMEOUT_S)
-    )
+    store.set_timeout(timeout)  # that of phalanx.collectives, too
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     warnings.simplefilter("ignore")
     ranks = Ranks(options.mesh)
     infos = {entry_name(one): one for one in op_database()}
@@ -199,6 +206,13 @@ def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Ta
         dist.barrier()
     # A group that ranks have left in the midst of a collective cannot be taken apart in an orderly way.
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class _Entry:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from phalanx.collectives._demo._torch_compat import TCPStore
-from phalanx.collectives._demo.options import Options
-from phalanx.collectives._demo.rank import Job, error_key
-from phalanx.collectives._demo.show import say
+from phalanx.dtensor._demo._torch_compat import TCPStore
+from phalanx.dtensor._demo.options import Options
+from phalanx.dtensor._demo.rank import Job, error_key
+from phalanx.dtensor._demo.show import say
 
 _GRACE_SECONDS = 10.0  # for the other ranks to notice that one has failed, and to say so
 _END_SECONDS = 5.0  # for a rank that was told to end
@@ -120,7 +120,7 @@ class _Ranks:
         job = Job(rank, port, os.getpid(), core, self._options)
         environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, **_ENVIRONMENT}
         # -P: a file of the current directory must not replace a module.
-        command = [sys.executable, "-P", "-m", "phalanx.collectives._demo.rank", job.to_text()]
+        command = [sys.executable, "-P", "-m", "phalanx.dtensor._demo.rank", job.to_text()]
         # The rank inherits both, so all its threads have them from the start. A terminal sends Ctrl-C to every process,
         # and this one alone is to answer it.
         allowed, unblocked = os.sched_getaffinity(0), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

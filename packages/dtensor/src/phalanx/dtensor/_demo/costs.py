@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives._demo.meter import Call
-from phalanx.collectives._demo.parallel import exchange, from_rank_0, join, sum_and_split, sum_over_ranks
+import phalanx.collectives as pc
+from phalanx.dtensor._demo.meter import Call
 
 # Newer torch has the same functions under these names, and warns about the old ones.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -58,7 +58,9 @@ def measure(calls: list[Call], group: dist.ProcessGroup, rounds: int) -> dict[Ca
                 taken_ns = case.round(run, number + _WARM_UP_ROUNDS)
                 if number >= 0:
                     times_ns[index, way, number] = torch.tensor(taken_ns, dtype=torch.float64)
-    medians_us = (sum_over_ranks(times_ns, group) / group.size() / 1000).flatten(2).median(dim=2).values
+    medians_us = (
+        (pc.wait_tensor(pc.all_reduce(times_ns, "sum", group)) / group.size() / 1000).flatten(2).median(dim=2).values
+    )
     return {call: Cost(*medians_us[index].tolist()) for index, call in enumerate(calls)}
 
 
@@ -79,7 +81,7 @@ class _Case:
         values = self._values(self.group.rank(), number)
         for _ in range(_CALLS_PER_ROUND):
             self.input.copy_(values)
-            sum_over_ranks(self.meeting, self.group)
+            pc.wait_tensor(pc.all_reduce(self.meeting, "sum", self.group))
             started = time.perf_counter_ns()
             result = run()
             taken_ns.append(time.perf_counter_ns() - started)
@@ -115,7 +117,7 @@ class _Case:
 
 class _AllReduce(_Case):
     def phalanx(self) -> torch.Tensor:
-        return sum_over_ranks(self.input, self.group)
+        return pc.wait_tensor(pc.all_reduce(self.input, "sum", self.group))
 
     def gloo(self) -> torch.Tensor:
         dist.all_reduce(self.input, group=self.group)
@@ -130,7 +132,7 @@ class _AllGather(_Case):
         return self.count // self.group.size()
 
     def phalanx(self) -> torch.Tensor:
-        return join(self.input, self.group)
+        return pc.wait_tensor(pc.all_gather_tensor(self.input, 0, self.group))
 
     def gloo(self) -> torch.Tensor:
         _all_gather(self.output, self.input, group=self.group)
@@ -145,7 +147,7 @@ class _ReduceScatter(_Case):
         return self.count // self.group.size()
 
     def phalanx(self) -> torch.Tensor:
-        return sum_and_split(self.input, self.group)
+        return pc.wait_tensor(pc.reduce_scatter_tensor(self.input, "sum", 0, self.group))
 
     def gloo(self) -> torch.Tensor:
         _reduce_scatter(self.output, self.input, group=self.group)
@@ -157,7 +159,7 @@ class _ReduceScatter(_Case):
 
 class _Broadcast(_Case):
     def phalanx(self) -> torch.Tensor:
-        return from_rank_0(self.input, self.group)
+        return pc.wait_tensor(pc.broadcast(self.input, 0, self.group))
 
     def gloo(self) -> torch.Tensor:
         dist.broadcast(self.input, 0, group=self.group)
@@ -169,7 +171,7 @@ class _Broadcast(_Case):
 
 class _AllToAll(_Case):
     def phalanx(self) -> torch.Tensor:
-        return exchange(self.input, self.group)
+        return pc.wait_tensor(pc.all_to_all_single(self.input, None, None, self.group))
 
     def gloo(self) -> torch.Tensor:
         dist.all_to_all_single(self.output, self.input, group=self.group)

@@ -2,11 +2,11 @@
 
 from statistics import mean, median
 
-from phalanx.collectives._demo.costs import Cost
-from phalanx.collectives._demo.meter import Call
-from phalanx.collectives._demo.options import Options
-from phalanx.collectives._demo.show import byte_count, say, table
-from phalanx.collectives._demo.train import Record
+from phalanx.dtensor._demo.costs import Cost
+from phalanx.dtensor._demo.meter import Call
+from phalanx.dtensor._demo.options import Options
+from phalanx.dtensor._demo.show import byte_count, say, table
+from phalanx.dtensor._demo.train import Record
 
 
 def summary(options: Options, record: Record) -> str:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.collectives._demo._torch_compat import TorchDispatchMode
+from phalanx.dtensor import DTensor
+from phalanx.dtensor._demo._torch_compat import TorchDispatchMode
 
 
 class Call(NamedTuple):
@@ -40,6 +41,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, as the ops that the ranks run
         if func.namespace != "phalanx":
             return func(*args, **(kwargs or {}))
         started = time.perf_counter()

@@ -7,23 +7,17 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.collectives import is_core_group
-from phalanx.collectives._demo.data import Batches, read_text
-from phalanx.collectives._demo.meter import Call, Meter
-from phalanx.collectives._demo.model import Size, Transformer, first_weights
-from phalanx.collectives._demo.options import VOCABULARY_SIZE, Options
-from phalanx.collectives._demo.parallel import (
-    cut_dims,
-    from_rank_0,
-    join,
-    load_weights,
-    sum_copies,
-    sum_over_ranks,
-    whole_shapes,
-)
-from phalanx.collectives._demo.reference import CheckFailedError, compare
-from phalanx.collectives._demo.show import Progress, say
+from phalanx.collectives import broadcast, is_core_group, wait_tensor
+from phalanx.dtensor import DTensor, Replicate, distribute_tensor
+from phalanx.dtensor._demo.data import Batches, read_text
+from phalanx.dtensor._demo.meter import Call, Meter
+from phalanx.dtensor._demo.model import Size, Transformer, first_weights
+from phalanx.dtensor._demo.options import VOCABULARY_SIZE, Options
+from phalanx.dtensor._demo.parallel import deal, settle_gradients, whole
+from phalanx.dtensor._demo.reference import CheckFailedError, compare
+from phalanx.dtensor._demo.show import Progress, say
 
 _WARM_UP_STEPS = 20  # of the learning rate
 _METER_EVERY = 10  # steps; the meter costs time, so the steps between are the ones whose time counts
@@ -61,13 +55,12 @@ class Trainer:
     def __init__(self, options: Options, group: dist.ProcessGroup) -> None:
         self.options = options
         self.group = group
+        self.mesh = DeviceMesh("cpu", torch.arange(group.size()))
         self.size = Size(VOCABULARY_SIZE, options.sequence, options.layers, options.hidden, options.heads)
-        self.model = Transformer(self.size, group)
+        self.model = Transformer(self.size)
         self.record = Record()
         self._batches = None if group.rank() else self._read_batches()
-        self._load_first_weights()
-        dims = cut_dims(self.model)
-        self._copies = [parameter for name, parameter in self.model.named_parameters() if name not in dims]
+        self._deal_first_weights()
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95))
 
     def run(self) -> Record:
@@ -95,10 +88,10 @@ class Trainer:
 
     def _gradients(self, characters: torch.Tensor) -> float:
         self._optimizer.zero_grad(set_to_none=True)
-        share = self.model.loss(characters)
-        share.backward()  # type: ignore[no-untyped-call]
-        sum_copies(self._copies, self.group)
-        return sum_over_ranks(share.detach(), self.group).item()
+        loss = self.model.loss(characters)
+        loss.backward()  # type: ignore[no-untyped-call]
+        settle_gradients(self.model)
+        return loss.item()
 
     def _update(self, step: int) -> None:
         for parameters in self._optimizer.param_groups:
@@ -118,33 +111,30 @@ class Trainer:
             record.metered_seconds.append(seconds)
             record.communication_seconds.append(meter.seconds)
 
-    def _check(self, step: int, characters: torch.Tensor, loss: float) -> None:
+    def _check(self, step: int, characters: DTensor, loss: float) -> None:
         self._check_copies()
         named = list(self.model.named_parameters())
-        gradients = self._whole({name: parameter.grad for name, parameter in named if parameter.grad is not None})
-        weights = self._whole({name: parameter.detach() for name, parameter in named})
+        gradients = whole({name: parameter.grad for name, parameter in named if parameter.grad is not None})
+        weights = whole({name: parameter.detach() for name, parameter in named})
         if self.group.rank() == 0:
-            seen = compare(self.size, weights, characters, loss, gradients)
+            seen = compare(self.size, weights, characters.to_local(), loss, gradients)
             say(
                 f"  step {step}  loss {loss:.6f}, one process {seen.loss:.6f}; all {len(named)} gradients agree "
                 f"(greatest difference {seen.gradient_difference:.0e}, in {seen.weight})"
             )
 
     def _check_copies(self) -> None:
-        flat = torch.cat([parameter.detach().flatten() for parameter in self._copies])
-        if not torch.equal(from_rank_0(flat, self.group), flat):
+        copies = [one.detach() for one in self.model.parameters() if one.placements == (Replicate(),)]  # type: ignore[attr-defined]
+        flat = torch.cat([one.to_local().flatten() for one in copies])  # type: ignore[attr-defined]
+        if not torch.equal(wait_tensor(broadcast(flat, 0, self.group)), flat):
             raise CheckFailedError(f"rank {self.group.rank()}'s copies of norms and embeddings are not those of rank 0")
 
-    def _whole(self, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        dims = cut_dims(self.model)
-        return {name: join(part, self.group, dims[name]) if name in dims else part for name, part in parts.items()}
-
-    def _next_batch(self) -> torch.Tensor:
+    def _next_batch(self) -> DTensor:
         if self._batches is not None:
             characters = self._batches.next()
         else:
             characters = torch.empty(self.options.sequence + 1, self.options.batch, dtype=torch.int64)
-        return from_rank_0(characters, self.group)
+        return distribute_tensor(characters, self.mesh)
 
     def _read_batches(self) -> Batches:
         options = self.options
@@ -152,25 +142,19 @@ class Trainer:
         say(f"text: {len(text.characters):,} characters, {text.files} files of the Python standard library")
         return Batches(text, options.sequence, options.batch, options.seed)
 
-    def _load_first_weights(self) -> None:
-        shapes = whole_shapes(self.model, self.group)
-        counts = [shape.numel() for shape in shapes.values()]
-        flat = torch.empty(sum(counts))
+    def _deal_first_weights(self) -> None:
+        shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         if self.group.rank() == 0:
-            first = first_weights(shapes, self.size.layers, self.options.seed)
-            flat = torch.cat([first[name].flatten() for name in shapes])
+            self.model.load_state_dict(first_weights(shapes, self.size.layers, self.options.seed))
         with Meter() as meter:
-            flat = from_rank_0(flat, self.group)
+            deal(self.model, self.mesh)
         self.record.calls_at_start = meter.calls
-        parts = torch.split(flat, counts)
-        weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-        load_weights(self.model, weights, self.group)
-        own = sum(parameter.numel() for parameter in self.model.parameters())
+        own = sum(parameter.to_local().numel() for parameter in self.model.parameters())  # type: ignore[attr-defined]
         if not is_core_group(self.group):
             self._say("note: the core cannot serve these ranks, so torch.distributed does; phalanx doctor may say why")
         self._say(
             f"model: layers {self.size.layers}, features {self.size.hidden}, heads {self.size.heads}; "
-            f"{sum(counts):,} weights, of which each rank has {own:,}"
+            f"{sum(shape.numel() for shape in shapes.values()):,} weights, of which each rank has {own:,}"
         )
 
     def _say(self, text: str) -> None:

@@ -26,7 +26,7 @@ COLLECTIVES = {"all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "broa
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "phalanx.collectives._demo", *arguments]
+    return [sys.executable, "-m", "phalanx.dtensor._demo", *arguments]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -121,8 +121,8 @@ def test_the_table_has_every_collective_of_a_step_with_its_bytes_beside_gloo() -
 
 
 def test_a_small_error_of_loss_or_of_one_gradient_fails_the_comparison_with_one_process() -> None:
-    from phalanx.collectives._demo.model import Size
-    from phalanx.collectives._demo.reference import CheckFailedError, Reference, compare
+    from phalanx.dtensor._demo.model import Size
+    from phalanx.dtensor._demo.reference import CheckFailedError, Reference, compare
 
     torch.manual_seed(0)
     size = Size(vocabulary=16, sequence=8, layers=1, hidden=8, heads=2)
@@ -194,7 +194,7 @@ def test_the_private_part_of_torch_that_the_demo_uses_is_where_it_was() -> None:
     pytest.importorskip(
         "torch.utils._python_dispatch", reason="torch has moved TorchDispatchMode: adapt _demo/_torch_compat.py"
     )
-    from phalanx.collectives._demo._torch_compat import TorchDispatchMode
+    from phalanx.dtensor._demo._torch_compat import TorchDispatchMode
 
     assert hasattr(TorchDispatchMode, "__torch_dispatch__")
 

@@ -2,8 +2,8 @@
 
 Read it as an example of the library's use, in this order:
 
-    parallel.py    everything in the model that knows about ranks: all the collectives are called there
-    model.py       the transformer, built of these parts
+    model.py       the transformer: ordinary modules, which know nothing about ranks
+    parallel.py    how it is dealt to the ranks
     train.py       the training loop of one rank
     reference.py   the same model in one process, and the comparison with it
     costs.py       what each collective costs, beside gloo
@@ -22,9 +22,9 @@ def main(argv: list[str]) -> int:
     Returns:
         Exit status: 0 if all went well and the ranks agreed with one process.
     """
-    from phalanx.collectives._demo.options import parse
+    from phalanx.dtensor._demo.options import parse
 
     options = parse(argv)
-    from phalanx.collectives._demo.launch import launch
+    from phalanx.dtensor._demo.launch import launch
 
     return launch(options)

@@ -1,4 +1,4 @@
-"""One rank: `python -m phalanx.collectives._demo.rank JOB`, started by launch.py and by nobody else."""
+"""One rank: `python -m phalanx.dtensor._demo.rank JOB`, started by launch.py and by nobody else."""
 
 import ctypes
 import json
@@ -12,13 +12,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives._demo import costs, report
-from phalanx.collectives._demo._torch_compat import Store, TCPStore
-from phalanx.collectives._demo.options import Options
-from phalanx.collectives._demo.reference import CheckFailedError
-from phalanx.collectives._demo.show import say
-from phalanx.collectives._demo.train import Trainer
 from phalanx.core import PhalanxError
+from phalanx.dtensor._demo import costs, report
+from phalanx.dtensor._demo._torch_compat import Store, TCPStore
+from phalanx.dtensor._demo.options import Options
+from phalanx.dtensor._demo.reference import CheckFailedError
+from phalanx.dtensor._demo.show import say
+from phalanx.dtensor._demo.train import Trainer
 
 TIMEOUT = timedelta(seconds=60)
 _PR_SET_PDEATHSIG = 1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from phalanx.collectives._demo.options import VOCABULARY_SIZE
+from phalanx.dtensor._demo.options import VOCABULARY_SIZE
 
 
 class Text(NamedTuple):

@@ -1,0 +1,190 @@
+"""explain: what every op of a function does with DTensors, and what it sends.
+
+    report = explain(lambda: torch.relu(x @ w).sum())
+    print(report)
+    report.bytes_moved
+
+    aten.mm.default: float32[8, 16] (tp: R), float32[16, 8] (tp: S(1)) -> float32[8, 8] (tp: S(1))
+        rule 'm k, k n -> m n ; ...'; nothing is sent
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phalanx.dtensor import api, fallback, planner
+from phalanx.dtensor.debug._torch_compat import is_higher_order, tree_leaves
+from phalanx.dtensor.debug.comm_mode import counted_as
+from phalanx.dtensor.plan import Plan, RulePlan
+from phalanx.dtensor.redistribute import Step
+
+_PROGRAM = "asked for by the program"
+
+
+@dataclass
+class Record:
+    """One op, or communication that the program asked for.
+
+    Attributes:
+        op: Its name, such as "aten.mm.default".
+        kind: "rule", "written back" (a rule of the op that makes a new tensor), "decomposed" (the ops it was made of
+            follow with a larger depth), "replicated" (every rank works on the whole), "handled" (an algorithm or
+            handler of its own), or "program": redistribute, full_tensor and the like.
+        text: The rule, or what is done instead.
+        depth: How many ops it is part of.
+        inputs: What the DTensors among its arguments are.
+        outputs: What its results are.
+        steps: (argument, step of redistribution) that are needed before it, in order. Argument 3[0] is the first of a
+            list.
+        collectives: (name, bytes of its input on this rank) of all that it issued, as seen on this rank.
+        cost_us: The estimate of the steps.
+    """
+
+    op: str
+    kind: str
+    text: str
+    depth: int = 0
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    steps: list[tuple[str, Step]] = field(default_factory=list)
+    collectives: list[tuple[str, int]] = field(default_factory=list)
+    cost_us: float = 0.0
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether every rank works on the whole."""
+        return self.kind == "replicated"
+
+    def __str__(self) -> str:
+        return "\n".join("    " * self.depth + line for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        sides = [", ".join(self.inputs), ", ".join(self.outputs) or "nothing"]
+        yield self.op if self.kind == "program" else f"{self.op}: {' -> '.join(sides)}"
+        sent = not (self.steps or self.collectives)
+        what = f"rule '{self.text}'" if self.kind == "rule" else self.text
+        yield f"    {what}{'; nothing is sent' if sent and self.kind != 'decomposed' else ''}"
+        for argument, step in self.steps:
+            yield f"    argument {argument}: {step}"
+        for name, size in self.collectives:
+            yield f"    {name} of {size:,} bytes"
+
+
+@dataclass
+class Report:
+    """What `explain` has seen; `print` shows it.
+
+    Attributes:
+        records: The ops in the order in which they began.
+        result: What the function returned.
+    """
+
+    records: list[Record]
+    result: Any = None
+
+    @property
+    def collectives(self) -> dict[str, int]:
+        """By name, how often this rank issued it."""
+        found: dict[str, int] = {}
+        for record in self.records:
+            for name, _ in record.collectives:
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that this rank gave to collectives."""
+        return sum(size for record in self.records for _, size in record.collectives)
+
+    @property
+    def cost_us(self) -> float:
+        """The estimate of all communication that ops needed."""
+        return sum(record.cost_us for record in self.records)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} {name}" for name, count in self.collectives.items()) or "no collective"
+        waste = sum(record.is_fallback for record in self.records)
+        total = f"{sum(one.kind != 'program' for one in self.records)} ops, {counts}, {self.bytes_moved:,} bytes"
+        total += f"; communication that ops needed takes about {self.cost_us:.1f} us"
+        return "\n".join([*map(str, self.records), total + (f"; {waste} without a rule" if waste else "")])
+
+
+def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Run a function, and tell what every op on DTensors does: rule, placements, communication. Collective as fn is.
+
+    Args:
+        fn: Any function; a backward pass in it is seen as well.
+        args, kwargs: Its arguments.
+
+    Returns:
+        The report, with what fn returned.
+
+    Raises:
+        Exception: Whatever fn raises.
+    """
+    watcher = _Watcher()
+    with watcher:
+        result = fn(*args, **kwargs)
+    return Report(watcher.records, result)
+
+
+class _Watcher(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Record] = []
+        self._open: list[Record] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_higher_order(func):
+            return func(*args, **kwargs)
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, api.DTensor)]
+        if not given:
+            name = counted_as(func)
+            if name is not None:
+                self._sent(name, args)
+            return func(*args, **kwargs)
+        record = self._recorded(func, planner.plan(func, args, kwargs), given)
+        self._open.append(record)
+        try:
+            with self:  # what it is made of is seen as well
+                result = api.DTensor.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self._open.pop()
+        record.outputs = [_described(one) for one in tree_leaves(result) if one is not None]
+        return result
+
+    def _recorded(self, op: Any, plan: Plan, given: list[Any]) -> Record:
+        record = Record(str(op), _kind(plan), plan.text, len(self._open), [_described(one) for one in given])
+        for move in plan.moves:
+            argument = op._schema.arguments[move.argument].name + ("" if move.place is None else f"[{move.place}]")
+            record.steps += [(argument, step) for step in move.transfer.steps]
+            record.cost_us += move.transfer.cost_us
+        self.records.append(record)
+        return record
+
+    def _sent(self, name: Any, args: Any) -> None:
+        size = sum(one.nbytes for one in tree_leaves(args) if isinstance(one, torch.Tensor))
+        short = str(name).rpartition(".")[2]
+        if not self._open:
+            self.records.append(Record("communication", "program", _PROGRAM))
+            self.records[-1].collectives.append((short, size))
+        else:
+            self._open[-1].collectives.append((short, size))
+
+
+def _kind(plan: Plan) -> str:
+    if isinstance(plan, RulePlan):
+        return "rule"
+    run: Any = plan.run
+    kinds = {fallback.write_back: "written back", fallback.decomposed: "decomposed", fallback.replicated: "replicated"}
+    return kinds.get(run, "handled")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, api.DTensor):
+        return str(value._spec)
+    return f"plain {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
