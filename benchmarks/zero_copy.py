@@ -31,6 +31,7 @@ from phalanx.core.errors import check
 
 SUFFIXES = {"k": 1 << 10, "m": 1 << 20}
 SEVERAL = 10  # calls of less than 1 MiB in a row
+LISTED = 8  # calls that are coalesced; each has this part of the input
 
 Call = Callable[[np.ndarray], np.ndarray]
 
@@ -62,6 +63,25 @@ def calls(core: Group, size: int) -> dict[str, Call]:
         check(lib.phx_broadcast(core.pointer, address(tensor), count, f32, 0, *end))
         return tensor
 
+    def listed(kind: int, op: int, out: np.ndarray | None) -> Call:
+        """LISTED calls of one kind as one, each on a part of the tensor."""
+        rows: dict[int, Any] = {}
+
+        def run(tensor: np.ndarray) -> np.ndarray:
+            into = tensor if out is None else out
+            calls = rows.get(id(tensor))
+            if calls is None:
+                calls = rows[id(tensor)] = ffi.new("phx_call[]", LISTED)
+                for call, given, gets in zip(calls, np.split(tensor, LISTED), np.split(into, LISTED), strict=True):
+                    call.struct_size, call.kind, call.dtype, call.op = ffi.sizeof("phx_call"), kind, f32, op
+                    call.count = count // LISTED
+                    setattr(call, "in", address(given))
+                    call.out = address(gets)
+            check(lib.phx_coalesced(core.pointer, calls, LISTED, *end))
+            return into
+
+        return run
+
     return {
         "all_reduce": into(whole, lib.phx_all_reduce, count, f32, plus),
         "all_reduce in place": into(None, lib.phx_all_reduce, count, f32, mean),
@@ -69,6 +89,9 @@ def calls(core: Group, size: int) -> dict[str, Call]:
         "reduce_scatter": into(part, lib.phx_reduce_scatter, count // n, f32, plus),
         "all_to_all": into(whole, lib.phx_all_to_all, count // n, f32),
         "broadcast": broadcast,
+        "scatter": into(part, lib.phx_scatter, count // n, f32, 0),
+        f"{LISTED} all_reduces in place": listed(lib.PHX_CALL_ALL_REDUCE, mean, None),
+        f"{LISTED} all_gathers": listed(lib.PHX_CALL_ALL_GATHER, 0, all_of_them),
     }
 
 
@@ -105,7 +128,7 @@ def measure(sizes: list[int], rounds: int) -> list[dict[str, object]]:
                     copies[name, where] += core.zero_copies - before
         for name in by_name:
             us = {where: median(took[name, where]) for where in inputs}
-            share = copies[name, "symmetric"] / (rounds * times)
+            share = copies[name, "symmetric"] / (rounds * times) / (LISTED if name.startswith(f"{LISTED} ") else 1)
             rows.append({"collective": name, "bytes": size, "us": us, "share_without_copy": share})
     return rows
 
@@ -121,7 +144,7 @@ def run_rank(rank: int, size: int, folder: str, sizes: list[int], rounds: int, o
             us = row["us"]
             assert isinstance(us, dict)
             print(
-                f"{row['collective']:20} {row['bytes']:>9} bytes: ordinary {us['ordinary']:10,.1f} us, symmetric "
+                f"{row['collective']:22} {row['bytes']:>9} bytes: ordinary {us['ordinary']:10,.1f} us, symmetric "
                 f"{us['symmetric']:10,.1f} us ({us['ordinary'] / us['symmetric']:.2f}x), "
                 f"{row['share_without_copy']:.0%} without a copy"
             )

@@ -91,6 +91,12 @@ inline void with_processes(int n, const Setup &setup, const Body &body) {
       n, [&](int, phx_world *world) { with_member(world, setup, body); }, options_of(setup)));
 }
 
+inline uint64_t zero_copies(phx_group *group) {
+  phx_group_info info{};
+  info.struct_size = sizeof info;
+  CHECK_OK(phx_group_get_info(group, &info));
+  return info.zero_copies;
+}
 inline size_t eager_bytes(phx_group *group) {
   phx_group_info info{};
   info.struct_size = sizeof info;

@@ -49,7 +49,19 @@ void run(const Member &member, std::vector<Part> &parts, const std::vector<Case>
   check_parts(parts, cases.size());
 }
 
-// Lists of calls of any kind, blocking, started, and started by some.
+// Moves some of the inputs into the symmetric block, as far as there is room.
+void share(const Member &member, Draw &draw, std::vector<Case> &cases) {
+  size_t used = 0;
+  for (Case &c : cases) {
+    const size_t bytes = (Part::symmetric_bytes(c, member.size()) + 63) / 64 * 64;
+    if (draw.one_in(4) || used + bytes > member.block_bytes) continue;
+    c.where = Where::kRecognised;
+    c.symmetric_offset = used;
+    used += bytes;
+  }
+}
+
+// Lists of calls of any kind, blocking, started, and started by some; of some the inputs lie in symmetric memory.
 void mixed_lists(const Member &member, size_t lists, size_t most_bytes) {
   const auto n = static_cast<size_t>(member.size());
   std::vector<Part> parts;
@@ -58,9 +70,12 @@ void mixed_lists(const Member &member, size_t lists, size_t most_bytes) {
     std::vector<Case> cases(draw.below(24));
     // Large ones are few, so that a list is mostly packed and fused, and sometimes nothing else.
     for (Case &c : cases) c = draw_case(draw, n, draw.one_in(5) ? most_bytes : 600, true);
+    if (draw.one_in(2)) share(member, draw, cases);
     const size_t how = draw.below(3);
     run(member, parts, cases, how == 1 || (how == 2 && static_cast<size_t>(member.self) == draw.below(n)));
   }
+  // Enough was large, also where ranks outnumber cores.
+  if (n > 1 && kThinner == 1 && most_bytes >= 300000) CHECK(members::zero_copies(member.group) > 0);
 }
 
 TEST(lists_of_mixed_calls_give_the_reference_bits_of_each) {
@@ -132,6 +147,7 @@ TEST(inputs_of_at_most_eager_bytes_may_change_as_soon_as_start_returns) {
             std::vector<Case> cases(1 + draw.below(12));
             for (Case &c : cases) c = draw_case(draw, ranks, draw.one_in(2) ? 300 : eager, true);
             if (draw.one_in(4)) cases.push_back(draw_case(draw, ranks, 4 * eager, true));  // which not all are
+            if (k == 0 && draw.one_in(2)) share(member, draw, cases);
             used[k] = cases.size();
             CHECK_OK(issue(member, parts[k], cases, &works[k]));
             for (Part &part : parts[k])

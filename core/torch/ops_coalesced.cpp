@@ -26,14 +26,16 @@ class Batch {
     calls_.push_back(made);
     outputs_.push_back({&tensor, out.range(), out.copy ? &out.copy : nullptr});
     largest_ = in.bytes() > largest_ ? in.bytes() : largest_;
+    lies_there_ = lies_there_ || phx_symm_covers(call_.handle(), in.data, in.bytes()) != 0;
     copies_back_ = copies_back_ || out.copy;
   }
 
-  // As `run`: it is left pending where the core has taken all input when the start returns.
+  // As `run`: it is left pending where the core has taken all input when the start returns, and none could be read
+  // where it lies.
   void run() {
     if (calls_.empty()) return;
     const Group &group = *call_.group;
-    if (largest_ == 0 || largest_ > group.eager_bytes || group.size == 1 || copies_back_) {
+    if (largest_ == 0 || largest_ > group.eager_bytes || group.size == 1 || copies_back_ || lies_there_) {
       check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), nullptr, nullptr));
       for (const Output &output : outputs_)
         if (output.copy) copy_into(*output.tensor, *output.copy);
@@ -68,6 +70,7 @@ class Batch {
   std::vector<Output> outputs_;
   size_t largest_ = 0;
   bool copies_back_ = false;
+  bool lies_there_ = false;  // an input, in symmetric memory
 };
 
 // The operands of all inputs: they must outlive the batch.

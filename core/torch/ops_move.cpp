@@ -18,6 +18,10 @@ phx_status broadcast_from(const Call &call, const Operand &buffer, int32_t root,
   return phx_broadcast(call.handle(), buffer.data, buffer.count(), buffer.type.code, root, nullptr, work);
 }
 
+// Only the root knows where its input lies, so `run` asks on every rank whether there is any memory that it may lie in:
+// all wait inside the call, or none does.
+constexpr const void *kAnywhere = nullptr;
+
 // Rows of dim 0 for each rank. An empty list is an even split.
 std::vector<int64_t> check_splits(const Call &call, const char *name, std::vector<int64_t> splits, int64_t rows) {
   const auto ranks = static_cast<size_t>(call.group->size);
@@ -55,9 +59,11 @@ void broadcast(StableIValue *stack, uint64_t, uint64_t) {
   const Operand in = read_operand(input);
   Tensor result = empty(in.sizes, in.dims, in.dtype);
   const Operand out = fresh_output(result, in, in.numel);
-  if (root == call.group->rank && in.bytes() != 0) std::memcpy(out.data, in.data, in.bytes());
-  run(call, result, out.range(), nullptr, in.bytes(),
-      [&](phx_work **work) { return broadcast_from(call, out, root, work); });
+  const bool gives = root == call.group->rank;
+  if (gives && in.bytes() != 0) std::memcpy(out.data, in.data, in.bytes());
+  // The root's buffer is only read: it may be the input itself, which peers can perhaps read where it lies.
+  run(call, result, out.range(), kAnywhere, in.bytes(),
+      [&](phx_work **work) { return broadcast_from(call, gives ? in : out, root, work); });
   stack[0] = result.release();
 }
 
@@ -69,7 +75,8 @@ void broadcast_(StableIValue *stack, uint64_t, uint64_t) {
   if (!call) return fallback(call, group_name, stack, input, source, group_name);
   const int32_t root = check_source(call, source);
   const Operand self = write_operand(input);
-  run_into(call, input, self, self, [&](phx_work **work) { return broadcast_from(call, self, root, work); });
+  run_into(call, input, self, kAnywhere, self.bytes(),
+           [&](phx_work **work) { return broadcast_from(call, self, root, work); });
 }
 
 void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {

@@ -26,10 +26,15 @@ Operand caller_output(const Call &call, const Tensor &out, const Operand &like, 
 // Runs a collective that writes `out`, which belongs to `tensor`; where `out` is a contiguous copy of a tensor with
 // strides, it completes at once and is copied back.
 template <class Issue>
-void run_into(const Call &call, const Tensor &tensor, const Operand &out, const Operand &in, Issue issue) {
-  if (!out.copy) return run(call, tensor, out.range(), in.data, in.bytes(), issue);
+void run_into(const Call &call, const Tensor &tensor, const Operand &out, const void *input, size_t input_bytes,
+              Issue issue) {
+  if (!out.copy) return run(call, tensor, out.range(), input, input_bytes, issue);
   check_core(issue(nullptr));
   copy_into(tensor, out.copy);
+}
+template <class Issue>
+void run_into(const Call &call, const Tensor &tensor, const Operand &out, const Operand &in, Issue issue) {
+  run_into(call, tensor, out, in.data, in.bytes(), issue);
 }
 
 }  // namespace phxt

@@ -24,7 +24,10 @@ SYMMETRIC = tuple(f"symm_{name}" for name in ORDINARY if name not in ("barrier",
 IN_PLACE = "symm_all_reduce_in_place"
 COLLECTIVES = (*ORDINARY, *SYMMETRIC, IN_PLACE)
 # Ordinary calls on symmetric memory: that of all ranks, or of all but rank 0. Looked for in large ones only.
-FOUND = ("found_all_reduce", "found_all_to_all_v", "mixed_all_reduce")
+FOUND = (
+    *("found_all_reduce", "found_all_to_all_v", "found_broadcast", "found_scatter", "found_coalesced"),
+    *("mixed_all_reduce", "mixed_coalesced"),
+)
 MESSAGES = "messages"  # to the next rank, from the one before
 STEPLESS = ("symm_barrier", "signals")  # without failpoints: a rank can only fail before it calls them
 ALL = (*COLLECTIVES, MESSAGES, *STEPLESS)
@@ -80,8 +83,9 @@ def prepare(name: str, group: Any, symm: Any, number: int, arguments: Arguments,
         return _messages(group, number, arguments)
     if name in ("barrier", *STEPLESS):
         return _moves_nothing(name, group, symm)
-    if name == "coalesced":
-        return _coalesced(group, number, arguments)
+    if base(name) == "coalesced":
+        found = name in FOUND and not (name.startswith("mixed_") and group.group_rank == 0)
+        return _coalesced(group, symm if found else None, number if rotate else 0, number, arguments)
     return _collective(name, group, symm, number, arguments, rotate)
 
 
@@ -155,9 +159,9 @@ def _offset(symm: Any, turn: int) -> int:
     return turn % 4 * int(symm.size // 4)
 
 
-def _block(symm: Any, turn: int, source: Any) -> Any:
-    """The source, copied to symmetric memory."""
-    block = np.frombuffer(symm.buffer(symm.group_rank), source.dtype, len(source), _offset(symm, turn))
+def _block(symm: Any, turn: int, source: Any, behind: int = 0) -> Any:
+    """The source, copied to symmetric memory, behind so many bytes of the same call."""
+    block = np.frombuffer(symm.buffer(symm.group_rank), source.dtype, len(source), _offset(symm, turn) + behind)
     block[:] = source
     return block
 
@@ -189,10 +193,13 @@ def _symmetric(
     return Prepared(lambda blocking: _works(call(offset, out, **extra, blocking=blocking)), _compare(out, expected))
 
 
-def _coalesced(group: Any, number: int, arguments: Arguments) -> Prepared:
+def _coalesced(group: Any, symm: Any, turn: int, number: int, arguments: Arguments) -> Prepared:
+    """symm: where the inputs lie, if that is not None."""
     me, n, count, dtype = group.group_rank, group.group_size, arguments.count, arguments.dtype
     mine = given(me, number, count, dtype)
     summed, gathered, sent = mine.copy(), np.zeros(n * count, dtype), given(me, number + 1, count, dtype)
+    if symm is not None:
+        mine, sent = _block(symm, turn, mine), _block(symm, turn, sent, behind=mine.nbytes)
     calls = [
         Call.all_reduce(mine, summed, op=arguments.op),
         Call.all_gather(mine, gathered),

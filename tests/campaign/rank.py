@@ -35,7 +35,7 @@ class Rank:
         self.case, self.rank, self.directory, self.pipe = case, rank, directory, pipe
         self.fails = rank == case.victim
         self.small = calls.Arguments(96)
-        self.arguments = calls.Arguments(60_000 if case.size == "large" else 96)
+        self.arguments = calls.Arguments(70_000 if case.size == "large" else 96)  # 256 KiB and more: see calls.FOUND
         self.world: Any = None
         self.exact = 0  # results that were checked
         self.limits = {each: resource.getrlimit(each) for each in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)}

@@ -344,7 +344,7 @@ typedef struct phx_symm_info {
 PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
 /* 1 if a blocking collective of `group` with these bytes as its input would read them where they lie, as far as this
- * rank is concerned; else 0. Never communicates. */
+ * rank is concerned; else 0. NULL: whether it might read as many bytes of another rank there. Never communicates. */
 PHX_API int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size);
 PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
 /* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
@@ -402,8 +402,9 @@ typedef struct phx_options {
  *
  * Inputs of 4 KiB and more (256 KiB where the ranks outnumber their cores) that lie in symmetric memory on every rank,
  * in one allocation that has had a rendezvous with any group of the same processes in the same order, are read there by
- * the peers and not copied, at whatever offsets; of all_reduce if it is in place on all ranks or on none, of broadcast
- * the buffers, of scatter never. Started ones only above eager_bytes. phx_group_info.zero_copies counts them. */
+ * the peers and not copied, at whatever offsets; of all_reduce if it is in place on all ranks or on none. Of broadcast
+ * and scatter only the root's input matters; of coalesced calls each is looked at by itself. Started ones only above
+ * eager_bytes. phx_group_info.zero_copies counts them. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
@@ -535,6 +536,32 @@ PHX_API phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuni
 /* Not collective. Writes the group's values to the row for this host and this group size of the table that new groups
  * read. path NULL: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. */
 PHX_API phx_status phx_group_save_tuning(phx_group *group, const char *path);
+
+/* ---- random numbers ----------------------------------------------------------------------------------------- */
+
+/* Element i of a tensor is a function of a key and of i alone, so that it is the same however the tensor is cut into
+ * pieces, on every processor, bit for bit. The function is Philox4x32-10 (Salmon et al., SC 2011), with the key, of
+ * block i / 4 or, where an element takes 64 bits, i / 2. Draw another key for each tensor. Not for cryptography. */
+enum {
+  PHX_RANDOM_BITS = 1,        /* integers of 32 and 64 bits: the words themselves; a and b are not used */
+  PHX_RANDOM_UNIFORM = 2,     /* floats in [a, b), b - a finite; as many bits as the type has; a when they are equal */
+  PHX_RANDOM_NORMAL = 3,      /* floats: mean a, standard deviation b >= 0 */
+  PHX_RANDOM_EXPONENTIAL = 4, /* floats above 0: rate a > 0 */
+  PHX_RANDOM_BERNOULLI = 5,   /* any real type: 1 with probability a, to 2^-32, else 0 */
+  PHX_RANDOM_CAUCHY = 6,      /* floats: median a, scale b > 0 */
+  PHX_RANDOM_LOG_NORMAL = 7   /* floats: exp of normal ones with mean a and standard deviation b >= 0 */
+};
+
+/* Fills a box of a tensor. The element at position p of the box is element first + sum(p[d] * index_strides[d]) of the
+ * tensor and goes to out + sum(p[d] * out_strides[d]) elements. For rows 2 to 4 of a [8, 10] tensor, without gaps:
+ * first 20, sizes {3, 10}, index_strides {10, 1}, out_strides {10, 1}. ndim is at most 64; an empty box is left alone. */
+PHX_API phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, double a, double b, uint64_t key,
+                                   uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
+                                   const int64_t *out_strides);
+/* The same for integers from `low` on, of which there are `range` (0: 2^64), in any real type; floats are rounded. */
+PHX_API phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key,
+                                       uint64_t first, int32_t ndim, const int64_t *sizes,
+                                       const int64_t *index_strides, const int64_t *out_strides);
 
 /* cdef: end */
 

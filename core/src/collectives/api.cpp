@@ -145,8 +145,8 @@ phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t d
     Call call(Kind::kBroadcast, group, options);
     if (!call.data(buffer, 1, buffer, 1, count, dtype).root(root_group_rank).ok()) return call.status();
     phx::OperationPtr staged = phx::make_broadcast(call.plan(work), call.buffers(), root_group_rank);
-    return call.issue(phx::recognise(call, Kind::kSymmBroadcast, count * call.buffers().item, std::move(staged),
-                                     work == nullptr, root_group_rank),
+    return call.issue(phx::recognise_root(call, Kind::kSymmBroadcast, count * call.buffers().item, std::move(staged),
+                                          work == nullptr, root_group_rank),
                       work);
   });
 }
@@ -192,8 +192,12 @@ phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count
     call.data(in, parts, out, 1, count, dtype)
         .overlap(parts * count, count, 0 - self * count, true)
         .root(root_group_rank);
-    return call.ok() ? call.issue(phx::make_scatter(call.plan(work), call.buffers(), root_group_rank), work)
-                     : call.status();
+    if (!call.ok()) return call.status();
+    phx::OperationPtr staged = phx::make_scatter(call.plan(work), call.buffers(), root_group_rank);
+    const size_t bytes = call.group_size() * count * call.buffers().item;
+    return call.issue(
+        phx::recognise_root(call, Kind::kSymmScatter, bytes, std::move(staged), work == nullptr, root_group_rank),
+        work);
   });
 }
 }

@@ -139,10 +139,9 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
   operation->record = record_;
-  Engine &engine = channel().engine;
-  if (work == nullptr) return engine.run(*operation, timeout_ms_);
+  if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;
-  const phx_status status = engine.start(std::move(operation), &started);
+  const phx_status status = engine().start(std::move(operation), &started);
   if (status != PHX_OK) return status;
   *work = make_work_handle(group_->shared_from_this(), std::move(started));
   return PHX_OK;

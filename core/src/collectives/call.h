@@ -47,6 +47,7 @@ class Call {
   Call &coalesces(const std::vector<CoalescedCall> &calls);
   Call &refuse(phx_status status) { return set(status); }  // that of this thread's last error
 
+  Engine &engine() const { return channel().engine; }
   phx_status issue(OperationPtr operation, phx_work **work);
 
  private:

@@ -71,17 +71,6 @@ size_t packed_bytes(const CoalescedCall &call, int n) {
   return round_up(call.buffers.count * call.buffers.item * (segments ? n : 1), kPackedAlign);
 }
 
-size_t input_bytes(const CoalescedCall &call, int n, int self) {
-  const size_t bytes = call.buffers.count * call.buffers.item;
-  switch (call.kind) {
-    case Kind::kReduceScatter:
-    case Kind::kAllToAll: return n * bytes;
-    case Kind::kScatter: return self == call.root ? n * bytes : 0;
-    case Kind::kBroadcast: return self == call.root ? bytes : 0;
-    default: return bytes;
-  }
-}
-
 // Small calls side by side in one slot.
 class Packed final : public Operation {
  public:
@@ -215,6 +204,17 @@ class Sequence final : public Operation {
 };
 
 }  // namespace
+
+size_t input_bytes(const CoalescedCall &call, int n, int self) {
+  const size_t bytes = call.buffers.count * call.buffers.item;
+  switch (call.kind) {
+    case Kind::kReduceScatter:
+    case Kind::kAllToAll: return n * bytes;
+    case Kind::kScatter: return self == call.root ? n * bytes : 0;
+    case Kind::kBroadcast: return self == call.root ? bytes : 0;
+    default: return bytes;
+  }
+}
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {
   const int n = plan.lane.group_size();

@@ -16,6 +16,9 @@ struct CoalescedCall {
   CallRecord record;
 };
 
+// Of `calls` in a group of n ranks: what is read on rank `self`.
+size_t input_bytes(const CoalescedCall &call, int n, int self);
+
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

@@ -4,7 +4,7 @@
 
 #include "base/guard.h"
 #include "base/read_in.h"
-#include "collectives/call.h"
+#include "collectives/recognised.h"
 
 using phx::Call;
 using phx::CoalescedCall;
@@ -136,6 +136,6 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
       if (status != PHX_OK) return all.refuse(status).status();
     }
     if (const phx_status status = check_overlaps(&ranges); status != PHX_OK) return all.refuse(status).status();
-    return all.coalesces(checked).issue(phx::make_coalesced(all.plan(work), checked), work);
+    return all.coalesces(checked).issue(phx::recognise_list(all, all.plan(work), checked), work);
   });
 }

@@ -1,5 +1,7 @@
 #include "collectives/engine.h"
 
+#include <utility>
+
 #include "base/failpoint.h"
 #include "group/group.h"
 
@@ -43,8 +45,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   if (const AwaitResult room = lane_->reserve(deadline); !room)
     return raise(room, operation, operation.published, deadline);
   PHX_FAILPOINT(name_of(operation), 2);
-  const Place place = operation.published == 0 ? operation.place : Place{};
-  if (place.key == 0) operation.put(*lane_, operation.published, epoch);
+  operation.put(*lane_, operation.published, epoch);
   uint64_t done = epoch - 1;  // all that came before has been taken, except:
   if (operation.published > 0) {
     done = operation.done_after(epoch - 1);
@@ -53,7 +54,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
     done = oldest.first_epoch + oldest.taken - 1;
   }
   PHX_FAILPOINT(name_of(operation), 3);
-  lane_->publish(operation.record, done, place);
+  lane_->publish(operation.record, done, operation.place);
   PHX_FAILPOINT(name_of(operation), 4);
   ++operation.published;
   return PHX_OK;
@@ -78,13 +79,10 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
 // Some have put nothing into their slots, as their inputs can be read where they lie. If all can, that is done;
 // otherwise they put it now. Every rank looks at the same places, so all do the same.
 phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
-  if (operation.takes_from_places(*lane_, epoch)) {
-    zero_copies_.fetch_add(1, std::memory_order_relaxed);
-    return PHX_OK;
-  }
-  if (operation.place.key != 0) {
+  const Place place = std::exchange(operation.place, {});
+  if (operation.takes_from_places(*lane_, epoch)) return PHX_OK;
+  if (place.leaves_slot_empty()) {
     PHX_FAILPOINT("places", 1);
-    operation.place = {};
     operation.put(*lane_, 0, epoch);
     PHX_FAILPOINT("places", 2);
     lane_->publish_staged(epoch);

@@ -42,6 +42,7 @@ class Engine final : public ProgressSource {
   phx_status test(const CollectiveWork &work);
   void advance_pending() override;
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  void count_zero_copies(size_t calls) { zero_copies_.fetch_add(calls, std::memory_order_relaxed); }
   uint64_t zero_copies() const { return zero_copies_.load(std::memory_order_relaxed); }
 
  private:
@@ -62,7 +63,7 @@ class Engine final : public ProgressSource {
   std::mutex mutex_;                       // one collective of a channel at a time; its waits are bounded, so is this
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
-  std::atomic<uint64_t> zero_copies_{0};  // operations that took from places
+  std::atomic<uint64_t> zero_copies_{0};  // calls that took from places
 };
 
 }  // namespace phx

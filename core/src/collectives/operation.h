@@ -65,7 +65,8 @@ class Operation {
  public:
   Operation(const Buffers &buffers, size_t in_bytes) : b_(buffers), in_bytes_(in_bytes) {}
   virtual ~Operation() = default;
-  // Fills this rank's slot of `epoch` (that of `round`).
+  // Fills this rank's slot of `epoch` (that of `round`). Of an operation with a place: leaves it empty, until
+  // takes_from_places has said no.
   virtual void put(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
   // Everybody has arrived at `epoch`. May change `rounds`, alike on all ranks. An error must be one that every rank
   // finds.
@@ -74,8 +75,9 @@ class Operation {
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
   // Whether nothing younger may be published before this one is complete: it goes on using slots of rounds long past.
   virtual bool exclusive() const { return false; }
-  // Of an operation with a place: everybody has arrived at `epoch`, that of its first round. True: all inputs are taken
-  // from their places. False: not all have one; the slot is to be filled now. From then on always the same answer.
+  // Of an operation with a place: everybody has arrived at `epoch`, that of its first round. True: inputs are taken
+  // from their places. False: not all that it needs have one; a slot that was left empty is to be filled now. From then
+  // on always the same answer.
   virtual bool takes_from_places(const Lane &, uint64_t) { return false; }
   // Complete: lets go of what it kept for itself.
   virtual void end() { symm.reset(); }
@@ -89,7 +91,7 @@ class Operation {
   }
 
   CallRecord record;
-  Place place;  // of the input of the first round, which is not put then
+  Place place;  // published with the next round; the engine clears it after the first
   uint32_t rounds = 1;
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 

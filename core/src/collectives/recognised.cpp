@@ -6,14 +6,14 @@
 namespace phx {
 namespace {
 
-// Below, a copy costs less than a second barrier; which takes long if ranks wait for each other's turn on a core.
-constexpr size_t kSmallest = size_t{4} << 10;
+// Below kSmallestInput, a copy costs less than a second barrier; which takes long if ranks wait for each other's turn
+// on a core.
 constexpr size_t kSmallestCrowded = size_t{256} << 10;
 
 class Recognised final : public Operation {
  public:
-  Recognised(OperationPtr staged, SymmOperationPtr direct, const Place &where)
-      : Operation({}, 0), staged_(std::move(staged)), direct_(std::move(direct)) {
+  Recognised(Engine &engine, OperationPtr staged, SymmOperationPtr direct, const Place &where)
+      : Operation({}, 0), engine_(engine), staged_(std::move(staged)), direct_(std::move(direct)) {
     place = where;
     rounds = direct_->rounds;  // nothing younger may pass before it is known what is done
   }
@@ -23,11 +23,14 @@ class Recognised final : public Operation {
       chosen_ = all_direct(lane, epoch) ? static_cast<Operation *>(direct_.get()) : staged_.get();
       chosen_->first_epoch = first_epoch;
       rounds = chosen_->rounds;
+      if (chosen_ == direct_.get()) engine_.count_zero_copies(1);
     }
     return chosen_ == direct_.get();
   }
 
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override { chosen_->put(lane, round, epoch); }
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (chosen_ != nullptr) chosen_->put(lane, round, epoch);
+  }
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const phx_status status = chosen_->take(lane, round, epoch);
     rounds = chosen_->rounds;
@@ -48,6 +51,7 @@ class Recognised final : public Operation {
     return true;
   }
 
+  Engine &engine_;
   const OperationPtr staged_;
   const SymmOperationPtr direct_;
   Operation *chosen_ = nullptr;
@@ -69,17 +73,25 @@ OperationPtr combine(const Call &call, const Symm &symm, OperationPtr staged, Sy
   // What all ranks must have alike beside the call: the allocation, and whether it is done in place.
   const bool in_place = call.kind() == Kind::kAllReduce && call.buffers().in == call.buffers().out;
   const uint64_t facts[2] = {symm.key(), in_place};
-  return std::make_unique<Recognised>(std::move(staged), std::move(direct),
+  return std::make_unique<Recognised>(call.engine(), std::move(staged), std::move(direct),
                                       Place{hash_bytes(facts, sizeof facts) | 1, offset_in(symm, call)});
 }
 
 }  // namespace
 
+bool pays_to_look(const Group &group, size_t in_bytes) {
+  return in_bytes >= kSmallestInput && group.size() != 1 && (in_bytes >= kSmallestCrowded || !group.is_crowded());
+}
+
 std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes) {
   const SymmDirectory &directory = SymmDirectory::of_process();
-  if (in_bytes < kSmallest || directory.empty() || group.size() == 1) return nullptr;
-  if (in_bytes < kSmallestCrowded && group.is_crowded()) return nullptr;
+  if (!pays_to_look(group, in_bytes) || directory.empty()) return nullptr;
   return directory.find(group.members(), group.group_rank(), static_cast<const char *>(in), in_bytes);
+}
+
+bool may_find_input(const Group &group, size_t in_bytes) {
+  const SymmDirectory &directory = SymmDirectory::of_process();
+  return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
 }
 
 OperationPtr recognise(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking, int root) {

@@ -96,7 +96,7 @@ class Symmetric final : public OnSymm {
         deliver_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item, is_large(1));
         return;
       case Kind::kSymmBroadcast:
-        if (self_ != root_) deliver_bytes(at(self_, 0), at(root_, 0), b_.count * b_.item, is_large(1));
+        if (self_ != root_) deliver_bytes(b_.out, at(root_, 0), b_.count * b_.item, is_large(1));
         return;
       default: return;
     }

@@ -38,11 +38,13 @@ struct CallRecord {
 static_assert(sizeof(CallRecord) == 24);
 
 // Where a rank's input lies if it need not be copied into the slot: `offset` bytes into its block of a symmetric
-// allocation, which is named by `key`, with all that the ranks must have in common to use it. key 0: nowhere.
+// allocation, which is named by `key`, with all that the ranks must have in common to use it.
 struct Place {
-  uint64_t key = 0;
+  uint64_t key = 0;  // 0: nowhere; odd: there, and the slot is empty; even: kReads
   uint64_t offset = 0;
+  bool leaves_slot_empty() const { return (key & 1) != 0; }
 };
+inline constexpr uint64_t kReads = 2;  // the slot has what it must, but the rank would also read from others' places
 
 struct alignas(kLine) SlotHeader {
   SharedWord epoch;  // written last, with release; all below is ordered by it

@@ -65,7 +65,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &pla
   if (kChecked) header->record = record;
   header->done = static_cast<uint32_t>(done);
   header->place = place;
-  if (place.key == 0) header->staged.store(static_cast<uint32_t>(epoch), std::memory_order_relaxed);
+  if (!place.leaves_slot_empty()) header->staged.store(static_cast<uint32_t>(epoch), std::memory_order_relaxed);
   // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
   store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
   return epoch;

@@ -37,7 +37,7 @@ class Lane {
   // Waits until the slot of the next epoch may be filled.
   AwaitResult reserve(LazyDeadline &deadline);
   bool reserve_would_block() const;
-  // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. Where `place` is one, the
+  // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. `place` says whether the
   // slot is empty.
   uint64_t publish(const CallRecord &record, uint64_t done, const Place &place);
   // Waits for everybody's publication of `epoch`; compares the records.

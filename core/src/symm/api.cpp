@@ -76,7 +76,9 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
 }
 
 int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
-  return group != nullptr && phx::find_input(*group->ptr, pointer, size) != nullptr ? 1 : 0;
+  if (group == nullptr) return 0;
+  const phx::Group &g = *group->ptr;
+  return (pointer == nullptr ? phx::may_find_input(g, size) : phx::find_input(g, pointer, size) != nullptr) ? 1 : 0;
 }
 
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {

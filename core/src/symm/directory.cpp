@@ -12,6 +12,7 @@ SymmDirectory &SymmDirectory::of_process() {
 void SymmDirectory::add(const std::shared_ptr<Symm> &symm) {
   const std::lock_guard<std::mutex> lock(mutex_);
   by_base_.insert({static_cast<const char *>(symm->block().base), {symm.get(), symm}});
+  by_name_.insert({name_of(*symm), {symm.get(), symm}});
   count_.store(by_base_.size(), std::memory_order_relaxed);
 }
 
@@ -20,6 +21,8 @@ void SymmDirectory::remove(const Symm *symm) {
   const auto range = by_base_.equal_range(static_cast<const char *>(symm->block().base));
   const auto row = std::find_if(range.first, range.second, [&](const auto &each) { return each.second.symm == symm; });
   if (row != range.second) by_base_.erase(row);
+  const auto named = by_name_.find(name_of(*symm));
+  if (named != by_name_.end() && named->second.symm == symm) by_name_.erase(named);
   count_.store(by_base_.size(), std::memory_order_relaxed);
 }
 
@@ -40,6 +43,18 @@ std::shared_ptr<Symm> SymmDirectory::find(uint64_t members, int group_rank, cons
     if (std::shared_ptr<Symm> held = row->second.weak.lock()) found.swap(held);
   }
   return found;
+}
+
+std::shared_ptr<Symm> SymmDirectory::find_key(uint64_t members, int group_rank, uint64_t key) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto row = by_name_.find({members, group_rank, key});
+  return row == by_name_.end() ? nullptr : row->second.weak.lock();
+}
+
+bool SymmDirectory::has_any(uint64_t members, int group_rank) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto row = by_name_.lower_bound({members, group_rank, 0});
+  return row != by_name_.end() && std::get<0>(row->first) == members && std::get<1>(row->first) == group_rank;
 }
 
 }  // namespace phx

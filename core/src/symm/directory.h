@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 
 #include "symm/symm.h"
 
@@ -21,6 +22,9 @@ class SymmDirectory {
   void remove(const Symm *symm);
   // That of the oldest group, so that all ranks find the same one. NULL if there is none.
   std::shared_ptr<Symm> find(uint64_t members, int group_rank, const char *begin, size_t bytes) const;
+  // The one of that key. NULL if there is none: this rank may have freed what others have not.
+  std::shared_ptr<Symm> find_key(uint64_t members, int group_rank, uint64_t key) const;
+  bool has_any(uint64_t members, int group_rank) const;
   bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
 
  private:
@@ -29,8 +33,12 @@ class SymmDirectory {
     std::weak_ptr<Symm> weak;
   };
 
+  using Name = std::tuple<uint64_t, int, uint64_t>;  // members, group rank, key
+  static Name name_of(const Symm &symm) { return {symm.members(), symm.group_rank(), symm.key()}; }
+
   mutable std::mutex mutex_;
   std::multimap<const char *, Row> by_base_;
+  std::map<Name, Row> by_name_;
   std::atomic<size_t> count_{0};
 };
 

@@ -144,6 +144,29 @@ def test_a_dropped_result_is_waited_for():  # A6, A9
     run_ranks(dropped, 2, start_torch=True)
 
 
+def nothing_to_receive(rank, size):
+    """Rank 0 gives all it has, gets nothing, and waits for what has no memory."""
+    dist.barrier()
+    pc.enable_group(dist.group.WORLD)
+    store = dist.distributed_c10d._get_default_store()
+    for count in (4, 100_000):
+        given = torch.full((count,), float(rank)) if rank == 0 else torch.empty(0)
+        sent = [0, count] if rank == 0 else [0, 0]
+        received = [0, 0] if rank == 0 else [count, 0]
+        result = pc.wait_tensor(pc.all_to_all_single(given, received, sent, dist.group.WORLD))
+        if rank == 0:
+            assert result.numel() == 0
+            store.wait([f"got {count}"])  # without a call of ours
+        else:
+            assert torch.equal(result, torch.zeros(count))
+            store.set(f"got {count}", "")
+    assert pending_count() == 0
+
+
+def test_who_receives_nothing_does_not_hold_the_others_up():  # A5
+    run_ranks(nothing_to_receive, 2, start_torch=True)
+
+
 def reused_addresses(rank, size):
     for i in range(300):  # A5: buffers come back at the same address all the time
         kept = started(rank, 16 + i % 3)

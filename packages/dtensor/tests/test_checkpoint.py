@@ -192,9 +192,7 @@ def files(rank, size):
         [Partial("max"), Partial("max")],
     ):
         local = torch.randn(2, 2 if not isinstance(placements[1], SizedShard) else 1 + rank % 2)
-        x = DTensor.from_local(
-            local, mesh, placements, shape=(4, 3) if isinstance(placements[1], SizedShard) else None
-        )
+        x = DTensor.from_local(local, mesh, placements, shape=(4, 3) if isinstance(placements[1], SizedShard) else None)
         torch.save({"x": x, "p": torch.nn.Parameter(x)}, path)
         read = torch.load(path, weights_only=True)
         for got in (read["x"], pickle.loads(pickle.dumps(x)), copy.deepcopy(x), copy.copy(x)):

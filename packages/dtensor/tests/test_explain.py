@@ -27,11 +27,13 @@ def told(rank, size):
     report = explain(block)
     assert torch.allclose(report.result.to_local(), torch.relu(x @ up) @ down, atol=1e-5)
     ops = [one for one in report.records if one.kind == "rule"]
-    assert [one.op for one in ops][:3] == ["aten.mm.default", "aten.relu.default", "aten.mm.default"]
-    first = ops[0]
+    assert [one.op for one in ops][:2] == ["aten.mm.default", "aten.relu.default"], ops
+    first, second = [one for one in ops if one.op == "aten.mm.default"][:2]
     assert first.inputs == ["float32[4, 6] (tp: R)", "float32[6, 8] (tp: S(1))"]
-    assert first.outputs == ["float32[4, 8] (tp: S(1))"] and not first.steps and first.text.startswith("m k, k n -> m n")
-    assert ops[2].outputs == ["float32[4, 6] (tp: P(sum))"]
+    assert (
+        first.outputs == ["float32[4, 8] (tp: S(1))"] and not first.steps and first.text.startswith("m k, k n -> m n")
+    )
+    assert second.outputs == ["float32[4, 6] (tp: P(sum))"]
     # The program asks for one all_reduce, and the ops need none.
     assert report.collectives == {"all_reduce": 1} and report.bytes_moved == 4 * 6 * 4 and report.cost_us == 0
     asked = next(one for one in report.records if one.kind == "program")
@@ -41,18 +43,16 @@ def told(rank, size):
 
     # An op that needs communication says which argument goes where.
     rows = distribute_tensor(x, mesh, [Shard(0)])
-    report = explain(torch.softmax, rows.t(), 1)
-    (moved,) = [one for one in report.records if one.op == "aten._softmax.default"]
-    assert [(argument, step.collective) for argument, step in moved.steps] == [("self", "all_to_all")]
-    assert moved.cost_us == report.cost_us > 0 and "argument self: all_to_all" in str(report)
+    report = explain(lambda: rows @ rows.t())
+    (moved,) = [one for one in report.records if one.op == "aten.mm.default"]
+    assert [(argument, step.collective) for argument, step in moved.steps] == [("mat2", "all_gather")]
+    assert moved.cost_us == report.cost_us > 0 and "argument mat2: all_gather" in str(report)
     assert sum(report.collectives.values()) == 1
 
     # What is handled by itself, decomposed or without a rule says so.
     assert explain(lambda: rows.sum().item()).records[-1].kind == "handled"
-    nested = explain(lambda: torch.nn.functional.gelu(rows)).records
-    assert {one.depth for one in nested} == {0}
-    kinds = {one.kind for one in explain(lambda: torch.linalg.qr(rows @ rows.t())).records}
-    assert kinds & {"replicated", "rule", "decomposed"}
+    kinds = {one.kind for one in explain(torch.linalg.matrix_exp, rows @ rows.t()).records}
+    assert kinds & {"replicated", "decomposed", "rule"}
 
     with pytest.raises(RuntimeError, match="mixed"):
         explain(torch.add, rows, x)

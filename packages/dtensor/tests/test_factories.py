@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, factories
+from ranks import run_ranks
 
 
 def _make(rank, world_size):

@@ -6,9 +6,8 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
 from phalanx.dtensor.parallel import (
@@ -23,6 +22,7 @@ from phalanx.dtensor.parallel import (
     parallelize_module,
 )
 from phalanx.dtensor.redistribute import execute
+from ranks import run_ranks
 
 WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8
 
@@ -61,7 +61,9 @@ class Attention(nn.Module):
         def heads(t):
             return t.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
 
-        y = F.scaled_dot_product_attention(heads(self.q(x)), heads(self.k(x)), heads(self.v(x)), is_causal=True)
+        y = functional.scaled_dot_product_attention(
+            heads(self.q(x)), heads(self.k(x)), heads(self.v(x)), is_causal=True
+        )
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -71,7 +73,7 @@ class Mlp(nn.Module):
         self.gate, self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
@@ -234,7 +236,10 @@ def embeddings_and_layouts(rank, world_size):
         other = copy.deepcopy(linear)
         other.weight.data *= rank + 1
         own = parallelize_module(other, mesh, {"": ColwiseParallel()}, src_data_rank=source)
-        close(own.weight._local_tensor, distribute_tensor(linear.weight.detach() * scale, mesh, [Shard(0)], src_data_rank=None)._local_tensor)
+        close(
+            own.weight._local_tensor,
+            distribute_tensor(linear.weight.detach() * scale, mesh, [Shard(0)], src_data_rank=None)._local_tensor,
+        )
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -319,7 +324,9 @@ def shared_conversions(rank, world_size):
         model(leaf)  # `down` gets a part of what it needs
     assert joint._last.result is None
     # The same input again, after a backward: nothing of the first graph is used.
-    model = parallelize_module(Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()})
+    model = parallelize_module(
+        Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
     grads = []
     for _ in range(2):
         leaf.grad = None

@@ -6,14 +6,23 @@ import warnings
 
 import pytest
 import torch
-from phalanx.core.random import Kind
-from ranks import run_ranks
 
-from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
-from phalanx.dtensor import factories
+from phalanx.core.random import Kind
+from phalanx.dtensor import (
+    DTensor,
+    GridMesh,
+    Partial,
+    Replicate,
+    Shard,
+    SizedShard,
+    StridedShard,
+    distribute_tensor,
+    factories,
+)
 from phalanx.dtensor.filling import Law, fill_local, integers
 from phalanx.dtensor.random import OffsetBasedRNGTracker, draw_key, is_rng_supported_mesh, manual_seed
 from phalanx.dtensor.spec import Spec
+from ranks import run_ranks
 
 SHAPE = (7, 5, 4)
 KEY = 0xFEDCBA9876543210
@@ -224,14 +233,21 @@ def _dropout(rank, world_size):
     dropped = torch.nn.functional.dropout(partial, 0.5).full_tensor()
     filled = DTensor.from_local(torch.zeros(8, 8), mesh, [Partial()], run_check=False).normal_()
     again = torch.randn_like(filled)
-    return y.to_local().detach(), y.full_tensor().detach(), x.grad.full_tensor(), dropped, filled.full_tensor(), again.to_local()
+    return (
+        y.to_local().detach(),
+        y.full_tensor().detach(),
+        x.grad.full_tensor(),
+        dropped,
+        filled.full_tensor(),
+        again.to_local(),
+    )
 
 
 def test_dropout_masks_differ_between_shards_and_are_those_of_one_process():
     [(_, expected, _, _, filled, _)] = run_ranks(_dropout, 1, start_torch=True)
     first, second = run_ranks(_dropout, 2, start_torch=True)
     assert not torch.equal(first[0], second[0])
-    for local, full, grad, dropped, normal, again in (first, second):
+    for _, full, grad, dropped, normal, again in (first, second):
         assert torch.equal(full, expected)
         assert torch.equal(grad, expected)  # the mask, scaled, as x is all ones
         assert set(dropped.flatten().tolist()) == {0.0, 4.0}

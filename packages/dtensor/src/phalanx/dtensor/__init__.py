@@ -7,9 +7,12 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
+from phalanx.dtensor import native
 from phalanx.dtensor._mesh import GridMesh
 from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
 from phalanx.dtensor.checkpoint import allow_loading as _allow_loading
+from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
+from phalanx.dtensor.explain import explain
 from phalanx.dtensor.interop import from_torch, to_torch
 from phalanx.dtensor.mode import StrictError, implicit_replication, strict
 from phalanx.dtensor.placements import (
@@ -26,6 +29,7 @@ from phalanx.dtensor.placements import (
 # As torch calls it.
 _StridedShard = StridedShard
 _allow_loading()  # as torch does with its own
+native.load()  # if it was compiled
 
 __all__ = [
     "DTensor",
@@ -41,8 +45,15 @@ __all__ = [
     "as_torch_placement",
     "distribute_module",
     "distribute_tensor",
+    "empty",
+    "explain",
     "from_torch",
+    "full",
     "implicit_replication",
+    "ones",
+    "rand",
+    "randn",
     "strict",
     "to_torch",
+    "zeros",
 ]

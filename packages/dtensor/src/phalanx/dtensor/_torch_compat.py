@@ -3,7 +3,8 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -100,6 +101,23 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
 
 
+@contextmanager
+def lazy_changes_made() -> Iterator[None]:
+    """Within it, ops see what conj() and imag leave undone, also below `__torch_dispatch__`, where they would not.
+
+    Read in 2.11 to 2.13.
+    """
+    keys = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+    before = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
+    for key in keys:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, excluded in zip(keys, before, strict=True):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
+
+
 def current_mesh(who: str) -> DeviceMesh:
     """The mesh of the `with mesh:` around. Read in 2.11 to 2.13.
 
@@ -160,6 +178,20 @@ def plain(size: IntLikeType) -> IntLikeType:
         return size
     known: int | None = size.node.maybe_as_int()  # type: ignore[union-attr]
     return size if known is None else known
+
+
+def same_symbol(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeType:
+    """Of sizes that come from the graph, the one that is the same expression; the int, if it is one.
+
+    A SymInt that was made while nothing was recorded is one that a graph knows by its expression alone. Where ops of
+    torch make another of one symbol out of it (`max(s, 1)`), each is then looked up by the other, without an end.
+    Read in 2.13.
+    """
+    size = plain(size)
+    if type(size) is int:
+        return size
+    expression = size.node.expr  # type: ignore[union-attr]
+    return next((one for one in known if one.node.expr == expression), size)
 
 
 def _known(truth: Any) -> bool:

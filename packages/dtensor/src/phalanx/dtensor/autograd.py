@@ -55,7 +55,7 @@ def from_local(
         local = local if checked is local or not local.requires_grad else _same_values(local, checked)
         local = local if local.requires_grad else checked
     if local.requires_grad and torch.is_grad_enabled():
-        wanted = None if grad_placements is None else normalize_placements(mesh, grad_placements, spec.ndim)
+        wanted = None if grad_placements is None else _wanted("from_local", spec, grad_placements)
         return _FromLocal.apply(local, spec, wanted)
     return api.DTensor._wrap(local.detach() if local.requires_grad else local, spec)
 
@@ -63,6 +63,18 @@ def from_local(
 def _same_values(local: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The local tensor with the values of another, as autograd sees it."""
     return local + (values - local.detach())
+
+
+def _wanted(who: str, spec: Spec, placements: Sequence[Placement]) -> Any:
+    """Placements for the gradient of a local tensor, which must have its shape."""
+    wanted = normalize_placements(spec.mesh, placements, spec.ndim)
+    if wanted != spec.placements and spec.replace(placements=wanted).local_shape != spec.local_shape:
+        raise ValueError(
+            f"{who}: with grad_placements {list(wanted)} the gradient of this rank would have another shape than the "
+            f"local tensor, whose placements are {list(spec.placements)}: write the same shards, and Replicate() or "
+            "Partial() elsewhere"
+        )
+    return wanted
 
 
 class _FromLocal(Function):
@@ -92,7 +104,7 @@ def to_local(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:
     if tensor.requires_grad and torch.is_grad_enabled():
         spec = tensor._spec
         if grad_placements is not None:
-            grad_placements = normalize_placements(spec.mesh, grad_placements, spec.ndim)
+            grad_placements = _wanted("to_local", spec, grad_placements)
         return _ToLocal.apply(tensor, grad_placements)
     return tensor._local_tensor
 

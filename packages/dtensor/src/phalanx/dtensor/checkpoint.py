@@ -61,7 +61,7 @@ def write_items(fqn: str, tensor: Any) -> list[Any]:
         tensor: The DTensor.
 
     Returns:
-        A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or with an empty shard.
+        A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
 
     Raises:
         RuntimeError: The tensor is Partial.
@@ -85,7 +85,7 @@ def write_items(fqn: str, tensor: Any) -> list[Any]:
 
 
 def chunk_list(tensor: Any) -> list[Any]:
-    """The boxes of a DTensor that this rank has, as ChunkStorageMetadata of torch.distributed.checkpoint. Not collective.
+    """The boxes of a DTensor on this rank, as ChunkStorageMetadata of torch.distributed.checkpoint. Not collective.
 
     Raises:
         RuntimeError: The tensor is Partial.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import api, mode, planner
-from phalanx.dtensor._torch_compat import make_wrapper, untraced
-from phalanx.dtensor.plan import Plan
+from phalanx.dtensor._torch_compat import make_wrapper
+from phalanx.dtensor.plan import Plan, check_writable
 from phalanx.dtensor.spec import Spec
 
 # A program that passes other numbers all the time (a learning rate) must not fill memory.
@@ -53,6 +53,8 @@ def dispatch(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: 
         return _other(func, args, {}, found)
     if plan.call is None:
         return plan.run(func, args, {})
+    if plan.in_place:
+        check_writable(func, args[0])
     for argument, value in plan.sizes:
         if argument >= len(values):  # left out
             return plan.run(func, args, {})
@@ -100,8 +102,7 @@ def _other(func: Any, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[An
         key = _key(func, args, kwargs)
         plan = _plans.get(key) if key is not None else None
     if plan is None:
-        with untraced():
-            plan = planner.plan(func, args, kwargs)
+        plan = planner.plan(func, args, kwargs)
         # A plan of symbolic sizes is of use only while they are traced.
         if key is not None and not any(isinstance(part, Spec) and type(part) is not Spec for part in key):
             if len(_plans) >= _MOST_KEPT:

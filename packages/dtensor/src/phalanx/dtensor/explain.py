@@ -1,11 +1,11 @@
 """explain: what every op of a function does with DTensors, and what it sends.
 
-    report = explain(lambda: torch.relu(x @ w).sum())
-    print(report)
-    report.bytes_moved
+report = explain(lambda: torch.relu(x @ w).sum())
+print(report)
+report.bytes_moved
 
-    aten.mm.default: float32[8, 16] (tp: R), float32[16, 8] (tp: S(1)) -> float32[8, 8] (tp: S(1))
-        rule 'm k, k n -> m n ; ...'; nothing is sent
+aten.mm.default: float32[8, 16] (tp: R), float32[16, 8] (tp: S(1)) -> float32[8, 8] (tp: S(1))
+    rule 'm k, k n -> m n ; ...'; nothing is sent
 """
 
 from collections.abc import Callable, Iterator
@@ -131,9 +131,9 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     return Report(watcher.records, result)
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.records: list[Record] = []
         self._open: list[Record] = []
 

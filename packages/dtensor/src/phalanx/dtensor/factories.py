@@ -113,7 +113,7 @@ def empty(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> "api.DTensor":
-    """A DTensor of whatever is in memory, which differs between ranks; everything else as for `zeros`. Not collective."""
+    """A DTensor of whatever is in memory, which differs between ranks; else as for `zeros`. Not collective."""
     spec = _spec("empty", size, dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, lambda local: None)
 

@@ -11,9 +11,18 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import api, mode
-from phalanx.dtensor._torch_compat import decomposition
+from phalanx.dtensor._torch_compat import decomposition, lazy_changes_made
 from phalanx.dtensor.placements import Replicate
-from phalanx.dtensor.plan import Plan, bound, call_bound, is_list, local_of, returned_argument, written_arguments
+from phalanx.dtensor.plan import (
+    Plan,
+    bound,
+    call_bound,
+    is_list,
+    local_of,
+    returned_argument,
+    written_arguments,
+)
+from phalanx.dtensor.plan import check_writable as check_writable
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
 
@@ -46,7 +55,7 @@ def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if function is not None:
             try:
                 # What a decomposition makes by itself, from shapes, every rank makes alike.
-                with mode.implicit_replication():
+                with mode.implicit_replication(), lazy_changes_made():
                     result = function(*args, **kwargs)
                 if result is not NotImplemented and _is_distributed(result):
                     return result
@@ -123,15 +132,6 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     local = transfer(result._spec, spec.replace(dtype=result.dtype)).run(result._local_tensor)
     into._local_tensor.copy_(local)
     return into
-
-
-def check_writable(op: Any, tensor: Any) -> None:
-    """Refuse to write into a view that is a copy: the tensor viewed would not change."""
-    if getattr(tensor, "_is_view_of_copy", False):
-        raise RuntimeError(
-            f"{op}: it writes into a view that needed communication, so that it is a copy, and the tensor viewed "
-            "would not change: redistribute that tensor before the view is taken, or clone() the view to write into it"
-        )
 
 
 # ---- on every rank --------------------------------------------------------------------------------------------------

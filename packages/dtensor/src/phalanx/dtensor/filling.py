@@ -1,4 +1,4 @@
-"""Fills local tensors with their elements of a random tensor: see random.py for keys, phalanx.core.random for values."""
+"""Fills local tensors with their elements of a random tensor; random.py has keys, phalanx.core.random the values."""
 
 from functools import lru_cache
 from itertools import product
@@ -46,14 +46,15 @@ def integers(low: int, count: int) -> Law:
 @lru_cache(maxsize=4096)
 def _boxes(shape: tuple[int, ...], runs: tuple[Runs, ...], stride: tuple[int, ...]) -> tuple[tuple[int, Box], ...]:
     """The boxes of a local tensor, each with its place in it: one for every choice of a run of each dim."""
-    steps = contiguous_stride(shape)
+    steps = [int(step) for step in contiguous_stride(shape)]
     found = []
-    starts = []
+    starts: list[list[tuple[int, int, int]]] = []
     for dim in runs:
-        places, position = [], 0
+        places: list[tuple[int, int, int]] = []
+        position = 0
         for start, length in dim:
-            places.append((position, start, length))
-            position += length
+            places.append((position, int(start), int(length)))
+            position += int(length)
         starts.append(places)
     for chosen in product(*starts):
         place = sum(position * step for (position, _, _), step in zip(chosen, stride, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import phalanx.collectives as pc
-from phalanx.dtensor import api, fallback, lists
+from phalanx.dtensor import api, fallback, lists, plan
 from phalanx.dtensor.placements import Replicate
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
@@ -45,17 +45,35 @@ def find(op: Any) -> Handler | None:
 
 
 def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
-    """An algorithm of our own for a call whose rule would bring inputs together, or without one; None: there is none."""
+    """An algorithm of our own for a call whose rule would bring inputs together, or without one; None: none."""
     if choice is not None and not moves:
         return None
-    for value in values:
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, torch.Tensor) and not isinstance(one, api.DTensor):
-                return None
     from phalanx.dtensor.algorithms import find as find_algorithm
 
-    found: Handler | None = find_algorithm(op, choice, moves, values)
-    return found
+    given = _all_distributed(values)
+    found: Handler | None = find_algorithm(op, choice, moves, values if given is None else given)
+    if found is None or given is None:
+        return found
+    function = found
+    return lambda op, args, kwargs: function(op, _all_distributed(args) or args, kwargs)
+
+
+def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
+    """Arguments with plain tensors, where these count as replicated, as DTensors; None if there are none."""
+    leaves = [one for value in values for one in (value if plan.is_list(value) else (value,))]
+    if not any(isinstance(one, torch.Tensor) and not isinstance(one, api.DTensor) for one in leaves):
+        return None
+    mesh = next(one._spec.mesh for one in leaves if isinstance(one, api.DTensor))
+    whole = (Replicate(),) * mesh.ndim
+
+    def made(value: Any) -> Any:
+        if plan.is_list(value):
+            return [made(one) for one in value]
+        if not isinstance(value, torch.Tensor) or isinstance(value, api.DTensor):
+            return value
+        return api.DTensor._wrap(value, Spec(mesh, whole, value.shape, value.stride(), value.dtype))
+
+    return [made(value) for value in values]
 
 
 # ---- values that leave the mesh -------------------------------------------------------------------------------------

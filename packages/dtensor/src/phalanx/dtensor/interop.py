@@ -7,7 +7,7 @@ Both are differentiable. In the backward pass a gradient goes over as it is, and
 gradient of the tensor has: its own, with Replicate for Partial.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd import Function
@@ -38,8 +38,10 @@ def from_torch(tensor: TorchDTensor) -> "api.DTensor":
             "becomes one with DTensor.from_local or distribute_tensor"
         )
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _FromTorch.apply(tensor)  # type: ignore[no-any-return]
-    return _ours(tensor)
+        made: api.DTensor = _FromTorch.apply(tensor)  # type: ignore[no-untyped-call]
+    else:
+        made = _ours(tensor)
+    return made
 
 
 def to_torch(tensor: "api.DTensor") -> TorchDTensor:
@@ -59,12 +61,14 @@ def to_torch(tensor: "api.DTensor") -> TorchDTensor:
         raise TypeError(f"to_torch: a phalanx.dtensor.DTensor is needed, not {type(tensor).__name__}")
     if not isinstance(tensor._spec.mesh, DeviceMesh):
         raise ValueError(
-            f"to_torch: the tensor is on a GridMesh {describe(tensor._spec.mesh)}, which torch does not know: make it on "
-            "a DeviceMesh"
+            f"to_torch: the tensor is on a GridMesh {describe(tensor._spec.mesh)}, which torch does not know: make it "
+            "on a DeviceMesh"
         )
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _ToTorch.apply(tensor)  # type: ignore[no-any-return]
-    return _theirs(tensor)
+        made: TorchDTensor = _ToTorch.apply(tensor)  # type: ignore[no-untyped-call]
+    else:
+        made = _theirs(tensor)
+    return made
 
 
 # ---- the two wrappers -----------------------------------------------------------------------------------------------
@@ -82,7 +86,12 @@ def _theirs(tensor: Any) -> Any:
     placements = [as_torch_placement(one) for one in spec.placements]
     local = placing.waited(tensor._local_tensor)
     return TorchDTensor.from_local(
-        local.detach(), spec.mesh, placements, run_check=False, shape=spec.shape, stride=spec.stride  # type: ignore[arg-type]
+        local.detach(),
+        cast(DeviceMesh, spec.mesh),
+        placements,
+        run_check=False,
+        shape=spec.shape,
+        stride=spec.stride,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, mode
+from phalanx.dtensor import api, fallback, mode
 from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.plan import bound, call_bound, is_list, local_of, written_arguments
 from phalanx.dtensor.redistribute import transfer
@@ -35,6 +35,9 @@ def foreach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A foreach op: at once where all local tensors can be taken as they are, else one element after the other."""
     values = bound(op, args, kwargs)
     if _is_aligned(op, values):
+        for index in written_arguments(op):
+            for one in values[index]:
+                fallback.check_writable(op, one)
         result = call_bound(op, [local_of(value) for value in values])
         if result is None:
             return None
@@ -111,26 +114,37 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         if any(type(placement) is Partial for placement in one._spec.placements):
             raise RuntimeError(f"{op}: a parameter is Partial, which an optimizer cannot change: redistribute it")
     locals_: list[Any] = []
-    for index, value in enumerate(values):
+    for value in values:
         if is_list(value) and len(value) == len(parameters):
             locals_.append(
-                [_as_parameter(op, one, to, index in written) for one, to in zip(value, parameters, strict=True)]
+                [_as_parameter(op, one, to) for one, to in zip(value, parameters, strict=True)]
             )
         else:
             locals_.append(local_of(value))
-    return call_bound(op, locals_)
+    result = call_bound(op, locals_)
+    for index, argument in enumerate(op._schema.arguments):
+        # Gradients are only scratch space to the op.
+        if index in written and argument.name not in ("self", "grads"):
+            for value, parameter, local in zip(values[index], parameters, locals_[index], strict=False):
+                _bring_back(value, parameter, local)
+    return result
 
 
-def _as_parameter(op: Any, value: Any, parameter: Any, is_written: bool) -> Any:
+def _bring_back(value: Any, parameter: Any, local: torch.Tensor) -> None:
+    """Write what the op has made of a state that was brought to its parameter where it came from."""
+    if isinstance(value, api.DTensor) and local is not value._local_tensor and value.shape == parameter.shape:
+        moved = transfer(parameter._spec.replace(dtype=value.dtype), value._spec).run(local)
+        value._local_tensor.copy_(moved)
+
+
+def _as_parameter(op: Any, value: Any, parameter: Any) -> Any:
     if not isinstance(value, api.DTensor) or value.shape != parameter.shape:
         return local_of(value)
     spec = parameter._spec
     if value._spec.placements == spec.placements:
         return value._local_tensor
-    # Gradients are only scratch space to the op: a copy of one may be written into.
-    names = [one.name for one in op._schema.arguments]
-    if is_written and not any(name == "grads" for name in names):
-        raise RuntimeError(f"{op}: a state has other placements than its parameter: make it with zeros_like")
     if mode.is_strict():
-        raise mode.StrictError(f"strict mode: {op} would bring a gradient to the placements of its parameter")
+        raise mode.StrictError(
+            f"strict mode: {op} would bring a gradient or a state to the placements of its parameter"
+        )
     return transfer(value._spec, spec.replace(dtype=value.dtype)).run(value._local_tensor)

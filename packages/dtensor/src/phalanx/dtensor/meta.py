@@ -1,11 +1,13 @@
 """What an op returns for whole tensors: shapes, strides, dtypes, from torch's own kernels for meta tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.dtensor._torch_compat import fake_mode, tracing_fake_mode
+from phalanx.dtensor._torch_compat import fake_mode, same_symbol, tracing_fake_mode, untraced
+from phalanx.dtensor.layout import contiguous_stride
 from phalanx.dtensor.plan import call_bound, is_list
 from phalanx.dtensor.rules.local import results_of
 from phalanx.dtensor.spec import Spec
@@ -35,19 +37,92 @@ def results(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list
         The tensors, those that its output_mask leaves out left out, and the form in which they come. None if torch
         cannot say (sizes that depend on values).
     """
-    if not all(type(spec) is Spec for spec in specs):
-        # Sizes are symbols, which only the mode that made them can work with.
-        with tracing_fake_mode() or fake_mode():
-            return formed(op, values, call_bound(op, on_meta(op, values, specs, "cpu")))
-    try:
-        result = call_bound(op, on_meta(op, values, specs, "meta"))
-    except (NotImplementedError, RuntimeError, TypeError, ValueError):
-        try:
-            with fake_mode():
-                result = call_bound(op, on_meta(op, values, specs, "cpu"))
-        except Exception:  # torch has many kinds for what it cannot say
+    kind = _kind(op, values, specs)
+    dtype = None if kind is None else _dtypes.get(kind)
+    if dtype is not None:
+        return [Shown(specs[0].shape, specs[0].stride, dtype)], (None, (0,))
+    found = _asked(op, values, specs)
+    if kind is not None and found is not None and found[1] == (None, (0,)) and found[0][0][:2] == specs[0].tensor_meta[:2]:
+        _dtypes[kind] = found[0][0].dtype
+    return found
+
+
+# Pointwise ops whose tensors all lie alike give one that lies so, too; its dtype does not depend on the sizes. To ask
+# torch takes longer than all else in planning: many of its kernels for meta tensors are in Python.
+_dtypes: dict[tuple[Any, ...], torch.dtype] = {}
+_NUMBERS = (int, float, bool, complex)
+
+
+def _kind(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[Any, ...] | None:
+    """What the dtype of the result depends on; None: it is no such call."""
+    if not _is_pointwise(op) or type(specs[0]) is not Spec or not specs[0].ndim:
+        return None
+    shape, stride, _ = specs[0].tensor_meta
+    if stride != contiguous_stride(shape):
+        return None
+    kind: list[Any] = [op, torch.get_default_dtype()]
+    for spec in specs:
+        if spec.shape != shape or spec.stride != stride:
             return None
-    return formed(op, values, result)
+        kind.append(spec.dtype)
+    for value in values:
+        if type(value) in _NUMBERS:
+            kind.append(type(value))
+        elif value is None or isinstance(value, (str, torch.dtype)):
+            kind.append(value)
+        elif not isinstance(value, torch.Tensor):
+            return None
+    return tuple(kind)
+
+
+@cache
+def _is_pointwise(op: Any) -> bool:
+    return torch.Tag.pointwise in op.tags
+
+
+def _asked(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[Shown], Form] | None:
+    symbols = [size for spec in specs if type(spec) is not Spec for size in (*spec.shape, *spec.stride)]
+    symbols += [size for value in values for size in (value if is_list(value) else [value])]
+    symbols = [size for size in symbols if isinstance(size, torch.SymInt)]
+    with untraced():
+        if symbols:
+            # Only the mode that made them can work with them.
+            with tracing_fake_mode() or fake_mode():
+                result = call_bound(op, on_meta(op, values, specs, "cpu"))
+            return formed(op, values, result, lambda size: same_symbol(size, symbols))
+        try:
+            result = call_bound(op, on_meta(op, values, specs, "meta"))
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
+            try:
+                with fake_mode():
+                    result = call_bound(op, on_meta(op, values, specs, "cpu"))
+            except Exception:  # torch has many kinds for what it cannot say
+                return None
+        return formed(op, values, result)
+
+
+def refuse(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> None:
+    """Raise what torch says of shapes that do not go together, before anything is sent.
+
+    Args:
+        op: An OpOverload without a rule for this call.
+        values: Every argument of its schema.
+        specs: The specs of the tensors among them, in order.
+
+    Raises:
+        RuntimeError, ValueError, IndexError: As the op itself.
+    """
+    if any(type(spec) is not Spec for spec in specs):
+        return
+    with untraced():
+        try:
+            call_bound(op, on_meta(op, values, specs, "meta"))
+        except NotImplementedError:
+            return
+        except (RuntimeError, ValueError, IndexError) as error:
+            # Not that it cannot be said for tensors without values.
+            if "meta" not in str(error).lower() and "fake" not in str(error).lower():
+                raise
 
 
 def on_meta(op: Any, values: Sequence[Any], specs: Sequence[Spec], device: str) -> list[Any]:
@@ -69,8 +144,10 @@ def on_meta(op: Any, values: Sequence[Any], specs: Sequence[Spec], device: str) 
     return found
 
 
-def formed(op: Any, values: Sequence[Any], result: Any) -> tuple[list[Shown], Form] | None:
-    """The tensors of a result and its form."""
+def formed(
+    op: Any, values: Sequence[Any], result: Any, known: Callable[[Any], Any] = lambda size: size
+) -> tuple[list[Shown], Form] | None:
+    """The tensors of a result and its form, each size as `known` gives it."""
     if result is None:
         return [], None
     kind = type(result) if isinstance(result, (list, tuple)) else None
@@ -81,7 +158,8 @@ def formed(op: Any, values: Sequence[Any], result: Any) -> tuple[list[Shown], Fo
     entries = tuple(
         numbers.get(id(one)) if isinstance(one, torch.Tensor) else None for one in (result if kind else [result])
     )
-    return [Shown(one.shape, tuple(one.stride()), one.dtype) for one in kept], (kind and _container(kind), entries)
+    tensors = [Shown(torch.Size(map(known, one.shape)), tuple(map(known, one.stride())), one.dtype) for one in kept]
+    return tensors, (kind and _container(kind), entries)
 
 
 def _container(kind: type) -> type:

@@ -48,6 +48,7 @@ def spec_of_local(
         key = (token(mesh), tuple(placements), local.shape, local.stride(), local.dtype, shape, stride)
         known = _specs.get(key)
     except TypeError:
+        token(mesh)  # which says what is no mesh
         key, known = (), None
     if known is not None:
         return known

@@ -132,13 +132,36 @@ def returned_argument(op: Any, index: int) -> int | None:
     return None
 
 
+# ---- writing into views ----------------------------------------------------------------------------------------------
+
+
+def check_writable(op: Any, tensor: Any) -> None:
+    """Refuse to write into a view that is a copy: the tensor viewed would not change."""
+    if getattr(tensor, "_is_view_of_copy", False) or _lies_elsewhere(tensor):
+        raise RuntimeError(
+            f"{op}: it writes into a view that needed communication, so that it is a copy, and the tensor viewed "
+            "would not change: redistribute that tensor before the view is taken, or clone() the view to write into it"
+        )
+
+
+def _lies_elsewhere(tensor: Any) -> bool:
+    """Whether autograd takes a DTensor for a view of one whose local tensor has other memory."""
+    base = tensor._base if isinstance(tensor, api.DTensor) else None
+    if not isinstance(base, api.DTensor):
+        return False
+    mine, theirs = tensor._local_tensor, base._local_tensor
+    if type(mine) is not torch.Tensor or type(theirs) is not torch.Tensor or not mine.numel():
+        return False
+    return mine.untyped_storage().data_ptr() != theirs.untyped_storage().data_ptr()
+
+
 # ---- with a rule ----------------------------------------------------------------------------------------------------
 
 
 class RulePlan(Plan):
     """A Plan that a rule gave, in its general form: moves, other arguments, shares of means, several results."""
 
-    __slots__ = ("is_outside", "is_view_of_copy", "local_op", "returned", "shape", "work")
+    __slots__ = ("is_outside", "is_view_of_copy", "local_op", "returned", "shape", "work", "written")
 
     def __init__(
         self,
@@ -164,6 +187,10 @@ class RulePlan(Plan):
         self.shape = shape
         self.is_outside = work is None
         self.returned = tuple(returned_argument(op, index) for index in range(len(op._schema.returns)))
+        # Lists of them are looked at by who takes lists.
+        self.written = tuple(
+            index for index in written_arguments(op) if "[]" not in str(op._schema.arguments[index].type)
+        )
         aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns)
         self.is_view_of_copy = bool(moves) and aliases
 
@@ -175,6 +202,9 @@ class RulePlan(Plan):
         assert work is not None
         if self.moves and is_strict():
             raise strict_error(op, self)
+        for index in self.written:
+            if given[index] is not None:
+                check_writable(op, given[index])
         values = [local_of(value) for value in given]
         for move in self.moves:
             if move.place is None:

@@ -29,7 +29,7 @@ from phalanx.dtensor.placements import (
 )
 from phalanx.dtensor.plan import Move, Plan, RulePlan, bound, is_list, written_arguments
 from phalanx.dtensor.redistribute import transfer
-from phalanx.dtensor.rules.conditions import Aligned, AllOne, EachHas
+from phalanx.dtensor.rules.conditions import Aligned, AllOne, EachHas, Even
 from phalanx.dtensor.rules.cost import Choice, CostModel, MeshDimCost, choose
 from phalanx.dtensor.rules.local import LocalWork, local_work
 from phalanx.dtensor.rules.registry import Match, Meta, find
@@ -61,6 +61,7 @@ def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     algorithm = handlers.algorithm(op, None, (), values)
     if algorithm is not None:
         return Plan(algorithm, text="an algorithm of its own")
+    meta.refuse(op, values, specs)
     return fallback.plan(op)
 
 
@@ -99,10 +100,10 @@ def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
 
 
 def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
-    """What an argument is: a plain tensor without dims counts as replicated, another must not be there."""
+    """What an argument is: a plain tensor of one element counts as replicated, as in torch; no other may be there."""
     if isinstance(tensor, api.DTensor):
         return tensor._spec
-    if tensor.ndim and not mode.replicates():
+    if tensor.numel() != 1 and not mode.replicates():
         raise RuntimeError(
             f"{op}: got mixed distributed and non-distributed tensors (mixed torch.Tensor and DTensor): the plain one "
             f"has shape {tuple(tensor.shape)}; write distribute_tensor(tensor, mesh, placements), or "
@@ -165,8 +166,7 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
 def _has_dims(match: Match, tensors: Sequence[meta.Shown]) -> bool:
     """Whether what comes out has as many dims as the rule says: some kernels return another rank for empty inputs."""
     return all(
-        dims is None or len(dims) == len(one.shape)
-        for dims, one in zip(match.expanded.outputs, tensors, strict=True)
+        dims is None or len(dims) == len(one.shape) for dims, one in zip(match.expanded.outputs, tensors, strict=True)
     )
 
 
@@ -253,7 +253,7 @@ def special_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[AnyPlacement | None, 
         kinds = {
             on_dim(spec.placements[mesh_dim], 0)
             for spec in specs
-            if isinstance(spec.placements[mesh_dim], (SizedShard, StridedShard))
+            if type(spec.placements[mesh_dim]) in (SizedShard, StridedShard)
         }
         found.append(kinds.pop() if len(kinds) == 1 else None)
     return tuple(found)
@@ -282,7 +282,7 @@ def _is_kept(choice: Choice, mesh_dim: int, sources: Sequence[Sequence[AnyPlacem
     strategy = choice.strategies[mesh_dim]
     if strategy.factor is None or strategy.scale or strategy.fill:
         return False
-    if any(isinstance(one, (Aligned, AllOne, EachHas)) for one in strategy.conditions):
+    if any(isinstance(one, (Aligned, AllOne, EachHas, Even)) for one in strategy.conditions):
         return False
     return any(
         isinstance(wanted, Shard) and own[mesh_dim] == wanted
@@ -295,6 +295,6 @@ def renamed(
 ) -> tuple[AnyPlacement, ...]:
     """Placements with what Shard stands for."""
     return tuple(
-        on_dim(kind, one.dim) if kind is not None and isinstance(one, Shard) else one  # type: ignore[misc]
+        on_dim(kind, one.dim) if kind is not None and type(one) is Shard else one  # type: ignore[misc]
         for one, kind in zip(placements, special, strict=True)
     )

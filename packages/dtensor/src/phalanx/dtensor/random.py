@@ -44,7 +44,7 @@ class _OfThread(threading.local):
 
 
 _thread = _OfThread()
-# Where the ranks agree: the process groups of meshes. Mesh objects come and go, on each rank at another time; the groups
+# Where the ranks agree: the process groups of meshes. Mesh objects come and go, on each rank at another time; groups
 # end on all ranks at once. Under the first group of a mesh are the names of all of its groups.
 _agreed: "weakref.WeakKeyDictionary[Any, set[tuple[str, ...]]]" = weakref.WeakKeyDictionary()
 _agreed_tokens: set[int] = set()  # of living meshes: what is asked first
@@ -106,7 +106,7 @@ def agree(mesh: Mesh) -> None:
     """
     if token(mesh) in _agreed_tokens:
         return
-    if not _mark(mesh):
+    if not _mark(mesh) and isinstance(mesh, DeviceMesh):
         generator = generator_of(mesh)
         mine = generator.get_state()
         state = mine.to(mesh.device_type)
@@ -119,8 +119,8 @@ def agree(mesh: Mesh) -> None:
         state = state.cpu()
         if not torch.equal(state, mine):
             warnings.warn(
-                f"the random state of this rank was not that of the first rank of the mesh {describe(mesh)}, and is now: "
-                "ranks of a mesh draw random numbers together, so call torch.manual_seed with the same seed on each, "
+                f"the random state of this rank was not that of the first rank of the mesh {describe(mesh)}, and is "
+                "now: ranks of a mesh draw random numbers together, so call torch.manual_seed with one seed on all, "
                 "or phalanx.dtensor.random.manual_seed(seed, mesh)",
                 stacklevel=2,
             )

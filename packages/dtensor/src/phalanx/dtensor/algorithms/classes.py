@@ -134,9 +134,8 @@ class _Picked:
         self.counts = local != ignored
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if bool(outside.any()):
-            raise IndexError(
-                f"{op}: target {int(local[outside].flatten()[0])} is out of bounds: there are {spec.shape[self.dim]} classes"
-            )
+            first = int(local[outside].flatten()[0])
+            raise IndexError(f"{op}: target {first} is out of bounds: there are {spec.shape[self.dim]} classes")
         own = spec.local_shape[self.dim]
         index = local - offset_of(spec, self.dim)
         self.here = self.counts & (index >= 0) & (index < own)

@@ -4,7 +4,7 @@
 //                       the ops of torch that come to the Python key are looked at here; gives their number
 //   forget()            forget all recipes
 //   known()             the number of calls that are known, and of those of them that run here
-//   wrap(type, local, spec, requires_grad)   a DTensor of parts that are known to fit together
+//   use(bool)           whether anything runs here, and says whether it did before; true at first
 //
 // It knows no rules. What is called for the first time goes the way it would go without this file; then learn(op, args,
 // kwargs) says what was done: None (never here), or (what is called with other sizes, form, specs of the results). A
@@ -29,6 +29,7 @@
 #include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -46,6 +47,7 @@ using Stack = torch::jit::Stack;
 PyTypeObject *dtensor = nullptr;
 Py_ssize_t local_at = 0, spec_at = 0;  // where its slots are
 PyObject *learn = nullptr;
+std::atomic<bool> in_use = true;
 
 PyObject *&slot(PyObject *object, Py_ssize_t at) {
   return *reinterpret_cast<PyObject **>(reinterpret_cast<char *>(object) + at);
@@ -89,8 +91,9 @@ std::optional<Shape> shape_of(py::handle spec) {
 }
 
 // A DTensor without data of its own, as torch.Tensor._dtensor__new__ makes one. Holds the GIL.
-at::Tensor wrapped(PyTypeObject *type, const at::Tensor &local, const Shape &shape, bool requires_grad) {
-  const size_t bytes = at::detail::computeStorageNbytes(shape.sizes, shape.strides, local.dtype().itemsize());
+at::Tensor wrapped(const at::Tensor &local, const Shape &shape) {
+  const auto offset = static_cast<size_t>(local.storage_offset());
+  const size_t bytes = at::detail::computeStorageNbytes(shape.sizes, shape.strides, local.dtype().itemsize(), offset);
   c10::Storage storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr{nullptr, local.device()},
                        c10::GetAllocator(c10::kMeta), /*resizable=*/true);
   c10::DispatchKeySet keys{local.options().computeDispatchKey()};
@@ -98,10 +101,9 @@ at::Tensor wrapped(PyTypeObject *type, const at::Tensor &local, const Shape &sha
     if (local.key_set().has(key)) keys = keys.add(key);
   auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, local.dtype());
   c10::TensorImpl *body = made.unsafeGetTensorImpl();
-  body->set_sizes_and_strides(c10::IntArrayRef(shape.sizes), c10::IntArrayRef(shape.strides));
-  if (requires_grad) made.set_requires_grad(true);
+  body->set_sizes_and_strides(c10::IntArrayRef(shape.sizes), c10::IntArrayRef(shape.strides), local.storage_offset());
   body->set_python_dispatch(true);
-  auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(made, type));
+  auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(made, dtensor));
   auto inner = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
   if (!object || !inner) throw python_error();
   slot(object.ptr(), local_at) = inner.release().ptr();
@@ -233,31 +235,49 @@ const c10::DispatchKeySet above_python = c10::DispatchKeySet(c10::DispatchKeySet
                                          (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
                                           c10::DispatchKeySet(c10::DispatchKey::Python));
 
+// Whether a DTensor may be written into without a look by Python: it is no view, which may be a copy.
+bool is_writable(const c10::IValue &value) {
+  static PyObject *mark = PyUnicode_InternFromString("_is_view_of_copy");
+  const at::Tensor &tensor = value.toTensor();
+  PyObject *object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  return !tensor.is_view() && PyObject_HasAttr(object, mark) == 0;
+}
+
+// So little work that others may as well wait for it: to give up the GIL and take it again would cost more.
+constexpr int64_t kLittle = 4096;  // elements of all inputs together
+
+int64_t work_of(const at::Tensor &local) {
+  return !local.defined() ? 0 : local.is_cpu() ? local.numel() : kLittle + 1;
+}
+
 void run(const c10::OperatorHandle &op, const Recipe &recipe, Stack *stack, PyThreadState *&saved) {
   const size_t arguments = op.schema().arguments().size();
   const size_t first = stack->size() - arguments;
+  int64_t work = 0;
   at::Tensor self;
   if (recipe.form == Form::kSelf) self = (*stack)[first].toTensor();
   for (size_t i = first; i < stack->size(); ++i) {
     c10::IValue &value = (*stack)[i];
     if (value.isTensor()) {
       value = local_of(value.toTensor());
+      work += work_of(value.toTensor());
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> locals;
       const auto list = value.toTensorList();
       for (size_t one = 0; one < list.size(); ++one) locals.push_back(local_of(list.get(one)));
       value = std::move(locals);
+      work = kLittle + 1;
     }
   }
   for (const auto &[argument, value] : recipe.sizes) (*stack)[first + argument] = value;
-  saved = PyEval_SaveThread();
+  if (work > kLittle) saved = PyEval_SaveThread();
   {
     c10::impl::ExcludeDispatchKeyGuard guard(above_python);
     op.callBoxed(stack);
   }
-  PyEval_RestoreThread(std::exchange(saved, nullptr));
+  if (saved != nullptr) PyEval_RestoreThread(std::exchange(saved, nullptr));
   const auto made = [&](const at::Tensor &local, const Shape &shape) {
-    return shape.spec ? wrapped(dtensor, local, shape, false) : at::Tensor();
+    return shape.spec ? wrapped(local, shape) : at::Tensor();
   };
   if (recipe.form == Form::kSelf) {
     (*stack)[first] = std::move(self);
@@ -374,7 +394,8 @@ struct Kernel final : c10::OperatorKernel {
   explicit Kernel(Op *op) : self(op) {}
 
   void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
-    if (c10::impl::TorchDispatchModeTLS::stack_len() != 0) return self->next.callBoxed(op, keys, stack);
+    if (c10::impl::TorchDispatchModeTLS::stack_len() != 0 || !in_use.load(std::memory_order_relaxed))
+      return self->next.callBoxed(op, keys, stack);
     Key key;
     {
       Gil gil;
@@ -383,7 +404,9 @@ struct Kernel final : c10::OperatorKernel {
         key.clear();
       } else if (const auto found = self->recipes.find(key); found != self->recipes.end()) {
         recipe = found->second;
-        if (recipe->form != Form::kAside) return run(op, *recipe, stack, gil.saved);
+        const bool ours = recipe->form != Form::kAside &&
+                          (recipe->form != Form::kSelf || is_writable((*stack)[stack->size() - op.schema().arguments().size()]));
+        if (ours) return run(op, *recipe, stack, gil.saved);
         key.clear();
       }
     }
@@ -458,28 +481,17 @@ PyObject *known(PyObject *, PyObject *) {
   return Py_BuildValue("nn", static_cast<Py_ssize_t>(count), static_cast<Py_ssize_t>(here));
 }
 
-PyObject *wrap(PyObject *, PyObject *const *given, Py_ssize_t arguments) {
-  HANDLE_TH_ERRORS
-  if (arguments != 4 || !PyType_Check(given[0]) || !THPVariable_Check(given[1])) {
-    PyErr_SetString(PyExc_TypeError, "wrap takes a class, a local tensor, a Spec and a bool");
-    return nullptr;
-  }
-  const auto shape = shape_of(given[2]);
-  if (!shape) {
-    PyErr_SetString(PyExc_TypeError, "wrap takes no Spec with a SymInt");
-    return nullptr;
-  }
-  const auto made = wrapped(reinterpret_cast<PyTypeObject *>(given[0]), THPVariable_Unpack(given[1]), *shape,
-                            given[3] == Py_True);
-  return THPVariable_Wrap(made);
-  END_HANDLE_TH_ERRORS
+PyObject *use(PyObject *, PyObject *given) {
+  const int truth = PyObject_IsTrue(given);
+  if (truth < 0) return nullptr;
+  return PyBool_FromLong(in_use.exchange(truth != 0));
 }
 
 PyMethodDef methods[] = {
     {"open", open, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"known", known, METH_NOARGS, nullptr},
-    {"wrap", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(wrap)), METH_FASTCALL, nullptr},
+    {"use", use, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx_dtensor_native", nullptr, -1, methods};

@@ -20,4 +20,4 @@ def is_higher_order(op: Any) -> bool:
 
 def in_backward() -> bool:
     """Whether autograd is running a backward pass on this thread."""
-    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+    return torch._C._current_graph_task_id() != -1

@@ -34,7 +34,6 @@ _NAMES: Final = (
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
 )
-_MESSAGES: Final = ("isend", "irecv", "batch_p2p_ops")
 _C10D_NAMES: Final = (
     "_allgather_base_",
     "_reduce_scatter_base_",
@@ -73,19 +72,16 @@ def counted_as(op: Any) -> Any:
         op: An OpOverload.
 
     Returns:
-        An op packet of torch.ops.c10d_functional; of torch.ops.c10d for its own; of torch.ops.phalanx for messages and
-        barriers, which torch does not count.
+        An op packet of torch.ops.c10d_functional, or of torch.ops.c10d for its own. Messages and barriers do not count.
     """
     space, _, name = op._schema.name.partition("::")
     if space in ("phalanx", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"):
         base = name.removesuffix("_")
-        if base in _NAMES:
-            return getattr(_PY, base)
-        return op._overloadpacket if space == "phalanx" and (base in _MESSAGES or base == "barrier") else None
+        return getattr(_PY, base) if base in _NAMES else None
     return op._overloadpacket if space == "c10d" and name in _C10D_NAMES else None
 
 
-class CommDebugMode(TorchDispatchMode):
+class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives that are issued within it, by module and pass. Not collective.
 
     What is called without DTensors counts as well: phalanx.collectives, torch's functional collectives, and
@@ -102,7 +98,7 @@ class CommDebugMode(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.comm_counts: dict[Any, int] = defaultdict(int)
         self.comm_module_counts: dict[str, dict[str, dict[Any, int]]] = {}
         self.comm_module_operation_counts: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -207,13 +203,13 @@ class CommDebugMode(TorchDispatchMode):
         self.comm_module_counts.clear()
         self.comm_module_counts[GLOBAL] = {"forward": defaultdict(int), "backward": defaultdict(int)}
         self.comm_module_operation_counts.clear()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         self.advanced_module_tracker.__enter__()
         return self
 
     def __exit__(self, *args: Any) -> None:
         self.advanced_module_tracker.__exit__(*args)
-        super().__exit__(*args)
+        super().__exit__(*args)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -249,9 +245,7 @@ class CommDebugMode(TorchDispatchMode):
         self.comm_counts[op] += 1
         key = "backward" if self.advanced_module_tracker.is_bw else "forward"
         for name in self.advanced_module_tracker.chain():
-            own = self.comm_module_counts.setdefault(
-                name, {"forward": defaultdict(int), "backward": defaultdict(int)}
-            )
+            own = self.comm_module_counts.setdefault(name, {"forward": defaultdict(int), "backward": defaultdict(int)})
             own[key][op] += 1
 
 

@@ -87,13 +87,13 @@ class ModuleTracker:
             self._backward = GLOBAL
             self._note(name, module, (*parents, GLOBAL))
         for one in _differentiable(inputs):
-            one.register_hook(lambda _: self._left(name, parents[0] if parents else GLOBAL))
+            one.register_hook(lambda _: self._left(name, parents[0] if parents else GLOBAL))  # type: ignore[no-untyped-call]
 
     def _end(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if self._forward:
             name = self._forward.pop()
             for one in _differentiable(outputs):
-                one.register_hook(lambda _: self._entered(name))
+                one.register_hook(lambda _: self._entered(name))  # type: ignore[no-untyped-call]
 
     # The backward of a module begins when a gradient of its outputs is there, and is over when one of its inputs is.
     # The output of one module may be that of the module around it, or the input of the next: the hooks of a tensor run

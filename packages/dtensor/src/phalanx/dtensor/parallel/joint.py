@@ -11,14 +11,14 @@ another one, and when the forward of a module ends that was parallelized with a 
 
 import threading
 import weakref
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from phalanx.dtensor._mesh import Mesh, token
 from phalanx.dtensor.api import DTensor
-from phalanx.dtensor.placements import AnyPlacement
-from phalanx.dtensor.spec import normalize_placements
+from phalanx.dtensor.placements import AnyPlacement, on_dim, split_dim
 
 Layouts = tuple[AnyPlacement, ...]
 
@@ -29,7 +29,6 @@ class _Last(threading.local):
     tensor: "weakref.ref[torch.Tensor] | None" = None
     key: tuple[Any, ...] = ()
     result: DTensor | None = None
-
 
 
 _last = _Last()
@@ -78,7 +77,15 @@ def brought(tensor: DTensor, wanted: Layouts) -> DTensor:
 
     Not asynchronous: what comes next reads the result, and a pending tensor costs more than it saves there.
     """
-    now = tensor._spec.placements
-    if now == wanted or now == normalize_placements(tensor._spec.mesh, wanted, tensor.ndim):
-        return tensor
-    return tensor.redistribute(placements=wanted)
+    if torch.compiler.is_compiling():
+        # Dynamo sees no spec; in a graph redistribute leaves nothing of a tensor that is there.
+        return tensor.redistribute(placements=wanted)
+    spec = tensor._spec
+    return tensor if spec.placements == _on_dims(wanted, spec.ndim) else tensor.redistribute(placements=wanted)
+
+
+@lru_cache(maxsize=256)
+def _on_dims(layouts: Layouts, ndim: int) -> Layouts:
+    """Layouts with dims counted from the front; one that the tensor has not is for `redistribute` to refuse."""
+    dims = ((one, split_dim(one)) for one in layouts)
+    return tuple(one if dim is None or dim >= 0 else on_dim(one, dim + ndim) for one, dim in dims)

@@ -1,4 +1,7 @@
-"""Styles for what goes into a module and comes out of it. Semantics of torch.distributed.tensor.parallel of torch 2.13."""
+"""Styles for what goes into a module and comes out of it.
+
+Semantics of torch.distributed.tensor.parallel of torch 2.13.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -106,17 +109,21 @@ class PrepareModuleInput(ParallelStyle):
 
     def _prepared_by_name(self, named: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
         return {
-            name: self._one(name, value, self.input_kwarg_layouts.get(name), self.desired_input_kwarg_layouts.get(name), mesh)
+            name: self._one(
+                name, value, self.input_kwarg_layouts.get(name), self.desired_input_kwarg_layouts.get(name), mesh
+            )
             for name, value in named.items()
         }
 
-    def _one(self, which: int | str, value: Any, given: AnyPlacement | None, wanted: AnyPlacement | None, mesh: Mesh) -> Any:
+    def _one(
+        self, which: int | str, value: Any, given: AnyPlacement | None, wanted: AnyPlacement | None, mesh: Mesh
+    ) -> Any:
         if given is None:
             return value
         if not isinstance(value, torch.Tensor):
             raise TypeError(
-                f"{type(self).__name__}: input {which!r} must be a tensor, not {type(value).__name__}: write None in the "
-                "place of its layout"
+                f"{type(self).__name__}: input {which!r} must be a tensor, not {type(value).__name__}: write None "
+                "in the place of its layout"
             )
         if wanted is None:
             made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
@@ -152,16 +159,12 @@ class PrepareModuleOutput(ParallelStyle):
     Source: torch.distributed.tensor.parallel.PrepareModuleOutput.
     """
 
-    def __init__(
-        self, *, output_layouts: Given, desired_output_layouts: Given, use_local_output: bool = True
-    ) -> None:
+    def __init__(self, *, output_layouts: Given, desired_output_layouts: Given, use_local_output: bool = True) -> None:
         who = type(self).__name__
         self.output_layouts = _entries(who, "output_layouts", output_layouts)
         self.desired_output_layouts = _entries(who, "desired_output_layouts", desired_output_layouts)
         self.use_local_output = use_local_output
-        _same_length(
-            who, "output_layouts", "desired_output_layouts", self.output_layouts, self.desired_output_layouts
-        )
+        _same_length(who, "output_layouts", "desired_output_layouts", self.output_layouts, self.desired_output_layouts)
 
     def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
         module.register_forward_hook(lambda called, inputs, outputs: self._prepared(outputs, device_mesh))
@@ -183,8 +186,8 @@ class PrepareModuleOutput(ParallelStyle):
             return value
         if not isinstance(value, torch.Tensor):
             raise TypeError(
-                f"{type(self).__name__}: output {which} must be a tensor, not {type(value).__name__}: write None in the "
-                "place of its layout"
+                f"{type(self).__name__}: output {which} must be a tensor, not {type(value).__name__}: write None "
+                "in the place of its layout"
             )
         made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
         if wanted is not None:

@@ -72,7 +72,7 @@ def crossing(source: Side, target: Side, me: int) -> Action:
     for rank in ranks:
         to = target.coordinates.get(rank)
         gets = have is not None and to is not None and me in source.owners(rank, numbers[rank])
-        sends.append(list(layout.blocks(have, target.runs(to))) if gets and have and to is not None else [])
+        sends.append(list(layout.blocks(have, target.runs(to))) if gets and have is not None and to is not None else [])
         gives = want is not None and rank in owners
         comes.append(list(layout.blocks(source.runs(owners[rank]), want)) if gives and want is not None else [])
     shape: tuple[int, ...] = (0,)

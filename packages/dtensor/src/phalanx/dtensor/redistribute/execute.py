@@ -103,7 +103,7 @@ def _exchange(call: Call, mesh: Mesh | None) -> Local:
     if call.mesh_dim >= 0:
         assert isinstance(mesh, DeviceMesh)
         name = str(_group(mesh, call.mesh_dim).group_name)
-        return _unequal(sent, received, peers.index(dist.get_rank()), name)
+        return lambda x: _all_to_all(x, received, sent, name)
     world = dist.group.WORLD
     assert world is not None
     name, size = str(world.group_name), dist.get_world_size()
@@ -112,24 +112,8 @@ def _exchange(call: Call, mesh: Mesh | None) -> Local:
         to, of = [0] * size, [0] * size
         for peer, out, into in zip(peers, sent, received, strict=True):
             to[peer], of[peer] = out, into
-        return _unequal(to, of, dist.get_rank(), name)
+        return lambda x: _all_to_all(x, of, to, name)
     return _messages(peers, sent, received, name)
-
-
-def _unequal(sent: list[int], received: list[int], position: int, name: str) -> Local:
-    """An all-to-all of parts of these sizes; this rank is the one at `position` in the group."""
-    if sum(received):
-        return lambda x: _all_to_all(x, received, sent, name)
-    # What has no memory cannot be waited for, and the others need this rank to go on: it sends itself an element.
-    at = sum(sent[:position])
-    to = [*sent[:position], 1, *sent[position + 1 :]]
-    of = [*received[:position], 1, *received[position + 1 :]]
-
-    def run(flat: torch.Tensor) -> torch.Tensor:
-        longer = torch.cat([flat.narrow(0, 0, at), flat.new_zeros(1), flat.narrow(0, at, flat.numel() - at)])
-        return finished(_all_to_all(longer, of, to, name)).narrow(0, 0, 0)
-
-    return run
 
 
 def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int], name: str) -> Local:
@@ -189,8 +173,21 @@ def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
     if not parts:
         return same
     if len(parts) > 1:
-        return _several(tuple(parts), may_pend)
-    return _only_call(parts[0]) if may_pend else _only_local(parts[0])
+        return _as_stored(_several(tuple(parts), may_pend))
+    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]))
+
+
+def _as_stored(run: Run) -> Run:
+    """Collectives read memory, where conj() and imag may have left a change undone; and so do all ops below
+    `__torch_dispatch__`, where torch does not make such changes any more.
+    """
+
+    def resolved(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+        if local.is_conj() or local.is_neg():
+            local = local.resolve_conj().resolve_neg()
+        return run(local, async_op)
+
+    return resolved
 
 
 def same(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:

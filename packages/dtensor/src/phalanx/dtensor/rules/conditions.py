@@ -165,6 +165,17 @@ class EachHas:
 
 
 @dataclass(frozen=True)
+class Even:
+    """Dims of inputs that are cut into equal parts, none of them empty: of others nothing is known of the op."""
+
+    at: tuple[Where, ...]
+
+    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+        sizes = [facts.shapes[tensor][dim] for tensor, dim in self.at]
+        return all(size != 0 and size % prod(ways) == 0 for size in sizes)
+
+
+@dataclass(frozen=True)
 class Summable:
     """The inputs have a dtype in which Partial(sum) means a sum: bool has none."""
 
@@ -205,4 +216,6 @@ class Comparable:
         return not any(facts.dtypes[one].is_complex for one in self.inputs)
 
 
-Condition = SameSize | Broadcast | AllOne | Aligned | NotEmpty | EachHas | Summable | Linear | Ordered | Comparable
+Condition = (
+    SameSize | Broadcast | AllOne | Aligned | NotEmpty | EachHas | Even | Summable | Linear | Ordered | Comparable
+)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
-from phalanx.dtensor._torch_compat import hint
+from phalanx.dtensor._torch_compat import hint, known_to_divide
 from phalanx.dtensor.placements import Partial, Placement, Replicate, Shard
 from phalanx.dtensor.rules.engine import Strategy, combine
 from phalanx.dtensor.rules.registry import Match
@@ -76,16 +76,16 @@ class CostModel:
         if target is None or source == target:
             return 0.0
         dim = self.mesh[mesh_dim]
-        if isinstance(source, Replicate):
-            if isinstance(target, Partial):
+        if type(source) is Replicate:
+            if type(target) is Partial:
                 return count_bytes / self.copy_bytes_per_us
             return count_bytes / dim.size / self.copy_bytes_per_us
-        if isinstance(target, Partial):
+        if type(target) is Partial:
             return inf
         moved = (dim.size - 1) / dim.size * count_bytes
-        if isinstance(source, Partial):
-            moved *= 2 if isinstance(target, Replicate) else 1
-        elif not isinstance(target, Replicate):
+        if type(source) is Partial:
+            moved *= 2 if type(target) is Replicate else 1
+        elif type(target) is not Replicate:
             moved /= dim.size
         return dim.latency_us + moved / dim.bytes_per_us
 
@@ -112,7 +112,7 @@ def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: 
     found: list[list[float]] = []
     for meta, own in zip(match.call.tensors, placements, strict=True):
         whole = prod(map(hint, meta.shape)) * meta.dtype.itemsize
-        shares = [1 / one.size if isinstance(p, Shard) else 1.0 for p, one in zip(own, model.mesh, strict=True)]
+        shares = [1 / one.size if type(p) is Shard else 1.0 for p, one in zip(own, model.mesh, strict=True)]
         found.append([whole * prod(shares[:at] + shares[at + 1 :]) for at in range(len(shares))])
     return found
 
@@ -130,14 +130,40 @@ def strategy_us(
         mesh_dim: The mesh dim.
     """
     total = 0.0
-    partial = any(isinstance(one, Partial) for one in placements)
+    partial = any(type(one) is Partial for one in placements)
     for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True):
-        if isinstance(target, Partial) and source != target and not partial and strategy.factor is None:
+        if type(target) is Partial and source != target and not partial and strategy.factor is None:
             return inf  # nothing here is a Partial: only a bias beside a factor that is cut has to become one
         total += model.change_us(source, target, count, mesh_dim)
-    if not partial and any(isinstance(one, Partial) for one in strategy.outputs):
+    if not partial and any(type(one) is Partial for one in strategy.outputs):
         total += model.partial_us
     return total
+
+
+def _uneven_dims(match: Match, model: CostModel) -> list[set[tuple[int, int]]]:
+    """For each mesh dim the (input, dim) that it may not divide, if a size of the call is a symbol; else none.
+
+    A graph that is traced with a batch of 8 is to serve one of 7, and uneven pieces need the size itself.
+    """
+    if all(type(size) is int for meta in match.call.tensors for size in meta.shape):
+        return [set()] * len(model.mesh)
+    return [
+        {
+            (index, dim)
+            for index, meta in enumerate(match.call.tensors)
+            for dim, size in enumerate(meta.shape)
+            if not known_to_divide(size, one.size)
+        }
+        for one in model.mesh
+    ]
+
+
+def _cuts(strategy: Strategy, placements: Sequence[Placement], uneven: set[tuple[int, int]]) -> bool:
+    """Whether an input would be brought to a Shard of one of these dims."""
+    return bool(uneven) and any(
+        isinstance(target, Shard) and source != target and (index, target.dim) in uneven
+        for index, (source, target) in enumerate(zip(placements, strategy.inputs, strict=True))
+    )
 
 
 def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostModel) -> Choice:
@@ -155,6 +181,7 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
         ValueError: The op writes into an input, and no strategy leaves that input's placement as it is.
     """
     seen = _seen_bytes(match, placements, model)
+    uneven = _uneven_dims(match, model)
     lists: list[list[tuple[float, int]]] = []
     for mesh_dim in range(len(model.mesh)):
         now = [own[mesh_dim] for own in placements]
@@ -163,6 +190,7 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
             (strategy_us(strategy, now, count_bytes, model, mesh_dim), index)
             for index, strategy in enumerate(match.strategies)
             if not match.in_place or strategy.inputs[0] == now[0]
+            if not _cuts(strategy, now, uneven[mesh_dim])
         ]
         lists.append(sorted(one for one in costs if one[0] < inf))
     # The cheapest first, one step at a time in one mesh dim: conditions may forbid combinations.

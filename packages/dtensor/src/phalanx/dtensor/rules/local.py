@@ -27,7 +27,7 @@ def local_shape(
     """
     sizes = list(shape)
     for placement, count, index in zip(placements, mesh_shape, coordinate, strict=True):
-        if isinstance(placement, Shard):
+        if type(placement) is Shard:
             sizes[placement.dim] = nested_chunk(sizes[placement.dim], ((count, index),))
     return tuple(sizes)
 

@@ -17,8 +17,25 @@ from phalanx.dtensor.rules.conditions import Facts
 from phalanx.dtensor.rules.engine import Expanded, Strategy, derive
 from phalanx.dtensor.rules.notation import Rule, parse
 
-Written = str | tuple[str, Mapping[str, int]] | None
-"""What a rule function returns: a text, a text and the sizes of factors that no dim shows alone, or None: no rule."""
+
+@dataclass(frozen=True)
+class Listed:
+    """Strategies that are written out one by one, in the place of a rule from which they are derived.
+
+    Attributes:
+        text: A rule for tensors of any rank, all whole: `*, * -> *`.
+        strategies: The strategies of one mesh dim.
+        sizes: The size of each factor that they name.
+    """
+
+    text: str
+    strategies: tuple[Strategy, ...]
+    sizes: Mapping[str, int]
+
+
+Written = str | tuple[str, Mapping[str, int]] | Listed | None
+"""What a rule function returns: a text, a text and the sizes of factors that no dim shows alone, strategies written
+out, or None: no rule."""
 RuleFunction = Callable[["Call"], Written]
 
 _TABLES = ("pointwise", "reduce", "matmul", "view", "index", "nn", "conv", "linalg", "list")
@@ -125,6 +142,13 @@ def put(rules: Mapping[str, str | RuleFunction]) -> None:
         _rules[name] = entry
 
 
+def replace(name: str, entry: str | RuleFunction) -> None:
+    """Register a rule of an op, in the place of the one that it has."""
+    _tables()
+    _rules[name] = entry
+    _entry.cache_clear()
+
+
 @cache
 def _tables() -> Mapping[str, str | RuleFunction]:
     # On first use: what never shards an op pays nothing for the tables.
@@ -195,11 +219,14 @@ def find(
         written = entry(call) if callable(entry) else entry
     if written is None:
         return None
-    if isinstance(written, tuple):
+    listed = written if isinstance(written, Listed) else None
+    if isinstance(written, Listed):
+        written, given = written.text, written.sizes
+    elif isinstance(written, tuple):
         written, given = written
     expanded = derive(written, tuple(one.ndim for one in call.tensors))
     facts = Facts(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], given)
-    strategies = expanded.strategies
+    strategies = expanded.strategies if listed is None else listed.strategies
     if in_place:
         # What is written into keeps its placement.
         strategies = tuple(one for one in strategies if one.outputs[0] == one.inputs[0] and not one.scale)

@@ -75,7 +75,9 @@ class Reference:
         is_data_dependent: Whether shapes or control flow depend on values.
     """
 
-    def __init__(self, function: Function, case: Case, name: str, tensors: Sequence[torch.Tensor] | None = None) -> None:
+    def __init__(
+        self, function: Function, case: Case, name: str, tensors: Sequence[torch.Tensor] | None = None
+    ) -> None:
         self.function, self.case, self.name = function, case, name
         self.tensors = list(case.tensors if tensors is None else tensors)
         self.is_random = self.is_data_dependent = False
@@ -97,7 +99,8 @@ class Reference:
         outputs = forward(self.function, self.case, inputs)
         self.outputs = [_full(one) for one in outputs]
         given = [
-            _distributed(cotangent, ranks.alone, (Replicate(),)) if isinstance(output, DTensor) and cotangent is not None
+            _distributed(cotangent, ranks.alone, (Replicate(),))
+            if isinstance(output, DTensor) and cotangent is not None
             else cotangent
             for output, cotangent in zip(outputs, self.cotangents, strict=True)
         ]
@@ -106,9 +109,7 @@ class Reference:
 
     def _see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.is_random |= torch.Tag.nondeterministic_seeded in op.tags
-        self.is_data_dependent |= bool(
-            {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags)
-        )
+        self.is_data_dependent |= bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags))
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -218,9 +219,9 @@ class Attempt:
         """Whether gradients are right; after `values`."""
         return self._steps(self._compare_gradients)
 
-    def written(self, variant: Function) -> str:
-        """Whether an in-place variant writes and returns what is right."""
-        return self._steps(lambda: self._write(variant), self._compare_outputs)
+    def written(self) -> str:
+        """Whether the function, an in-place variant, writes and returns what is right."""
+        return self._steps(self._write, self._compare_outputs)
 
     def _steps(self, *steps: Callable[[], None]) -> str:
         worst = RIGHT
@@ -250,19 +251,18 @@ class Attempt:
     def _forward(self) -> None:
         reference = self.reference
         self._inputs = [
-            _placed(one, self.ranks, placements)
-            for one, placements in zip(reference.tensors, self.placed, strict=True)
+            _placed(one, self.ranks, placements) for one, placements in zip(reference.tensors, self.placed, strict=True)
         ]
         seed(11)
         self._outputs = forward(reference.function, reference.case, self._inputs)
 
-    def _write(self, variant: Function) -> None:
+    def _write(self) -> None:
         tensors = self.reference.tensors
         inputs = [
             _placed(one.detach(), self.ranks, placements) for one, placements in zip(tensors, self.placed, strict=True)
         ]
         seed(11)
-        returned = forward(variant, self.reference.case, inputs)
+        returned = forward(self.reference.function, self.reference.case, inputs)
         if not returned or returned[0] is not inputs[0]:
             raise Mismatch("what is returned is not the tensor written into")
         self._outputs = returned
@@ -297,14 +297,22 @@ class Attempt:
         wanted = reference.gradients
         assert found is not None and wanted is not None
         wrong: list[str] = []
+        plain: list[int] = []
         for index, (got, want) in enumerate(zip(found, wanted, strict=True)):
             if got is None and want is None:
                 continue
             # torch itself gives zeros or nothing, as it comes.
-            full = torch.zeros(reference.tensors[index].shape, dtype=want.dtype) if got is None else _full(got)
-            _compared(full, torch.zeros_like(full) if want is None else want, f"gradient {index}", reference.coarsest, wrong)
+            like = reference.tensors[index].detach()
+            full = torch.zeros_like(like) if got is None else _full(got)
+            if got is not None and not isinstance(got, DTensor):
+                plain.append(index)
+            _compared(
+                full, torch.zeros_like(like) if want is None else want, f"gradient {index}", reference.coarsest, wrong
+            )
         if wrong:
             raise Mismatch("; ".join(wrong))
+        if plain:
+            raise TypeError(f"gradient {plain[0]} has the right values, but is a plain tensor")
 
 
 def _compared(got: torch.Tensor, want: torch.Tensor, what: str, coarsest: float, wrong: list[str]) -> None:

@@ -1,11 +1,10 @@
-"""What the sweep of DTensor found: one record for each mesh and entry, kept in a JSON file, and the table made of them."""
+"""What the sweep of DTensor found: a record for each mesh and entry, kept as JSON, and the table made of them."""
 
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -134,7 +133,9 @@ def reasons(records: Mapping[str, Record]) -> dict[str, list[str]]:
 
 def lines_of(name: str, record: Record) -> list[str]:
     """The lines of progress for an entry: its counts, and what went wrong."""
-    counts: dict[str, Any] = {kind: one for kind, one in record.kinds.items()}
-    text = ", ".join(f"{kind} {'/'.join(f'{n} {status}' for status, n in one.items())}" for kind, one in counts.items())
+    text = ", ".join(
+        f"{kind} {'/'.join(f'{count} {status}' for status, count in counts.items())}"
+        for kind, counts in record.kinds.items()
+    )
     notes = f" ({'; '.join(record.notes)})" if record.notes else ""
     return [f"{name}: {text or 'nothing tried'}{notes}", *(f"  {one}" for one in record.failures)]

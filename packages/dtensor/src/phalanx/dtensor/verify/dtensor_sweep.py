@@ -26,7 +26,7 @@ from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.verify._torch_compat import op_database
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference, summed
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, lines_of
-from phalanx.dtensor.verify.dtensor_samples import Case, Placed, cases, dtype_of, kind_of, placings, seed, shown
+from phalanx.dtensor.verify.dtensor_samples import Case, cases, dtype_of, kind_of, placings, shown
 from phalanx.dtensor.verify.sweep import entry_name
 
 # How long a rank waits for another in a collective; and how long an entry may take, whatever it does.
@@ -182,7 +182,7 @@ def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Ta
     # For who asks what a rank is at: kill -USR1.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     timeout = timedelta(seconds=_TIMEOUT_S)
-    store = dist.FileStore(str(Path(directory) / "store"), size)
+    store = dist.FileStore(str(Path(directory) / "store"), size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)  # that of phalanx.collectives, too
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     warnings.simplefilter("ignore")
@@ -274,9 +274,8 @@ class _Entry:
             if reference.gradients is not None and status in ("right", "fallback"):
                 self._count("gradient", attempt, attempt.gradients)
             if in_place is not None:
-                variant = self.info.inplace_variant
                 written = Attempt(in_place, placed, self.ranks, self.attempt)
-                self._count("in place", written, lambda written=written: written.written(variant))  # type: ignore[misc]
+                self._count("in place", written, written.written)
 
     def _in_place(self, case: Case, reference: Reference) -> Reference | None:
         variant = self.info.inplace_variant
@@ -297,7 +296,9 @@ class _Entry:
         try:
             status = run()
         except OutOfStep:
-            self.record.count(kind, "error", f"{where}: ranks fell out of step: {attempt.text or 'another rank raised'}")
+            self.record.count(
+                kind, "error", f"{where}: ranks fell out of step: {attempt.text or 'another rank raised'}"
+            )
             raise
         if status == "wrong" and self._is_rounding(attempt, run):
             status = "right"
@@ -316,4 +317,6 @@ class _Entry:
         if reference.is_random:
             return False
         attempt.reference = Reference(reference.function, reference.case, reference.name, tensors)
+        if run == attempt.gradients:  # what was recorded is used up
+            attempt.values()
         return run() in ("right", "fallback")

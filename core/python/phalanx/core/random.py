@@ -1,0 +1,126 @@
+"""Random elements of tensors that are in pieces: element i is a function of a key and of i alone (Philox4x32-10).
+
+    box = Box(20, (3, 10), (10, 1), (10, 1))        # rows 2 to 4 of an [8, 10] tensor, into memory without gaps
+    fill(address, DType.FLOAT32, Kind.NORMAL, 0.0, 1.0, key, box)
+
+Every piece of a tensor, filled with one key, has the values that the whole would have, on every processor.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+from phalanx.core._lib import ffi, lib
+from phalanx.core.dtypes import DType
+from phalanx.core.errors import InvalidArgumentError, check
+
+
+class Kind(IntEnum):
+    """What elements are; `a` and `b` are the arguments of `fill`."""
+
+    BITS = 1  # integers of 32 or 64 bits
+    UNIFORM = 2  # floats in [a, b)
+    NORMAL = 3  # floats; mean a, standard deviation b
+    EXPONENTIAL = 4  # floats above 0; rate a
+    BERNOULLI = 5  # any real type; 1 with probability a, else 0
+    CAUCHY = 6  # floats; median a, scale b
+    LOG_NORMAL = 7  # floats; exp of normal ones
+
+
+class Box:
+    """Which elements of a tensor are filled, and where they go. May be kept and used again, by several threads.
+
+    The element at position p is element first + sum(p * index_strides) of the tensor, in row-major order, and goes
+    sum(p * out_strides) elements after the address.
+
+    Args:
+        first: The index of the first element.
+        sizes: The size of each dim of the box; at most 64 dims.
+        index_strides: For each dim, how much further in the tensor the next element is.
+        out_strides: For each dim, how much further in memory the next element is, in elements.
+
+    Raises:
+        InvalidArgumentError: The three are not of one length.
+    """
+
+    __slots__ = ("first", "index_strides", "ndim", "out_strides", "sizes")
+
+    def __init__(
+        self, first: int, sizes: Sequence[int], index_strides: Sequence[int], out_strides: Sequence[int]
+    ) -> None:
+        if not len(sizes) == len(index_strides) == len(out_strides):
+            raise InvalidArgumentError(
+                f"Box: sizes {tuple(sizes)}, index_strides {tuple(index_strides)} and out_strides {tuple(out_strides)} "
+                "must have one number for each dim"
+            )
+        self.first = first
+        self.ndim = len(sizes)
+        self.sizes: Any = ffi.new("int64_t[]", list(sizes))
+        self.index_strides: Any = ffi.new("int64_t[]", list(index_strides))
+        self.out_strides: Any = ffi.new("int64_t[]", list(out_strides))
+
+
+def fill(address: int, dtype: DType | int, kind: Kind | int, a: float, b: float, key: int, box: Box) -> None:
+    """Fill a box of a tensor. Not collective; other Python threads run meanwhile.
+
+    Args:
+        address: Where the first element of the box goes; must be writable memory for all of it.
+        dtype: The element type.
+        kind: What the elements are.
+        a: As the kind says; rounded to the element type where that matters.
+        b: Likewise.
+        key: 64 bits, unsigned. Take another one for each tensor.
+        box: Which elements, and where to.
+
+    Raises:
+        InvalidArgumentError: An argument makes no sense (a > b, a negative standard deviation, p above 1).
+        UnsupportedError: There is no such kind for this type.
+    """
+    check(
+        lib.phx_random_fill(
+            ffi.cast("void *", address),
+            dtype,
+            kind,
+            a,
+            b,
+            key,
+            box.first,
+            box.ndim,
+            box.sizes,
+            box.index_strides,
+            box.out_strides,
+        )
+    )
+
+
+def fill_integers(address: int, dtype: DType | int, low: int, count: int, key: int, box: Box) -> None:
+    """Fill a box of a tensor with integers of any real type. Not collective; other Python threads run meanwhile.
+
+    Args:
+        address: As for `fill`.
+        dtype: As for `fill`; floats are rounded.
+        low: The smallest integer.
+        count: How many there are, from `low` on: 1 to 2^64.
+        key: As for `fill`.
+        box: As for `fill`.
+
+    Raises:
+        InvalidArgumentError: An argument makes no sense.
+        UnsupportedError: There are no such elements of this type.
+    """
+    if not 1 <= count <= 1 << 64:
+        raise InvalidArgumentError(f"fill_integers: count is {count}; it must be 1 to 2**64")
+    check(
+        lib.phx_random_integers(
+            ffi.cast("void *", address),
+            dtype,
+            low,
+            count & 0xFFFFFFFFFFFFFFFF,
+            key,
+            box.first,
+            box.ndim,
+            box.sizes,
+            box.index_strides,
+            box.out_strides,
+        )
+    )

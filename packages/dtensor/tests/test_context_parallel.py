@@ -1,0 +1,230 @@
+"""Attention over sequences of which each rank has a part: values and all gradients against one process."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
+from phalanx.dtensor.experimental import context_parallel, context_parallel_unshard
+from phalanx.dtensor.experimental.context_parallel import head_and_tail
+from phalanx.dtensor.parallel.context import pieces
+from phalanx.dtensor.redistribute import execute
+from ranks import run_ranks
+
+# ---- which queries see which keys ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("queries", "keys", "ranks"), [(8, 8, 2), (13, 13, 3), (5, 5, 4), (9, 6, 2), (4, 11, 3), (1, 1, 2)]
+)
+def test_pieces_cover_what_attention_sees_once(queries, keys, ranks, causal):
+    seen = torch.zeros(queries, keys, dtype=torch.int64)
+    for q_place, k_place in itertools.product(range(ranks), repeat=2):
+        q_runs, k_runs = head_and_tail(queries, ranks, q_place), head_and_tail(keys, ranks, k_place)
+        q_at = torch.cat([torch.arange(a, a + n) for a, n in q_runs] or [torch.arange(0)])
+        k_at = torch.cat([torch.arange(a, a + n) for a, n in k_runs] or [torch.arange(0)])
+        for one in pieces(q_runs, k_runs, causal):
+            block = torch.ones(one.q_end - one.q, one.k_end - one.k, dtype=torch.int64)
+            if one.causal:
+                assert block.shape[0] == block.shape[1]
+                block = block.tril()
+            seen[q_at[one.q : one.q_end].unsqueeze(1), k_at[one.k : one.k_end]] += block
+    wanted = torch.ones(queries, keys, dtype=torch.int64)
+    assert torch.equal(seen, wanted.tril() if causal else wanted)
+
+
+def test_head_and_tail_give_all_ranks_the_same_work():
+    work = []
+    for place in range(4):
+        runs = head_and_tail(32, 4, place)
+        work.append(sum(begin + at + 1 for begin, count in runs for at in range(count)))
+    assert len(set(work)) == 1
+    lengths = [sum(count for _, count in head_and_tail(13, 4, place)) for place in range(4)]
+    assert sum(lengths) == 13
+
+
+# ---- DTensors --------------------------------------------------------------------------------------------------------
+
+
+def close(ours, theirs, **kwargs):
+    ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
+    torch.testing.assert_close(ours.detach(), theirs.detach(), **kwargs)
+
+
+def refuse(*args):
+    raise AssertionError("keys are gathered")
+
+
+def attends(mesh, placements, lengths, causal, dtype=torch.float64, scale=None, heads=4, **tolerance):
+    torch.manual_seed(1)
+    whole = [torch.randn(2, heads, length, 8, dtype=dtype) for length in (lengths[0], lengths[1], lengths[1])]
+    upstream = torch.randn(2, heads, lengths[0], 8, dtype=dtype)
+    theirs = [one.clone().requires_grad_() for one in whole]
+    wanted = functional.scaled_dot_product_attention(*theirs, is_causal=causal, scale=scale)
+    wanted.backward(upstream)
+    ours = [distribute_tensor(one, mesh, placements).requires_grad_() for one in whole]
+    given = distribute_tensor(upstream, mesh, placements)
+    kept = execute._all_gather, execute._all_to_all
+    execute._all_gather = execute._all_to_all = refuse
+    try:
+        found = functional.scaled_dot_product_attention(*ours, is_causal=causal, scale=scale)
+        assert found.placements == tuple(placements)
+        found.backward(given)
+    finally:
+        execute._all_gather, execute._all_to_all = kept
+    close(found, wanted, **tolerance)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.grad.placements == tuple(placements)
+        close(one.grad, other.grad, **tolerance)
+
+
+def dtensors_on_a_line(rank, world_size):
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    for causal in (False, True):
+        attends(mesh, [Shard(2)], (16, 16), causal)
+        attends(mesh, [Shard(2)], (13, 13), causal, scale=0.3)  # uneven
+        attends(mesh, [Shard(2)], (5, 5), causal)  # on 4 ranks the last one has nothing
+        attends(mesh, [Shard(2)], (9, 14), causal)
+        attends(mesh, [StridedShard(2, 2)], (16, 16), causal)
+        sizes = (1, 9) if world_size == 2 else (1, 0, 4, 5)
+        attends(mesh, [SizedShard(2, sizes)], (10, 10), causal)
+    attends(mesh, [Shard(2)], (32, 32), True, dtype=torch.float32)
+    attends(mesh, [Shard(2)], (16, 16), True, dtype=torch.bfloat16, rtol=0.05, atol=0.05)
+    # A gradient that is not sharded, which is what sum() gives.
+    x = torch.randn(1, 2, 12, 8, dtype=torch.float64)
+    own = distribute_tensor(x, mesh, [Shard(2)]).requires_grad_()
+    x.requires_grad_()
+    functional.scaled_dot_product_attention(own, own, own, is_causal=True).sum().backward()
+    functional.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+    close(own.grad, x.grad)
+    # What the ring is not for is right as well: a mask, and inputs that are sharded in different ways.
+    mask = torch.randn(12, 12, dtype=torch.float64)
+    x = x.detach()
+    parts = [distribute_tensor(x, mesh, [one]) for one in (Shard(2), Shard(1), Replicate())]
+    close(functional.scaled_dot_product_attention(*parts), functional.scaled_dot_product_attention(x, x, x))
+    own = distribute_tensor(x, mesh, [Shard(2)])
+    shared = distribute_tensor(mask, mesh, [Replicate()])
+    close(
+        functional.scaled_dot_product_attention(own, own, own, shared),
+        functional.scaled_dot_product_attention(x, x, x, mask),
+    )
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_dtensors_sharded_on_the_sequence_attend_round_the_ring(world_size):
+    run_ranks(dtensors_on_a_line, world_size, start_torch=True, timeout=120)
+
+
+def dtensors_on_a_plane(rank, world_size):
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    for placements in ([Shard(0), Shard(2)], [Shard(2), Shard(1)], [Replicate(), Shard(2)]):
+        attends(mesh, placements, (8, 8), True)
+    # Both mesh dims cut the sequence, or heads are cut unevenly: right, if not round the ring.
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    for placements in ([Shard(2), Shard(2)], [Shard(1), Shard(2)]):
+        own = distribute_tensor(x, mesh, placements)
+        close(
+            functional.scaled_dot_product_attention(own, own, own, is_causal=True),
+            functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+        )
+
+
+def test_dtensors_attend_on_a_mesh_of_two_by_two():
+    run_ranks(dtensors_on_a_plane, 4, start_torch=True, timeout=120)
+
+
+# ---- the context -----------------------------------------------------------------------------------------------------
+
+
+class Model(nn.Module):
+    """Position embedding, q, k and v of several heads, and a projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x, positions):
+        y = self.qkv(x + positions).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(*y.unbind(), is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+def in_the_context(rank, world_size):
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    for length in (16, 13, 6):
+        torch.manual_seed(2)
+        model = Model().double()
+        x, labels = (torch.randn(2, length, 16, dtype=torch.float64) for _ in range(2))
+        positions = torch.randn(length, 16, dtype=torch.float64)
+        wanted = model(x, positions)
+        (wanted - labels).square().sum().backward()
+        grads = [one.grad.clone() for one in model.parameters()]
+        model.zero_grad()
+        kept = [one.clone() for one in (x, labels, positions)]
+        with context_parallel(
+            mesh, buffers=[x, labels, positions], buffer_seq_dims=[1, 1, 0], no_restore_buffers={labels}
+        ):
+            assert (
+                positions.shape[0] == x.shape[1] == sum(count for _, count in head_and_tail(length, world_size, rank))
+            )
+            y = model(x, positions)
+            (y - labels).square().sum().backward()
+        close(context_parallel_unshard(mesh, [y.detach()], [1])[0], wanted)
+        for one, other in zip(model.parameters(), grads, strict=True):
+            dist.all_reduce(one.grad)
+            close(one.grad, other)
+        assert torch.equal(x, kept[0]) and torch.equal(positions, kept[2]) and labels.shape != kept[1].shape
+    # Three dims, grouped queries, full attention; without buffers the parts are taken for equal ones.
+    q, k = torch.randn(8, 8, 4), torch.randn(2, 8, 4)
+    wanted = functional.scaled_dot_product_attention(q[None], k[None], k[None], enable_gqa=True)[0]
+    own_q, own_k = (torch.cat([one[:, a : a + n] for a, n in head_and_tail(8, world_size, rank)], 1) for one in (q, k))
+    with context_parallel(mesh):
+        y = functional.scaled_dot_product_attention(own_q[None], own_k[None], own_k[None], enable_gqa=True)[0]
+        z = functional.scaled_dot_product_attention(own_q, own_q, own_q)
+    close(context_parallel_unshard(mesh, [y, z], [1, -2])[0], wanted)
+    close(context_parallel_unshard(mesh, [z], [1])[0], functional.scaled_dot_product_attention(q, q, q))
+    refusals(mesh)
+
+
+def refusals(mesh):
+    x = torch.ones(1, 1, 8, 4)
+    with (
+        pytest.raises(ValueError, match="one dim for each buffer: there are 0 for 1"),
+        context_parallel(mesh, buffers=[x]),
+    ):
+        pass
+    with pytest.raises(ValueError, match=r"buffer 0 has shape \(1, 1, 8, 4\), and no dim 4"):
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[4]):
+            pass
+    with pytest.raises(ValueError, match="no_restore_buffers must be some of the buffers"):
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2], no_restore_buffers={torch.ones(1)}):
+            pass
+    with pytest.raises(ValueError, match="buffer 0 requires gradients"):
+        with context_parallel(mesh, buffers=[x.clone().requires_grad_()], buffer_seq_dims=[2]):
+            pass
+    with context_parallel(mesh):
+        with pytest.raises(NotImplementedError, match="with dropout"):
+            functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+        with pytest.raises(NotImplementedError, match="with a mask"):
+            functional.scaled_dot_product_attention(x, x, x, torch.ones(8, 8))
+    # The buffers are whole again after an error, too.
+    with contextlib.suppress(KeyError), context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]):
+        assert x.shape[2] < 8
+        raise KeyError
+    assert x.shape == (1, 1, 8, 4)
+    with pytest.raises(ValueError, match="one dim for each buffer: 0 for 1"):
+        context_parallel_unshard(mesh, [x], [])
+    square = dist.init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "cp"))
+    with pytest.raises(ValueError, match="must have one dim, and"), context_parallel(square):
+        pass
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_model_in_the_context_is_that_of_one_process(world_size):
+    run_ranks(in_the_context, world_size, start_torch=True, timeout=120)

@@ -1,0 +1,332 @@
+"""The native fast path: what it gives is what Python gives without it."""
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from phalanx.collectives import building
+from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, SizedShard, dispatch, distribute_tensor, native
+from ranks import run_ranks
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parents[2]
+R = Replicate()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of a build of the session, or of one that is there."""
+    path = native.library()
+    if path is not None and building.is_trusted(path):
+        return str(path.parent)
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    folder = tmp_path_factory.mktemp("native")
+    done = program(["-m", "phalanx.dtensor.native"], folder)
+    assert done.returncode == 0, done.stderr
+    assert [str(each) for each in folder.iterdir()] == [done.stdout.strip()]
+    return str(folder)
+
+
+def program(words, folder, **environment):
+    env = {**os.environ, "PHALANX_NATIVE": str(folder), **environment}
+    return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=580)
+
+
+def shown(result):
+    """All that can be seen of a result, but for who made it."""
+    if isinstance(result, (tuple, list)):
+        return [type(result), *map(shown, result)]
+    if not isinstance(result, DTensor):
+        return result if not isinstance(result, torch.Tensor) else result.tolist()
+    local = result.to_local()
+    return (
+        type(result), result._spec, result.shape, result.stride(), result.dtype, result.device, result.requires_grad,
+        result.storage_offset(), result.untyped_storage().nbytes(), result.layout, result.is_leaf,
+        local.shape, local.stride(), local.dtype, local.tolist(),
+    )  # fmt: skip
+
+
+def calls(mesh):
+    """Calls of many kinds, by name; each makes what it works on anew."""
+    torch.manual_seed(0)
+    rows, columns = [Shard(0)], [Shard(1)]
+    a, b, square = torch.randn(5, 4), torch.randn(5, 4), torch.randn(4, 4)
+
+    def on(tensor, placements):
+        return distribute_tensor(tensor.clone(), mesh, placements)
+
+    x, y, w, r = on(a, rows), on(b, rows), on(square, [R]), on(a, [R])
+    ints, sized = on(torch.arange(6), rows), on(a, [SizedShard(0, (5,) + (0,) * (mesh.size() - 1))])
+    part = DTensor.from_local(torch.ones(3, 3), mesh, [Partial()])
+    narrow = torch.bfloat16
+    return {
+        "add": lambda: x + y,
+        "add, scaled": lambda: torch.add(x, y, alpha=2),
+        "int and int": lambda: ints * 2,
+        "int and float": lambda: ints * 2.0,
+        "int and bool": lambda: ints * True,
+        "float and int": lambda: x * 2,
+        "comparison": lambda: x > 0,
+        "relu": lambda: x.relu(),
+        "gelu with text": lambda: torch.nn.functional.gelu(x, approximate="tanh"),
+        "mm": lambda: x @ w,
+        "mm over the sharded dim": lambda: on(square, columns) @ on(square, rows),
+        "addmm": lambda: torch.addmm(on(a[0, :4], [R]), x, w),
+        "view of a sharded dim": lambda: on(torch.randn(6, 4), rows).view(6, 2, 2),
+        "view of whole": lambda: r.view(20),
+        "transposed": lambda: x.t(),
+        "expanded": lambda: on(torch.ones(5, 1), rows).expand(5, 3),
+        "unsqueezed": lambda: x.unsqueeze(-1),
+        "slice": lambda: r[1:3],
+        "pieces": lambda: x.split(2, 1),
+        "joined": lambda: torch.cat([x, y, x], 1),
+        "stacked": lambda: torch.stack([x, y]),
+        "layer norm": lambda: torch.nn.functional.layer_norm(x, (4,)),
+        "max along a dim": lambda: x.max(1),
+        "sum": lambda: x.sum(),
+        "sum of a dim": lambda: x.sum(1, keepdim=True),
+        "mean": lambda: x.mean(),
+        "converted": lambda: x.to(narrow),
+        "other sizes": lambda: sized + sized,
+        "partial": lambda: part * 3,
+        "in place": lambda: on(a, rows).add_(y),
+        "in place, with a number": lambda: on(a, rows).mul_(0.5),
+        "softmax": lambda: torch.softmax(x, 1),
+        "norm": lambda: torch.linalg.vector_norm(x),
+        "where": lambda: torch.where(x > 0, x, y),
+        "zeros like": lambda: torch.zeros_like(x),
+        "clone": lambda: x.clone(),
+        "conjugate": lambda: on(torch.randn(4, 2, dtype=torch.complex64), rows).conj(),
+        "embedding": lambda: torch.nn.functional.embedding(on(torch.tensor([0, 2, 1]), [R]), w),
+    }
+
+
+def compared(rank, size):
+    module = native.loaded()
+    assert module is not None and native.why_not() is None
+    mesh = dist.init_device_mesh("cpu", (size,))
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            for name, call in calls(mesh).items():
+                module.use(False)
+                torch.manual_seed(3)
+                wanted = shown(call())
+                module.use(True)
+                for _ in range(3):  # it is learnt, found, and found again
+                    torch.manual_seed(3)
+                    assert str(shown(call())) == str(wanted), name
+    known, here = module.known()
+    assert known > here > 25
+    return known, here
+
+
+def compared_backward(rank, size):
+    module = native.loaded()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    torch.manual_seed(1)
+    start = [torch.randn(6, 4), torch.randn(4, 8), torch.randn(8, 4), torch.randn(4)]
+    placements = [[R], [Shard(1)], [Shard(0)], [R]]
+
+    def step():
+        x, up, down, scale = (
+            distribute_tensor(one, mesh, own).requires_grad_() for one, own in zip(start, placements, strict=True)
+        )
+        hidden = torch.nn.functional.gelu(x @ up)
+        out = torch.nn.functional.layer_norm((hidden @ down).redistribute(placements=[R]), (4,), scale)
+        (out.view(2, 3, 4).transpose(0, 1) * x.view(3, 2, 4)).sum().backward()
+        return [one.grad.full_tensor() for one in (x, up, down, scale)]
+
+    plain = [one.clone().requires_grad_() for one in start]
+    x, up, down, scale = plain
+    out = torch.nn.functional.layer_norm(torch.nn.functional.gelu(x @ up) @ down, (4,), scale)
+    (out.view(2, 3, 4).transpose(0, 1) * x.view(3, 2, 4)).sum().backward()
+    for used in (False, True, True, True):
+        module.use(used)
+        for got, want in zip(step(), plain, strict=True):
+            torch.testing.assert_close(got, want.grad)
+    return module.known()[1]
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def beside(rank, size):
+    """What else may look at an op, and what may happen to it."""
+    module = native.loaded()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    x = DTensor.from_local(torch.ones(3, 2), mesh, [Shard(0)])
+    for _ in range(3):
+        x + x
+    known = module.known()
+    with Seen() as seen:
+        x + x
+    assert seen.ops[0] == "aten.add.Tensor"  # modes see DTensors
+
+    # Nothing is kept of a call that failed, and the next one is right.
+    w = DTensor.from_local(torch.ones(3, 2), mesh, [R])
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            torch.mm(x, w)
+    torch.testing.assert_close((x + x).to_local(), torch.full((3, 2), 2.0))
+
+    # Mixed with a plain tensor: as without native code.
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+            x + torch.ones(3, 2)
+
+    # A result that autograd knows, and a version that counts.
+    y = DTensor.from_local(torch.ones(3, 2, requires_grad=True), mesh, [Shard(0)])
+    for _ in range(3):
+        z = y * x
+        assert z.requires_grad and z.grad_fn is not None and not (x * x).requires_grad
+    fresh = x.clone()
+    before = fresh._version
+    for turn in range(3):
+        assert fresh.add_(x) is fresh and fresh._version == before + turn + 1
+    view = fresh.view(-1) if size == 1 else fresh.t()
+    assert view._is_view() and view._base is fresh
+
+    # A view that is a copy must not be written into, whatever was done to others like it.
+    copy = distribute_tensor(torch.ones(4, 6), mesh, [Shard(1)]).view(24)
+    like = DTensor.from_local(copy.to_local().clone(), mesh, copy.placements)
+    for _ in range(3):
+        assert like.mul_(1) is like
+        if size > 1:
+            with pytest.raises(RuntimeError, match="it is a copy"):
+                copy.mul_(1)
+
+    # No autograd, and no dispatch to a subclass from within.
+    with torch.inference_mode():
+        for _ in range(3):
+            assert (x + x).to_local().tolist() == [[2.0, 2.0]] * 3
+    assert module.known()[0] > known[0]
+
+    # A local tensor that is on its way.
+    replicated = DTensor.from_local(torch.full((2, 2), 1.0), mesh, [Partial()])
+    for _ in range(3):
+        got = replicated.redistribute(placements=[R], async_op=True) + 1
+        assert got.to_local().tolist() == [[size + 1.0] * 2] * 2
+
+    # Specs come and go; their memory is used again.
+    for turn in range(200):
+        one = DTensor.from_local(torch.ones(2 + turn % 50, 3), mesh, [Shard(0)])
+        assert (one + one).shape == ((2 + turn % 50) * size, 3)
+        del one
+        gc.collect() if turn % 20 == 0 else None
+
+    compiled = torch.compile(lambda a: (a + a).relu(), backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        assert compiled(x).to_local().tolist() == [[2.0, 2.0]] * 3
+
+    dispatch.forget_plans()
+    assert module.known() == (0, 0)
+    assert (x + x).to_local().tolist() == [[2.0, 2.0]] * 3
+
+
+def with_threads(rank, size):
+    mesh = dist.init_device_mesh("cpu", (size,))
+    wrong = []
+
+    def work(number):
+        for turn in range(400):
+            local = torch.full((1 + turn % 7, 80), float(number))  # some give up the GIL, some do not
+            one = DTensor.from_local(local.repeat(1, 1 + turn % 11), mesh, [Shard(0)])
+            two = (one + one).view(-1, 16) if size == 1 else one + one
+            if turn % 100 == 50:
+                dispatch.forget_plans()
+            if not bool((two.to_local() == 2.0 * number).all()):
+                wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert wrong == []
+
+
+def test_every_kind_of_call_gives_what_python_gives(built):
+    (only,) = run_ranks(compared, 1, start_torch=True, env={"PHALANX_NATIVE": built})
+    assert only[1] > 30
+    run_ranks(compared, 3, start_torch=True, env={"PHALANX_NATIVE": built})
+
+
+def test_gradients_are_those_of_one_process(built):
+    assert all(here > 10 for here in run_ranks(compared_backward, 2, start_torch=True, env={"PHALANX_NATIVE": built}))
+
+
+def test_modes_errors_autograd_and_threads_find_no_difference(built):
+    run_ranks(beside, 1, start_torch=True, env={"PHALANX_NATIVE": built})
+    run_ranks(beside, 2, start_torch=True, env={"PHALANX_NATIVE": built})
+    run_ranks(with_threads, 1, start_torch=True, env={"PHALANX_NATIVE": built})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["algorithms", "parallel_styles", "random", "debug", "dtensor_sweep", "factories"])
+def test_what_holds_in_python_holds_with_it(built, name):
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(TESTS / f"test_{name}.py")]
+    done = program(words, built)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+# ---- building it ----------------------------------------------------------------------------------------------------
+
+WHY = "from phalanx.dtensor import native; print(native.loaded() is not None, native.why_not())"
+
+
+def test_without_a_compiler_it_says_so_and_tensors_work(tmp_path):
+    done = program(["-m", "phalanx.dtensor.native"], tmp_path / "native", PATH="", CXX="")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no C++ compiler" in done.stderr and "DTensors work without one, slower" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    done = program(["-c", WHY], tmp_path / "native")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("False") and "was not built: python -m phalanx.dtensor.native" in done.stdout
+
+
+def test_an_empty_variable_turns_it_off():
+    assert program(["-c", WHY], "").stdout.startswith("False PHALANX_NATIVE is empty")
+
+
+def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
+    monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
+    path = native.library()
+    path.write_bytes(b"not a library")
+    path.chmod(0o700)
+    done = program(["-c", WHY], tmp_path)
+    assert done.stdout.startswith("False") and f"{path} cannot be loaded" in done.stderr
+    path.chmod(0o722)
+    done = program(["-c", WHY], tmp_path)
+    assert done.stdout.startswith("False") and done.stderr == "" and "may be written by others" in done.stdout
+
+
+def test_what_is_asked_for_a_recipe_says_what_was_done():
+    mesh = GridMesh((2,))
+    x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
+    y, pieces = x + x, x.split(1, 1)
+    op = torch.ops.aten
+    assert native.recipe(op.add.Tensor, (x, x), {}) == ((), "one", (y._spec,))
+    assert native.recipe(op.split.Tensor, (x, 1, 1), {}) == ((), "list", tuple(one._spec for one in pieces))
+    assert native.recipe(op.sub.Tensor, (x, y), {}) is None  # never called
+    x.add_(y)
+    assert native.recipe(op.add_.Tensor, (x, y), {}) == ((), "self", ())
+    dispatch.forget_plans()
+    assert native.recipe(op.add.Tensor, (x, x), {}) is None
