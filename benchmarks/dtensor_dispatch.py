@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import phalanx.dtensor as ours
 from phalanx.dtensor import native
+from phalanx.dtensor.dispatch import forget_plans
 
 SIZE = 8
 UNSEEN = 10
@@ -65,14 +66,15 @@ class Ways:
     def rows(self, way: str, grad: bool) -> dict[str, Case]:
         """What is measured, by name."""
         local = torch.randn(SIZE, SIZE, requires_grad=grad)
-        x, y, w = self.made(way, local), self.made(way, local.detach().clone()), self.made(way, local.detach(), whole=True)
+        x, y, z = self.made(way, local), *(self.made(way, local.detach().clone()) for _ in range(2))
+        w = self.made(way, local.detach(), whole=True)
         rows: dict[str, Case] = {
             "add": lambda: torch.add(x, y),
             "relu": lambda: torch.relu(x),
             "mm": lambda: torch.mm(x, w),
             "view": lambda: x.view(SIZE * SIZE),
             "mul by a number": lambda: x * 0.5,
-            "add_": lambda: y.add_(w),
+            "add_": lambda: y.add_(z),
             "split": lambda: x.split(4, 1),
             "layer_norm": lambda: torch.nn.functional.layer_norm(x, (SIZE,)),
         }
@@ -145,6 +147,7 @@ def cold(ways: Ways, shapes: int) -> dict[str, dict[str, dict[str, float]]]:
     with torch.no_grad():
         for way in ways.names:
             ways.enter(way)
+            forget_plans()  # those of the way before
             for name, calls in ways.new_shapes(way, shapes + UNSEEN).items():
                 took = [timed(call, 1) for call in calls][UNSEEN:]
                 found.setdefault(name, {})[way] = summary(took)

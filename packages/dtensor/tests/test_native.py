@@ -14,7 +14,17 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.collectives import building
-from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, SizedShard, dispatch, distribute_tensor, native
+from phalanx.dtensor import (
+    DTensor,
+    GridMesh,
+    Partial,
+    Replicate,
+    Shard,
+    SizedShard,
+    dispatch,
+    distribute_tensor,
+    native,
+)
 from ranks import run_ranks
 
 TESTS = Path(__file__).parent

@@ -11,8 +11,8 @@ from phalanx.dtensor import native
 from phalanx.dtensor._mesh import GridMesh
 from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
 from phalanx.dtensor.checkpoint import allow_loading as _allow_loading
-from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
 from phalanx.dtensor.explain import explain
+from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
 from phalanx.dtensor.interop import from_torch, to_torch
 from phalanx.dtensor.mode import StrictError, implicit_replication, strict
 from phalanx.dtensor.placements import (

@@ -78,8 +78,8 @@ def context_parallel(
     """
     if mesh.ndim != 1:
         raise ValueError(
-            f"context_parallel: the mesh must have one dim, and {describe(mesh)} has {mesh.ndim}: take one by its name, "
-            'as in mesh["cp"]'
+            f"context_parallel: the mesh must have one dim, and {describe(mesh)} has {mesh.ndim}: take one by its "
+            'name, as in mesh["cp"]'
         )
     given, dims = list(buffers or ()), list(buffer_seq_dims or ())
     kept = list(no_restore_buffers or ())

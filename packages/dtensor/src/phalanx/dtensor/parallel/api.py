@@ -80,7 +80,10 @@ def _check(plan: Any) -> None:
             )
 
 
-_HINT = "write {'mlp.up': ColwiseParallel()} with the styles of phalanx.dtensor.parallel, since torch's make torch's DTensors"
+_HINT = (
+    "write {'mlp.up': ColwiseParallel()} with the styles of phalanx.dtensor.parallel, since torch's make torch's "
+    "DTensors"
+)
 
 
 def _apply(
