@@ -1,4 +1,4 @@
-"""What an op on a DTensor costs beside the op itself: ours (Python and native) beside torch's DTensor and plain tensors.
+"""What an op on a DTensor costs beside the op itself: ours, in Python and native, beside torch's and plain tensors.
 
     .venv/bin/python benchmarks/dtensor_dispatch.py [--rounds 30] [--calls 1000] [--shapes 100] [--json FILE]
 
@@ -9,7 +9,7 @@ its thread (what other programs do counts little), as a median over the rounds; 
 The second table is the first call with a shape that was not seen before, for which no plan is known: the median over
 `--shapes` shapes, after ten that are not counted.
 
-The native column needs what `python -m phalanx.dtensor.native` compiles, and is left out without it.
+The native column needs what `python -m phalanx.dtensor.build_native` compiles, and is left out without it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SIZE = 8
 UNSEEN = 10
 Case = Callable[[], Any]
 # Row: the goal of goals.md in microseconds, (Python, native).
-GOALS = {name: (6.5, 3.0) for name in ("add", "relu", "mm", "view")}
+GOALS = dict.fromkeys(("add", "relu", "mm", "view"), (6.5, 3.0))
 GOALS |= {"from_local": (3.0, 3.0), "from_local, grad": (9.0, 9.0)}
 
 

@@ -379,7 +379,9 @@ def _main(role: str, *arguments: str) -> None:
 def _serve_template(fd: int, parent: int) -> tuple[str, int] | None:
     """Answers requests until the parent is gone. Returns, with the request, only in a newly forked rank."""
     _end_with_parent(parent)
-    importlib.import_module("torch")
+    # The second is what torch imports with the first collective or mesh, and takes as long as the first.
+    for name in ("torch", "torch._dynamo"):
+        importlib.import_module(name)
     template = os.getpid()
     with socket.socket(fileno=fd) as connection, connection.makefile("rw") as file:
         for line in file:

@@ -108,7 +108,12 @@ def guards(rank, size):
         assert compiled(x).full_tensor() == 552
         assert backend.count == count
     # An equal mesh is the same; another one is not.
-    assert compiled(distribute_tensor(tensor, init_device_mesh("cpu", (size,), mesh_dim_names=("tp",)), [Shard(0)])).full_tensor() == 552
+    assert (
+        compiled(
+            distribute_tensor(tensor, init_device_mesh("cpu", (size,), mesh_dim_names=("tp",)), [Shard(0)])
+        ).full_tensor()
+        == 552
+    )
     assert backend.count == 3
     other = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
     result = compiled(distribute_tensor(tensor, other, [Shard(0)]))
@@ -120,7 +125,10 @@ def guards(rank, size):
     assert context is Context(mesh, (Shard(0),), torch.float32, False)
     x = distribute_tensor(tensor, mesh, [Shard(0)])
     assert cache_key(x) == cache_key(distribute_tensor(tensor + 1, mesh, [Shard(0)]))
-    keys = {cache_key(one) for one in (x, distribute_tensor(tensor, mesh, [Shard(1)]), distribute_tensor(tensor, other, [Shard(0)]))}
+    keys = {
+        cache_key(one)
+        for one in (x, distribute_tensor(tensor, mesh, [Shard(1)]), distribute_tensor(tensor, other, [Shard(0)]))
+    }
     assert len(keys) == 3
     return cache_key(x)
 
@@ -133,9 +141,19 @@ def test_graphs_serve_only_the_placements_mesh_and_rank_that_they_were_made_for(
 def sizes(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     for local, call in (
-        (True, lambda x, w: (DTensor.from_local(x, mesh, [Shard(0)]) @ w).redistribute(placements=[Replicate()]).to_local()),
+        (
+            True,
+            lambda x, w: (
+                (DTensor.from_local(x, mesh, [Shard(0)]) @ w).redistribute(placements=[Replicate()]).to_local()
+            ),
+        ),
         (True, lambda x, w: (DTensor.from_local(x, mesh, [Shard(0)]) @ w).relu().mean().full_tensor()),
-        (False, lambda x, w: (x.view(-1, 2, 4).transpose(0, 1).reshape(2, -1) @ x.view(-1, 8)[:, :4].flatten()[: x.shape[0] * 4, None]).relu()),
+        (
+            False,
+            lambda x, w: (
+                x.view(-1, 2, 4).transpose(0, 1).reshape(2, -1) @ x.view(-1, 8)[:, :4].flatten()[: x.shape[0] * 4, None]
+            ).relu(),
+        ),
         (False, lambda x, w: ((x @ w).view(x.shape[0], 2, 3) + x.shape[0]).sum(-1).to_local()),
     ):
         torch._dynamo.reset()
@@ -149,7 +167,9 @@ def sizes(rank, size):
         assert backend.count == 1
     # A dim that the user declares dynamic may not be one size only.
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x: (DTensor.from_local(x, mesh, [Shard(0)]) * 2).sum(1).to_local(), backend="eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda x: (DTensor.from_local(x, mesh, [Shard(0)]) * 2).sum(1).to_local(), backend="eager", fullgraph=True
+    )
     x = torch.ones(5, 8)
     torch._dynamo.mark_dynamic(x, 0)
     assert torch.equal(compiled(x), torch.full((5,), 16.0))

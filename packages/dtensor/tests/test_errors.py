@@ -182,7 +182,7 @@ CASES = {
         RuntimeError,
         "got mixed distributed and non-distributed",
     ),
-    "mixed: index": (lambda: some()[torch.tensor([0])], RuntimeError, "got mixed distributed and non-distributed"),
+    "mixed: index": (lambda: some()[torch.tensor([0, 1])], RuntimeError, "got mixed distributed and non-distributed"),
     "mixed: foreach": (
         lambda: torch._foreach_add_([some()], [torch.ones(4, 6)]),
         RuntimeError,

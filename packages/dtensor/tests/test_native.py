@@ -41,7 +41,7 @@ def built(tmp_path_factory):
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("native")
-    done = program(["-m", "phalanx.dtensor.native"], folder)
+    done = program(["-m", "phalanx.dtensor.build_native"], folder)
     assert done.returncode == 0, done.stderr
     assert [str(each) for each in folder.iterdir()] == [done.stdout.strip()]
     return str(folder)
@@ -303,13 +303,13 @@ WHY = "from phalanx.dtensor import native; print(native.loaded() is not None, na
 
 
 def test_without_a_compiler_it_says_so_and_tensors_work(tmp_path):
-    done = program(["-m", "phalanx.dtensor.native"], tmp_path / "native", PATH="", CXX="")
+    done = program(["-m", "phalanx.dtensor.build_native"], tmp_path / "native", PATH="", CXX="")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no C++ compiler" in done.stderr and "DTensors work without one, slower" in done.stderr
     assert list(tmp_path.iterdir()) == []
     done = program(["-c", WHY], tmp_path / "native")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("False") and "was not built: python -m phalanx.dtensor.native" in done.stdout
+    assert done.stdout.startswith("False") and "was not built: python -m phalanx.dtensor.build_native" in done.stdout
 
 
 def test_an_empty_variable_turns_it_off():

@@ -33,8 +33,8 @@ def dispatch(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: 
     for value in args:
         kind = type(value)
         if kind is dtensor:
-            key.append(value._spec)  # type: ignore[union-attr]
-            values.append(value._local_tensor)  # type: ignore[union-attr]
+            key.append(value._spec)
+            values.append(value._local_tensor)
         elif kind in _ATOMS:
             key += (kind, value)
             values.append(value)

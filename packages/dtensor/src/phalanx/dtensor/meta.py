@@ -42,8 +42,10 @@ def results(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list
     if dtype is not None:
         return [Shown(specs[0].shape, specs[0].stride, dtype)], (None, (0,))
     found = _asked(op, values, specs)
-    if kind is not None and found is not None and found[1] == (None, (0,)) and found[0][0][:2] == specs[0].tensor_meta[:2]:
-        _dtypes[kind] = found[0][0].dtype
+    if kind is not None and found is not None and found[1] == (None, (0,)):
+        shown = found[0][0]
+        if shown[:2] == specs[0].tensor_meta[:2]:
+            _dtypes[kind] = shown.dtype
     return found
 
 

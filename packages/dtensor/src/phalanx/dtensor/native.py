@@ -1,13 +1,12 @@
 """The native fast path: calls whose Plan is to run the op on the local tensors, without Python between. Optional.
 
-    python -m phalanx.dtensor.native        # compiles it for the torch that is installed, once; imports find it then
+    python -m phalanx.dtensor.build_native     # compiles it for the torch that is installed; imports find it then
 
 It is kept where `phalanx build` keeps what it compiles (see `phalanx.collectives.building`; an empty PHALANX_NATIVE
 turns it off). Without it everything works the same, slower; `why_not` says why it is not in use.
 """
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def load() -> Any | None:
         try:
             module = building.load_file(_MODULE, path)
         except ImportError as error:
-            log.warning("%s cannot be loaded: %s; `python -m phalanx.dtensor.native` makes it anew", path, error)
+            log.warning("%s cannot be loaded: %s; `python -m phalanx.dtensor.build_native` makes it anew", path, error)
             return None
         _start(module)
     return loaded()
@@ -72,7 +71,7 @@ def why_not() -> str | None:
     if path is None:
         return "PHALANX_NATIVE is empty, or there is no cache directory"
     if not path.exists():
-        return f"{path} was not built: python -m phalanx.dtensor.native"
+        return f"{path} was not built: python -m phalanx.dtensor.build_native"
     return f"{path} may be written by others" if not building.is_trusted(path) else f"{path} was not loaded"
 
 
@@ -98,10 +97,11 @@ def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, .
         return None
     if plan.in_place:
         return plan.sizes, "self", ()
+    specs: tuple[Spec | None, ...] = (plan.direct,)
     if plan.several is None:
-        form, specs = "one", (plan.direct,)
+        form = "one"
     else:
-        kind, specs = plan.several
+        specs = plan.several[1]
         lists = [one.type.kind() == "ListType" for one in op._schema.returns]
         if any(lists) and lists != [True]:
             return None
@@ -109,17 +109,3 @@ def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, .
     if any(spec is not None and type(spec) is not Spec for spec in specs):
         return None
     return plan.sizes, form, specs
-
-
-def main() -> int:
-    """Compile it. Returns the exit status: 1 if it cannot be built."""
-    try:
-        print(build())
-    except (RuntimeError, OSError) as error:
-        print(f"phalanx.dtensor.native: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

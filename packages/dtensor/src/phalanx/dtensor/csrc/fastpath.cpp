@@ -31,6 +31,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -231,9 +232,10 @@ at::Tensor local_of(const at::Tensor &tensor) {
 }
 
 // What is above Python: autograd and all else has been done for the DTensor.
-const c10::DispatchKeySet above_python = c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
-                                         (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
-                                          c10::DispatchKeySet(c10::DispatchKey::Python));
+const c10::DispatchKeySet above_python =
+    c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
+    (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
+     c10::DispatchKeySet(c10::DispatchKey::Python));
 
 // Whether a DTensor may be written into without a look by Python: it is no view, which may be a copy.
 bool is_writable(const c10::IValue &value) {
@@ -246,9 +248,7 @@ bool is_writable(const c10::IValue &value) {
 // So little work that others may as well wait for it: to give up the GIL and take it again would cost more.
 constexpr int64_t kLittle = 4096;  // elements of all inputs together
 
-int64_t work_of(const at::Tensor &local) {
-  return !local.defined() ? 0 : local.is_cpu() ? local.numel() : kLittle + 1;
-}
+int64_t work_of(const at::Tensor &local) { return !local.defined() ? 0 : local.is_cpu() ? local.numel() : kLittle + 1; }
 
 void run(const c10::OperatorHandle &op, const Recipe &recipe, Stack *stack, PyThreadState *&saved) {
   const size_t arguments = op.schema().arguments().size();
@@ -357,7 +357,10 @@ std::shared_ptr<Recipe> read_recipe(const py::object &said) {
     made->results.push_back(std::move(*shape));
   }
   const auto form = parts[1].cast<std::string>();
-  made->form = form == "self" ? Form::kSelf : form == "list" ? Form::kList : form == "tuple" ? Form::kTuple : Form::kOne;
+  made->form = form == "self"    ? Form::kSelf
+               : form == "list"  ? Form::kList
+               : form == "tuple" ? Form::kTuple
+                                 : Form::kOne;
   return made;
 }
 
@@ -404,8 +407,9 @@ struct Kernel final : c10::OperatorKernel {
         key.clear();
       } else if (const auto found = self->recipes.find(key); found != self->recipes.end()) {
         recipe = found->second;
-        const bool ours = recipe->form != Form::kAside &&
-                          (recipe->form != Form::kSelf || is_writable((*stack)[stack->size() - op.schema().arguments().size()]));
+        const bool ours =
+            recipe->form != Form::kAside &&
+            (recipe->form != Form::kSelf || is_writable((*stack)[stack->size() - op.schema().arguments().size()]));
         if (ours) return run(op, *recipe, stack, gil.saved);
         key.clear();
       }
@@ -418,6 +422,9 @@ struct Kernel final : c10::OperatorKernel {
       learn_one(*self, op, key, given);
     } catch (py::error_already_set &error) {
       error.discard_as_unraisable("phalanx.dtensor.native");
+    } catch (const std::exception &) {
+      // An argument that Python cannot be shown. The call is done; the next of its kind need not be looked at.
+      self->recipes.insert_or_assign(key, std::make_shared<Recipe>());
     }
     given.clear();
   }
@@ -429,8 +436,8 @@ bool is_tensor(const c10::TypePtr &type) {
   return type->isSubtypeOf(*c10::TensorType::get()) || type->isSubtypeOf(*c10::ListType::ofTensors());
 }
 
-// Whether a Plan may run it as it is: it takes tensors and gives tensors, into no memory but that of its first argument.
-// Ops that are made of others come to the Python key as those.
+// Whether a Plan may run it as it is: it takes tensors and gives tensors, into no memory but that of its first
+// argument. Ops that are made of others come to the Python key as those.
 bool is_for_us(const c10::OperatorHandle &op) {
   if (!op.hasSchema() || op.schema().returns().empty() || op.schema().arguments().empty()) return false;
   if (op.operator_name().name.rfind("aten::", 0) != 0) return false;
@@ -488,10 +495,8 @@ PyObject *use(PyObject *, PyObject *given) {
 }
 
 PyMethodDef methods[] = {
-    {"open", open, METH_VARARGS, nullptr},
-    {"forget", forget, METH_NOARGS, nullptr},
-    {"known", known, METH_NOARGS, nullptr},
-    {"use", use, METH_O, nullptr},
+    {"open", open, METH_VARARGS, nullptr},  {"forget", forget, METH_NOARGS, nullptr},
+    {"known", known, METH_NOARGS, nullptr}, {"use", use, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx_dtensor_native", nullptr, -1, methods};

@@ -135,6 +135,14 @@ def strategy_us(
         if type(target) is Partial and source != target and not partial and strategy.factor is None:
             return inf  # nothing here is a Partial: only a bias beside a factor that is cut has to become one
         total += model.change_us(source, target, count, mesh_dim)
+    # To scatter a sum and cut beside it what every rank has: the stream of a model would have to be gathered again.
+    changes = {(type(source), type(target)) for source, target in zip(placements, strategy.inputs, strict=True)}
+    if (Partial, Shard) in changes and (Replicate, Shard) in changes:
+        total += max(
+            model.change_us(target, source, count, mesh_dim)
+            for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True)
+            if type(source) is Replicate and type(target) is Shard
+        )
     if not partial and any(type(one) is Partial for one in strategy.outputs):
         total += model.partial_us
     return total
