@@ -9,7 +9,7 @@ its thread (what other programs do counts little), as a median over the rounds; 
 The second table is the first call with a shape that was not seen before, for which no plan is known: the median over
 `--shapes` shapes, after ten that are not counted.
 
-The native column needs what `python -m phalanx.dtensor.build_native` compiles, and is left out without it.
+The native column needs what `phalanx build` compiles, and is left out without it.
 """
 
 import argparse

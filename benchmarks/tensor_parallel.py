@@ -176,7 +176,8 @@ def largest_difference(
         y = step()
         values = [y.detach(), x.grad]
         for name, parameter in models[who].named_parameters():
-            if "norm" not in name:  # by hand, theirs are left as terms of a sum with --sequence
+            # With --sequence each rank has a term of these, and by hand nobody has added them up yet.
+            if not name.startswith("norm") and name not in ("out.bias", "down.bias"):
                 grad: Any = parameter.grad
                 values.append(grad.to_local() if hasattr(grad, "to_local") else grad)
         seen[who] = [value.clone() for value in values]

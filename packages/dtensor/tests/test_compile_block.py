@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from phalanx.dtensor.parallel import (
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         # -1: as many heads as this rank has
         q, k, v = (f(x).view(batch, length, -1, WIDTH // HEADS).transpose(1, 2) for f in (self.q, self.k, self.v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -38,7 +38,7 @@ class MLP(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
+        return self.down(functional.gelu(self.up(x)))
 
 
 class Block(nn.Module):
@@ -54,7 +54,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-# ---- three ways to spread it: each gives a module from local tensors to local tensors ---------------------------------
+# ---- four ways to spread it ------------------------------------------------------------------------------------------
 
 
 class ByHand(nn.Module):

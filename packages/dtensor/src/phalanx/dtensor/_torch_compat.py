@@ -31,7 +31,7 @@ def register_constants(members: dict[type, tuple[str, ...]]) -> None:
 
 
 def _make_wrapper(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool) -> Any:
-    made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    made = torch.Tensor._make_wrapper_subclass(
         cls,
         spec.shape,
         strides=spec.stride,
@@ -69,7 +69,7 @@ allow_in_graph: Callable[[Callable[..., Any]], Any] = torch.compiler.allow_in_gr
 
 
 def untraced() -> Any:
-    """A context in which no mode sees what is called: nothing is recorded, and tensors have values. Read in 2.11 to 2.13."""
+    """A context in which no mode sees what is called, so that nothing is recorded. Read in 2.11 to 2.13."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
@@ -98,7 +98,7 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
 
 def in_backward() -> bool:
     """Whether autograd is running a backward pass on this thread. Read in 2.11 to 2.13."""
-    return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+    return torch._C._current_graph_task_id() != -1
 
 
 @contextmanager
@@ -145,7 +145,8 @@ def surely_divides(size: IntLikeType, divisor: IntLikeType) -> bool:
 
     Where a SymInt has a hint, the answer becomes a guard. Read in 2.13.
     """
-    return size % divisor == 0 if type(size) is int and type(divisor) is int else _surely(size % divisor == 0)
+    rest = size % divisor  # type: ignore[operator]
+    return rest == 0 if type(rest) is int else _surely(rest == 0)
 
 
 def surely_equal(a: IntLikeType, b: IntLikeType) -> bool:
@@ -160,7 +161,8 @@ def known_equal(a: IntLikeType, b: IntLikeType) -> bool:
 
 def known_to_divide(size: IntLikeType, divisor: IntLikeType) -> bool:
     """Whether a size is a multiple of another whatever their symbols are. Never a guard. Read in 2.13."""
-    return size % divisor == 0 if type(size) is int and type(divisor) is int else _known(size % divisor == 0)
+    rest = size % divisor  # type: ignore[operator]
+    return rest == 0 if type(rest) is int else _known(rest == 0)
 
 
 def hint(size: IntLikeType) -> int:
@@ -169,7 +171,7 @@ def hint(size: IntLikeType) -> int:
         return size
     from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-    return int(optimization_hint(size, fallback=64))  # type: ignore[arg-type]
+    return int(optimization_hint(size, fallback=64))
 
 
 def plain(size: IntLikeType) -> IntLikeType:

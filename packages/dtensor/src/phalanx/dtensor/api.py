@@ -50,7 +50,7 @@ class DTensor(torch.Tensor):
     _spec: Spec
 
     # Ops are seen below autograd, one by one, and never by the functions of torch that call them.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __new__(
         cls,
@@ -110,7 +110,7 @@ class DTensor(torch.Tensor):
         """What each mesh dim does with it. Read only."""
         return self._spec.placements
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """What this rank knows of it, without communication."""
         grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
         grad = grad or (", requires_grad=True" if self.requires_grad else "")
@@ -189,7 +189,10 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.from_local.
         """
-        return autograd.from_local(local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements)
+        made: DTensor = autograd.from_local(
+            local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements
+        )
+        return made
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """What this rank has of it, with the same memory. Differentiable. Not collective.
@@ -203,7 +206,8 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.to_local.
         """
-        return autograd.to_local(self, grad_placements)
+        made: torch.Tensor = autograd.to_local(self, grad_placements)
+        return made
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """The whole tensor, on every rank of the mesh. Differentiable. Collective over the mesh.
@@ -213,7 +217,8 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.full_tensor.
         """
-        return autograd.full_tensor(self, grad_placements)
+        made: torch.Tensor = autograd.full_tensor(self, grad_placements)
+        return made
 
     def redistribute(
         self,
@@ -241,14 +246,15 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.redistribute.
         """
-        return autograd.redistribute(self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+        made: DTensor = autograd.redistribute(self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+        return made
 
     # ---- torch.distributed.checkpoint --------------------------------------------------------------------------------
 
-    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+    def __create_write_items__(self, fqn: str, tensor: Any) -> Any:
         from phalanx.dtensor.checkpoint import write_items
 
-        return write_items(fqn, object)
+        return write_items(fqn, tensor)
 
     def __create_chunk_list__(self) -> Any:
         from phalanx.dtensor.checkpoint import chunk_list
@@ -283,7 +289,8 @@ def distribute_tensor(
             rank has, without communication: they must be the same.
 
     Returns:
-        A DTensor that requires gradients if the tensor does; a leaf. A rank outside the mesh gets an empty local tensor.
+        A DTensor that requires gradients if the tensor does; a leaf. A rank outside the mesh gets an empty local
+        tensor.
 
     Raises:
         ValueError: Placements are not one for each mesh dim, or a DTensor has others, or another mesh.

@@ -56,7 +56,7 @@ def from_local(
         local = local if local.requires_grad else checked
     if local.requires_grad and torch.is_grad_enabled():
         wanted = None if grad_placements is None else _wanted("from_local", spec, grad_placements)
-        return _FromLocal.apply(local, spec, wanted)
+        return _FromLocal.apply(local, spec, wanted)  # type: ignore[no-untyped-call]
     return api.DTensor._wrap(local.detach() if local.requires_grad else local, spec)
 
 
@@ -105,7 +105,7 @@ def to_local(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:
         spec = tensor._spec
         if grad_placements is not None:
             grad_placements = _wanted("to_local", spec, grad_placements)
-        return _ToLocal.apply(tensor, grad_placements)
+        return _ToLocal.apply(tensor, grad_placements)  # type: ignore[no-untyped-call]
     return tensor._local_tensor
 
 
@@ -125,7 +125,9 @@ class _ToLocal(Function):
         spec = ctx.spec
         placements = ctx.grad_placements or placing.gradient_placements(spec.placements)
         made = spec.replace(placements=placements, dtype=grad.dtype)
-        wrapped = _FromLocal.apply(grad, made, None) if grad.requires_grad else api.DTensor._wrap(grad, made)
+        if not grad.requires_grad:
+            return api.DTensor._wrap(grad, made), None
+        wrapped = _FromLocal.apply(grad, made, None)  # type: ignore[no-untyped-call]
         return wrapped, None
 
 
@@ -159,7 +161,7 @@ def redistribute(
     if same_mesh and wanted == spec.placements and dtype == spec.dtype and not backward_dtype:
         return tensor if not (tensor.requires_grad and torch.is_grad_enabled()) else tensor.view_as(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
-        return _Redistribute.apply(tensor, target, wanted, async_op, dtype, backward_dtype)
+        return _Redistribute.apply(tensor, target, wanted, async_op, dtype, backward_dtype)  # type: ignore[no-untyped-call]
     return _moved(tensor, target, wanted, async_op, dtype)
 
 

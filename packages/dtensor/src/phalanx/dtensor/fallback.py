@@ -94,7 +94,7 @@ def functional_of(op: Any) -> Any:
 
 
 def _overload_like(packet: Any, op: Any, without_last: bool = False) -> Any:
-    """The overload of a packet whose arguments are of the types that `op` takes, if it has one of op's name that one."""
+    """The overload of a packet that takes what `op` takes: the one of the same name, if there are several."""
     if packet is None:
         return None
     arguments = op._schema.arguments[:-1] if without_last else op._schema.arguments

@@ -154,7 +154,7 @@ def _view_in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     made = getattr(getattr(aten, "transpose" if overload == "int" else base), overload)(*args, **kwargs)
     if getattr(made, "_is_view_of_copy", False):
         raise RuntimeError(f"{op}: it would need communication, and the tensor is to stay where it is: redistribute it")
-    with torch.utils._mode_utils.no_dispatch():  # type: ignore[attr-defined]
+    with torch.utils._mode_utils.no_dispatch():
         op(tensor, *args[1:], **kwargs)
     tensor._spec, tensor._local_tensor = made._spec, made._local_tensor
     return tensor

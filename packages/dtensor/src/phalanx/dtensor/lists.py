@@ -116,9 +116,7 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     locals_: list[Any] = []
     for value in values:
         if is_list(value) and len(value) == len(parameters):
-            locals_.append(
-                [_as_parameter(op, one, to) for one, to in zip(value, parameters, strict=True)]
-            )
+            locals_.append([_as_parameter(op, one, to) for one, to in zip(value, parameters, strict=True)])
         else:
             locals_.append(local_of(value))
     result = call_bound(op, locals_)

@@ -1,6 +1,6 @@
 """The native fast path: calls whose Plan is to run the op on the local tensors, without Python between. Optional.
 
-    python -m phalanx.dtensor.build_native     # compiles it for the torch that is installed; imports find it then
+    phalanx build     # compiles it for the torch that is installed; imports find it then
 
 It is kept where `phalanx build` keeps what it compiles (see `phalanx.collectives.building`; an empty PHALANX_NATIVE
 turns it off). Without it everything works the same, slower; `why_not` says why it is not in use.
@@ -45,6 +45,14 @@ def build() -> Path:
     return path
 
 
+def ensure(force: bool) -> tuple[Path, bool]:
+    """For `phalanx build`: compile it if it is not there, or if `force`; where it is, and whether it was there."""
+    path = library()
+    if path is not None and building.is_trusted(path) and not force:
+        return path, True
+    return build(), False
+
+
 def load() -> Any | None:
     """The module, from now on in use; None where it was not built. Not collective."""
     path = library()
@@ -52,7 +60,7 @@ def load() -> Any | None:
         try:
             module = building.load_file(_MODULE, path)
         except ImportError as error:
-            log.warning("%s cannot be loaded: %s; `python -m phalanx.dtensor.build_native` makes it anew", path, error)
+            log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", path, error)
             return None
         _start(module)
     return loaded()
@@ -71,7 +79,7 @@ def why_not() -> str | None:
     if path is None:
         return "PHALANX_NATIVE is empty, or there is no cache directory"
     if not path.exists():
-        return f"{path} was not built: python -m phalanx.dtensor.build_native"
+        return f"{path} was not built: run `phalanx build`"
     return f"{path} may be written by others" if not building.is_trusted(path) else f"{path} was not loaded"
 
 

@@ -45,7 +45,7 @@ def spec_of_local(
         ValueError: `local` is not this rank's part of a tensor of that shape.
     """
     try:
-        key = (token(mesh), tuple(placements), local.shape, local.stride(), local.dtype, shape, stride)
+        key: tuple[Any, ...] = (token(mesh), tuple(placements), local.shape, local.stride(), local.dtype, shape, stride)
         known = _specs.get(key)
     except TypeError:
         token(mesh)  # which says what is no mesh

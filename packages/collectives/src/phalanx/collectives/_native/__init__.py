@@ -9,6 +9,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +105,24 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--force", action="store_true", help="compile again what is there")
     force = parser.parse_args(argv).force
+    status = 0
+    # Packages above this one add their own.
+    for make in (ensure, *(point.load() for point in entry_points(group="phalanx.builds"))):
+        try:
+            path, was_there = make(force)
+        except (RuntimeError, OSError) as error:
+            print(f"phalanx build: {error}", file=sys.stderr)
+            status = 1
+        else:
+            print(f"{path} is there" if was_there else path)
+    return status
+
+
+def ensure(force: bool) -> tuple[Path, bool]:
+    """Compile the library if it is not there, or if `force`; where it is, and whether it was there."""
     from phalanx.collectives import _autograd
 
     path = find(_autograd.OPS)
     if path is not None and not force:
-        print(f"{path} is there")
-        return 0
-    try:
-        print(build(_autograd.OPS))
-    except (RuntimeError, OSError) as error:
-        print(f"phalanx build: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return path, True
+    return build(_autograd.OPS), False

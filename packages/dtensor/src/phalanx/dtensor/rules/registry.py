@@ -220,8 +220,8 @@ def find(
     if written is None:
         return None
     listed = written if isinstance(written, Listed) else None
-    if isinstance(written, Listed):
-        written, given = written.text, written.sizes
+    if listed is not None:
+        written, given = listed.text, listed.sizes
     elif isinstance(written, tuple):
         written, given = written
     expanded = derive(written, tuple(one.ndim for one in call.tensors))
