@@ -74,7 +74,7 @@ def calls(rank, size):
     check(lambda x: x.redistribute(x.device_mesh, [Replicate()]), (x,))
     check(lambda x: x.redistribute(mesh["tp"], placements=(Shard(-1),)), (x,))
     check(lambda x: DTensor.from_local(x, mesh["tp"], (Partial(),)).redistribute(placements=columns), (mine,))
-    check(lambda x: DTensor.from_local(x, device_mesh=mesh, placements=whole, grad_placements=[Partial()]), (mine,))
+    check(lambda x: DTensor.from_local(x, device_mesh=mesh, placements=[Partial()], grad_placements=whole), (mine,))
     check(lambda x: DTensor.from_local(x, mesh).redistribute(placements=rows).to_local(), (mine,))
     check(lambda x: DTensor.from_local(x, mesh, whole, shape=(4, 6), stride=(6, 1)) + 1, (mine,))
     check(lambda x: distribute_tensor(x.detach(), mesh, rows) * 2, (mine,))  # takes the values of rank 0

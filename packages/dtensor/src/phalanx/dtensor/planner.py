@@ -107,7 +107,7 @@ def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
         raise RuntimeError(
             f"{op}: got mixed distributed and non-distributed tensors (mixed torch.Tensor and DTensor): the plain one "
             f"has shape {tuple(tensor.shape)}; write distribute_tensor(tensor, mesh, placements), or "
-            "DTensor.from_local(tensor, mesh) if every rank has the same"
+            "DTensor.from_local(tensor, mesh) if every rank has the same, or run it under implicit_replication()"
         )
     return Spec(mesh, (_WHOLE,) * mesh.ndim, tensor.shape, tensor.stride(), tensor.dtype)
 
