@@ -336,6 +336,24 @@ def cross(rank, size):
     return True
 
 
+def transposed(rank, size):
+    """What lies in another order in memory arrives so, as its spec says: views of it are views of the local tensor."""
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(float(size * 24)).reshape(2 * size, 3, 4).transpose(0, 2)  # [4, 3, 2 * size]
+    for here, there in ([Shard(2)], [R]), ([Shard(0)], [Shard(2)]), ([R], [Shard(1)]), ([Shard(2)], [Shard(1)]):
+        source = Spec(mesh, here, whole.shape, whole.stride(), whole.dtype)
+        target = source.replace(placements=there)
+        mine = layout_of(whole, mesh, here)
+        moved = move(mine.permute(2, 1, 0).contiguous().permute(2, 1, 0), source, target)
+        assert torch.equal(moved, layout_of(whole, mesh, there))
+        assert moved.stride() == target.local_stride, (here, there, moved.stride())
+    return True
+
+
+def test_what_is_transposed_in_memory_arrives_transposed():  # D4
+    assert all(run_ranks(transposed, 2, start_torch=True))
+
+
 def test_to_another_mesh():  # D2, D4
     assert all(run_ranks(cross, 4, start_torch=True, timeout=180))
 

@@ -135,6 +135,11 @@ def gradients(rank, size):
     x = DTensor.from_local(local, mesh, [Partial()], grad_placements=[Partial()])
     x.backward(DTensor.from_local(torch.full((2, 2), rank + 1.0), mesh, [Partial()]))
     assert local.grad.unique().tolist() == [rank + 1.0]
+    # A gradient that is whole becomes terms, where terms are asked for.
+    local = whole(2, 2).requires_grad_()
+    DTensor.from_local(local, mesh, [R], grad_placements=[Partial()]).sum().backward()
+    dist.all_reduce(local.grad)
+    assert local.grad.unique().tolist() == [1.0]
     for call in (
         lambda: DTensor.from_local(local, mesh, [R], grad_placements=[Shard(0)]),
         lambda: x.to_local(grad_placements=[Shard(0)]),

@@ -166,11 +166,17 @@ def known_to_divide(size: IntLikeType, divisor: IntLikeType) -> bool:
 
 
 def hint(size: IntLikeType) -> int:
-    """The size that a SymInt had when it was made: for estimates, of which no guard is to come. Read in 2.13."""
+    """The size that a SymInt had when it was made: for estimates, of which no guard is to come; 64 where there is none.
+
+    Read in 2.13; earlier versions keep it in the node.
+    """
     if type(size) is int:
         return size
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
-
+    try:
+        from torch.fx.experimental.symbolic_shapes import optimization_hint
+    except ImportError:
+        found = getattr(getattr(size, "node", None), "hint", None)
+        return 64 if found is None else int(found)
     return int(optimization_hint(size, fallback=64))
 
 

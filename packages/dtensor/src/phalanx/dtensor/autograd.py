@@ -92,7 +92,12 @@ class _FromLocal(Function):
             return None, None, None
         placements = ctx.wanted or placing.gradient_placements(ctx.spec.placements)
         if grad._spec.placements != placements:
-            grad = redistribute(grad, None, placements, False, None, None)
+            # Not by `redistribute`, which refuses what a user may ask for here: terms of the gradient.
+            where = (grad._spec.mesh, placements, False, grad.dtype)
+            if grad.requires_grad and torch.is_grad_enabled():
+                grad = _Redistribute.apply(grad, *where, None)  # type: ignore[no-untyped-call]
+            else:
+                grad = _moved(grad, *where)
         return to_local(grad, None), None, None
 
 

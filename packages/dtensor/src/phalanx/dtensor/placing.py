@@ -60,7 +60,8 @@ def spec_of_local(
         if tuple(part) != tuple(local.shape):
             raise ValueError(
                 f"from_local: of a tensor of shape {whole} with placements {list(placed)} this rank has a part of "
-                f"shape {tuple(part)}, not {tuple(local.shape)}: shards are those of torch.chunk; write SizedShard for others"
+                f"shape {tuple(part)}, not {tuple(local.shape)}: shards are those of torch.chunk; write SizedShard for "
+                "others"
             )
     if stride is None and inside:
         stride = layout.global_stride(whole, local.shape, local.stride())

@@ -183,7 +183,7 @@ def _as_stored(run: Run) -> Run:
     """
 
     def resolved(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
-        if local.is_conj() or local.is_neg():
+        if not torch.compiler.is_dynamo_compiling() and (local.is_conj() or local.is_neg()):
             local = local.resolve_conj().resolve_neg()
         return run(local, async_op)
 

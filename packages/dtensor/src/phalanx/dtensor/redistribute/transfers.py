@@ -6,9 +6,8 @@ import torch.distributed as dist
 import phalanx.collectives as pc
 from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe, token
-from phalanx.dtensor._torch_compat import surely_equal
-from phalanx.dtensor.placements import Partial, Shard, SizedShard, StridedShard
-from phalanx.dtensor.redistribute._torch_compat import hint
+from phalanx.dtensor._torch_compat import hint, surely_equal
+from phalanx.dtensor.placements import Partial, Shard, SizedShard, StridedShard, on_dim, split_dim
 from phalanx.dtensor.redistribute.cross import Side, crossing, crossing_bytes
 from phalanx.dtensor.redistribute.execute import Run, chain, order_of, outside, ranks_of
 from phalanx.dtensor.redistribute.pieces import Action, Place, action, is_plain
@@ -102,13 +101,44 @@ def _make(source: Spec, target: Spec) -> Transfer:
         return _make_symbolic(source, target)
     if _on_one_mesh(source, target):
         steps = _planner(source).plan(source.placements, target.placements)
-        made = Transfer(source, target, steps, _runner(source, steps))
+        order = sorted(range(source.ndim), key=lambda dim: -int(source.stride[dim]))
+        if steps and order != list(range(source.ndim)):
+            run = _in_memory_order(source, target, order)
+        else:
+            run = _runner(source, steps)
+        made = Transfer(source, target, steps, run)
     else:
         made = _across(source, target)
     if len(_kept) >= _MOST_KEPT:
         for key in list(_kept)[: _MOST_KEPT // 2]:
             _kept.pop(key, None)
     return _kept.setdefault((source, target), made)
+
+
+def _in_memory_order(source: Spec, target: Spec, order: list[int]) -> Run:
+    """The transfer of a tensor whose dims lie in another order in memory: what arrives lies as its spec says.
+
+    Args:
+        source, target: What it is of.
+        order: The dims, the outermost in memory first.
+    """
+    place = {dim: number for number, dim in enumerate(order)}
+
+    def turned(spec: Spec) -> Spec:
+        placements = tuple(
+            one if dim is None else on_dim(one, place[dim]) for one in spec.placements for dim in (split_dim(one),)
+        )
+        return Spec(spec.mesh, placements, torch.Size([spec.shape[dim] for dim in order]), None, spec.dtype)
+
+    inner = transfer(turned(source), turned(target)).run
+    back = [place[dim] for dim in range(source.ndim)]
+
+    def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+        if local.ndim != len(order):  # on a rank outside the mesh
+            return inner(local, async_op)
+        return inner(local.permute(order), async_op).permute(back)
+
+    return run
 
 
 def _make_symbolic(source: Spec, target: Spec) -> Transfer:
