@@ -106,7 +106,7 @@ class Gather final : public Operation {
     if (self == root_)
       deliver_bytes(output(self, round), from, length(round) * b_.item, streaming_);
     else
-      put_bytes(lane.data(self, epoch), from, length(round) * b_.item);
+      put_one_way(lane.data(self, epoch), from, length(round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -137,7 +137,7 @@ class Broadcast final : public Operation {
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (lane.group_rank() == root_)
-      put_bytes(lane.data(root_, epoch), b_.in + round * chunk_ * b_.item, length(round) * b_.item);
+      put_one_way(lane.data(root_, epoch), b_.in + round * chunk_ * b_.item, length(round) * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {

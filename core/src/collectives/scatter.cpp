@@ -123,7 +123,7 @@ class Scatter final : public Segmented {
       if (to == root_)
         copy_bytes(output(round), from, bytes);
       else
-        put_bytes(lane.data(root_, epoch) + place(to), from, bytes);
+        put_one_way(lane.data(root_, epoch) + place(to), from, bytes);
     }
   }
 

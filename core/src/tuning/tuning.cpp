@@ -1,18 +1,12 @@
 #include "tuning/tuning.h"
 
+#include "base/processor.h"
+
 namespace phx {
 namespace {
 
 constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
-
-bool is_amd() {
-#if defined(__x86_64__)
-  return __builtin_cpu_is("amd") != 0;
-#else
-  return false;
-#endif
-}
 
 }  // namespace
 
