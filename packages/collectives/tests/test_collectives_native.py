@@ -33,7 +33,12 @@ def run(*words, native, **environment):
 
 
 def build(native, *words, **environment):
-    code = f"import sys; from phalanx.collectives._native import main; sys.exit(main({list(words)!r}))"
+    # Without what packages above this one add.
+    code = f"""
+import sys
+from phalanx.collectives import _native
+_native.entry_points = lambda **_: ()
+sys.exit(_native.main({list(words)!r}))"""
     return run("-c", code, native=native, **environment)
 
 
