@@ -48,8 +48,8 @@ void check_group_size(const Call &call, int64_t group_size);
 
 // Runs `issue(phx_work **)`, one collective of the core that reads the input and writes `output`, which belongs to
 // `tensor`. It is left pending where the core has taken all of its input when the start returns, so that the caller may
-// change the input; where the input is large, or is read where it lies, it is complete on return. So it is where nothing
-// comes out: what has no memory is not found again by who waits for it, and the peers need this rank to go on.
+// change the input; where the input is large, or is read where it lies, it is complete on return. So it is where
+// nothing comes out: what has no memory is not found again by who waits for it, and the peers need this rank to go on.
 template <class Issue>
 void run(const Call &call, const Tensor &tensor, const Range &output, const void *input, size_t input_bytes,
          Issue issue) {

@@ -554,14 +554,15 @@ enum {
 
 /* Fills a box of a tensor. The element at position p of the box is element first + sum(p[d] * index_strides[d]) of the
  * tensor and goes to out + sum(p[d] * out_strides[d]) elements. For rows 2 to 4 of a [8, 10] tensor, without gaps:
- * first 20, sizes {3, 10}, index_strides {10, 1}, out_strides {10, 1}. ndim is at most 64; an empty box is left alone. */
+ * first 20, sizes {3, 10}, index_strides {10, 1}, out_strides {10, 1}. ndim is at most 64; an empty box is left alone.
+ */
 PHX_API phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, double a, double b, uint64_t key,
                                    uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                                    const int64_t *out_strides);
 /* The same for integers from `low` on, of which there are `range` (0: 2^64), in any real type; floats are rounded. */
 PHX_API phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key,
-                                       uint64_t first, int32_t ndim, const int64_t *sizes,
-                                       const int64_t *index_strides, const int64_t *out_strides);
+                                       uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
+                                       const int64_t *out_strides);
 
 /* cdef: end */
 
