@@ -1,4 +1,8 @@
 // The kernels for x86-64 with AVX-512 (F, BW, DQ, VL).
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined value that its own intrinsics start from for a mistake (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include "random/fill_kernel.h"
