@@ -12,7 +12,8 @@ import torch
 from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard
 from phalanx.dtensor.redistribute import plan
 from phalanx.dtensor.redistribute.pieces import Place, action
-from phalanx.dtensor.redistribute.plan import Planner, default_model
+from phalanx.dtensor.redistribute.plan import Planner
+from phalanx.dtensor.rules.cost import default_model
 from phalanx.dtensor.spec import Spec
 
 R, P = Replicate(), Partial

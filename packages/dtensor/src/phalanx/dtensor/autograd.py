@@ -197,7 +197,6 @@ class _Redistribute(Function):
             return (None,) * 6
         spec = ctx.spec
         placements = placing.gradient_placements(spec.placements)
-        # What the gradient has already pending may stay so where the tensor has it too.
         if ctx.backward_dtype is not None and grad.dtype != ctx.backward_dtype:
             grad = grad.to(ctx.backward_dtype)
         if grad._spec.mesh is not spec.mesh or grad._spec.placements != placements:

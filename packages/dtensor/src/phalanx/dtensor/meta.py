@@ -96,16 +96,18 @@ def _asked(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[
             with tracing_fake_mode() or fake_mode():
                 result = call_bound(op, on_meta(op, values, specs, "cpu"))
             return formed(op, values, result, lambda size: same_symbol(size, symbols))
-        try:
-            if str(op) in _BY_DEVICE:
-                raise NotImplementedError
-            result = call_bound(op, on_meta(op, values, specs, "meta"))
-        except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        if str(op) not in _BY_DEVICE:
             try:
-                with fake_mode():
-                    result = call_bound(op, on_meta(op, values, specs, "cpu"))
-            except Exception:  # torch has many kinds for what it cannot say
-                return None
+                result = call_bound(op, on_meta(op, values, specs, "meta"))
+            except (NotImplementedError, RuntimeError, TypeError, ValueError):
+                pass  # it may have a kernel for fake tensors
+            else:
+                return formed(op, values, result)
+        try:
+            with fake_mode():
+                result = call_bound(op, on_meta(op, values, specs, "cpu"))
+        except Exception:  # torch has many kinds for what it cannot say
+            return None
         return formed(op, values, result)
 
 

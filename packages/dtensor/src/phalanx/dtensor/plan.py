@@ -219,7 +219,7 @@ class RulePlan(Plan):
             values[argument] = value
         result = call_bound(self.local_op, values)
         if self.shape is None:
-            return None if result is None else result
+            return result
         results = results_of(op, values, result)
         if work.scales:
             results = work.finish(results)

@@ -10,7 +10,6 @@ The order in which a call is looked at:
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from phalanx.dtensor.placements import (
 from phalanx.dtensor.plan import Move, Plan, RulePlan, bound, is_list, written_arguments
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.rules.conditions import Aligned, AllOne, EachHas, Even
-from phalanx.dtensor.rules.cost import Choice, CostModel, MeshDimCost, choose
+from phalanx.dtensor.rules.cost import Choice, choose, default_model
 from phalanx.dtensor.rules.local import LocalWork, local_work
 from phalanx.dtensor.rules.registry import Match, Meta, find
 from phalanx.dtensor.spec import Spec
@@ -113,12 +112,6 @@ def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
 
 
 # ---- by a rule ------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=256)
-def cost_model(mesh_shape: tuple[int, ...]) -> CostModel:
-    """The costs of a mesh of that shape."""
-    return CostModel(tuple(MeshDimCost(size) for size in mesh_shape))
 
 
 def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[Spec], mesh: Mesh) -> Plan | None:
@@ -229,7 +222,7 @@ def moves_of(
 
 def chosen(match: Match, specs: Sequence[Spec], mesh: Mesh) -> tuple[Choice, tuple[AnyPlacement | None, ...]]:
     """The cheapest strategies, and for each mesh dim the placement that Shard stands for, or None: itself."""
-    model = cost_model(tuple(mesh.shape))
+    model = default_model(tuple(mesh.shape))
     special = special_of(specs, mesh)
     if any(special):
         sources = [tuple(map(_as_shard, spec.placements, special)) for spec in specs]

@@ -88,11 +88,13 @@ class _LinearStyle(ParallelStyle):
 
         return distribute_module(module, device_mesh, self._partition, prepare, finish)
 
+    @abstractmethod
     def _desired(self, module: nn.Module) -> Layouts:
-        raise NotImplementedError
+        """The placement of the input that the module works on."""
 
+    @abstractmethod
     def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
-        raise NotImplementedError
+        """Make the module's parameters DTensors."""
 
     def __repr__(self) -> str:
         return (

@@ -29,7 +29,7 @@ import torch
 
 from phalanx.dtensor import layout
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, split_dim
-from phalanx.dtensor.rules.cost import CostModel, MeshDimCost
+from phalanx.dtensor.rules.cost import CostModel
 
 Placed: TypeAlias = tuple[AnyPlacement, ...]
 
@@ -70,11 +70,6 @@ class Step:
             f"{self.collective:<14} mesh dim {where}: {change}, {self.bytes_per_rank:,} bytes per rank, "
             f"{self.cost_us:.1f} us"
         )
-
-
-def default_model(mesh_shape: Sequence[int]) -> CostModel:
-    """The costs of a mesh of which nothing was measured."""
-    return CostModel(tuple(MeshDimCost(size) for size in mesh_shape))
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------------

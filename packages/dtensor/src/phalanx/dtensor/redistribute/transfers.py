@@ -11,7 +11,8 @@ from phalanx.dtensor.placements import Partial, Shard, SizedShard, StridedShard,
 from phalanx.dtensor.redistribute.cross import Side, crossing, crossing_bytes
 from phalanx.dtensor.redistribute.execute import Run, chain, order_of, outside, ranks_of
 from phalanx.dtensor.redistribute.pieces import Action, Place, action, is_plain
-from phalanx.dtensor.redistribute.plan import LOCAL, REPLICATE, Planner, Step, default_model
+from phalanx.dtensor.redistribute.plan import LOCAL, REPLICATE, Planner, Step
+from phalanx.dtensor.rules.cost import default_model
 from phalanx.dtensor.spec import Spec
 
 # Transfers that are kept; when there are more, the older half goes.

@@ -17,6 +17,7 @@ the rank or at a clock, and ties go to the strategy that comes first in the rule
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, prod
 
 from phalanx.dtensor._torch_compat import hint, known_to_divide
@@ -88,6 +89,12 @@ class CostModel:
         elif type(target) is not Replicate:
             moved /= dim.size
         return dim.latency_us + moved / dim.bytes_per_us
+
+
+@lru_cache(maxsize=256)
+def default_model(mesh_shape: tuple[int, ...]) -> CostModel:
+    """The costs of a mesh of which nothing was measured."""
+    return CostModel(tuple(MeshDimCost(size) for size in mesh_shape))
 
 
 @dataclass(frozen=True)
