@@ -314,6 +314,51 @@ TEST(collectives_on_symmetric_memory_give_the_reference_values) {
   ranks::all_zero(ranks::as_processes(2, symmetric_collectives));
 }
 
+void alloc_with_rendezvous(int rank, phx_world *world) {
+  const int n = phx_world_size(world);
+  phx_group *group = ranks::make_group(world);
+  constexpr size_t kCount = 4096;
+  phx_symm *symm = nullptr, *found = nullptr;
+  CHECK_OK(phx_symm_alloc(group, nullptr, kCount * sizeof(float), 0, &symm));
+  auto *mine = static_cast<float *>(phx_symm_buffer(symm, rank));
+  for (size_t i = 0; i < kCount; ++i) mine[i] = static_cast<float>(rank);
+  CHECK_OK(phx_symm_barrier(symm, 0, 0));
+  CHECK(static_cast<float *>(phx_symm_buffer(symm, (rank + 1) % n))[kCount - 1] == static_cast<float>((rank + 1) % n));
+  CHECK_OK(phx_symm_barrier(symm, 0, 0));
+  CHECK(phx_symm_covers(group, mine, kCount * sizeof(float)) == 1);
+  CHECK_OK(phx_all_reduce(group, mine, mine, kCount, PHX_F32, PHX_SUM, nullptr, nullptr));  // where it lies
+  CHECK(mine[kCount - 1] == static_cast<float>(n * (n - 1) / 2));
+  phx_group_info info{};
+  info.struct_size = sizeof info;
+  CHECK_OK(phx_group_get_info(group, &info));
+  CHECK(info.zero_copies == (n > 1 ? 1 : 0));
+  size_t blocks = 1, bytes = 1;
+  CHECK_OK(phx_mem_count(world, &blocks, &bytes));
+  CHECK(blocks == 0 && bytes == 0);
+  CHECK_FAILS(PHX_ERR_NOT_FOUND, "not symmetric memory of this world", phx_symm_find(group, mine, &found));
+  CHECK_FAILS(PHX_ERR_INVALID, "more than any block", phx_symm_alloc(group, nullptr, SIZE_MAX, 0, &found));
+  CHECK_FAILS(PHX_ERR_INVALID, "group or out is NULL", phx_symm_alloc(group, nullptr, 8, 0, nullptr));
+  CHECK_OK(phx_group_barrier(group, 0));
+  phx_symm_release(symm);
+  phx_group_release(group);
+}
+
+TEST(memory_made_with_its_rendezvous_lives_as_long_as_the_handle) {
+  for (int n : {1, 2, 3}) ranks::as_threads(n, alloc_with_rendezvous);
+  ranks::all_zero(ranks::as_processes(2, alloc_with_rendezvous));
+}
+
+TEST(a_rank_without_memory_fails_the_rendezvous_of_all) {
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    phx_symm *symm = nullptr;
+    const phx_status status = phx_symm_alloc(group, nullptr, rank == 0 ? size_t{1} << 50 : 64, 0, &symm);
+    CHECK(status == PHX_ERR_NO_MEMORY);
+    CHECK(symm == nullptr && std::strstr(phx_last_error(), "bytes were asked for") != nullptr);
+    phx_group_release(group);
+  });
+}
+
 TEST(a_call_in_place_does_not_match_one_that_is_not) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);

@@ -28,8 +28,9 @@ constexpr Reduction kReductions[] = {{"sum", PHX_SUM}, {"avg", PHX_AVG},   {"pro
 
 }  // namespace
 
-void Call::refuse(const std::string &text) const { raise(PHX_ERR_INVALID, describe(*this, text)); }
-void Call::unsupported(const std::string &text) const { raise(PHX_ERR_UNSUPPORTED, describe(*this, text)); }
+void Call::fail(phx_status status, const std::string &text) const { raise(status, describe(*this, text)); }
+void Call::refuse(const std::string &text) const { fail(PHX_ERR_INVALID, text); }
+void Call::unsupported(const std::string &text) const { fail(PHX_ERR_UNSUPPORTED, text); }
 
 Call route(const char *op, const Tensor &input, const String &group_name) {
   Call call{op, find_group(group_name.view())};

@@ -1,6 +1,8 @@
 // One call of an op: which road it takes, the checks that all ops share, and how a collective is started.
 #pragma once
 
+#include <utility>
+
 #include "interned.h"
 #include "pending.h"
 
@@ -13,8 +15,9 @@ struct Call {
 
   phx_group *handle() const { return group->handle; }
   explicit operator bool() const { return group != nullptr; }
-  // ValueError "<op> on group 'g' (rank r): <text>"; nothing was sent.
-  [[noreturn]] void refuse(const std::string &text) const;
+  // With the text "<op> on group 'g' (rank r of n): <text>".
+  [[noreturn]] void fail(phx_status status, const std::string &text) const;
+  [[noreturn]] void refuse(const std::string &text) const;  // ValueError; nothing was sent
   [[noreturn]] void unsupported(const std::string &text) const;
 };
 
@@ -46,6 +49,19 @@ int32_t parse_reduction(const String &name);
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type);
 void check_group_size(const Call &call, int64_t group_size);
 
+// Whether collectives of this thread are complete on return, while one of these is alive: phalanx_ordered.
+inline thread_local bool complete_on_return = false;
+class CompletionScope {
+ public:
+  explicit CompletionScope(bool complete) : before_(std::exchange(complete_on_return, complete)) {}
+  CompletionScope(const CompletionScope &) = delete;
+  CompletionScope &operator=(const CompletionScope &) = delete;
+  ~CompletionScope() { complete_on_return = before_; }
+
+ private:
+  const bool before_;
+};
+
 // Runs `issue(phx_work **)`, one collective of the core that reads the input and writes `output`, which belongs to
 // `tensor`. It is left pending where the core has taken all of its input when the start returns, so that the caller may
 // change the input; where the input is large, or is read where it lies, it is complete on return. So it is where
@@ -54,8 +70,8 @@ template <class Issue>
 void run(const Call &call, const Tensor &tensor, const Range &output, const void *input, size_t input_bytes,
          Issue issue) {
   const Group &group = *call.group;
-  if (input_bytes == 0 || output.begin == output.end || input_bytes > group.eager_bytes || group.size == 1 ||
-      phx_symm_covers(group.handle, input, input_bytes) != 0)
+  if (complete_on_return || input_bytes == 0 || output.begin == output.end || input_bytes > group.eager_bytes ||
+      group.size == 1 || phx_symm_covers(group.handle, input, input_bytes) != 0)
     return check_core(issue(nullptr));
   auto entry = std::make_shared<Pending>();
   entry->storage = storage_base(tensor);
@@ -72,5 +88,8 @@ Kernel all_reduce, all_reduce_, reduce_scatter_tensor, reduce_scatter_tensor_out
 Kernel all_gather_into_tensor, all_gather_into_tensor_out;
 Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
 Kernel all_reduce_coalesced, all_reduce_coalesced_, all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced;
+Kernel symm_arena, arena_view, peer_view, arena_barrier_, arena_release_;
+Kernel mm_into_, bmm_into_, addmm_into_;
+Kernel mm_all_reduce_, mm_reduce_scatter, all_gather_mm;
 
 }  // namespace phxt

@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "arenas.h"
 #include "errors.h"
 #include "pending.h"
 #include "phalanx_torch.h"
@@ -94,6 +95,7 @@ phx_status phxt_group_remove(uint64_t context, const char *name) {
     all.groups.erase(found);
   }
   pending_leave(removed.get());
+  arenas_leave(removed.get());
   return PHX_OK;
 }
 

@@ -1,7 +1,11 @@
 // Registers the ops when the library is loaded, so that torch.ops.load_library, dlopen and AOTInductor packages all
 // work.
+#include <array>
 #include <cstring>
+#include <iterator>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "call.h"
 #include "library.h"
@@ -11,11 +15,19 @@
 namespace phxt {
 namespace {
 
+enum class Kind : uint8_t {
+  collective,  // also in phalanx_ordered, and in phalanx_c10d for groups that are not ours
+  single,      // only in phalanx; waits are such, as torch's take no group
+  cpu_only,    // likewise, and only on memory of the host
+  factory,     // in phalanx and phalanx_c10d, without a tensor among its arguments: torch finds its kernel elsewhere
+};
+
 struct Op {
   const char *name;
   const char *arguments;  // and result: the schema without its name
   Kernel *kernel;
   bool wants_contiguous;  // torch tags its own op of the name so
+  Kind kind = Kind::collective;
 };
 
 // The schemas of torch 2.13's _c10d_functional, with three differences: the group is a str (torch says Any, which its
@@ -46,9 +58,28 @@ constexpr Op kOps[] = {
      all_gather_into_tensor_coalesced, true},
     {"reduce_scatter_tensor_coalesced", "(Tensor[] inputs, str reduce_op, int group_size, str group_name) -> Tensor[]",
      reduce_scatter_tensor_coalesced, true},
-    {"wait_tensor", "(Tensor(a) tensor) -> Tensor(a)", wait_tensor, false},
+    {"wait_tensor", "(Tensor(a) tensor) -> Tensor(a)", wait_tensor, false, Kind::single},
     // For generated code, where nothing is to be returned; torch has none such.
-    {"wait_tensor_", "(Tensor(a!) tensor) -> ()", wait_tensor_, false},
+    {"wait_tensor_", "(Tensor(a!) tensor) -> ()", wait_tensor_, false, Kind::single},
+    // What compiled graphs are made of beside the collectives: see phalanx_torch.h.
+    {"symm_arena", "(SymInt nbytes, str plan, str group_name) -> Tensor", symm_arena, false, Kind::factory},
+    {"arena_view", "(Tensor(a) arena, SymInt offset, SymInt[] size, ScalarType dtype) -> Tensor(a)", arena_view, false,
+     Kind::cpu_only},
+    {"peer_view", "(Tensor(a) arena, int peer, SymInt offset, SymInt[] size, ScalarType dtype) -> Tensor(a)", peer_view,
+     false, Kind::cpu_only},
+    {"arena_barrier_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_barrier_, false, Kind::cpu_only},
+    {"arena_release_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_release_, false, Kind::cpu_only},
+    {"mm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", mm_into_, false, Kind::cpu_only},
+    {"bmm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", bmm_into_, false, Kind::cpu_only},
+    {"addmm_into_", "(Tensor(a!) out, Tensor bias, Tensor a, Tensor b) -> ()", addmm_into_, false, Kind::cpu_only},
+    // Complete on return; `pieces` 0 leaves their number to the op.
+    {"mm_all_reduce_", "(Tensor(a!) out, Tensor a, Tensor b, str reduce_op, str group_name, SymInt pieces) -> ()",
+     mm_all_reduce_, false, Kind::single},
+    {"mm_reduce_scatter",
+     "(Tensor a, Tensor b, str reduce_op, int group_size, str group_name, SymInt pieces) -> Tensor", mm_reduce_scatter,
+     false, Kind::single},
+    {"all_gather_mm", "(Tensor shard, Tensor b, int group_size, str group_name) -> Tensor", all_gather_mm, false,
+     Kind::single},
 };
 
 // A library handle is never deleted: that would take the ops out again.
@@ -60,29 +91,59 @@ bool define(TorchLibraryHandle library, const Op &op, const std::string &schema)
   return shim.library_def_with_tags(library, schema.c_str(), tags, op.wants_contiguous ? 2 : 1) == 0;
 }
 
+// The kernel of a collective in phalanx_ordered, which has two arguments more, at the end: a tensor that stands for the
+// order of what is sent, which only compilers look at, and whether it may be left pending.
+constexpr const char *kOrderArguments = ", Tensor(o!) order, bool start=False)";
+template <size_t I>
+void ordered_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
+  const Tensor order(stack[inputs - 2]);
+  const CompletionScope scope(stack[inputs - 1] == 0);
+  kOps[I].kernel(stack, inputs - 2, outputs);
+}
+std::string ordered_schema(std::string schema) { return schema.replace(schema.find(") ->"), 1, kOrderArguments); }
+template <size_t... I>
+constexpr std::array<Kernel *, sizeof...(I)> ordered_kernels(std::index_sequence<I...>) {
+  return {ordered_kernel<I>...};
+}
+constexpr size_t kOpCount = std::size(kOps);
+constexpr std::array<Kernel *, kOpCount> kOrderedKernels = ordered_kernels(std::make_index_sequence<kOpCount>());
+
+bool implements(const Op &op, std::string_view key) {
+  if (op.kind == Kind::factory) return key == "CompositeExplicitAutograd";
+  return key == "CPU" || (key == "CUDA" && op.kind != Kind::cpu_only);
+}
+
 bool implement(const char *key) {
-  TorchLibraryHandle library = nullptr;
-  if (aoti_torch_library_init_impl("phalanx", key, "libphalanx_torch.so", 0, &library) != 0) return false;
-  for (const Op &op : kOps)
-    if (torch_library_impl(library, op.name, op.kernel, kTorchVersion) != 0) return false;
+  TorchLibraryHandle ours = nullptr, ordered = nullptr;
+  if (aoti_torch_library_init_impl("phalanx", key, "libphalanx_torch.so", 0, &ours) != 0) return false;
+  if (aoti_torch_library_init_impl("phalanx_ordered", key, "libphalanx_torch.so", 0, &ordered) != 0) return false;
+  for (size_t i = 0; i < kOpCount; ++i) {
+    if (!implements(kOps[i], key)) continue;
+    if (torch_library_impl(ours, kOps[i].name, kOps[i].kernel, kTorchVersion) != 0) return false;
+    if (kOps[i].kind == Kind::collective &&
+        torch_library_impl(ordered, kOps[i].name, kOrderedKernels[i], kTorchVersion) != 0)
+      return false;
+  }
   return true;
 }
 
 bool register_all() {
-  TorchLibraryHandle ours = nullptr, through_c10d = nullptr;
+  TorchLibraryHandle ours = nullptr, ordered = nullptr, through_c10d = nullptr;
   if (aoti_torch_library_init_fragment("phalanx", "libphalanx_torch.so", 0, &ours) != 0) return false;
+  if (aoti_torch_library_init_fragment("phalanx_ordered", "libphalanx_torch.so", 0, &ordered) != 0) return false;
   if (aoti_torch_library_init_fragment("phalanx_c10d", "libphalanx_torch.so", 0, &through_c10d) != 0) return false;
   for (const Op &op : kOps) {
     std::string schema = std::string(op.name) + op.arguments;
     if (!define(ours, op, schema)) return false;
-    // The other road is implemented in Python, by torch's own collectives. Waiting needs no such op: torch's takes no
-    // group.
-    if (op.kernel == wait_tensor || op.kernel == wait_tensor_) continue;
+    if (op.kind == Kind::collective && !define(ordered, op, ordered_schema(schema))) return false;
+    if (op.kind != Kind::collective && op.kind != Kind::factory) continue;
+    // The other road is implemented in Python, by torch's own collectives.
     for (size_t text; (text = schema.find("str ")) != std::string::npos;)
       schema.replace(text, 4, "int ");  // see interned.h
     if (!define(through_c10d, op, schema)) return false;
   }
-  return implement("CPU") && implement("CUDA");  // CUDA: to reach torch.distributed with the same ops
+  // CUDA: to reach torch.distributed with the same ops.
+  return implement("CPU") && implement("CUDA") && implement("CompositeExplicitAutograd");
 }
 
 std::string *load_error = nullptr;

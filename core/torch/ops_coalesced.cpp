@@ -35,7 +35,8 @@ class Batch {
   void run() {
     if (calls_.empty()) return;
     const Group &group = *call_.group;
-    if (largest_ == 0 || largest_ > group.eager_bytes || group.size == 1 || copies_back_ || lies_there_) {
+    if (complete_on_return || largest_ == 0 || largest_ > group.eager_bytes || group.size == 1 || copies_back_ ||
+        lies_there_) {
       check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), nullptr, nullptr));
       for (const Output &output : outputs_)
         if (output.copy) copy_into(*output.tensor, *output.copy);

@@ -36,8 +36,6 @@ std::array<ElementType, kTableSize> make_table() {
   return table;
 }
 
-Range everything() { return {0, UINTPTR_MAX}; }
-
 // Everything but the data pointer.
 Operand describe(const Tensor &tensor) {
   Operand result;
@@ -51,12 +49,8 @@ Operand describe(const Tensor &tensor) {
   return result;
 }
 
-void settle(const Tensor &tensor, const Range &range) {
-  if (pending_count() != 0) check_kept(wait_overlapping(storage_base(tensor), range));
-}
-
 Operand replaced_by_copy(const Tensor &tensor, Operand operand) {
-  settle(tensor, everything());
+  settle(tensor, kEverything);
   operand.copy = empty(operand.sizes, operand.dims, operand.dtype);
   copy_into(operand.copy, tensor);
   operand.data = mutable_data(operand.copy);
@@ -71,6 +65,10 @@ ElementType element_type(int32_t torch_dtype) {
     return table[static_cast<size_t>(torch_dtype)];
   const auto bytes = static_cast<uint32_t>(aoti_torch_dtype_element_size(torch_dtype));
   return {PHX_U8, bytes, bytes, Reducible::never, bytes == 1 ? "of this 8-bit format" : "of this format"};
+}
+
+void settle(const Tensor &tensor, const Range &range) {
+  if (pending_count() != 0) check_kept(wait_overlapping(storage_base(tensor), range));
 }
 
 int64_t Operand::numel_of_row() const {

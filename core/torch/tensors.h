@@ -41,6 +41,10 @@ struct Operand {
   int64_t numel_of_row() const;  // elements in one index of dim 0
 };
 
+// Waits for work of ours that is still to write into these bytes of the tensor.
+void settle(const Tensor &tensor, const Range &range);
+constexpr Range kEverything{0, UINTPTR_MAX};
+
 bool on_cpu(const Tensor &tensor);
 bool is_contiguous(const Tensor &tensor);
 // All of these first wait for work of ours that is still to write into the tensor.

@@ -12,17 +12,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COLLECTIVES, SYMM_MEM = (ROOT / "packages" / name / "tests" for name in ("collectives", "symm_mem"))
+PACKAGES = ("collectives", "symm_mem", "inductor_plugin")
+COLLECTIVES, SYMM_MEM, INDUCTOR = (ROOT / "packages" / name / "tests" for name in PACKAGES)
 CORE = ROOT / "core" / "tests"
 # Where the tests of a section may be; the first folder that has the file counts.
-FOLDERS = {"F": [COLLECTIVES], "A": [COLLECTIVES], "P": [COLLECTIVES], "M": [SYMM_MEM, CORE]}
+FOLDERS = {
+    "F": [COLLECTIVES],
+    "A": [COLLECTIVES],
+    "P": [COLLECTIVES],
+    "M": [SYMM_MEM, CORE],
+    "I": [INDUCTOR, SYMM_MEM, CORE],
+}
 PAGE = (ROOT / "docs" / "reference" / "behaviours.md").read_text()
-ROW = re.compile(r"^\| ([FAPM]\d+d?) \| (.+?) \| ((?:`[^`]+`(?:, )?)+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([FAPMI]\d+d?) \| (.+?) \| ((?:`[^`]+`(?:, )?)+) \|$", re.MULTILINE)
 ROWS = {row: (text, re.findall(r"`([^`]+)`", tests)) for row, text, tests in ROW.findall(PAGE)}
 # F8d: what torch gets wrong about F8.
-LAST = {"F": 26, "A": 12, "P": 30, "M": 39}
+LAST = {"F": 26, "A": 12, "P": 30, "M": 39, "I": 11}
 EXPECTED = [f"{section}{number}" for section, last in LAST.items() for number in range(1, last + 1)]
-NAMES = re.compile(r"\b([FAPM])(\d+)(d?)\b(?: to \1(\d+)\b)?")
+NAMES = re.compile(r"\b([FAPMI])(\d+)(d?)\b(?: to \1(\d+)\b)?")
 
 
 def rows_in(text: str) -> set[str]:
@@ -77,6 +84,7 @@ def test_what_shows_a_row_exists_and_names_it(row: str) -> None:
 
 
 def test_no_comment_names_a_row_that_is_not_there() -> None:
-    files = [*COLLECTIVES.glob("test_*.py"), *SYMM_MEM.glob("test_*.py"), CORE / "test_device.cpp"]
+    in_python = [path for folder in (COLLECTIVES, SYMM_MEM, INDUCTOR) for path in folder.glob("test_*.py")]
+    files = [*in_python, CORE / "test_device.cpp"]
     unknown = {path.name: named_in(path) - set(ROWS) for path in files}
     assert {name: rows for name, rows in unknown.items() if rows} == {}

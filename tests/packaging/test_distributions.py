@@ -18,6 +18,7 @@ PROJECTS = {
     "phalanx-collectives": ROOT / "packages" / "collectives",
     "phalanx-symm-mem": ROOT / "packages" / "symm_mem",
     "phalanx-dtensor": ROOT / "packages" / "dtensor",
+    "phalanx-inductor": ROOT / "packages" / "inductor_plugin",
 }
 # Only downwards: what each may name among its dependencies.
 BELOW = {
@@ -25,7 +26,8 @@ BELOW = {
     "phalanx-collectives": {"phalanx-core"},
     "phalanx-symm-mem": {"phalanx-core", "phalanx-collectives"},
     "phalanx-dtensor": {"phalanx-core", "phalanx-collectives"},
-    "phalanx": {"phalanx-core", "phalanx-collectives", "phalanx-symm-mem", "phalanx-dtensor"},
+    "phalanx-inductor": {"phalanx-core", "phalanx-collectives"},
+    "phalanx": {"phalanx-core", "phalanx-collectives", "phalanx-symm-mem", "phalanx-dtensor", "phalanx-inductor"},
 }
 
 
@@ -65,6 +67,12 @@ def test_the_changelog_has_an_entry_for_the_version(name: str) -> None:
 
 def test_the_namespace_has_no_module_of_its_own() -> None:
     assert not list(ROOT.glob("**/phalanx/__init__.py"))
+
+
+def test_torch_finds_the_backend_by_its_name() -> None:
+    (found,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="phalanx")
+    assert found.dist is not None and found.dist.name == "phalanx-inductor"
+    assert callable(found.load())
 
 
 def test_importing_core_loads_neither_torch_nor_the_library() -> None:

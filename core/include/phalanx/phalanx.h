@@ -342,6 +342,10 @@ typedef struct phx_symm_info {
 /* Collective: every rank of the group gives a block of its own (any pointer into it) of the same size.
  * Cached per (group, block): the same handle again, without communication. */
 PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
+/* Collective: a new block of `size` bytes, the same on all ranks, and its rendezvous in one. The block is in no table
+ * of the world (phx_mem_find and phx_symm_find do not know it): it lives as long as the handle. device NULL = CPU. */
+PHX_API phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms,
+                                  phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
 /* 1 if a blocking collective of `group` with these bytes as its input would read them where they lie, as far as this
  * rank is concerned; else 0. NULL: whether it might read as many bytes of another rank there. Never communicates. */

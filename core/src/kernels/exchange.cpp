@@ -4,8 +4,12 @@
 // must first ask the peer to give it up: about as expensive as fetching it. Writing while the line is being read
 // fetches it once, for both (measured on two cores that share a third-level cache: 27 GB/s to read and write, against
 // 28 to read and then 22 to write). Four pages side by side: see copy.cpp.
+//
+// A string instruction takes lines over without fetching or waiting for each. Two of them, one after the other, are
+// faster than one pass of stores.
 #include <cstring>
 
+#include "base/processor.h"
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
@@ -18,6 +22,20 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kPages = 4;
+constexpr size_t kStringBytes = size_t{4} << 10;
+constexpr size_t kPieceBytes = size_t{64} << 10;  // stays in the second-level cache between the two
+
+// What is left of `size` is done as ever.
+size_t strings(char *out, char *slot, const char *next, size_t size) {
+  size_t at = 0;
+  while (size - at >= kStringBytes) {
+    const size_t piece = size - at < kPieceBytes ? size - at : kPieceBytes;
+    copy_wide(out + at, slot + at, piece);
+    if (next != slot) copy_wide(slot + at, next + at, piece);
+    at += piece;
+  }
+  return at;
+}
 
 #if defined(__x86_64__)
 
@@ -95,8 +113,8 @@ void exchange(void *out, void *slot, const void *next, size_t size, bool streami
   if (size == 0) return;
   char *to = static_cast<char *>(out), *middle = static_cast<char *>(slot);
   const char *from = static_cast<const char *>(next == nullptr ? slot : next);
-  size_t done = 0;
-  if (streaming) {
+  size_t done = has_fast_strings() ? strings(to, middle, from, size) : 0;
+  if (streaming && done == 0) {
     done = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
     if (done > size) done = size;
     std::memcpy(to, middle, done);

@@ -59,6 +59,25 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
   });
 }
 
+phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms, phx_symm **out) {
+  const char *operation = "symm_alloc";
+  return guarded(operation, [&]() -> phx_status {
+    if (group == nullptr || out == nullptr)
+      return fail(PHX_ERR_INVALID, operation, "%s: group or out is NULL", operation);
+    phx_world world{group->ptr->world_ref()};
+    phx_status status = phx::check_world(operation, &world);
+    if (status != PHX_OK) return status;
+    void *pointer = nullptr;
+    status = phx_mem_alloc(&world, device, size, &pointer);
+    if (status == PHX_ERR_INVALID) return status;
+    if (status != PHX_OK) return group->ptr->fail_with(phx::last_error(), true);  // the others are on their way here
+    status = phx_symm_rendezvous(group, pointer, timeout_ms, out);
+    // With the table's reference gone, only the handle keeps the block.
+    const phx_status freed = phx_mem_free(&world, pointer);
+    return status != PHX_OK ? status : freed;
+  });
+}
+
 phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) {
   const char *operation = "symm_find";
   return guarded(operation, [&]() -> phx_status {

@@ -20,6 +20,7 @@ OLDEST = "0x020b000000000000"  # torch 2.11, in the form of TORCH_TARGET_VERSION
 
 PROGRAM = """
 #include <type_traits>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/c/shim.h>
 #define PHXT_SHIM_NAMESPACE_BEGIN namespace ours {
 #define PHXT_SHIM_NAMESPACE_END }

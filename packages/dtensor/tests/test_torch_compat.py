@@ -22,6 +22,11 @@ def test_placements_of_torch_are_what_they_were():
 
 def test_dynamo_knows_our_placements():
     opaque = __import__("torch._library.opaque_object", fromlist=["x"])
+    if not opaque.is_opaque_type(placement_types.Placement):  # 2.11
+        variables = __import__("torch._dynamo.variables.distributed", fromlist=["x"])
+        for placement in (Shard(0), SizedShard(0, (1, 2))):
+            assert variables.PlacementVariable.is_placement(placement), f"torch knows no placements of ours: {MEND}"
+        return
     for cls in (Shard, SizedShard):
         assert opaque.is_opaque_value_type(cls), f"torch has moved what makes constants of placements: {MEND}"
     assert opaque.get_member_type(SizedShard, "sizes") is not None

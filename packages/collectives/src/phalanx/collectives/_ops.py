@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _autograd, _torch_compat
+from phalanx.collectives import _autograd, _compiled_ops, _torch_compat
 from phalanx.collectives._reductions import check_reduction
 from phalanx.core import load_torch_ops
 from phalanx.core.torch_ops import TorchOps
@@ -120,7 +120,8 @@ _FAKES: dict[str, Any] = {
 # ---- the road through torch.distributed ------------------------------------------------------------------------------
 
 
-def _text(number: int) -> str:
+def text(number: int) -> str:
+    """What the native ops mean by this number, where they have to hand on a text."""
     ops = loaded()
     return str(bytes(ops.ffi.string(ops.lib.phxt_text(number))).decode())
 
@@ -142,7 +143,7 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
 
         given = list(args)
         for i in texts:
-            given[i] = _text(given[i])
+            given[i] = text(given[i])
         try:
             entry = _registry.entry_named(given[texts[-1]])
             tensor = given[0]
@@ -255,6 +256,7 @@ def _register() -> None:
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
     for name, road in _ROADS.items():
         _torch_compat.implement(roads, name, road, "CompositeExplicitAutograd")
+    _compiled_ops.register(_FAKES)
     wait = torch.ops.phalanx.wait_tensor.default
     if _torch_compat.aliases_argument(wait):
         _torch_compat.register_functionalization(wait, _functional_wait)

@@ -3,8 +3,9 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ TorchStridedShard: Any = _types._StridedShard
 def register_constants(members: dict[type, tuple[str, ...]]) -> None:
     """Let Dynamo hold instances of these classes as constants, and call or read these members while it traces.
 
-    Subclasses of torch's placements inherit its registration; this adds the members that torch's have not. Read in
-    2.13. Versions that know placements by `isinstance` alone have nothing to register.
+    Subclasses of torch's placements inherit its registration; this adds the members that torch's have not. Where torch
+    has not registered its own, as in 2.11, Dynamo knows placements by `isinstance` alone, and refuses classes whose
+    metaclass is not its own: there is nothing to register. Read in 2.11 and 2.13.
     """
     try:
-        from torch._library.opaque_object import MemberType, register_opaque_type
+        from torch._library.opaque_object import MemberType, is_opaque_type, register_opaque_type
     except ImportError:
+        return
+    if not is_opaque_type(_types.Placement):
         return
     for cls, names in members.items():
         register_opaque_type(cls, typ="value", members=dict.fromkeys(names, MemberType.USE_REAL))
@@ -226,6 +230,72 @@ def mesh_key(mesh: DeviceMesh) -> Hashable:
         return own()
     ranks = tuple(mesh.mesh.flatten().tolist())
     return ranks, tuple(mesh.shape), mesh.mesh_dim_names, mesh.device_type, getattr(mesh, "_thread_id", None)
+
+
+def group_named(name: str) -> Any:
+    """The process group of that name in this rank. Read in 2.11 to 2.13.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def op_library(
+    namespace: str, ops: Iterable[tuple[str, Callable[..., Any], Callable[..., Any], tuple[torch.Tag, ...]]]
+) -> Any:
+    """Define ops that have no gradient. Public, but without types.
+
+    Args:
+        namespace: Where: torch.ops.<namespace>.
+        ops: The schema of each, its kernel, what it does to tensors without data, and its tags.
+
+    Returns:
+        What must be kept: the ops live as long as it.
+    """
+    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema, kernel, fake, tags in ops:
+        name = schema.partition("(")[0]
+        library.define(schema, tags=tags)
+        library.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
+    return library
+
+
+def keep_order(op: Any) -> None:
+    """Say that an op has an effect: compilers neither drop, repeat nor merge it, nor swap two such ops.
+
+    Read in 2.11 to 2.13.
+    """
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    _register_effectful_op(op, _EffectType.ORDERED)
+
+
+class _Saved(dict[str, Any]):
+    """What a node of a graph says of itself; that it is saved for backward is not written over."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        from torch.utils.checkpoint import CheckpointPolicy
+
+        super().__setitem__(name, CheckpointPolicy.MUST_SAVE if name == "recompute" else value)
+
+
+@contextmanager
+def saved_for_backward() -> Iterator[None]:
+    """What is recorded within is never computed again for backward: what that needs is saved.
+
+    Also in a checkpointed block, which marks all nodes that it has recorded. Read in 2.11 to 2.13.
+    """
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    nodes = () if mode is None else mode.tracer.graph.nodes
+    before = len(nodes)
+    yield
+    for node in islice(reversed(nodes), len(nodes) - before):
+        node.meta = _Saved(node.meta)
+        node.meta["recompute"] = None
 
 
 def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:

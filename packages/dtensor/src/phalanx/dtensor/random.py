@@ -19,7 +19,7 @@ Names follow torch.distributed.tensor._random of torch 2.13.
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -55,7 +55,12 @@ _agreed_tokens: set[int] = set()  # of living meshes: what is asked first
 
 def generator_of(mesh: Mesh) -> torch.Generator:
     """The generator from which random ops on a mesh take their keys if they are given none."""
-    if not _has_threads(mesh):
+    return generator_of_ranks(isinstance(mesh, DeviceMesh))
+
+
+def generator_of_ranks(have_groups: bool) -> torch.Generator:
+    """`generator_of` for ranks with process groups, or without."""
+    if not (have_groups and _are_threads()):
         return torch.default_generator
     seed = torch.default_generator.initial_seed()
     if _thread.generator is None or _thread.seed != seed:  # the first, or torch.manual_seed was called since
@@ -64,9 +69,9 @@ def generator_of(mesh: Mesh) -> torch.Generator:
     return _thread.generator
 
 
-def _has_threads(mesh: Mesh) -> bool:
-    """Whether the ranks of a mesh are threads of one process."""
-    return isinstance(mesh, DeviceMesh) and dist.is_initialized() and dist.get_backend() == "threaded"
+def _are_threads() -> bool:
+    """Whether ranks are threads of one process."""
+    return dist.is_initialized() and dist.get_backend() == "threaded"
 
 
 def draw_key(mesh: Mesh, generator: torch.Generator | None = None) -> int:
@@ -106,20 +111,34 @@ def agree(mesh: Mesh) -> None:
     """
     if token(mesh) in _agreed_tokens:
         return
-    if not _mark(mesh) and isinstance(mesh, DeviceMesh):
-        generator = generator_of(mesh)
+    _agreed_tokens.add(token(mesh))
+    groups = _groups_to_agree(mesh)
+    if groups:
+        agree_among(groups, mesh.device_type, describe(mesh))
+
+
+def agree_among(groups: Sequence[Any], device_type: str, where: str | None = None) -> None:
+    """What `agree` does, for the process groups of a mesh, one for each mesh dim. Collective the first time.
+
+    Args:
+        groups: The groups.
+        device_type: The device type of tensors that they send.
+        where: The mesh in words, for a warning.
+    """
+    if not _mark_groups(groups):
+        generator = generator_of_ranks(True)
         mine = generator.get_state()
-        state = mine.to(mesh.device_type)
+        state = mine.to(device_type)
         if state is mine:
             state = mine.clone()
         # Along one mesh dim after the other: the first rank of each has the state by then.
-        for mesh_dim in range(mesh.ndim):
-            group = mesh.get_group(mesh_dim)
+        for group in groups:
             dist.broadcast(state, dist.get_global_rank(group, 0), group=group)
         state = state.cpu()
         if not torch.equal(state, mine):
+            where = where or f"of the process groups {[group.group_name for group in groups]}"
             warnings.warn(
-                f"the random state of this rank was not that of the first rank of the mesh {describe(mesh)}, and is "
+                f"the random state of this rank was not that of the first rank of the mesh {where}, and is "
                 "now: ranks of a mesh draw random numbers together, so call torch.manual_seed with one seed on all, "
                 "or phalanx.dtensor.random.manual_seed(seed, mesh)",
                 stacklevel=2,
@@ -127,12 +146,15 @@ def agree(mesh: Mesh) -> None:
             generator.set_state(state)
 
 
-def _mark(mesh: Mesh) -> bool:
-    """Count the ranks of a mesh as agreed. Returns whether they were, or have nothing to agree on."""
-    _agreed_tokens.add(token(mesh))
+def _groups_to_agree(mesh: Mesh) -> list[Any]:
+    """The process groups of a mesh; none if its ranks have nothing to agree on."""
     if not isinstance(mesh, DeviceMesh) or mesh.size() == 1 or coordinate_of(mesh) is None:
-        return True
-    groups = mesh.get_all_groups()
+        return []
+    return list(mesh.get_all_groups())
+
+
+def _mark_groups(groups: Sequence[Any]) -> bool:
+    """Count the ranks of a mesh as agreed. Returns whether they were."""
     names = tuple(group.group_name for group in groups)
     known = _agreed.setdefault(groups[0], set())
     if names in known:
@@ -175,12 +197,15 @@ def manual_seed(seed: int, device_mesh: Mesh) -> None:
             f"manual_seed: this rank is not part of the mesh {describe(device_mesh)}: call it on the ranks of the mesh "
             "only (device_mesh.get_coordinate() is not None there)"
         )
-    if _has_threads(device_mesh):
+    if isinstance(device_mesh, DeviceMesh) and _are_threads():
         _thread.generator = torch.Generator().manual_seed(seed)
         _thread.seed = torch.default_generator.initial_seed()
     else:
         torch.manual_seed(seed)
-    _mark(device_mesh)
+    _agreed_tokens.add(token(device_mesh))
+    groups = _groups_to_agree(device_mesh)
+    if groups:
+        _mark_groups(groups)
 
 
 class OffsetBasedRNGTracker:

@@ -18,6 +18,9 @@ dear. Ops that torch decomposes before they arrive (dropout, alpha_dropout, feat
 above. Those without a tensor (rand, randperm) are never asked of a DTensor: factories.py has what makes one. Variants
 with `out=` are written back by dispatch.
 
+In a compiled function keys and values are ops of the graph (random_traced.py); what goes through `seeded_fallback`
+cannot be there.
+
 Values are exact: on CPU and CUDA, whichever shard they are in, the bits are the same.
 """
 
@@ -29,14 +32,15 @@ import torch
 
 from phalanx.core.random import Kind
 from phalanx.dtensor import api, fallback
-from phalanx.dtensor.filling import Law, fill_local
+from phalanx.dtensor.filling import Law
 from phalanx.dtensor.plan import bound
-from phalanx.dtensor.random import draw_key
 from phalanx.dtensor.random_laws import bernoulli, need, normal, uniform, whole_numbers
 from phalanx.dtensor.random_parts import (
     arguments_of,
     distributed,
     empty_local,
+    fill,
+    key_for,
     new_local,
     read,
     spec_like,
@@ -68,9 +72,9 @@ def _fill(op: Any, tensor: Any, law: Law, generator: torch.Generator | None) -> 
     spec: Spec = tensor._spec
     fallback.check_writable(op, tensor)
     share = terms(op, spec)
-    key = draw_key(spec.mesh, generator)
+    key = key_for(spec.mesh, generator)
     if share is None:
-        fill_local(tensor._local_tensor, spec, law, key)
+        fill(tensor._local_tensor, spec, law, key)
     else:
         tensor._local_tensor.fill_(share)
     return tensor

@@ -1,17 +1,19 @@
 """What random ops are made of: the arguments, where results lie, and new local tensors with random elements."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from phalanx.dtensor import api
+from phalanx.dtensor import api, random_traced
+from phalanx.dtensor._mesh import Mesh
 from phalanx.dtensor.filling import Law, fill_local
 from phalanx.dtensor.placements import Partial, Replicate
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.random import draw_key
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
+from phalanx.dtensor.tracing import is_traced
 
 
 def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -83,10 +85,30 @@ def terms(op: Any, spec: Spec) -> int | None:
     return neutral[-1] if neutral else None
 
 
+Key: TypeAlias = int | torch.Tensor
+"""The key of a random op; a tensor in a graph that is being made."""
+
+
+def key_for(mesh: Mesh, generator: torch.Generator | None) -> Key:
+    """The key of one random op. Collective as `draw_key` is."""
+    return random_traced.key(mesh, generator) if is_traced() else draw_key(mesh, generator)
+
+
+def fill(local: torch.Tensor, spec: Spec, law: Law, key: Key) -> None:
+    """Fill a local tensor of a spec; nothing on a rank outside its mesh."""
+    if not isinstance(key, torch.Tensor):
+        fill_local(local, spec, law, key)
+    elif not is_outside(spec):
+        local.copy_(random_traced.values(spec.replace(dtype=local.dtype), law, key, local.device))
+
+
 def new_local(spec: Spec, law: Law, generator: torch.Generator | None, device: torch.device) -> torch.Tensor:
     """A new local tensor of a spec, with random elements."""
+    key = key_for(spec.mesh, generator)
+    if isinstance(key, torch.Tensor) and not is_outside(spec):
+        return random_traced.values(spec, law, key, device)
     local = empty_local(spec, device)
-    fill_local(local, spec, law, draw_key(spec.mesh, generator))
+    fill(local, spec, law, key)
     return local
 
 

@@ -12,9 +12,10 @@ from phalanx.dtensor.placements import Partial, Replicate, split_dim
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.random import draw_key
 from phalanx.dtensor.random_laws import need
-from phalanx.dtensor.random_parts import empty_local, is_outside, new_local, read
+from phalanx.dtensor.random_parts import empty_local, is_outside, key_for, new_local, read
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
+from phalanx.dtensor.tracing import is_traced
 
 
 def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -39,9 +40,10 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     out = Spec(spec.mesh, rows, (*spec.shape[:-1], count), None, torch.int64)
     local = read(p, spec)
     if is_outside(spec):
-        draw_key(spec.mesh, generator)
+        key_for(spec.mesh, generator)
         return api.DTensor._wrap(empty_local(out, local.device), out)
-    _check_probabilities(op, p, local)
+    if not is_traced():
+        _check_probabilities(op, p, local)
     if replacement:
         sums = local.double().cumsum(-1)
         draws = new_local(out.replace(dtype=torch.float64), Law(Kind.UNIFORM, 0.0, 1.0), generator, local.device)
@@ -68,7 +70,14 @@ def seeded_fallback(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """Run a random op with every input whole on every rank, from one key: ranks get the same, whatever the mesh.
 
     Collective. Results are replicated; a tensor that the op writes into is brought back where it was.
+
+    Raises:
+        RuntimeError: It is called in a compiled function.
     """
+    if is_traced():
+        raise RuntimeError(
+            f"{op}: a compiled function cannot draw these numbers for a DTensor: call it outside, and pass the result"
+        )
     names = [one.name for one in op._schema.arguments]
     values = bound(op, args, kwargs)
     mesh = next(

@@ -5,6 +5,7 @@ Read it as an example of the library's use, in this order:
     model.py       the transformer: ordinary modules, which know nothing about ranks
     parallel.py    how it is dealt to the ranks
     train.py       the training loop of one rank
+    compiled.py    the model as one compiled graph, for --compile
     reference.py   the same model in one process, and the comparison with it
     costs.py       what each collective costs, beside gloo
     launch.py      starts the ranks, and ends them; rank.py is what they run

@@ -1,9 +1,11 @@
 """What the demo can be told: the command line, and the same again for the processes that it starts."""
 
 import argparse
+import importlib.util
 from dataclasses import dataclass
 
 VOCABULARY_SIZE = 128  # ASCII
+PLUGIN, PLUGIN_BACKEND = "phalanx.inductor_plugin", "phalanx"
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Options:
     text_bytes: int = 1_500_000
     gloo: bool = True
     pin: bool = True
+    compile: str = ""  # a backend of torch.compile
 
 
 _HELP = {
@@ -60,6 +63,15 @@ def parse(argv: list[str]) -> Options:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, metavar="N", help=text)
     parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="leave the comparison with gloo out")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not give each rank a core of its own")
+    parser.add_argument(
+        "--compile",
+        nargs="?",
+        const=PLUGIN_BACKEND,
+        default=argparse.SUPPRESS,
+        metavar="BACKEND",
+        help="run the model compiled, from step 2 on, by this backend of torch.compile; if none is named, by "
+        f"{PLUGIN_BACKEND!r} of phalanx-inductor",
+    )
     options = Options(**vars(parser.parse_args(argv)))
     if problem := _problem(options):
         parser.error(problem)
@@ -81,6 +93,11 @@ def _problem(options: Options) -> str | None:
     ):
         if amount % options.ranks:
             return f"{name} {amount} cannot be dealt to --ranks {options.ranks}: it must be a multiple of it"
+    if options.compile == PLUGIN_BACKEND and importlib.util.find_spec(PLUGIN) is None:
+        return (
+            f"--compile needs the package phalanx-inductor, which is not installed: there is no module {PLUGIN}. "
+            "Install it, or name a backend that is there: --compile inductor"
+        )
     if options.text_bytes <= options.sequence:
         return f"--text-bytes {options.text_bytes} is not more than --sequence {options.sequence}"
     return None

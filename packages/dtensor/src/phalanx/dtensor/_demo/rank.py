@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core import PhalanxError
-from phalanx.dtensor._demo import costs, report
+from phalanx.dtensor._demo import compiled, costs, report
 from phalanx.dtensor._demo._torch_compat import Store, TCPStore
 from phalanx.dtensor._demo.options import Options
 from phalanx.dtensor._demo.reference import CheckFailedError
@@ -21,6 +21,7 @@ from phalanx.dtensor._demo.show import say
 from phalanx.dtensor._demo.train import Trainer
 
 TIMEOUT = timedelta(seconds=60)
+COMPILING_TIMEOUT = timedelta(seconds=300)  # one rank may be done long before another one
 _PR_SET_PDEATHSIG = 1
 
 
@@ -87,7 +88,8 @@ def main(text: str) -> int:
 def _run(job: Job, store: Store) -> None:
     options = job.options
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=store, rank=job.rank, world_size=options.ranks, timeout=TIMEOUT)
+    timeout = COMPILING_TIMEOUT if options.compile else TIMEOUT
+    dist.init_process_group("gloo", store=store, rank=job.rank, world_size=options.ranks, timeout=timeout)
     try:
         group = dist.group.WORLD
         assert group is not None
@@ -98,6 +100,8 @@ def _run(job: Job, store: Store) -> None:
             say(report.summary(options, record))
             say()
             report.show_costs(record, seen, options.rounds)
+            for text in compiled.reports(options.compile):
+                say(f"\n{text}")
     finally:
         dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.collectives import broadcast, is_core_group, wait_tensor
 from phalanx.dtensor import DTensor, Replicate, distribute_tensor
+from phalanx.dtensor._demo.compiled import compile_model
 from phalanx.dtensor._demo.data import Batches, read_text
 from phalanx.dtensor._demo.meter import Call, Meter
 from phalanx.dtensor._demo.model import Size, Transformer, first_weights
@@ -29,8 +30,8 @@ class Record:
 
     Attributes:
         losses: Of each step.
-        step_seconds: Of each step without a meter, after the checked ones.
-        metered_seconds: Of each step with a meter, likewise.
+        step_seconds: Of each step without a meter, after the checked ones and that which compiles.
+        metered_seconds: Of each step with a meter, likewise; there are none if the steps are compiled.
         communication_seconds: Of the steps with a meter, in collectives.
         calls: Collectives of one step.
         calls_at_start: Collectives before the first step.
@@ -73,7 +74,10 @@ class Trainer:
             if step == checked + 1:
                 self._say("training:")
                 progress = Progress(steps)
-            meter = Meter() if step == 1 or step % _METER_EVERY == 0 else None
+            if step == 2 and self.options.compile:  # the meter of the first sees no op of a compiled graph
+                compile_model(self.model, self.options.compile)
+                self._say(f"  from step 2 on compiled by the backend {self.options.compile!r}")
+            meter = Meter() if self._is_metered(step) else None
             started = time.perf_counter()
             with meter or nullcontext():
                 characters = self._next_batch()
@@ -85,6 +89,9 @@ class Trainer:
             if progress is not None and self.group.rank() == 0:
                 progress.show(step, f"loss {loss:.4f}")
         return self.record
+
+    def _is_metered(self, step: int) -> bool:
+        return step == 1 or (step % _METER_EVERY == 0 and not self.options.compile)
 
     def _gradients(self, characters: torch.Tensor) -> float:
         self._optimizer.zero_grad(set_to_none=True)
@@ -103,7 +110,7 @@ class Trainer:
         record.losses.append(loss)
         if step == 1 and meter is not None:
             record.calls = meter.calls
-        if step <= max(1, self.options.checked_steps):
+        if step <= max(2 if self.options.compile else 1, self.options.checked_steps):
             return  # these steps do more than train
         if meter is None:
             record.step_seconds.append(seconds)

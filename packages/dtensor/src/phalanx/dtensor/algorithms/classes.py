@@ -23,6 +23,7 @@ from phalanx.dtensor.algorithms.parts import (
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec
+from phalanx.dtensor.tracing import is_traced
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's codes of the reduction of a loss
 
@@ -30,15 +31,17 @@ _NONE, _MEAN, _SUM = 0, 1, 2  # torch's codes of the reduction of a loss
 # ---- softmax --------------------------------------------------------------------------------------------------------
 
 
+def _is_cut(spec: Spec, dim: int) -> bool:
+    """Whether the classes are cut, and there are scores. Other dims may have symbolic sizes."""
+    if not spec.ndim or any(type(size) is int and size == 0 for size in spec.shape):
+        return False
+    return is_cut_plainly(spec, [dim % spec.ndim], may_be_symbolic=True)
+
+
 def _takes_softmax(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     spec = values[0]._spec
     # half_to_float is for accelerators: on a CPU torch refuses it, and says so.
-    return (
-        bool(spec.ndim)
-        and values[2] is False
-        and spec.shape.numel() > 0
-        and is_cut_plainly(spec, [values[1] % spec.ndim])
-    )
+    return values[2] is False and _is_cut(spec, values[1])
 
 
 def _computed(local: torch.Tensor) -> torch.Tensor:
@@ -75,8 +78,7 @@ def softmax(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _takes_gradient(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     # (grad_output, output, dim, input_dtype)
-    spec = values[1]._spec
-    return bool(spec.ndim) and spec.shape.numel() > 0 and is_cut_plainly(spec, [values[2] % spec.ndim])
+    return _is_cut(values[1]._spec, values[2])
 
 
 @algorithm("aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient)
@@ -103,9 +105,7 @@ def softmax_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 def _takes_scores(argument: int) -> Any:
     def takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
         spec = values[argument]._spec
-        if not spec.ndim or spec.shape.numel() == 0:
-            return False
-        return is_cut_plainly(spec, [min(1, spec.ndim - 1)])
+        return _is_cut(spec, min(1, spec.ndim - 1))
 
     return takes
 
@@ -133,7 +133,10 @@ class _Picked:
         local = brought(target, self.placements)
         self.counts = local != ignored
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
-        if bool(outside.any()):
+        if is_traced():
+            text = f"{op}: a target is out of bounds: there are {spec.shape[self.dim]} classes"
+            torch._assert_async(~outside.any(), text)
+        elif bool(outside.any()):
             first = int(local[outside].flatten()[0])
             raise IndexError(f"{op}: target {first} is out of bounds: there are {spec.shape[self.dim]} classes")
         own = spec.local_shape[self.dim]

@@ -14,9 +14,17 @@ from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
 
 
-def is_cut_plainly(spec: Spec, dims: Sequence[int]) -> bool:
-    """Whether this rank is in the mesh, one of the dims is cut, all cuts are Shard, and nothing is Partial."""
-    if coordinate_of(spec.mesh) is None or type(spec) is not Spec:
+def is_cut_plainly(spec: Spec, dims: Sequence[int], may_be_symbolic: bool = False) -> bool:
+    """Whether this rank is in the mesh, one of the dims is cut, all cuts are Shard, and nothing is Partial.
+
+    Args:
+        spec: What is cut, or not.
+        dims: The dims, not negative.
+        may_be_symbolic: Whether sizes of other dims may be symbolic; otherwise none may.
+    """
+    if coordinate_of(spec.mesh) is None:
+        return False
+    if type(spec) is not Spec and not (may_be_symbolic and all(type(spec.shape[dim]) is int for dim in dims)):
         return False
     if not all(isinstance(one, (Shard, Replicate)) for one in spec.placements):
         return False

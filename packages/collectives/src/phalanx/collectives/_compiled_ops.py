@@ -1,0 +1,112 @@
+"""Ops that only compiled graphs call: their fake kernels, and arenas of groups whose ranks have not met yet.
+
+`phalanx_ordered` has every collective of `phalanx`, complete on return, with one argument more: a tensor that stands
+for the order of what a graph sends. Each op claims to write it, so a compiler keeps them in the order of the graph,
+which is the same on all ranks. The others keep results in symmetric memory (arenas), or write them there. The kernels
+are native, in core/torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.collectives import _torch_compat
+
+
+def _fake_arena(nbytes: Any, plan: str, group_name: str) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.int64)
+
+
+def _fake_view(arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    return arena.new_empty(size, dtype=dtype)
+
+
+def _fake_peer_view(
+    arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype
+) -> torch.Tensor:
+    return arena.new_empty(size, dtype=dtype)
+
+
+def _fake_nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _fake_mm_reduce_scatter(
+    a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_size: int, group_name: str, pieces: Any
+) -> torch.Tensor:
+    return a.new_empty([a.size(0) // group_size, b.size(1)])
+
+
+def _fake_all_gather_mm(shard: torch.Tensor, b: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
+    return shard.new_empty([shard.size(0) * group_size, b.size(1)])
+
+
+_FAKES: dict[str, Any] = {
+    "symm_arena": _fake_arena,
+    "arena_view": _fake_view,
+    "peer_view": _fake_peer_view,
+    "arena_barrier_": _fake_nothing,
+    "arena_release_": _fake_nothing,
+    "mm_into_": _fake_nothing,
+    "bmm_into_": _fake_nothing,
+    "addmm_into_": _fake_nothing,
+    "mm_all_reduce_": _fake_nothing,
+    "mm_reduce_scatter": _fake_mm_reduce_scatter,
+    "all_gather_mm": _fake_all_gather_mm,
+}
+
+_libraries: list[Any] = []  # what is registered lives as long as these
+
+
+def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
+    """The arena of a group that the native ops do not know: its ranks meet here, where a cached graph runs first."""
+    from phalanx.collectives import _errors, _ops, _registry  # they need this module
+
+    try:
+        name = _ops.text(group_name)
+        entry = _registry.entry_named(name)
+        if not entry.decided:
+            entry.decide()
+        if entry.core is None:
+            raise RuntimeError(
+                f"symm_arena on group '{name}': this graph was compiled for ranks that share the memory of a host, and "
+                "the ranks of this group do not; compile it again with this group"
+            )
+        made: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _ops.text(plan), name)
+        return made
+    except Exception as error:
+        _errors.keep(_errors.better(error))
+        raise
+
+
+def _without_order(fake: Any) -> Any:
+    """The fake kernel of a collective that takes `order` last, where a positional or a named argument."""
+
+    def ordered(*args: Any, **kwargs: Any) -> Any:
+        if "order" in kwargs:
+            del kwargs["order"]
+            return fake(*args, **kwargs)
+        return fake(*args[:-1], **kwargs)
+
+    return ordered
+
+
+def register(fakes: Mapping[str, Any]) -> None:
+    """Make the ops known to compilers.
+
+    Args:
+        fakes: The fake kernel of each collective of `phalanx`, by name.
+    """
+    ours, ordered, roads = (_torch_compat.fragment(one) for one in ("phalanx", "phalanx_ordered", "phalanx_c10d"))
+    _libraries.extend((ours, ordered, roads))
+    for name, fake in _FAKES.items():
+        torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
+        if name.endswith("_"):
+            _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
+    for name in fakes:
+        if name.startswith("wait_") or name.endswith("_backward"):
+            continue
+        torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name]), lib=ordered)
+        _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx_ordered, name).default)
+    _torch_compat.implement(roads, "symm_arena", _symm_arena, "CompositeExplicitAutograd")

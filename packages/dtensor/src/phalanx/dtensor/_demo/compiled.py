@@ -1,0 +1,23 @@
+"""The model as one compiled graph, DTensors and their collectives included: what `--compile` trains with."""
+
+import importlib
+
+from phalanx.dtensor._demo.model import Transformer
+from phalanx.dtensor._demo.options import PLUGIN, PLUGIN_BACKEND
+
+
+def compile_model(model: Transformer, backend: str) -> None:
+    """Let the model run compiled from its next call on, which compiles; collective as all calls are.
+
+    Args:
+        model: Dealt to the ranks.
+        backend: Of torch.compile.
+    """
+    model.compile(backend=backend, fullgraph=True, dynamic=False)
+
+
+def reports(backend: str) -> list[str]:
+    """What the backend says of each graph that it compiled on this rank; nothing, if it is not ours."""
+    if backend != PLUGIN_BACKEND:
+        return []
+    return [str(each) for each in importlib.import_module(PLUGIN).reports()]

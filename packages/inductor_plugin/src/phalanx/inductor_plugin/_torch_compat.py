@@ -1,0 +1,156 @@
+"""The private or unlisted parts of torch that this package relies on. Nothing else in it imports any.
+
+Each says in which versions it was read. `test_inductor_torch_compat.py` fails with a plain text when torch moves one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed.distributed_c10d as _distributed_c10d
+
+_c10d: Any = _distributed_c10d
+
+try:
+    # Read in 2.11 to 2.15: a pass over FX graphs with a uuid for the caches, and the compiler that takes it.
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx as _compile_fx
+    from torch._inductor.compile_fx import compile_fx_inner as _compile_inner
+    from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
+except ImportError as error:  # pragma: no cover
+    raise ImportError(
+        f"phalanx.inductor_plugin relies on a part of torch that {torch.__version__} does not have: {error}. It was "
+        "written for torch 2.11 to 2.15."
+    ) from error
+
+PASS_OPTION = "post_grad_custom_post_pass"  # of Inductor's config; read in 2.11 to 2.15
+
+
+def compile_with(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    patches: Mapping[str, Any],
+    look_at: Callable[[torch.fx.GraphModule], None],
+) -> Callable[..., Any]:
+    """Inductor, with these options. Read in 2.11 to 2.15.
+
+    Args:
+        module: The graph of Dynamo.
+        inputs: Its first inputs.
+        patches: Options.
+        look_at: Is shown each graph that Inductor gets, before it looks into its cache.
+    """
+
+    def inner(part: torch.fx.GraphModule, given: Sequence[Any], **options: Any) -> Any:
+        look_at(part)
+        return _compile_inner(part, given, **options)
+
+    compiled: Any = _compile_fx(module, inputs, inner_compile=inner, config_patches=dict(patches))
+    return cast(Callable[..., Any], compiled)
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """The options that `torch.compile(mode=...)` stands for. Read in 2.11 to 2.15.
+
+    Raises:
+        RuntimeError: There is no such mode.
+    """
+    from torch._inductor import list_mode_options
+
+    known: dict[str, dict[str, Any]] = list_mode_options()
+    if mode == "default":
+        return {}
+    if mode not in known:
+        raise RuntimeError(f"there is no mode '{mode}'; modes are {', '.join(known)}")
+    return dict(known[mode])
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what Inductor has no option for. Read in 2.11 to 2.15.
+
+    Raises:
+        RuntimeError: There is no such option.
+    """
+    known = inductor_config.get_config_copy()
+    for name in options:
+        if name.replace("-", "_") not in known:
+            raise RuntimeError(f"Inductor has no option '{name}'; the plug-in's own begin with 'phalanx.'")
+
+
+def present_pass() -> Any:
+    """The pass that the user has already put where ours goes, or None. Read in 2.11 to 2.15."""
+    return getattr(inductor_config, PASS_OPTION)
+
+
+def passes_of(given: Any) -> list[Any]:
+    """A pass, or several (from 2.13 on), as a list."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def uuid_of(custom_pass: Any) -> Any:
+    """What identifies a pass, or None where it has nothing. Read in 2.11 to 2.15."""
+    return custom_pass.uuid() if isinstance(custom_pass, CustomGraphPass) else None
+
+
+def size_hint(value: Any) -> int | None:
+    """What a symbolic size is in this call, or None where only the data says it. Read in 2.11 to 2.15."""
+    if isinstance(value, int):
+        return value
+    node = value.node
+    if not node.has_hint():
+        return None
+    return int(node.hint)
+
+
+def group_name_of(value: Any) -> str | None:
+    """The name of a group as it stands in a graph: a text, or (from 2.13 on) a ProcessGroup. None for others."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, torch.fx.Node):
+        value = value.meta.get("val")
+    value = getattr(value, "real_obj", value)  # of a FakeScriptObject
+    name = getattr(value, "group_name", None)
+    return str(name) if name is not None else None
+
+
+_SENDING = ("_c10d_functional", "_c10d_functional_autograd", "phalanx", "phalanx_ordered", "_dtensor")
+
+
+def groups_named(node: torch.fx.Node) -> list[str]:
+    """The names of groups among the arguments of a collective, before or after autograd. Read in 2.11 to 2.15."""
+    target = node.target
+    space = getattr(target, "namespace", None) or str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
+    if node.op != "call_function" or space not in _SENDING:
+        return []
+    names = (group_name_of(given) for given in (*node.args, *node.kwargs.values()))
+    return [name for name in names if name is not None and _is_group(name)]
+
+
+def _is_group(name: str) -> bool:
+    try:
+        _c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError, KeyError):  # an argument that is another text, such as a reduction
+        return False
+    return True
+
+
+def compile_id() -> str:
+    """Which compilation of Dynamo this thread is in, such as "0/1", or "". Read in 2.11 to 2.15."""
+    from torch._guards import CompileContext
+
+    found = CompileContext.current_compile_id()
+    return "" if found is None else str(found)
+
+
+def is_generated(target: Any) -> bool:
+    """Whether Inductor makes the kernel of an op itself, and so writes its result anywhere. Read in 2.11 to 2.15."""
+    from torch._inductor import lowering
+
+    aten = torch.ops.aten
+    extern = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward)
+    packet = getattr(target, "overloadpacket", None)
+    if packet in extern:
+        return False
+    return target in lowering.lowerings and target not in lowering.fallbacks and packet not in lowering.fallbacks

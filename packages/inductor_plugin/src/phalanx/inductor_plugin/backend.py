@@ -1,0 +1,65 @@
+"""torch.compile(backend="phalanx"): Inductor with one pass more."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from phalanx.inductor_plugin import _torch_compat
+from phalanx.inductor_plugin.config import split_options
+from phalanx.inductor_plugin.passes import GraphPass
+
+
+def options(**given: Any) -> dict[str, Any]:
+    """The same for stock Inductor: `torch.compile(model, options=phalanx.inductor_plugin.options())`.
+
+    Args:
+        given: Options of the plug-in by their names in `Config` (`strict=True`).
+
+    Returns:
+        Options for `torch.compile(backend="inductor")`. They hold for what is compiled with them, and nothing else.
+
+    Raises:
+        ValueError: There is no such option, or it cannot have that value.
+    """
+    config, _ = split_options({f"phalanx.{name}": value for name, value in given.items()})
+    return {_torch_compat.PASS_OPTION: GraphPass(config, others=_torch_compat.present_pass())}
+
+
+def phalanx(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend, as torch.compile calls it.
+
+    Collectives of phalanx.collectives and of torch, on groups whose ranks share a host, become calls of the core that
+    are complete on return; large ones are computed into symmetric memory and communicated where they lie. Nothing
+    global changes: the pass is given to Inductor for this graph, its backward included.
+
+    Where a graph has a collective on a group whose ranks have not met, they meet: collective then.
+
+    Args:
+        module: The graph.
+        inputs: What it is first called with.
+        mode: As in torch.compile.
+        options: Those of Inductor, and ours with the prefix "phalanx." (`{"phalanx.strict": True}`, see `Config`).
+
+    Returns:
+        The compiled graph.
+
+    Raises:
+        ValueError, RuntimeError: There is no such option or mode.
+        StrictError: See `Config.strict`.
+    """
+    config, theirs = split_options(options or {})
+    _torch_compat.check_options(theirs)
+    if mode is not None:
+        theirs = {**_torch_compat.mode_options(mode), **theirs}
+    others = theirs.pop(_torch_compat.PASS_OPTION, _torch_compat.present_pass())
+    graph_pass = GraphPass(config, others=others)
+    graph_pass.look_at(module)  # groups are part of the key of AOTAutograd's cache, ...
+    patches = {**theirs, _torch_compat.PASS_OPTION: graph_pass}
+    return _torch_compat.compile_with(module, inputs, patches, graph_pass.look_at)  # ... and of Inductor's

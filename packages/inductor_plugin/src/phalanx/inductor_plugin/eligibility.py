@@ -1,0 +1,157 @@
+"""Which way each collective takes, and why: a pure decision, the same on every rank."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from phalanx.inductor_plugin import _torch_compat, graph
+from phalanx.inductor_plugin.config import Config
+from phalanx.inductor_plugin.graph import Collective
+
+
+class Route(Enum):
+    """What becomes of a collective.
+
+    Attributes:
+        ZERO_COPY: Its input is computed into symmetric memory and communicated where it lies.
+        SLOTS: It goes through the slots of the core: one call, complete on return.
+        STARTED: The same in two calls, with computations between them.
+        COALESCED: It is issued together with others.
+        EPILOGUE: It is additions over the memory of the peers, within the kernel of what follows.
+        PIPELINED: It is one op with the product beside it.
+        KEPT: It stays as it was.
+    """
+
+    ZERO_COPY = "zero copy"
+    SLOTS = "slots"
+    STARTED = "started"
+    COALESCED = "coalesced"
+    EPILOGUE = "epilogue"
+    PIPELINED = "pipelined"
+    KEPT = "kept"
+
+
+# Why a collective is not ZERO_COPY. The codes are part of the report, and stable.
+REASONS = {
+    "": "",
+    "small": "smaller than zero_copy_bytes, where the slots of the core are faster",
+    "group-unknown": "the graph does not say which group it is on",
+    "group-not-served": "the ranks of its group do not share the memory of a host",
+    "device": "its tensors are not all on the CPU",
+    "reduction": "the core does not have its reduction",
+    "dtype": "the core cannot reduce its dtype",
+    "graph-input": "its input is not computed in the graph, so it lies where it lies",
+    "shared-value": "its input is a result of the graph, too",
+    "unknown-size": "only the data says how large its input is",
+    "layout": "its input does not lie in memory in the order of its indices",
+    "splits": "its ranks may give inputs of different sizes",
+    "out": "it writes memory of the caller",
+    "extern": "a kernel that cannot write into the arena computes it, or its product is used elsewhere, too",
+    "list": "one call of its list is not eligible",
+}
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """What the decision depends on of a group. The same on all of its ranks.
+
+    Attributes:
+        served: Its ranks share the memory of a host, so the core serves it.
+        size: Number of its ranks.
+    """
+
+    served: bool
+    size: int
+
+
+Facts = Callable[[str], GroupFacts]  # by the name of a group
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A route, and the code in REASONS of why it is no better one."""
+
+    route: Route
+    reason: str = ""
+
+
+_REDUCTIONS = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"}
+_REDUCED = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+}
+
+
+def input_bytes(tensor: torch.Tensor) -> int | None:
+    """Size of a tensor in bytes, in this call where it is symbolic. None where only the data says it."""
+    count = _torch_compat.size_hint(tensor.numel())
+    return None if count is None else count * tensor.element_size()
+
+
+def served(one: Collective, facts: GroupFacts | None) -> Decision | None:
+    """Why a collective has to stay with torch.distributed, or None where the core can run it."""
+    if one.group is None:
+        return Decision(Route.KEPT, "group-unknown")
+    if facts is None or not facts.served:
+        return Decision(Route.KEPT, "group-not-served")
+    tensors = [one.tensor(i) for i in range(len(one.inputs))]
+    if not all(isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" for tensor in tensors):
+        return Decision(Route.KEPT, "device")
+    if "reduce_op" in one.arguments:
+        reduction = one.arguments["reduce_op"]
+        if not isinstance(reduction, str) or reduction.lower() not in _REDUCTIONS:
+            return Decision(Route.KEPT, "reduction")
+        if not all(tensor.dtype in _REDUCED for tensor in tensors):
+            return Decision(Route.KEPT, "dtype")
+    return None
+
+
+def _one_input(one: Collective, i: int, config: Config) -> str:
+    """Why input `i` cannot lie in an arena, as a code, or ""."""
+    tensor, node = one.tensor(i), one.inputs[i]
+    nbytes = input_bytes(tensor)
+    if nbytes is None:
+        return "unknown-size"
+    if nbytes == 0 or nbytes < config.zero_copy_bytes:
+        return "small"
+    if graph.base_of(node).op != "call_function":
+        return "graph-input"
+    if not graph.is_dense(tensor):
+        return "layout"
+    if one.form.in_place and graph.leaves_graph([node]):
+        return "shared-value"
+    return ""
+
+
+def decide(one: Collective, facts: GroupFacts | None, config: Config) -> Decision:
+    """The route of a collective."""
+    kept = served(one, facts)
+    if kept is not None:
+        return kept
+    if one.form.out:
+        return Decision(Route.SLOTS, "out")
+    if one.form.kind == "all_to_all" and (one.arguments["output_split_sizes"] or one.arguments["input_split_sizes"]):
+        splits = [*one.arguments["output_split_sizes"], *one.arguments["input_split_sizes"]]
+        if len(set(splits)) != 1:
+            return Decision(Route.SLOTS, "splits")
+    found = {_one_input(one, i, config) for i in range(len(one.inputs))}
+    if not one.inputs:
+        return Decision(Route.SLOTS, "small")
+    if found == {""}:
+        return Decision(Route.ZERO_COPY)
+    if len(found) == 1:
+        return Decision(Route.SLOTS, found.pop())
+    return Decision(Route.SLOTS, "list")

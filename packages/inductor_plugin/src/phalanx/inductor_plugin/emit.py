@@ -1,0 +1,89 @@
+"""Writing nodes into a graph, with the fake results that the compiler expects, and sizes that may be symbolic."""
+
+import operator
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from phalanx.inductor_plugin import graph as graphs
+
+aten = torch.ops.aten
+Size = int | Node
+
+
+class Emitter:
+    """Puts calls into one graph, before a node of it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._anchor: Node | None = None
+        values = (graphs.value(node) for node in graph.nodes)
+        modes = (getattr(each, "fake_mode", None) for each in values)
+        self._mode = next((mode for mode in modes if mode is not None), None)
+
+    def before(self, anchor: Node) -> "Emitter":
+        """The same, for calls before this node."""
+        self._anchor = anchor
+        return self
+
+    def after(self, node: Node) -> "Emitter":
+        """The same, for calls after this node."""
+        self._anchor = node.next
+        return self
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        """Put a call into the graph; its fake result is computed from those of its arguments."""
+        assert self._anchor is not None
+        with self.graph.inserting_before(self._anchor):
+            node = self.graph.call_function(target, args, kwargs)
+        fakes = torch.fx.map_arg((args, kwargs), graphs.value)
+        mode: AbstractContextManager[Any] = self._mode if self._mode is not None else nullcontext()
+        with mode:
+            node.meta["val"] = target(*fakes[0], **fakes[1])
+        return node
+
+    # ---- sizes: ints where they are known, nodes where they are symbolic ----
+
+    def size(self, node: Node, dim: int) -> Size:
+        """Size of a tensor along a dim."""
+        found = graphs.value(node).size(dim)
+        return found if isinstance(found, int) else self.call(aten.sym_size.int, node, dim)
+
+    def sizes(self, node: Node) -> list[Size]:
+        """All sizes of a tensor."""
+        return [self.size(node, dim) for dim in range(graphs.value(node).dim())]
+
+    def product(self, factors: Sequence[Size]) -> Size:
+        """The product of sizes; 1 of none."""
+        number = 1
+        result: Node | None = None
+        for factor in factors:
+            if isinstance(factor, int):
+                number *= factor
+            else:
+                result = factor if result is None else self.call(operator.mul, result, factor)
+        if result is None:
+            return number
+        return result if number == 1 else self.call(operator.mul, result, number)
+
+    def strides(self, sizes: Sequence[Size]) -> list[Size]:
+        """Of a contiguous tensor of these sizes."""
+        return [self.product(sizes[dim + 1 :]) for dim in range(len(sizes))]
+
+    def shaped_like(self, node: Node, like: Node, sizes: Sequence[Size] | None = None) -> Node:
+        """A node's memory in the shape of another node."""
+        if tuple(graphs.value(node).shape) == tuple(graphs.value(like).shape):
+            return node
+        return self.call(aten.view.default, node, list(sizes) if sizes is not None else self.sizes(like))
+
+
+def replace(nodes: Sequence[Node], by: Node) -> None:
+    """Let the users of these nodes use another one, and take these out where nobody is left."""
+    for node in nodes:
+        node.replace_all_uses_with(by, delete_user_cb=lambda user: user is not by and user not in nodes)
+    for node in reversed(nodes):
+        if not node.users:
+            node.graph.erase_node(node)

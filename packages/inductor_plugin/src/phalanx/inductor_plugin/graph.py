@@ -1,0 +1,229 @@
+"""What a graph communicates: its collectives, who waits for them, and who uses what comes out."""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from phalanx.inductor_plugin import _torch_compat
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an op of torch or of ours does.
+
+    Attributes:
+        kind: The collective: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, shard_dim_all_to_all.
+        several: It takes and gives a list of tensors.
+        in_place: It writes its input.
+        out: It writes an argument of that name.
+    """
+
+    kind: str
+    several: bool = False
+    in_place: bool = False
+    out: bool = False
+
+
+_FORMS = {
+    "all_reduce": Form("all_reduce"),
+    "all_reduce_": Form("all_reduce", in_place=True),
+    "all_reduce_coalesced": Form("all_reduce", several=True),
+    "all_reduce_coalesced_": Form("all_reduce", several=True, in_place=True),
+    "all_gather_into_tensor": Form("all_gather"),
+    "all_gather_into_tensor_out": Form("all_gather", out=True),
+    "all_gather_into_tensor_coalesced": Form("all_gather", several=True),
+    "reduce_scatter_tensor": Form("reduce_scatter"),
+    "reduce_scatter_tensor_out": Form("reduce_scatter", out=True),
+    "reduce_scatter_tensor_coalesced": Form("reduce_scatter", several=True),
+    "all_to_all_single": Form("all_to_all"),
+    "broadcast": Form("broadcast"),
+    "broadcast_": Form("broadcast", in_place=True),
+}
+_NAMESPACES = ("phalanx", "_c10d_functional")
+
+
+def form_of(node: Node) -> Form | None:
+    """What collective a node is, or None."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if node.target.namespace in _NAMESPACES:
+        return _FORMS.get(node.target._opname)
+    if node.target.namespace == "_dtensor" and node.target._opname == "shard_dim_alltoall":
+        return Form("shard_dim_all_to_all")
+    return None
+
+
+def is_wait(node: Node) -> bool:
+    """Whether a node waits for its argument and gives it back."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace in _NAMESPACES
+        and node.target._opname == "wait_tensor"
+    )
+
+
+def value(node: Node) -> Any:
+    """The fake tensor, or list of them, that a node stands for; None where torch did not say."""
+    return node.meta.get("val")
+
+
+@dataclass
+class Collective:
+    """A collective of the graph.
+
+    Attributes:
+        node: The call.
+        form: What it does.
+        name: Of the op, such as all_reduce_coalesced.
+        group: The name of its group; None where the graph does not say it.
+        arguments: All arguments by name.
+        inputs: What it reads.
+        results: For each input, the nodes that stand for its result: the first one, and the waits.
+    """
+
+    node: Node
+    form: Form
+    name: str
+    group: str | None
+    arguments: dict[str, Any]
+    inputs: list[Node]
+    results: list[list[Node]] = field(default_factory=list)
+
+    def users(self, i: int) -> list[Node]:
+        """Who uses result `i`, in the order of the graph's lists, without who only waits."""
+        same = self.results[i]
+        return [user for node in same for user in node.users if user not in same and user is not self.node]
+
+    def tensor(self, i: int = 0) -> torch.Tensor:
+        """The fake tensor of input `i`."""
+        found: torch.Tensor = value(self.inputs[i])
+        return found
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    schema = node.target._schema  # type: ignore[union-attr]
+    bound = {argument.name: given for argument, given in zip(schema.arguments, node.args, strict=False)}
+    bound.update(node.kwargs)
+    return bound
+
+
+def _waits(start: list[Node]) -> list[Node]:
+    """The nodes, and all waits for them, waits for waits included."""
+    found = list(start)
+    for node in found:  # grows
+        found.extend(user for user in node.users if is_wait(user) and user not in found)
+    return found
+
+
+def _results(node: Node, form: Form, inputs: list[Node]) -> list[list[Node]]:
+    if form.several and not form.in_place:
+        picked: list[list[Node]] = [[] for _ in inputs]
+        for user in node.users:
+            if user.target is operator.getitem:
+                picked[user.args[1]].append(user)  # type: ignore[index]
+        return [_waits(each) for each in picked]
+    if form.in_place:  # the op gives its argument back, and so do waits for it
+        later = [_waits([each])[1:] for each in inputs]
+        if not form.several:
+            return [_waits([node]) + later[0]]
+        picked = [[] for _ in inputs]
+        for user in node.users:
+            if user.target is operator.getitem:
+                picked[user.args[1]].append(user)  # type: ignore[index]
+        return [_waits(each) + more for each, more in zip(picked, later, strict=True)]
+    return [_waits([node])]
+
+
+def collectives(graph: Graph) -> Iterator[Collective]:
+    """The collectives of a graph, in its order."""
+    for node in list(graph.nodes):
+        form = form_of(node)
+        if form is None:
+            continue
+        bound = _arguments(node)
+        given = bound["inputs"] if form.several else [bound["input"]]
+        group = _torch_compat.group_name_of(bound.get("group_name"))
+        name = node.target._opname
+        yield Collective(node, form, name, group, bound, list(given), _results(node, form, list(given)))
+
+
+# ---- aliases ---------------------------------------------------------------------------------------------------------
+
+# Ops whose result may be, in Inductor, the very memory of their argument though their schemas do not say so.
+_MAY_ALIAS = {
+    "_unsafe_view",
+    "reshape",
+    "_reshape_copy",
+    "contiguous",
+    "convert_element_type",
+    "_to_copy",
+    "to",
+    "lift_fresh_copy",
+    "alias_copy",
+    "view_copy",
+}
+
+
+def may_alias(node: Node) -> bool:
+    """Whether what a node gives may lie in the memory of its first argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    return node.target._opname in _MAY_ALIAS or any(each.alias_info is not None for each in schema.returns)
+
+
+def uses(nodes: list[Node]) -> list[Node]:
+    """Who uses the memory of these nodes: users, and users of what may alias them."""
+    found: list[Node] = []
+    queue = list(nodes)
+    seen = set(queue)
+    for node in queue:  # grows
+        for user in node.users:
+            if user in seen:
+                continue
+            seen.add(user)
+            if may_alias(user) and user.args and user.args[0] is node:
+                queue.append(user)
+            else:
+                found.append(user)
+    return found
+
+
+def leaves_graph(nodes: list[Node]) -> bool:
+    """Whether the memory of these nodes may be a result of the graph."""
+    return any(user.op == "output" for user in uses(nodes))
+
+
+def base_of(node: Node) -> Node:
+    """The node whose memory this one is a view of, or itself."""
+    while may_alias(node) and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def is_private(node: Node) -> bool:
+    """Whether only its one user can see what is written over a node: computed here, and no views of it are about."""
+    while True:
+        if len(node.users) != 1 or node.op in ("placeholder", "get_attr"):
+            return False
+        if not may_alias(node):
+            return node.op == "call_function"
+        if node.target is operator.getitem or not isinstance(node.args[0], Node):
+            return False
+        node = node.args[0]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory element by element in the order of its indices."""
+    return tensor.layout == torch.strided and tensor.is_contiguous()

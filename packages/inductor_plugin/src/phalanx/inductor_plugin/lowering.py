@@ -1,0 +1,252 @@
+"""One graph's collectives, each on its route: the arenas of the groups, what lies in them and when, and the calls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from phalanx.inductor_plugin import graph as graphs
+from phalanx.inductor_plugin import lower, ops
+from phalanx.inductor_plugin.config import Config
+from phalanx.inductor_plugin.eligibility import Decision, Facts, Route, decide, input_bytes
+from phalanx.inductor_plugin.emit import Emitter, Size
+from phalanx.inductor_plugin.epilogue import Epilogue
+from phalanx.inductor_plugin.graph import Collective
+from phalanx.inductor_plugin.overlap import Overlap
+from phalanx.inductor_plugin.place import Producer, producer_of, sizes_of, write
+from phalanx.inductor_plugin.plan import SEPARATOR, Life, describe, place, plan_text
+from phalanx.inductor_plugin.report import Line
+
+
+@dataclass
+class Value:
+    """An input that lies in the arena.
+
+    Attributes:
+        producer: Who computes it.
+        life: When and where it lies; None where its size is symbolic: then it has an arena of its own.
+        stays: The result takes its place, and lies there as long as it is used.
+        view: The view of the arena, once it is there.
+        released: What came next in its place waits for who reads it.
+    """
+
+    producer: Producer
+    life: Life | None
+    stays: bool
+    view: Node | None = None
+    released: bool = False
+
+
+@dataclass
+class Task:
+    """A collective and what is to become of it."""
+
+    one: Collective
+    decision: Decision
+    values: list[Value]
+
+
+class Lowering:
+    """The rewriting of one graph."""
+
+    def __init__(self, graph: Graph, config: Config, facts: Facts) -> None:
+        self.config = config
+        self.facts = facts
+        self.emit = Emitter(graph)
+        self.position = {node: i for i, node in enumerate(graph.nodes)}
+        self.overlap = Overlap(config, self.position)
+        self.arenas: dict[str, Node] = {}
+        self.names: dict[str, str] = {}
+        self.arena_bytes: dict[str, int] = {}
+        self.lines: list[Line] = []
+        self.tasks = [self._task(one) for one in graphs.collectives(graph)]
+
+    # ---- before anything is changed ----
+
+    def _task(self, one: Collective) -> Task:
+        facts = self.facts(one.group) if one.group is not None else None
+        decision = decide(one, facts, self.config)
+        if Epilogue.takes(one, decision, facts, self.config):
+            decision = Decision(Route.EPILOGUE)
+        if decision.route not in (Route.ZERO_COPY, Route.EPILOGUE):
+            return Task(one, decision, [])
+        values = []
+        for i in range(len(one.inputs)):
+            producer = producer_of(one, i)
+            if producer is None:
+                reason = "small" if decision.route is Route.EPILOGUE else "extern"
+                return Task(one, Decision(Route.SLOTS, reason), [])
+            values.append(self._value(one, i, producer, decision.route))
+        return Task(one, decision, values)
+
+    def _value(self, one: Collective, i: int, producer: Producer, route: Route) -> Value:
+        tensor = one.tensor(i)
+        here = self.position[one.node]
+        stays = route is Route.ZERO_COPY and one.form.kind in lower.IN_PLACE and not graphs.leaves_graph(one.results[i])
+        if not isinstance(tensor.numel(), int):
+            return Value(producer, None, stays)
+        # A copy into a view is put right before the collective; a product writes where it is computed.
+        start = self.position[producer.node] if producer.into else here
+        end = here
+        if stays or route is Route.EPILOGUE:
+            end = max((self.position[user] for user in graphs.uses(one.results[i])), default=here)
+        return Value(producer, Life(input_bytes(tensor) or 0, start, end), stays)
+
+    def plan(self) -> None:
+        """Place the values, and put the arena of each group at the head of the graph."""
+        groups = list(dict.fromkeys(task.one.group for task in self.tasks if task.decision.route is not Route.KEPT))
+        head = next(node for node in self.emit.graph.nodes if node.op != "placeholder")
+        for group in groups:
+            assert group is not None
+            mine = [task for task in self.tasks if task.one.group == group]
+            lives = [value.life for task in mine for value in task.values if value.life is not None]
+            nbytes = place(lives)
+            lines = [
+                " ".join([describe(task.one), *(f"at {v.life.offset}" for v in task.values if v.life is not None)])
+                for task in mine
+            ]
+            text = plan_text(group, self.facts(group).size, lines, nbytes)
+            self.names[group] = text
+            self.arena_bytes[group] = nbytes
+            self.arenas[group] = self.emit.before(head).call(ops.plain("symm_arena"), nbytes, text, group)
+
+    # ---- the calls ----
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        self.plan()
+        for task in self.tasks:
+            one, decision = task.one, task.decision
+            if decision.route is Route.ZERO_COPY:
+                copied = self._zero_copy(task)
+            elif decision.route is Route.EPILOGUE:
+                copied = self._epilogue(task)
+            elif decision.route is Route.SLOTS:
+                decision, copied = self._slots(task)
+            else:
+                copied = self._copied_by_torch(one)
+            nbytes = [input_bytes(one.tensor(i)) for i in range(len(one.inputs))]
+            known = None if None in nbytes else sum(each or 0 for each in nbytes)
+            before = self._copied_by_torch(one)
+            self.lines.append(
+                Line(describe(one), one.group or "?", decision.route, decision.reason, known, before, copied)
+            )
+
+    @property
+    def order(self) -> Node:
+        """The tensor that stands for the order of what the graph sends."""
+        return next(iter(self.arenas.values()))
+
+    @staticmethod
+    def _copied_by_torch(one: Collective) -> int:
+        if one.form.in_place or one.form.kind not in lower.IN_PLACE:
+            return 0
+        return sum(input_bytes(one.tensor(i)) or 0 for i in range(len(one.inputs)))
+
+    def _slots(self, task: Task) -> tuple[Decision, int]:
+        one = task.one
+        first_use = self.overlap.worth_starting(one)
+        if first_use is not None and lower.can_be_in_place(one):
+            lower.started(self.emit, one, first_use, self.order)
+            return Decision(Route.STARTED, task.decision.reason), 0
+        in_place = lower.slots(self.emit, one, self.order)
+        copied = 0 if in_place or one.form.kind not in lower.IN_PLACE else self._copied_by_torch(one)
+        return task.decision, copied
+
+    def _written(self, task: Task) -> list[Node]:
+        """The inputs in the arena, in the shapes of the collective."""
+        inputs = []
+        for i, value in enumerate(task.values):
+            view = self._view(task.one, i, value)
+            inputs.append(self.emit.before(task.one.node).shaped_like(view, task.one.inputs[i]))
+        return inputs
+
+    def _zero_copy(self, task: Task) -> int:
+        one = task.one
+        inputs = self._written(task)
+        self.emit.before(one.node)
+        if all(value.stays for value in task.values):
+            lower.in_place_on(self.emit, one, inputs, self.order)
+        else:
+            lower.into_new(self.emit, one, inputs, self.order)
+        for value in task.values:
+            if value.producer.into:
+                self._drop_product(value)
+        return 0
+
+    def _epilogue(self, task: Task) -> int:
+        group = task.one.group
+        assert group is not None
+        (value,) = task.values
+        assert value.life is not None
+        (view,) = self._written(task)
+        Epilogue(self.emit, self.arenas[group], self.facts(group).size).write(task.one, view, value.life.offset)
+        if value.producer.into:
+            self._drop_product(value)
+        return 0
+
+    def _drop_product(self, value: Value) -> None:
+        """Take out a product that is now written into the arena, and the views of it."""
+        node = value.producer.node
+        for user in reversed(self._chain(node)):
+            if not user.users:
+                self.emit.graph.erase_node(user)
+
+    @staticmethod
+    def _chain(node: Node) -> list[Node]:
+        found = [node]
+        for each in found:  # grows
+            found.extend(user for user in each.users if graphs.may_alias(user))
+        return found
+
+    def _view(self, one: Collective, i: int, value: Value) -> Node:
+        """The place of an input, written."""
+        group = one.group
+        assert group is not None
+        producer = value.producer
+        emit = self.emit.before(producer.node if producer.into else one.node)
+        sizes = sizes_of(emit, producer)
+        dtype = graphs.value(producer.node).dtype
+        if value.life is None:
+            arena, offset = self._arena_of_its_own(emit, group, sizes, dtype), 0
+        else:
+            arena, offset = self.arenas[group], value.life.offset
+            self._release(emit, arena, group, value.life)
+        view = emit.call(ops.plain("arena_view"), arena, offset, sizes, dtype)
+        write(emit, producer, view, sizes)
+        value.view = view
+        return view
+
+    def _arena_of_its_own(self, emit: Emitter, group: str, sizes: Sequence[Size], dtype: torch.dtype) -> Node:
+        """For a value of symbolic size: it grows with the largest that came."""
+        name, _, body = self.names[group].partition(SEPARATOR)
+        number = self.arena_bytes.setdefault(f"{group}/", 0)
+        self.arena_bytes[f"{group}/"] = number + 1
+        nbytes = emit.product([*sizes, dtype.itemsize])
+        return emit.call(ops.plain("symm_arena"), nbytes, f"{name}, value {number}{SEPARATOR}{body}", group)
+
+    def _release(self, emit: Emitter, arena: Node, group: str, life: Life) -> None:
+        """Let those who read what lay here before do so before it is written over."""
+        readers: list[Node] = []
+        for task in self.tasks:
+            for value in task.values if task.one.group == group else []:
+                before = value.life
+                if value.view is None or before is None or value.released:
+                    continue
+                if before.end < life.start and before.shares(life):
+                    value.released = True
+                    readers.extend(_tensors(graphs.uses([value.view])))
+        if readers:
+            emit.call(ops.plain("arena_release_"), arena, list(dict.fromkeys(readers)))
+
+
+def _tensors(nodes: Sequence[Node]) -> list[Node]:
+    """Those nodes that are tensors, and the parts of those that are several."""
+    found = []
+    for node in nodes:
+        if isinstance(graphs.value(node), torch.Tensor):
+            found.append(node)
+        elif isinstance(graphs.value(node), list | tuple):
+            found.extend(user for user in node.users if isinstance(graphs.value(user), torch.Tensor))
+    return found

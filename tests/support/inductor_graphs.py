@@ -1,0 +1,132 @@
+"""Graphs as the plug-in's pass gets them and leaves them, without compiling any: for tests of one process.
+
+    from inductor_graphs import lowered
+
+    graph = lowered(lambda x: fc.all_reduce(x.relu(), "sum", "0"), torch.randn(4), zero_copy_bytes=0)
+    assert names(graph) == [...]
+
+The process has a process group of torch's backend "fake", of `size` ranks, and the pass is told that the core serves
+it. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._inductor.decomposition import select_decomp_table
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from phalanx.inductor_plugin.config import Config
+from phalanx.inductor_plugin.eligibility import GroupFacts
+from phalanx.inductor_plugin.passes import GraphPass
+from phalanx.inductor_plugin.report import Report, clear_reports, reports
+
+__all__ = ["Lowered", "fake_group", "lowered", "names"]
+
+
+@contextlib.contextmanager
+def fake_group(size: int = 2) -> Iterator[str]:
+    """A process group that sends nothing. Gives its name."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield dist.group.WORLD.group_name
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass
+class Lowered:
+    """The graphs that a function became (forward, then backward), and what the pass reported."""
+
+    graphs: list[torch.fx.Graph]
+    reports: list[Report]
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        """The only one."""
+        (graph,) = self.graphs
+        return graph
+
+
+def lowered(
+    function: Callable[..., Any],
+    *inputs: Any,
+    size: int = 2,
+    served: bool = True,
+    dynamic: bool | None = False,
+    backward: bool = False,
+    **config: Any,
+) -> Lowered:
+    """Trace a function, and let the pass rewrite its graphs.
+
+    Args:
+        function: Uses functional collectives on the process group of `fake_group`.
+        inputs: What it is called with.
+        size: Of every group, as the pass is told.
+        served: Whether the core serves it, as the pass is told.
+        dynamic: As in torch.compile.
+        backward: Also run the backward of the sum of its result.
+        config: Options of the plug-in that are not as by default.
+    """
+    graphs: list[torch.fx.Graph] = []
+    graph_pass = GraphPass(Config(**config), lambda name: GroupFacts(served, size))
+
+    def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
+        graph_pass(module.graph)
+        module.recompile()
+        graphs.append(module.graph)
+        return lambda *args: _results(module, args)
+
+    def backend(module: torch.fx.GraphModule, given: Any) -> Any:
+        return aot_module_simplified(
+            module, given, fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table()
+        )
+
+    torch._dynamo.reset()
+    clear_reports()
+    result = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
+    if backward:
+        result.sum().backward()
+    return Lowered(graphs, reports())
+
+
+def _results(module: torch.fx.GraphModule, args: Any) -> Any:
+    """Tensors of the shapes that the graph gives: nothing is computed."""
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    symbols: dict[Any, int] = {}
+    for node, given in zip((node for node in module.graph.nodes if node.op == "placeholder"), args, strict=True):
+        if isinstance(given, int) and not isinstance(node.meta["val"], int):
+            symbols[node.meta["val"].node.expr] = given
+
+    def number(value: Any) -> int:
+        return value if isinstance(value, int) else int(value.node.expr.subs(symbols))
+
+    def made(node: Any) -> Any:
+        if not isinstance(node, torch.fx.Node):
+            return node
+        found = node.meta["val"]
+        if not isinstance(found, torch.Tensor):
+            return number(found)
+        return torch.zeros([number(one) for one in found.shape], dtype=found.dtype)
+
+    return [made(one) for one in output.args[0]]
+
+
+def names(graph: torch.fx.Graph) -> list[str]:
+    """The calls of a graph: "mm_into_" of torch.ops.phalanx, "ordered.all_reduce_", "aten.relu", ..."""
+    found = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload):
+            found.append(node.target.__name__)
+            continue
+        space = {"phalanx": "", "phalanx_ordered": "ordered."}.get(node.target.namespace, f"{node.target.namespace}.")
+        found.append(f"{space}{node.target._opname}")
+    return found
