@@ -1,7 +1,7 @@
 """A compiled tensor-parallel block: the plug-in beside stock Inductor over two backends, and beside no communication.
 
-    python benchmarks/compiled_block.py [--hidden 1024 2048] [--tokens 1 8 32 128 512] [--dtypes float32 bfloat16]
-                                        [--seconds 4] [--memory] [--json FILE]
+    python benchmarks/compiled_block.py [--hidden 1024 2048 4096] [--tokens 1 8 32 128 512]
+                                        [--dtypes float32 bfloat16] [--seconds 3] [--memory] [--json FILE]
 
 Attention and an MLP, each after a norm, without gradients. Two ranks on a core each, with half of the heads and half of
 the MLP, so that two sums over the ranks are left. They are those of torch.distributed._functional_collectives: the same
@@ -46,7 +46,7 @@ RANKS = 2
 HEAD = 64  # features of a head
 VARIANTS = ("gloo", "phalanx", "plug-in", "alone")
 INPUTS = 4  # that take turns, so that nobody finds what it left in memory right
-WARM_UP, LEAST_ROUNDS, MOST_ROUNDS = 3, 10, 2000
+WARM_UP, LEAST_ROUNDS, MOST_ROUNDS = 2, 6, 2000
 # Of the greatest element of the result: what the order of sums explains, with room.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 MEMORY_ROW = (1024, 512, "float32")
@@ -70,7 +70,8 @@ def block(x: torch.Tensor, weights: list[torch.Tensor], total: Sum) -> torch.Ten
     return x + total(functional.linear(wide, down))
 
 
-def whole_weights(hidden: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def whole_weights(hidden: int, name: str) -> list[torch.Tensor]:
+    dtype = getattr(torch, name)
     drawn = torch.Generator().manual_seed(1)
 
     def made(rows: int, columns: int) -> torch.Tensor:
@@ -108,16 +109,14 @@ def compiled(who: str, weights: list[torch.Tensor], groups: dict[str, Any]) -> R
 class Row:
     """One row of the table on one rank: the variants, inputs, and what must come out."""
 
-    def __init__(self, hidden: int, tokens: int, dtype: str, groups: dict[str, Any], who: tuple[str, ...]) -> None:
-        self.what = {"hidden": hidden, "tokens": tokens, "dtype": dtype}
-        self.dtype = getattr(torch, dtype)
+    def __init__(self, tokens: int, whole: list[torch.Tensor], groups: dict[str, Any], who: tuple[str, ...]) -> None:
+        hidden, self.dtype = len(whole[0]), whole[0].dtype
+        self.what = {"hidden": hidden, "tokens": tokens, "dtype": str(self.dtype).removeprefix("torch.")}
         torch._dynamo.reset()
         drawn = torch.Generator().manual_seed(tokens)
         self.inputs = [torch.randn(tokens, hidden, generator=drawn).to(self.dtype) for _ in range(INPUTS)]
-        whole = whole_weights(hidden, self.dtype)
         self.expected = [block(x, whole, lambda part: part) for x in self.inputs]
         weights = part_of(whole, dist.get_rank())
-        del whole
         self.runs = {each: compiled(each, weights, groups) for each in who}
         self.differences = dict.fromkeys(who, 0.0)
 
@@ -190,7 +189,7 @@ def arena_bytes(who: str) -> int:
         return 0
     from phalanx import inductor_plugin
 
-    return max(report.arena_bytes for report in inductor_plugin.reports())
+    return max(sum(report.arena_bytes.values()) for report in inductor_plugin.reports())
 
 
 # ---- ranks and output ------------------------------------------------------------------------------------------------
@@ -204,13 +203,15 @@ def run_rank(rank: int, folder: str, options: argparse.Namespace, memory_of: str
     groups = {"gloo": dist.group.WORLD, "phalanx": dist.new_group(backend="phalanx")}
     with torch.no_grad():
         if memory_of:
-            found: Any = peak_memory(Row(*MEMORY_ROW, groups, (memory_of,)), memory_of)
+            hidden, tokens, dtype = MEMORY_ROW
+            found: Any = peak_memory(Row(tokens, whole_weights(hidden, dtype), groups, (memory_of,)), memory_of)
         else:
             found = []
             for dtype in options.dtypes:
                 for hidden in options.hidden:
+                    whole = whole_weights(hidden, dtype)
                     for tokens in options.tokens:
-                        found.append(Row(hidden, tokens, dtype, groups, VARIANTS).measure(options.seconds))
+                        found.append(Row(tokens, whole, groups, VARIANTS).measure(options.seconds))
                         if rank == 0:
                             print(line_of(found[-1]), flush=True)
     if rank == 0:
@@ -253,10 +254,10 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 2048])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 128, 512])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--seconds", type=float, default=4, help="of each row, after compiling")
+    parser.add_argument("--seconds", type=float, default=3, help="of each row, after compiling")
     parser.add_argument("--memory", action="store_true", help="peak memory of each variant, too")
     parser.add_argument("--json", default="", metavar="FILE")
     options = parser.parse_args()

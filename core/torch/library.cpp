@@ -93,14 +93,18 @@ bool define(TorchLibraryHandle library, const Op &op, const std::string &schema)
 
 // The kernel of a collective in phalanx_ordered, which has two arguments more, at the end: a tensor that stands for the
 // order of what is sent, which only compilers look at, and whether it may be left pending.
-constexpr const char *kOrderArguments = ", Tensor(o!) order, bool start=False)";
 template <size_t I>
 void ordered_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
   const Tensor order(stack[inputs - 2]);
   const CompletionScope scope(stack[inputs - 1] == 0);
   kOps[I].kernel(stack, inputs - 2, outputs);
 }
-std::string ordered_schema(std::string schema) { return schema.replace(schema.find(") ->"), 1, kOrderArguments); }
+// A result that is a list goes with no written argument in torch's compilers, so there `order` is only read.
+std::string ordered_schema(std::string schema) {
+  const bool gives_list = schema.find("-> Tensor[]") != std::string::npos;
+  return schema.replace(schema.find(") ->"), 1,
+                        std::string(", Tensor") + (gives_list ? "" : "(o!)") + " order, bool start=False)");
+}
 template <size_t... I>
 constexpr std::array<Kernel *, sizeof...(I)> ordered_kernels(std::index_sequence<I...>) {
   return {ordered_kernel<I>...};

@@ -126,19 +126,12 @@ struct Block {
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
 
-// Each further product packs b once more, and one of few rows is slow for itself: a piece has at least so many rows,
-// and a row for so many columns of b. Measured with benchmarks/pipelined_products.py.
-constexpr int64_t kRowsOfPiece = 256;
-constexpr int64_t kColumnsForRow = 4;
-constexpr int64_t kMostPieces = 8;
-
 struct Pieces {  // of rows, as even as can be
   int64_t rows, count;
 
-  Pieces(const Call &call, int64_t wished, int64_t all_rows, const Matrix &b) : rows(all_rows), count(wished) {
-    if (count <= 0) count = std::min(kMostPieces, rows / std::max(kRowsOfPiece, b.columns / kColumnsForRow));
-    count = call.group->size == 1 ? 1 : std::clamp<int64_t>(count, 1, std::max<int64_t>(rows, 1));
-  }
+  Pieces(const Call &call, int64_t wished, int64_t all_rows)
+      : rows(all_rows),
+        count(call.group->size == 1 ? 1 : std::clamp<int64_t>(wished, 1, std::max<int64_t>(all_rows, 1))) {}
   int64_t begin(int64_t piece) const { return rows / count * piece + std::min(piece, rows % count); }
   int64_t size(int64_t piece) const { return begin(piece + 1) - begin(piece); }
   bool last(int64_t piece) const { return piece + 1 == count; }
@@ -203,10 +196,27 @@ phx_status reduce_scatter(const Call &call, const void *in, void *out, size_t co
   return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, nullptr, work);
 }
 
-// Whether to gather while the own rows are multiplied: that makes a product for each rank out of one. Alike on all
-// ranks, as the shapes are.
-bool worth_cutting(int64_t size, int64_t shard_rows, const Matrix &b) {
-  return size > 1 && shard_rows >= kRowsOfPiece && size * shard_rows >= (size - 1) * 4 * b.columns;
+// ---- what the op chooses, by the shapes, which are alike on all ranks -----------------------------------------------
+
+// Measured with benchmarks/pipelined_products.py, two ranks that keep step: each further product packs b once more, and
+// one of few rows is slow for itself.
+constexpr int64_t kRows = 256;       // of one product, at least
+constexpr int64_t kPackingCost = 4;  // in elements moved, for each of b
+
+// No size was found at which an all_reduce in pieces is faster where ranks keep step.
+constexpr int64_t kPiecesOfAllReduce = 1;
+
+// Of a large product only two pieces have memory at a time, which stays in the cache.
+int64_t pieces_of_reduce_scatter(int64_t own_rows, const Matrix &a, const Matrix &b) {
+  constexpr size_t kLarge = size_t{16} << 20;
+  constexpr int64_t kMost = 16;
+  if (b.bytes(a.rows) < kLarge) return 1;
+  return std::min({kMost, own_rows / kRows, own_rows / (kPackingCost * std::max<int64_t>(a.columns, 1))});
+}
+
+// Whether to gather while the own rows are multiplied: that makes a product for each rank out of one.
+bool gathers_meanwhile(int64_t size, int64_t shard_rows, const Matrix &b) {
+  return size > 1 && shard_rows >= kRows && size * shard_rows >= (size - 1) * kPackingCost * b.columns;
 }
 
 }  // namespace
@@ -227,7 +237,7 @@ void mm_all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
     return copy_into(target, Tensor(stack[0]));
   }
   check_reduction(call, reduction, out.type);
-  const Pieces pieces(call, wished, a.rows, b);
+  const Pieces pieces(call, wished > 0 ? wished : kPiecesOfAllReduce, a.rows);
   auto *data = static_cast<char *>(mutable_data(target));
   fly(call, [&](Flight &flight) {
     for (int64_t piece = 0; piece < pieces.count; ++piece) {
@@ -260,7 +270,7 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   }
   check_reduction(call, reduction, a.type);
   const int64_t own_rows = a.rows / group_size;
-  const Pieces pieces(call, wished, own_rows, b);
+  const Pieces pieces(call, wished > 0 ? wished : pieces_of_reduce_scatter(own_rows, a, b), own_rows);
   Block result(own_rows, b, a);
   std::array<Block, kBlocks> blocks;
   for (int64_t i = 0; i < std::min<int64_t>(kBlocks, pieces.count); ++i)
@@ -303,7 +313,7 @@ void all_gather_mm(StableIValue *stack, uint64_t, uint64_t) {
   const auto gather = [&](phx_work **work) {
     return phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, nullptr, work);
   };
-  if (!worth_cutting(group_size, shard.rows, b)) {
+  if (!gathers_meanwhile(group_size, shard.rows, b)) {
     check_core(gather(nullptr));
     multiply(whole.tensor, right, result.tensor);
   } else {

@@ -26,7 +26,7 @@ inline bool is_amd() {
 }
 
 // Whether `rep movsb` is the fastest way to copy much: it takes over the lines that it fills without fetching them, and
-// reads far ahead. So measured on AMD's Zen 5; processors of AMD before it (families below 1Ah) were slow with it.
+// reads far ahead. So measured on AMD's Zen 5 (family 1Ah); other processors keep what was measured on them.
 inline bool has_fast_strings() {
 #if defined(__x86_64__) && !defined(PHX_SANITIZED)
   static const bool fast = [] {

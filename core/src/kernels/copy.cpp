@@ -4,15 +4,15 @@
 // for memory, or for another core's cache, most of the time. Four pages side by side nearly double the rate.
 //
 // Where string instructions are fast, one of them does better than any of these loops: its stores need not fetch the
-// lines that they fill, nor wait for another core to give them up one after the other. Then it is also better than
-// stores around the cache. See docs/explanation/algorithms.
+// lines that they fill, nor wait for another core to give them up one after the other. Stores around the cache only win
+// where what is read lies in a cache. See docs/explanation/algorithms.
 #include <cstring>
 
 #include "base/processor.h"
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace phx::kernels {
@@ -24,6 +24,7 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kPages = 4;
+constexpr size_t kSlotBytes = size_t{256} << 10;  // more than this has not come through a slot, so lies in memory
 
 template <bool kStreaming>
 inline void copy_line(char *to, const char *from) {
@@ -49,6 +50,33 @@ inline void copy_string(char *to, const char *from, size_t size) {
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(size) : : "memory");
 }
 
+// Whole lines, to where one begins. Returns how many bytes are done.
+template <bool kStreaming>
+size_t copy_lines(char *to, const char *from, size_t size) {
+  size_t at = 0;
+  for (; at + kPages * kPage <= size; at += kPages * kPage)
+    for (size_t line = 0; line < kPage; line += kLine)
+      for (size_t page = 0; page < kPages; ++page)
+        copy_line<kStreaming>(to + at + page * kPage + line, from + at + page * kPage + line);
+  for (; at + kLine <= size; at += kLine) copy_line<kStreaming>(to + at, from + at);
+  if (kStreaming) _mm_sfence();  // such stores are not ordered with later ones by themselves
+  return at;
+}
+
+// The same with one store for each line.
+__attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const char *from, size_t size) {
+  const auto line = [&](size_t at) __attribute__((target("avx512f"))) {
+    _mm512_stream_si512(reinterpret_cast<__m512i *>(to + at), _mm512_loadu_si512(from + at));
+  };
+  size_t at = 0;
+  for (; at + kPages * kPage <= size; at += kPages * kPage)
+    for (size_t i = 0; i < kPage; i += kLine)
+      for (size_t page = 0; page < kPages; ++page) line(at + page * kPage + i);
+  for (; at + kLine <= size; at += kLine) line(at);
+  _mm_sfence();
+  return at;
+}
+
 template <bool kStreaming>
 void copy_pages(char *to, const char *from, size_t size) {
   const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
@@ -57,18 +85,12 @@ void copy_pages(char *to, const char *from, size_t size) {
     return;
   }
   std::memcpy(to, from, head);
-  size_t at = head;
-  if (has_fast_strings()) {
-    copy_string(to + at, from + at, size - at);
-    return;
-  }
-  for (; at + kPages * kPage <= size; at += kPages * kPage)
-    for (size_t line = 0; line < kPage; line += kLine)
-      for (size_t page = 0; page < kPages; ++page)
-        copy_line<kStreaming>(to + at + page * kPage + line, from + at + page * kPage + line);
-  for (; at + kLine <= size; at += kLine) copy_line<kStreaming>(to + at, from + at);
-  if (kStreaming) _mm_sfence();  // such stores are not ordered with later ones by themselves
-  std::memcpy(to + at, from + at, size - at);
+  to += head, from += head, size -= head;
+  if (has_fast_strings() && (!kStreaming || size > kSlotBytes)) return copy_string(to, from, size);
+  static const bool avx512 = has_fast_strings() && __builtin_cpu_supports("avx512f") != 0;
+  const size_t done =
+      kStreaming && avx512 ? stream_lines_avx512(to, from, size) : copy_lines<kStreaming>(to, from, size);
+  std::memcpy(to + done, from + done, size - done);
 }
 
 }  // namespace

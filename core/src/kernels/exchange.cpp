@@ -22,10 +22,10 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kPages = 4;
-constexpr size_t kStringBytes = size_t{4} << 10;
+constexpr size_t kStringBytes = size_t{8} << 10;
 constexpr size_t kPieceBytes = size_t{64} << 10;  // stays in the second-level cache between the two
 
-// What is left of `size` is done as ever.
+// Returns how many bytes it has done: too few are better off with vectors.
 size_t strings(char *out, char *slot, const char *next, size_t size) {
   size_t at = 0;
   while (size - at >= kStringBytes) {
@@ -114,7 +114,8 @@ void exchange(void *out, void *slot, const void *next, size_t size, bool streami
   char *to = static_cast<char *>(out), *middle = static_cast<char *>(slot);
   const char *from = static_cast<const char *>(next == nullptr ? slot : next);
   size_t done = has_fast_strings() ? strings(to, middle, from, size) : 0;
-  if (streaming && done == 0) {
+  streaming = streaming && done == 0;
+  if (streaming) {
     done = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
     if (done > size) done = size;
     std::memcpy(to, middle, done);

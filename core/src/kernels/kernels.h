@@ -46,10 +46,10 @@ inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size
 #endif
 }
 
-// memcpy for wide_bytes() and more that come from memory or another core's cache.
+// memcpy for 100 KiB and more (where strings are fast, 8) that come from memory or another core's cache.
 void copy_wide(void *to, const void *from, size_t size);
 // Likewise, and writes around the cache where that is faster: for results that the cache would lose before they are
-// read, and for lines that only other cores read.
+// read.
 void copy_streaming(void *to, const void *from, size_t size);
 // out = slot, slot = next, and this core owns the lines of the slot from then on. next NULL: the slot keeps what it
 // has. `streaming`: writes `out` around the cache. No overlaps.

@@ -71,7 +71,8 @@ def test_every_collective_has_an_ordered_namesake_with_its_schema_and_tags():
     for name in BLOCKING:
         ours, ordered = getattr(P, name).default, getattr(torch.ops.phalanx_ordered, name).default
         expected = str(ours._schema).replace("phalanx::", "phalanx_ordered::")
-        assert str(ordered._schema) == expected.replace(") ->", ", Tensor(o!) order, bool start=False) ->")
+        order = "Tensor order" if "-> Tensor[]" in expected else "Tensor(o!) order"
+        assert str(ordered._schema) == expected.replace(") ->", f", {order}, bool start=False) ->")
         assert ordered.tags == ours.tags
     assert not hasattr(torch.ops.phalanx_ordered, "wait_tensor")
     assert not hasattr(torch.ops.phalanx_ordered, "symm_arena")
@@ -122,6 +123,11 @@ def complete_on_return(rank, size):
         assert world.ops.phxt_pending_count() == 1
         P.wait_tensor_(inplace)
         same(inplace, total)
+        # A group that others make known while the call is under way: what they call for it is complete, too.
+        library = torch.library.Library("phalanx_c10d", "IMPL")
+        library.impl("all_reduce", lambda x, *_: P.all_reduce(x, "sum", "g"), "CompositeExplicitAutograd")
+        same(B.all_reduce(mine, "sum", "later"), total)
+        assert world.ops.phxt_pending_count() == 0
 
 
 def test_ordered_collectives_leave_nothing_pending():
@@ -187,6 +193,20 @@ def test_an_arena_needs_a_registered_group(alone):
     text = raises(RuntimeError, lambda: P.symm_arena(64, PLAN, "nowhere"))
     assert "symm_arena on group 'nowhere', which in context 0" in text
     assert alone.last_error() == (UNSUPPORTED, text)
+
+
+def test_the_arena_of_an_unknown_group_is_made_by_the_other_road(alone):
+    library = torch.library.Library("phalanx_c10d", "IMPL")
+    calls = []
+
+    def implementation(nbytes, *texts):
+        calls.append((nbytes, *(alone.ffi.string(alone.ops.phxt_text(text)).decode() for text in texts)))
+        return torch.tensor([7])
+
+    library.impl("symm_arena", implementation, "CompositeExplicitAutograd")
+    assert P.symm_arena(64, PLAN, "later").tolist() == [7]
+    assert calls == [(64, PLAN, "later")]
+    library._destroy()
 
 
 def test_arenas_go_with_their_group_but_tensors_keep_their_memory(alone):
@@ -337,7 +357,10 @@ def other_differences(rank, size):
 def test_every_kind_of_difference_between_plans_is_told():
     load()
     for more, beyond, long, names, empty, bytes_first, bytes_later in run_ranks(other_differences, 2):
-        assert "Collective 2 is the first that differs: no such collective on group rank 0; 'more' on group rank 1." in more
+        assert (
+            "Collective 2 is the first that differs: no such collective on group rank 0; 'more' on group rank 1."
+            in more
+        )
         assert "They differ after the first 64 KiB." in beyond
         assert "They differ after the first 64 KiB." in long
         assert len(long) < 1000

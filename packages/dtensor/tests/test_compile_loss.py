@@ -1,7 +1,5 @@
 """The loss of scores whose classes are sharded, in compiled functions: one graph, and the scores are not gathered."""
 
-import itertools
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -10,6 +8,9 @@ from torch.nn import functional
 from phalanx.dtensor import Replicate, Shard, distribute_tensor
 from phalanx.dtensor.parallel import loss_parallel
 from ranks import run_ranks
+
+# (reduction, with weights, label smoothing)
+CASES = ("mean", False, 0.0), ("none", False, 0.0), ("sum", True, 0.0), ("mean", True, 0.1)
 
 
 class Collectives:
@@ -39,18 +40,18 @@ def data(rows, classes):
 
 def compared(mesh, placements, target_placements, backend, rows=6, classes=7, **options):
     scores, target, weight = data(rows, classes)
-    for reduction, weighted, smoothing in itertools.product(("mean", "sum", "none"), (False, True), (0.0, 0.1)):
+    for reduction, weighted, smoothing in CASES:
         given = {"reduction": reduction, "label_smoothing": smoothing}
         torch._dynamo.reset()
 
         def loss_of(x, target, weight, given=given):
-            with loss_parallel():
-                return functional.cross_entropy(x * 2, target, weight, **given)
+            return functional.cross_entropy(x * 2, target, weight, **given)
 
         compiled = torch.compile(loss_of, backend=backend, fullgraph=True, **options)
         x, own = scores.clone().requires_grad_(), distribute_tensor(scores, mesh, placements).requires_grad_()
         wanted = loss_of(x, target, weight if weighted else None)
-        loss = compiled(own, distribute_tensor(target, mesh, target_placements), weight if weighted else None)
+        with loss_parallel():  # around the call: the weight is a plain tensor
+            loss = compiled(own, distribute_tensor(target, mesh, target_placements), weight if weighted else None)
         torch.testing.assert_close(loss.full_tensor(), wanted)
         wanted.sin().sum().backward()
         loss.full_tensor().sin().sum().backward()
@@ -78,11 +79,10 @@ def sizes(rank, size):
         return functional.cross_entropy(x, target)
 
     backend = Collectives("aot_eager")
-    compiled = torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=True)
-    for rows in (6, 9, 20):
+    compiled = torch.compile(loss_of, backend=backend, fullgraph=True)
+    for rows in (6, 9, 20):  # the first size alone, then one graph for all
         scores, target, _ = data(rows, 64)
         own = distribute_tensor(scores, mesh, [Shard(1)])
-        torch._dynamo.maybe_mark_dynamic(own, 0)
         own.requires_grad_()
         given = distribute_tensor(target, mesh, [Replicate()])
         x = scores.clone().requires_grad_()

@@ -113,11 +113,6 @@ def attention(q, k):
     return (functional.scaled_dot_product_attention(q, k, k, dropout_p=0.3),)
 
 
-def partial(x):
-    pending = x.sum(0)  # where rows are sharded, a Partial
-    return (functional.dropout(pending, 0.5),)
-
-
 def compilers(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     rows, columns = Shard(0), Shard(1)
@@ -125,10 +120,9 @@ def compilers(rank, size):
     for backend in ("aot_eager", "inductor"):
         check(twice_in_blocks, (x, w), backend)
         check(unused, (x,), backend)
-    for budget in (0.0, 0.3):  # backward computes again what it can
+    for budget in (0.1, 0.5):  # backward computes again what it can
         with torch._functorch.config.patch(activation_memory_budget=budget):
             check(block, (x, w), "aot_eager")
-    check(partial, (x,), "aot_eager")
     check(attention, (leaf(mesh, columns, 2, 4, 6, 2), leaf(mesh, columns, 2, 4, 6, 2)), "aot_eager")
     result = torch.compile(lambda x: chosen(x)[1:], backend="aot_eager", fullgraph=True)
     for placement in (rows, columns):
@@ -207,12 +201,12 @@ def test_the_ops_do_what_their_fakes_say():
     ops = torch.ops.phalanx_dtensor
     assert random_traced.key is not None
     torch.manual_seed(SEED)
-    key = ops.random_key([], "cpu")
-    assert key.dtype == torch.int64 and not torch.equal(ops.random_key([], "cpu"), key)
+    key = ops.random_key(None, [], "cpu")
+    assert key.dtype == torch.int64 and not torch.equal(ops.random_key(key, [], "cpu"), key)
     # Rows 2 to 4, and 6, of an [8, 3] tensor.
     arguments = (key, [8, 3], [2, 6, 0], [3, 1, 3], [2, 1], [3, 1], 2, 0.0, 1.0, torch.float32, torch.device("cpu"))
     whole = ops.random_values(key, [8, 3], [0, 0], [8, 3], [1, 1], [3, 1], *arguments[6:])
     assert torch.equal(ops.random_values(*arguments), whole[[2, 3, 4, 6]])
     checks = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     torch.library.opcheck(ops.random_values.default, arguments, test_utils=checks)
-    torch.library.opcheck(ops.random_key.default, ([], "cpu"), test_utils=checks[:2])
+    torch.library.opcheck(ops.random_key.default, (key, [], "cpu"), test_utils=checks[:2])

@@ -63,6 +63,7 @@ def test_a_result_of_the_graph_never_lies_in_the_arena(group):
         lambda x: fc.all_reduce(x.relu(), "sum", group),
         lambda x: fc.all_reduce(x.relu(), "sum", group).view(-1),
         lambda x: fc.all_reduce(x.relu(), "sum", group)[1:],
+        lambda x: fc.all_reduce(x.relu(), "sum", group).index_put((torch.tensor([0]),), x[:1]),  # perhaps in place
     ):
         made = lowered(function, X, zero_copy_bytes=0)
         assert "ordered.all_reduce" in names(made.graph)
@@ -108,7 +109,7 @@ def test_every_collective_of_torch_is_lowered_and_no_wait_stays(group):  # I8
 
     made = lowered(everything, X, zero_copy_bytes=0, bucket_bytes=0)
     found = names(made.graph)
-    assert not [name for name in found if "wait" in name or name.startswith("_c10d") or name.startswith("_dtensor")]
+    assert not [name for name in found if "wait" in name or name.startswith(("_c10d", "_dtensor"))]
     sent = [name.removeprefix("ordered.") for name in found if name.startswith("ordered.")]
     assert sent == [
         *("all_reduce_", "all_reduce_coalesced_", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
@@ -131,6 +132,17 @@ def test_waits_for_waits_are_looked_through(group):
         return torch.ops._c10d_functional.wait_tensor(done) * 2
 
     assert names(lowered(function, X).graph) == ["symm_arena", "aten.relu", "ordered.all_reduce_", "aten.mul"]
+
+
+def test_results_of_a_collective_may_be_the_input_of_the_next(group):
+    def function(x):
+        y = fc.all_reduce(fc.all_reduce(x.relu(), "sum", group), "max", group)
+        return fc.all_gather_tensor(y, 0, group) + 1
+
+    for config in ({}, {"zero_copy_bytes": 0}, {"bucket_bytes": 0}):
+        found = names(lowered(function, X, **config).graph)
+        assert next(name for name in found if "ordered" in name) == "ordered.all_reduce_"
+        assert [name for name in found if "ordered" in name][-1] == "ordered.all_gather_into_tensor"
 
 
 def test_groups_that_the_core_does_not_serve_are_left_alone(group):  # I7
@@ -215,7 +227,7 @@ def test_forward_and_backward_of_training_are_lowered(group):
 
     made = lowered(function, X, w, backward=True, zero_copy_bytes=0)
     assert [report.graph.split()[-1] for report in made.reports] == ["forward", "backward"]
-    assert all(set(line.route for line in report.lines) == {Route.ZERO_COPY} for report in made.reports)
+    assert all({line.route for line in report.lines} == {Route.ZERO_COPY} for report in made.reports)
 
 
 def test_small_independent_reductions_are_issued_as_one(group):

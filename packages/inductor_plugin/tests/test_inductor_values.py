@@ -165,7 +165,7 @@ def same_address(rank, size):
     compiled = torch.compile(function, backend="phalanx", options=ALL)
     x = data(rank, 64, 32)
     _, (code,) = run_and_get_code(compiled, x)
-    nbytes, plan = re.search(r"symm_arena\.default\((\d+), ('.*?'), '0'\)", code).groups()
+    nbytes, plan = re.search(r"symm_arena\.default\((\d+), (\".*?\"), '0'\)", code).groups()
     places = [int(one) for one in re.findall(r"arena_view\.default\(\w+, (\d+), ", code)]
     assert len(places) == 2
     plan = eval(plan)

@@ -80,14 +80,12 @@ def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
         raise
 
 
-def _without_order(fake: Any) -> Any:
-    """The fake kernel of a collective that takes `order` last, where a positional or a named argument."""
+def _without_order(fake: Any, op: Any) -> Any:
+    """The fake kernel of a collective that takes `order` and `start` as its last arguments."""
+    before = len(op._schema.arguments) - 2
 
     def ordered(*args: Any, **kwargs: Any) -> Any:
-        if "order" in kwargs:
-            del kwargs["order"]
-            return fake(*args, **kwargs)
-        return fake(*args[:-1], **kwargs)
+        return fake(*args[:before], **{name: given for name, given in kwargs.items() if name not in ("order", "start")})
 
     return ordered
 
@@ -107,6 +105,7 @@ def register(fakes: Mapping[str, Any]) -> None:
     for name in fakes:
         if name.startswith("wait_") or name.endswith("_backward"):
             continue
-        torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name]), lib=ordered)
-        _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx_ordered, name).default)
+        op = getattr(torch.ops.phalanx_ordered, name).default
+        torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name], op), lib=ordered)
+        _torch_compat.keep_in_graphs(op)
     _torch_compat.implement(roads, "symm_arena", _symm_arena, "CompositeExplicitAutograd")

@@ -264,11 +264,14 @@ def op_library(
     return library
 
 
-def keep_order(op: Any) -> None:
-    """Say that an op has an effect: compilers neither drop, repeat nor merge it, nor swap two such ops.
+def graph_tracer() -> Any:
+    """What records ops in a graph now, or None: it stands for the graph. Read in 2.11 to 2.13."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
+    return None if mode is None else mode.tracer
 
-    Read in 2.11 to 2.13.
-    """
+
+def keep_effect(op: Any) -> None:
+    """Say that an op has an effect: compilers neither drop, repeat nor merge it. Read in 2.11 and 2.13."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     _register_effectful_op(op, _EffectType.ORDERED)
@@ -289,8 +292,8 @@ def saved_for_backward() -> Iterator[None]:
 
     Also in a checkpointed block, which marks all nodes that it has recorded. Read in 2.11 to 2.13.
     """
-    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
-    nodes = () if mode is None else mode.tracer.graph.nodes
+    tracer = graph_tracer()
+    nodes = () if tracer is None else tracer.graph.nodes
     before = len(nodes)
     yield
     for node in islice(reversed(nodes), len(nodes) - before):

@@ -1,23 +1,30 @@
 """Random ops in compiled functions: a key is a tensor there, drawn when the graph runs, and values are made of it.
 
-    phalanx_dtensor::random_key(str[] group_names, str device_type) -> Tensor
-    phalanx_dtensor::random_values(Tensor key, SymInt[] shape, SymInt[] starts, SymInt[] lengths, int[] counts,
-                                   SymInt[] stride, int kind, Scalar a, Scalar b, ScalarType dtype, Device device) -> Tensor
+    phalanx_dtensor::random_key(Tensor? after, str[] group_names, str device_type) -> Tensor
+    phalanx_dtensor::random_values(Tensor key, ...) -> Tensor          # this rank's elements: which, where, and the law
 
-A graph has one `random_key` where eager draws a key, in the same order. Each takes the key before it, which compilers
-then can neither swap nor merge with it; and what backward needs of a key is saved, never drawn again. Values are a
-function of the key: a compiler may make them twice, as a checkpointed block does. A key that nothing uses is left out
-if none comes after it, as torch does with its own random ops.
+A graph has one `random_key` where eager draws a key, in the same order: it counts as an effect, which compilers neither
+drop nor repeat, and takes the key before it, since Inductor swaps effects that nothing else ties. What backward needs
+of a key is saved, 8 bytes. Values are a function of the key: a checkpointed block makes them again.
 """
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
 from phalanx.dtensor._mesh import Mesh, coordinate_of
-from phalanx.dtensor._torch_compat import group_named, keep_order, mesh_groups, op_library, saved_for_backward
+from phalanx.dtensor._torch_compat import (
+    graph_tracer,
+    group_named,
+    keep_effect,
+    mesh_groups,
+    op_library,
+    saved_for_backward,
+)
 from phalanx.dtensor.filling import Law, fill_runs
 from phalanx.dtensor.layout import Runs
 from phalanx.dtensor.random import agree_among, generator_of_ranks, key_of
@@ -27,6 +34,10 @@ __all__ = ["key", "values"]
 
 _WRAP = 1 << 64
 _INTEGERS = 0  # the kind of a law of integers: `a` is the smallest, `b` how many less one
+
+
+# The last key of each graph that is being made.
+_last: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
 
 
 def _signed(value: int) -> int:
@@ -54,8 +65,12 @@ def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
         )
     is_shared = isinstance(mesh, DeviceMesh) and mesh.size() > 1 and coordinate_of(mesh) is not None
     names = list(mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]
+    tracer = graph_tracer()
+    after = None if tracer is None else _last.get(tracer)
     with saved_for_backward():
-        made: torch.Tensor = torch.ops.phalanx_dtensor.random_key(names, str(mesh.device_type))
+        made: torch.Tensor = torch.ops.phalanx_dtensor.random_key(after, names, str(mesh.device_type))
+    if tracer is not None:
+        _last[tracer] = made
     return made
 
 
@@ -92,14 +107,14 @@ def values(spec: Spec, law: Law, key: torch.Tensor, device: torch.device) -> tor
 # ---- the ops --------------------------------------------------------------------------------------------------------
 
 
-def _key_kernel(group_names: Sequence[str], device_type: str) -> torch.Tensor:
+def _key_kernel(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
     groups = [group_named(name) for name in group_names]
     if groups:
         agree_among(groups, device_type)
     return torch.tensor(_signed(key_of(generator_of_ranks(bool(groups)))), dtype=torch.int64)
 
 
-def _key_fake(group_names: Sequence[str], device_type: str) -> torch.Tensor:
+def _key_fake(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
@@ -160,22 +175,25 @@ def _values_fake(
     return _empty(lengths, counts, stride, dtype, device)
 
 
+_VALUES_SCHEMA = (
+    "random_values(Tensor key, SymInt[] shape, SymInt[] starts, SymInt[] lengths, int[] counts, SymInt[] stride, "
+    "int kind, Scalar a, Scalar b, ScalarType dtype, Device device) -> Tensor"
+)
 _library = op_library(
     "phalanx_dtensor",
     (
         (
-            "random_key(str[] group_names, str device_type) -> Tensor",
+            "random_key(Tensor? after, str[] group_names, str device_type) -> Tensor",
             _key_kernel,
             _key_fake,
             (torch.Tag.nondeterministic_seeded,),
         ),
         (
-            "random_values(Tensor key, SymInt[] shape, SymInt[] starts, SymInt[] lengths, int[] counts, "
-            "SymInt[] stride, int kind, Scalar a, Scalar b, ScalarType dtype, Device device) -> Tensor",
+            _VALUES_SCHEMA,
             _values_kernel,
             _values_fake,
             (),
         ),
     ),
 )
-keep_order(torch.ops.phalanx_dtensor.random_key.default)
+keep_effect(torch.ops.phalanx_dtensor.random_key.default)

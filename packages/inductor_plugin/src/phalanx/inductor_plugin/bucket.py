@@ -69,6 +69,8 @@ def _uses(node: Node, bucket: _Bucket) -> bool:
 def _join(emit: Emitter, members: list[Collective]) -> None:
     last = members[-1]
     emit.before(last.node)
+    for one in members:
+        one.refresh()
     inputs = [one.inputs[0] for one in members]
     joined = emit.call(ops.plain("all_reduce_coalesced"), inputs, last.arguments["reduce_op"], last.group)
     for i, one in enumerate(members):

@@ -27,7 +27,7 @@ def _flops(node: Node) -> int:
 
 def estimate_ns(node: Node) -> float:
     """How long a node computes, in nanoseconds. 0 for views, and for what is no computation."""
-    if node.op != "call_function" or graph.may_alias(node) or not isinstance(graph.value(node), torch.Tensor):
+    if node.op != "call_function" or graph.is_view(node) or not isinstance(graph.value(node), torch.Tensor):
         return 0.0
     moved = (_bytes(node) + sum(_bytes(each) for each in node.all_input_nodes)) / _BYTES_PER_NS
     if getattr(node.target, "overloadpacket", None) in _EXTERN:

@@ -101,6 +101,11 @@ class Collective:
         same = self.results[i]
         return [user for node in same for user in node.users if user not in same and user is not self.node]
 
+    def refresh(self) -> None:
+        """Read the arguments anew, after other nodes have been replaced."""
+        self.arguments = _arguments(self.node)
+        self.inputs = _inputs(self.form, self.arguments)
+
     def tensor(self, i: int = 0) -> torch.Tensor:
         """The fake tensor of input `i`."""
         found: torch.Tensor = value(self.inputs[i])
@@ -112,6 +117,10 @@ def _arguments(node: Node) -> dict[str, Any]:
     bound = {argument.name: given for argument, given in zip(schema.arguments, node.args, strict=False)}
     bound.update(node.kwargs)
     return bound
+
+
+def _inputs(form: Form, arguments: dict[str, Any]) -> list[Node]:
+    return list(arguments["inputs"]) if form.several else [arguments["input"]]
 
 
 def _waits(start: list[Node]) -> list[Node]:
@@ -148,18 +157,19 @@ def collectives(graph: Graph) -> Iterator[Collective]:
         if form is None:
             continue
         bound = _arguments(node)
-        given = bound["inputs"] if form.several else [bound["input"]]
+        given = _inputs(form, bound)
         group = _torch_compat.group_name_of(bound.get("group_name"))
         name = node.target._opname
-        yield Collective(node, form, name, group, bound, list(given), _results(node, form, list(given)))
+        yield Collective(node, form, name, group, bound, given, _results(node, form, given))
 
 
 # ---- aliases ---------------------------------------------------------------------------------------------------------
 
-# Ops whose result may be, in Inductor, the very memory of their argument though their schemas do not say so.
+_VIEWS = {"_unsafe_view", "reshape"}  # beside those whose schemas say so
+
+# Ops whose result may be, in Inductor, the very memory of their first argument though their schemas do not say so: what
+# changes nothing, and what it writes in place where it finds nobody else who reads the argument.
 _MAY_ALIAS = {
-    "_unsafe_view",
-    "reshape",
     "_reshape_copy",
     "contiguous",
     "convert_element_type",
@@ -168,19 +178,44 @@ _MAY_ALIAS = {
     "lift_fresh_copy",
     "alias_copy",
     "view_copy",
+    "index_put",
+    "_unsafe_index_put",
+    "_unsafe_masked_index_put_accumulate",
+    "index_add",
+    "index_copy",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "masked_scatter",
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "as_strided_scatter",
 }
 
 
-def may_alias(node: Node) -> bool:
-    """Whether what a node gives may lie in the memory of its first argument."""
-    if node.op != "call_function":
+def is_view(node: Node) -> bool:
+    """Whether a node is another view of the memory of its first argument, and computes nothing."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if node.target is operator.getitem:
+        return is_view(node.args[0])
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return False
+    return node.target._opname in _VIEWS or any(each.alias_info is not None for each in node.target._schema.returns)
+
+
+def _may_alias(node: Node, of: Node) -> bool:
+    """Whether what a node gives may lie in the memory of `of`, one of its arguments."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    if not node.args or node.args[0] is not of or node.op != "call_function":
+        return False
+    if node.target is operator.getitem or is_view(node):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    schema = node.target._schema
-    return node.target._opname in _MAY_ALIAS or any(each.alias_info is not None for each in schema.returns)
+    return node.target._opname in _MAY_ALIAS or any(each.alias_info is not None for each in node.target._schema.returns)
 
 
 def uses(nodes: list[Node]) -> list[Node]:
@@ -193,9 +228,10 @@ def uses(nodes: list[Node]) -> list[Node]:
             if user in seen:
                 continue
             seen.add(user)
-            if may_alias(user) and user.args and user.args[0] is node:
+            alias = _may_alias(user, node)
+            if alias:
                 queue.append(user)
-            else:
+            if not alias or not (is_view(user) or user.target is operator.getitem):
                 found.append(user)
     return found
 
@@ -207,9 +243,15 @@ def leaves_graph(nodes: list[Node]) -> bool:
 
 def base_of(node: Node) -> Node:
     """The node whose memory this one is a view of, or itself."""
-    while may_alias(node) and node.args and isinstance(node.args[0], Node):
-        node = node.args[0]
+    while is_view(node):
+        node = _viewed(node)
     return node
+
+
+def _viewed(node: Node) -> Node:
+    found = node.args[0]
+    assert isinstance(found, Node)
+    return found
 
 
 def is_private(node: Node) -> bool:
@@ -217,11 +259,11 @@ def is_private(node: Node) -> bool:
     while True:
         if len(node.users) != 1 or node.op in ("placeholder", "get_attr"):
             return False
-        if not may_alias(node):
-            return node.op == "call_function"
-        if node.target is operator.getitem or not isinstance(node.args[0], Node):
+        if not is_view(node):
+            return node.op == "call_function" and node.target is not operator.getitem
+        if node.target is operator.getitem:
             return False
-        node = node.args[0]
+        node = _viewed(node)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

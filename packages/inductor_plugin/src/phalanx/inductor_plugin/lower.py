@@ -44,6 +44,7 @@ def into_new(emit: Emitter, one: Collective, inputs: Sequence[Node], order: Node
     results = [made]
     if one.form.several:
         results = [emit.call(operator.getitem, made, i) for i in range(len(inputs))]
+        emit.call(ops.plain("arena_release_"), order, results)  # what gives a list cannot write `order` itself
     _finish(emit, one, results)
     return results
 

@@ -118,6 +118,7 @@ class Lowering:
         self.plan()
         for task in self.tasks:
             one, decision = task.one, task.decision
+            one.refresh()
             if decision.route is Route.ZERO_COPY:
                 copied = self._zero_copy(task)
             elif decision.route is Route.EPILOGUE:
@@ -197,7 +198,7 @@ class Lowering:
     def _chain(node: Node) -> list[Node]:
         found = [node]
         for each in found:  # grows
-            found.extend(user for user in each.users if graphs.may_alias(user))
+            found.extend(user for user in each.users if graphs.is_view(user))
         return found
 
     def _view(self, one: Collective, i: int, value: Value) -> Node:

@@ -15,18 +15,11 @@ class Overlap:
     def __init__(self, config: Config, position: dict[Node, int]) -> None:
         self._config = config
         self._position = position
-        self._nodes = list(position)
-        self._costs: list[float] | None = None
+        self._before = [0.0]  # how long everything before each position takes, while the graph is as it was
+        for node in position if config.overlap_ns else ():
+            cost = estimate_ns(node) if graph.form_of(node) is None else 0.0
+            self._before.append(self._before[-1] + cost)
         self._flying: list[tuple[int, int, int]] = []  # first and last position, and bytes
-
-    def _sums(self) -> list[float]:
-        """How long everything before each position takes."""
-        if self._costs is None:
-            total, self._costs = 0.0, [0.0]
-            for node in self._nodes:
-                total += estimate_ns(node) if graph.form_of(node) is None else 0.0
-                self._costs.append(total)
-        return self._costs
 
     def worth_starting(self, one: Collective) -> Node | None:
         """The node that needs the result first, where enough is computed before it; else None."""
@@ -39,7 +32,7 @@ class Overlap:
             return None
         first = min(users, key=lambda user: self._position[user])
         begin, end = self._position[one.node], self._position[first]
-        if first.op == "output" or self._sums()[end] - self._sums()[begin] < config.overlap_ns:
+        if first.op == "output" or self._before[end] - self._before[begin] < config.overlap_ns:
             return None
         flying = sum(size for start, stop, size in self._flying if start <= end and begin <= stop)
         if flying + nbytes > config.overlap_bytes:
@@ -54,7 +47,7 @@ class Overlap:
         earliest = first
         for node in queue:  # grows
             for user in node.users:
-                if user in same or not graph.may_alias(user):
+                if user in same or not graph.is_view(user):
                     continue
                 same.add(user)
                 queue.append(user)

@@ -28,6 +28,7 @@ def pipeline(graph: Graph, config: Config, facts: Facts) -> list[Line]:
         return []
     lines = []
     for one in graphs.collectives(graph):
+        one.refresh()
         known = facts(one.group) if one.group is not None else None
         if known is None or served(one, known) is not None or one.form.several or one.form.in_place or one.form.out:
             continue
@@ -93,7 +94,7 @@ def _is_mm(node: Node) -> bool:
 
 def _drop(node: Node) -> None:
     while not node.users:
-        before = node.args[0] if graphs.may_alias(node) else None
+        before = node.args[0] if graphs.is_view(node) else None
         node.graph.erase_node(node)
         if not isinstance(before, Node):
             return

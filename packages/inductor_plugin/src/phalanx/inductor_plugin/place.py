@@ -35,7 +35,7 @@ def producer_of(one: Collective, i: int) -> Producer | None:
     base = graph.base_of(node)
     if _is_product(base) and graph.is_private(node) and _same_memory(node, base):
         return Producer(base, _PRODUCTS[base.target])  # type: ignore[index]
-    if not _torch_compat.is_generated(base.target):
+    if graph.is_wait(base) or graph.form_of(base) is not None or not _torch_compat.is_generated(base.target):
         return None
     return Producer(node, "")
 

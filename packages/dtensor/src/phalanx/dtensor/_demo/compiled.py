@@ -1,6 +1,7 @@
 """The model as one compiled graph, DTensors and their collectives included: what `--compile` trains with."""
 
 import importlib
+from collections import Counter
 
 from phalanx.dtensor._demo.model import Transformer
 from phalanx.dtensor._demo.options import PLUGIN, PLUGIN_BACKEND
@@ -20,4 +21,10 @@ def reports(backend: str) -> list[str]:
     """What the backend says of each graph that it compiled on this rank; nothing, if it is not ours."""
     if backend != PLUGIN_BACKEND:
         return []
-    return [str(each) for each in importlib.import_module(PLUGIN).reports()]
+    return [_shortened(str(each)) for each in importlib.import_module(PLUGIN).reports()]
+
+
+def _shortened(text: str) -> str:
+    """A report in which lines that are equal are one; the blocks of a model are alike."""
+    head, *lines = text.splitlines()
+    return "\n".join([head, *(f"  {count} x {line.strip()}" for line, count in Counter(lines).items())])
