@@ -71,7 +71,7 @@ def test_a_result_of_the_graph_never_lies_in_the_arena(group):
         assert routes(made) == [Route.ZERO_COPY]
 
 
-def test_small_values_go_through_the_slots_in_place(group):
+def test_small_values_go_through_the_slots_in_place(group):  # I5
     made = lowered(lambda x: fc.all_reduce(x.relu(), "sum", group) + 1, X)
     assert names(made.graph) == ["symm_arena", "aten.relu", "ordered.all_reduce_", "aten.add"]
     assert (routes(made), reasons(made)) == ([Route.SLOTS], ["small"])

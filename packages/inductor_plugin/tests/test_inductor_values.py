@@ -78,7 +78,7 @@ def every_collective(rank, size):
     for options in (ALL, {"phalanx.bucket_bytes": 0}, {**ALL, "cpp_wrapper": True}):
         check(everything(group, size), data(rank, 2 * size, 3 * size), options=options, calls=1)
         lines = [line for report in reports() for line in report.lines]
-        assert len(lines) == 16
+        assert len(lines) == 15
         assert not [line for line in lines if line.route is Route.KEPT]
         if "phalanx.zero_copy_bytes" in options:
             assert sum(line.route is Route.ZERO_COPY for line in lines) >= 13

@@ -84,6 +84,8 @@ def values(spec: Spec, law: Law, key: torch.Tensor, device: torch.device) -> tor
         device: Where the local tensor is.
     """
     runs = spec.local_runs
+    a: float
+    b: float
     if law.kind is None:
         kind, a, b = _INTEGERS, int(law.a), _signed(int(law.b) - 1)
     else:

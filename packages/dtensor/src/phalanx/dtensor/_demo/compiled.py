@@ -21,7 +21,11 @@ def reports(backend: str) -> list[str]:
     """What the backend says of each graph that it compiled on this rank; nothing, if it is not ours."""
     if backend != PLUGIN_BACKEND:
         return []
-    return [_shortened(str(each)) for each in importlib.import_module(PLUGIN).reports()]
+    found = [_shortened(str(each)) for each in importlib.import_module(PLUGIN).reports()]
+    return found or [
+        "the compiled graphs are of an earlier run, from Inductor's cache; to see what became of their collectives, set "
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
+    ]
 
 
 def _shortened(text: str) -> str:
