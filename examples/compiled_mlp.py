@@ -38,7 +38,7 @@ def run(rank: int, world_size: int, path: str) -> None:
 
 def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # a graph from a cache has no report
+    os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"  # a graph from a cache has no report
     with tempfile.TemporaryDirectory() as directory:
         torch.multiprocessing.spawn(run, args=(2, os.path.join(directory, "store")), nprocs=2)
 

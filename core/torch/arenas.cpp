@@ -40,13 +40,15 @@ Registry &registry() {
 
 // A plan whose shapes grow step by step shall not need new memory at each of them. All ranks come to the same size.
 size_t size_to_make(size_t bytes, size_t before) {
+  if (bytes == 0) return 0;
   const size_t wished = std::max({bytes, before + before / 2, kPageBytes});
   return (wished + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+// A plan that needs no memory has an arena all the same: it was compared, and stands for an order.
 ArenaRef make_arena(const Call &call, std::string_view plan, size_t bytes) {
   phx_symm *symm = nullptr;
-  check_core(phx_symm_alloc(call.handle(), nullptr, bytes, 0, &symm));
+  if (bytes != 0) check_core(phx_symm_alloc(call.handle(), nullptr, bytes, 0, &symm));
   return std::make_shared<Arena>(call.group, name_of_plan(plan), symm, bytes);
 }
 

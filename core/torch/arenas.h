@@ -16,7 +16,7 @@ struct Arena {  // never changes: growth puts another one in its place
   ~Arena() { phx_symm_release(symm); }
   const GroupRef group;
   const std::string plan;  // its name
-  phx_symm *const symm;    // the blocks of all ranks
+  phx_symm *const symm;    // the blocks of all ranks; NULL of 0 bytes
   const size_t bytes;      // of each block
 };
 using ArenaRef = std::shared_ptr<const Arena>;

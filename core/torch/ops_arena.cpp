@@ -47,7 +47,7 @@ void check_place(const Call &call, const Arena &arena, const Place &place) {
     call.refuse("offset is " + std::to_string(place.offset) + ", but must be a multiple of the dtype's " +
                 std::to_string(element_bytes) + " bytes, from 0 on");
   too_large = too_large || __builtin_add_overflow(end, place.offset, &end);
-  if (too_large || static_cast<uint64_t>(end) > arena.bytes)
+  if (too_large || static_cast<uint64_t>(end) > arena.bytes || arena.bytes == 0)
     call.refuse("the view ends " + (too_large ? "beyond all memory" : "at byte " + std::to_string(end)) +
                 ", but the arena of plan '" + arena.plan + "' has " + std::to_string(arena.bytes) + " bytes");
 }
@@ -114,6 +114,7 @@ void arena_barrier_(StableIValue *stack, uint64_t, uint64_t) {
   // What is still to be written here is not there for the peers.
   for (size_t i = 0; i < readers.size(); ++i) settle(readers[i], kEverything);
   const ArenaRef arena = arena_of("arena_barrier_", tensor);
+  if (arena->symm == nullptr) Call{"arena_barrier_", arena->group}.refuse("the arena has no memory to meet about");
   check_core(phx_symm_barrier(arena->symm, 0, 0));
 }
 

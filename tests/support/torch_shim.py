@@ -4,9 +4,11 @@ Nothing of the Python packages is used. What a rank must get is computed from th
 can make, in one process.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -164,3 +166,28 @@ def raises(kind, call):
         assert type(error) is kind, type(error)
         return str(error)
     raise AssertionError("nothing was raised")
+
+
+@contextlib.contextmanager
+def one_rank():
+    """A world of one rank, whose store is in memory."""
+    ffi, core, _ = load()
+    out = ffi.new("phx_store **")
+    checked(core.phx_store_memory(out))
+    with World(0, 1, store=out[0]) as world:
+        yield world
+    core.phx_store_release(out[0])
+
+
+def run_threads(rank_thread, size):
+    """Run rank_thread(rank, size, store, failures) in a thread for each rank; what it adds to `failures` is raised."""
+    ffi, core, _ = load()
+    out, failures = ffi.new("phx_store **"), []
+    checked(core.phx_store_memory(out))
+    threads = [threading.Thread(target=rank_thread, args=(rank, size, out[0], failures)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures[0]
+    core.phx_store_release(out[0])

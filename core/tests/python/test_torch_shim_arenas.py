@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 import traceback
 
 import pytest
@@ -16,8 +15,10 @@ from torch_shim import (
     checked,
     data,
     load,
+    one_rank,
     raises,
     reduced,
+    run_threads,
     same,
     torch,
 )
@@ -55,12 +56,8 @@ def zero_copies(world):
 
 @pytest.fixture
 def alone():
-    ffi, core, _ = load()
-    out = ffi.new("phx_store **")
-    checked(core.phx_store_memory(out))
-    with World(0, 1, store=out[0]) as world:
+    with one_rank() as world:
         yield world
-    core.phx_store_release(out[0])
 
 
 # ---- phalanx_ordered -------------------------------------------------------------------------------------------
@@ -150,6 +147,15 @@ def test_an_arena_is_a_number_that_survives_copies_of_its_tensor(alone):
     assert view(arena.clone(), 0, [4]).data_ptr() == view(again, 0, [4]).data_ptr() == address
     assert view(other, 0, [4]).data_ptr() != address
     assert address % 64 == 0
+
+
+def test_an_arena_of_no_bytes_has_no_memory_and_may_grow(alone):
+    arena = P.symm_arena(0, "nothing g", "g")
+    assert "0 bytes" in raises(ValueError, lambda: view(arena, 0, [0]))
+    assert "no memory" in raises(ValueError, lambda: P.arena_barrier_(arena, []))
+    assert P.symm_arena(0, "nothing g", "g").item() == arena.item()
+    assert P.symm_arena(8, "nothing g", "g").item() == arena.item()
+    assert view(arena, 0, [2]).shape == (2,)
 
 
 def test_views_are_contiguous_tensors_over_the_bytes_at_their_offset(alone):
@@ -431,16 +437,7 @@ def rank_thread(rank, size, store, failures):
 
 
 def test_ranks_that_are_threads_have_an_arena_each():
-    ffi, core, _ = load()
-    out, failures = ffi.new("phx_store **"), []
-    checked(core.phx_store_memory(out))
-    threads = [threading.Thread(target=rank_thread, args=(rank, 2, out[0], failures)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures[0]
-    core.phx_store_release(out[0])
+    run_threads(rank_thread, 2)
 
 
 # ---- products ---------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from torch_shim import (
     PEER_DEAD,
     P,
     World,
-    checked,
     data,
     load,
+    one_rank,
     raises,
     reduced,
     same,
@@ -48,12 +48,8 @@ def fused_all_reduce(a, b, reduce_op="sum", group="g", pieces=0):
 
 @pytest.fixture
 def alone():
-    ffi, core, _ = load()
-    out = ffi.new("phx_store **")
-    checked(core.phx_store_memory(out))
-    with World(0, 1, store=out[0]) as world:
+    with one_rank() as world:
         yield world
-    core.phx_store_release(out[0])
 
 
 # ---- one rank -------------------------------------------------------------------------------------------------------

@@ -4,14 +4,27 @@ Ranks are processes, once they are threads.
 """
 
 import os
-import threading
 import time
 import traceback
 
 import pytest
 
 from ranks import run_ranks
-from torch_shim import MISMATCH, NOT_FOUND, PEER_DEAD, P, World, checked, data, load, raises, reduced, same, torch
+from torch_shim import (
+    MISMATCH,
+    NOT_FOUND,
+    PEER_DEAD,
+    P,
+    World,
+    checked,
+    data,
+    load,
+    raises,
+    reduced,
+    run_threads,
+    same,
+    torch,
+)
 
 # ---- several ranks: split phase ---------------------------------------------------------------------------------
 
@@ -231,13 +244,4 @@ def rank_thread(rank, size, store, failures):
 
 
 def test_ranks_may_be_threads_because_ops_run_without_the_gil():
-    ffi, core, _ = load()
-    out, failures = ffi.new("phx_store **"), []
-    checked(core.phx_store_memory(out))
-    threads = [threading.Thread(target=rank_thread, args=(rank, 2, out[0], failures)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures[0]
-    core.phx_store_release(out[0])
+    run_threads(rank_thread, 2)

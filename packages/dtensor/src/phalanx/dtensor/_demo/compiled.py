@@ -23,8 +23,7 @@ def reports(backend: str) -> list[str]:
         return []
     found = [_shortened(str(each)) for each in importlib.import_module(PLUGIN).reports()]
     return found or [
-        "the compiled graphs are of an earlier run, from Inductor's cache; to see what became of their collectives, set "
-        "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
+        "The graphs are of an earlier run, from Inductor's cache; with TORCHINDUCTOR_FX_GRAPH_CACHE=0 they get reports."
     ]
 
 
