@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.distributed._functional_collectives as fc
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import phalanx.collectives as pc
 from inductor_graphs import fake_group, lowered, names
-from phalanx.inductor_plugin import REASONS, Route, StrictError
+from phalanx.inductor_plugin import REASONS, Config, Route, StrictError
+from phalanx.inductor_plugin.eligibility import GroupFacts
+from phalanx.inductor_plugin.passes import GraphPass
 
 
 @pytest.fixture
@@ -305,6 +308,29 @@ def test_products_and_their_collective_are_one_op_where_asked_for(group, kind):
     assert wanted[kind] in found
     assert "aten.mm" not in found
     assert routes(made) == [Route.PIPELINED]
+
+
+def by_hand(shared):
+    """relu, all_reduce_ in place, wait, add: what functionalization leaves to passes of torch."""
+    functional = torch.ops._c10d_functional
+    graph = torch.fx.Graph()
+    with FakeTensorMode():
+        fake = torch.empty(8, 4)
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.ops.aten.relu.default, (x,))
+    sent = graph.call_function(functional.all_reduce_.default, (y, "sum", "0"))
+    done = graph.call_function(functional.wait_tensor.default, (sent,))
+    out = graph.call_function(torch.ops.aten.add.Tensor, (done, y if shared else x))
+    for node in (x, y, sent, done, out):
+        node.meta["val"] = fake
+    graph.output((out,))
+    GraphPass(Config(zero_copy_bytes=0), lambda name: GroupFacts(True, 2))(graph)
+    return names(graph)
+
+
+def test_forms_in_place_are_lowered_and_their_waits_are_gone(group):  # I6
+    assert by_hand(shared=False)[-3:] == ["aten.copy_", "ordered.all_reduce_", "aten.add"]
+    assert by_hand(shared=True) == ["symm_arena", "aten.relu", "ordered.all_reduce_", "aten.add"]  # where it lies
 
 
 def test_strict_names_what_is_not_lowered_without_copies(group):

@@ -43,7 +43,7 @@ REASONS = {
     "reduction": "the core does not have its reduction",
     "dtype": "the core cannot reduce its dtype",
     "graph-input": "its input is not computed in the graph, so it lies where it lies",
-    "shared-value": "its input is a result of the graph, too",
+    "shared-value": "it writes its input, which others use too",
     "unknown-size": "only the data says how large its input is",
     "layout": "its input does not lie in memory in the order of its indices",
     "splits": "its ranks may give inputs of different sizes",
@@ -131,7 +131,7 @@ def _one_input(one: Collective, i: int, config: Config) -> str:
         return "graph-input"
     if not graph.is_dense(tensor):
         return "layout"
-    if one.form.in_place and graph.leaves_graph([node]):
+    if one.form.in_place and not graph.is_private(node):
         return "shared-value"
     return ""
 

@@ -59,6 +59,7 @@ class Lowering:
         self.arenas: dict[str, Node] = {}
         self.names: dict[str, str] = {}
         self.arena_bytes: dict[str, int] = {}
+        self.own_arenas = 0  # of values of symbolic size
         self.lines: list[Line] = []
         self.tasks = [self._task(one) for one in graphs.collectives(graph)]
 
@@ -222,24 +223,25 @@ class Lowering:
     def _arena_of_its_own(self, emit: Emitter, group: str, sizes: Sequence[Size], dtype: torch.dtype) -> Node:
         """For a value of symbolic size: it grows with the largest that came."""
         name, _, body = self.names[group].partition(SEPARATOR)
-        number = self.arena_bytes.setdefault(f"{group}/", 0)
-        self.arena_bytes[f"{group}/"] = number + 1
+        self.own_arenas += 1
         nbytes = emit.product([*sizes, dtype.itemsize])
-        return emit.call(ops.plain("symm_arena"), nbytes, f"{name}, value {number}{SEPARATOR}{body}", group)
+        text = f"{name}, value {self.own_arenas}{SEPARATOR}{body}"
+        return emit.call(ops.plain("symm_arena"), nbytes, text, group)
 
     def _release(self, emit: Emitter, arena: Node, group: str, life: Life) -> None:
-        """Let those who read what lay here before do so before it is written over."""
-        readers: list[Node] = []
+        """Let those who read what lay here before, and what was sent from here, be done before it is written over."""
+        readers = [self.order] if arena is not self.order else []
+        shared = False
         for task in self.tasks:
             for value in task.values if task.one.group == group else []:
                 before = value.life
                 if value.view is None or before is None or value.released:
                     continue
                 if before.end < life.start and before.shares(life):
-                    value.released = True
+                    value.released = shared = True
                     readers.extend(_tensors(graphs.uses([value.view])))
-        if readers:
-            emit.call(ops.plain("arena_release_"), arena, list(dict.fromkeys(readers)))
+        if shared:
+            emit.call(ops.plain("arena_release_"), arena, list(dict.fromkeys(readers)) or [self.order])
 
 
 def _tensors(nodes: Sequence[Node]) -> list[Node]:
