@@ -69,6 +69,21 @@ def is_wait(node: Node) -> bool:
     )
 
 
+def split_waits(graph: Graph) -> None:
+    """Write a wait for a list, which torch has from 2.15 on, as a wait for each of its tensors."""
+    for node in list(graph.nodes):
+        if getattr(node.target, "_opname", "") != "wait_tensors" or node.target.namespace not in _NAMESPACES:
+            continue
+        for picked in list(node.users):
+            given = node.args[0][picked.args[1]]
+            with graph.inserting_before(picked):
+                wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (given,))
+            wait.meta.update(picked.meta)
+            picked.replace_all_uses_with(wait)
+            graph.erase_node(picked)
+        graph.erase_node(node)
+
+
 def value(node: Node) -> Any:
     """The fake tensor, or list of them, that a node stands for; None where torch did not say."""
     return node.meta.get("val")

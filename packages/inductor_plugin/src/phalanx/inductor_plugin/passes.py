@@ -9,11 +9,12 @@ from typing import Any
 from torch.fx import Graph, GraphModule
 
 from phalanx.collectives import core_group, enable_group, is_core_group
-from phalanx.inductor_plugin import _torch_compat, graph, lower
+from phalanx.inductor_plugin import _torch_compat, lower
 from phalanx.inductor_plugin.bucket import bucket
 from phalanx.inductor_plugin.config import Config
 from phalanx.inductor_plugin.eligibility import Facts, GroupFacts, served
 from phalanx.inductor_plugin.emit import Emitter
+from phalanx.inductor_plugin.graph import collectives, split_waits
 from phalanx.inductor_plugin.lowering import Lowering
 from phalanx.inductor_plugin.pipeline_mm import pipeline
 from phalanx.inductor_plugin.report import Line, Report, add, check_strict
@@ -93,6 +94,7 @@ class GraphPass(_torch_compat.CustomGraphPass):
         for other in self._others:
             other(graph)
         name = graph_name(graph)
+        split_waits(graph)
         lines = self._expand(graph)
         lines += pipeline(graph, self.config, self.facts)
         bucket(graph, self.config, self.facts)
@@ -109,7 +111,7 @@ class GraphPass(_torch_compat.CustomGraphPass):
     def _expand(self, nodes: Graph) -> list[Line]:
         """Write shard_dim_alltoall by collectives that the rest knows."""
         emit: Emitter | None = None
-        for one in graph.collectives(nodes):
+        for one in collectives(nodes):
             if one.form.kind != "shard_dim_all_to_all" or one.group is None:
                 continue
             facts = self.facts(one.group)
