@@ -55,7 +55,7 @@ def everything(group, size):
             fc.all_reduce(y + 1, "avg", group),
             *fc.all_reduce_coalesced([y + 2, y + 3], "max", group),
             fc.all_gather_tensor(y + 4, 0, group),
-            fc.all_gather_tensor(y + 4, 1, group),
+            pc.all_gather_tensor(y + 4, 1, group),  # torch 2.11 cannot trace its own along another dim
             *fc.all_gather_into_tensor_coalesced([y + 5, y + 6], group),
             fc.reduce_scatter_tensor(y + 7, "sum", 0, group),
             fc.reduce_scatter_tensor(y + 7, "sum", 1, group),
