@@ -153,6 +153,36 @@ def test_relu_then_all_reduce_then_add_has_no_clone_copy_or_wait():
     run_ranks(relu_add, 2, timeout=200)
 
 
+def fused_with_the_sum(rank, size):
+    group = join(rank, size)
+    w, residual, gain = data(9, 64, 64), data(10, 16, 64), data(11, 64)
+    functional = torch.nn.functional
+    kernels = []
+    for follows in (
+        lambda y: torch.relu(y + residual + gain),
+        lambda y: functional.rms_norm(y + residual, [64], gain),
+        lambda y: functional.layer_norm(y + residual, [64], gain, gain),
+    ):
+
+        def function(x, follows=follows):
+            return follows(fc.all_reduce(x @ w, "sum", group))
+
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="phalanx", options=ROUTES["epilogue"], fullgraph=True)
+        x = data(rank, 16, 64)
+        result, (code,) = run_and_get_code(compiled, x)
+        for i in range(3):
+            torch.testing.assert_close(compiled(x + i), function(x + i), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result, function(x), rtol=1e-4, atol=1e-4)
+        kernels.append(len(re.findall(r"cpp_fused\w*\(", code[code.index("def call") :])))
+    assert kernels == [1, 1, 1]
+    dist.destroy_process_group()
+
+
+def test_residual_activation_and_norms_are_in_the_kernel_that_reads_the_peers():
+    run_ranks(fused_with_the_sum, 2, timeout=250)
+
+
 def same_address(rank, size):
     group = join(rank, size)
     w = data(9, 32, 128)

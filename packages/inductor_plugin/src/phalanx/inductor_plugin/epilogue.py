@@ -1,9 +1,11 @@
 """A small sum as additions over the memory of the peers, which Inductor fuses with what follows."""
 
+import operator
+
 import torch
 from torch.fx import Node
 
-from phalanx.inductor_plugin import graph, ops
+from phalanx.inductor_plugin import _torch_compat, graph, ops
 from phalanx.inductor_plugin.config import Config
 from phalanx.inductor_plugin.eligibility import Decision, GroupFacts, Route, input_bytes
 from phalanx.inductor_plugin.emit import Emitter, replace
@@ -34,15 +36,13 @@ class Epilogue:
         nbytes = input_bytes(tensor)
         fits = isinstance(tensor.numel(), int) and nbytes is not None and 0 < nbytes <= config.epilogue_bytes
         computed = graph.base_of(one.inputs[0]).op == "call_function"
-        # Several heavy users would each read the peers again, where one pass could store the sum.
-        few = len(graph.uses(one.results[0])) <= _MOST_USERS
-        return fits and computed and few and tensor.dtype.is_floating_point and graph.is_dense(tensor)
+        return fits and computed and tensor.dtype.is_floating_point and graph.is_dense(tensor)
 
-    def write(self, one: Collective, view: Node, offset: int) -> None:
+    def write(self, one: Collective, view: Node, offset: int, region: list[Node]) -> None:
         """Put the sum in the place of the collective, between two barriers.
 
         The first barrier is after this rank has written; the second keeps the peers from writing anew before this rank
-        has read, so it comes after everybody that reads.
+        has read, so it comes after the region, whose results are stored by then.
         """
         emit, dtype = self.emit.before(one.node), one.tensor().dtype
         emit.call(ops.plain("arena_barrier_"), self.arena, [view])
@@ -57,19 +57,35 @@ class Epilogue:
         assert total is not None
         if wide is not dtype:
             total = emit.call(prims.convert_element_type.default, total, dtype)
+        total = emit.shaped_like(total, one.inputs[0])
         replace([each for each in one.results[0] if each is not one.node], total)
         one.node.replace_all_uses_with(total)
         one.node.graph.erase_node(one.node)
-        self._close(total)
-
-    def _close(self, total: Node) -> None:
-        readers = [user for user in graph.uses([total]) if user.op != "output"]
+        inside = {total, *region}
+        stored = [node for node in inside if any(user not in inside for user in node.users) or node in region[-1:]]
+        readers = [node for node in stored if isinstance(graph.value(node), torch.Tensor)] or [total]
         order = {node: i for i, node in enumerate(self.emit.graph.nodes)}
-        last = max([total, *readers], key=lambda node: order[node])
-        tensors = [node for node in readers if isinstance(graph.value(node), torch.Tensor)]
-        if len(tensors) != len(graph.uses([total])):
-            tensors.append(total)  # someone reads it otherwise: let it be stored
-        self.emit.after(last).call(ops.plain("arena_barrier_"), self.arena, tensors or [total])
+        readers.sort(key=lambda node: order[node])
+        self.emit.after(region[-1] if region else total).call(ops.plain("arena_barrier_"), self.arena, readers)
 
 
-_MOST_USERS = 3
+def region_of(one: Collective, position: dict[Node, int]) -> list[Node]:
+    """What Inductor can compute in one kernel with the sum: what follows from it before the next kernel of others.
+
+    Args:
+        one: The collective.
+        position: Of each node in the graph.
+    """
+    here = position[one.node]
+    known = set(one.results[0])
+    found = []
+    for node, at in position.items():
+        if at <= here or node in known or node.op != "call_function" or node.target is operator.getitem:
+            continue
+        computed = _torch_compat.is_generated(node.target) or graph.is_view(node)
+        if not computed or graph.form_of(node) is not None or graph.is_wait(node):
+            break
+        if any(given in known for given in node.all_input_nodes):
+            known.add(node)
+            found.append(node)
+    return found

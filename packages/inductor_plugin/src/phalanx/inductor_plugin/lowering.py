@@ -11,7 +11,7 @@ from phalanx.inductor_plugin import lower, ops
 from phalanx.inductor_plugin.config import Config
 from phalanx.inductor_plugin.eligibility import Decision, Facts, Route, decide, input_bytes
 from phalanx.inductor_plugin.emit import Emitter, Size
-from phalanx.inductor_plugin.epilogue import Epilogue
+from phalanx.inductor_plugin.epilogue import Epilogue, region_of
 from phalanx.inductor_plugin.graph import Collective
 from phalanx.inductor_plugin.overlap import Overlap
 from phalanx.inductor_plugin.place import Producer, producer_of, sizes_of, write
@@ -90,8 +90,10 @@ class Lowering:
         # A copy into a view is put right before the collective; a product writes where it is computed.
         start = self.position[producer.node] if producer.into else here
         end = here
-        if stays or route is Route.EPILOGUE:
+        if stays:
             end = max((self.position[user] for user in graphs.uses(one.results[i])), default=here)
+        elif route is Route.EPILOGUE:  # until the peers have read it, which is after the region
+            end = max((self.position[node] for node in region_of(one, self.position)), default=here)
         return Value(producer, Life(input_bytes(tensor) or 0, start, end), stays)
 
     def plan(self) -> None:
@@ -182,8 +184,9 @@ class Lowering:
         assert group is not None
         (value,) = task.values
         assert value.life is not None
+        region = region_of(task.one, self.position)
         (view,) = self._written(task)
-        Epilogue(self.emit, self.arenas[group], self.facts(group).size).write(task.one, view, value.life.offset)
+        Epilogue(self.emit, self.arenas[group], self.facts(group).size).write(task.one, view, value.life.offset, region)
         if value.producer.into:
             self._drop_product(value)
         return 0
