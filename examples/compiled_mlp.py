@@ -13,16 +13,17 @@ from phalanx import inductor_plugin
 from phalanx.collectives import all_reduce
 
 
+# [layer]
+def layer(x: torch.Tensor, weight: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+    return stream + all_reduce(torch.relu(x @ weight), "sum", dist.group.WORLD)
+
+
+compiled = torch.compile(layer, backend="phalanx")
+# [layer end]
+
+
 def run(rank: int, world_size: int, path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
-    # [layer]
-    group = dist.group.WORLD
-
-    def layer(x: torch.Tensor, weight: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        return stream + all_reduce(torch.relu(x @ weight), "sum", group)
-
-    compiled = torch.compile(layer, backend="phalanx")
-    # [layer end]
     torch.manual_seed(rank)
     weight = torch.randn(64, 512)
     for _ in range(3):  # compiled at the first; all of them use the same shared memory

@@ -42,7 +42,7 @@ def _fake_all_gather_mm(shard: torch.Tensor, b: torch.Tensor, group_size: int, g
     return shard.new_empty([shard.size(0) * group_size, b.size(1)])
 
 
-_FAKES: dict[str, Any] = {
+FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
     "arena_view": _fake_view,
     "peer_view": _fake_peer_view,
@@ -98,7 +98,7 @@ def register(fakes: Mapping[str, Any]) -> None:
     """
     ours, ordered, roads = (_torch_compat.fragment(one) for one in ("phalanx", "phalanx_ordered", "phalanx_c10d"))
     _libraries.extend((ours, ordered, roads))
-    for name, fake in _FAKES.items():
+    for name, fake in FAKES.items():
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
         if name.endswith("_"):
             _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
