@@ -18,6 +18,7 @@ from torch_shim import (
     checked,
     data,
     load,
+    one_rank,
     raises,
     reduced,
     same,
@@ -66,13 +67,9 @@ def test_ops_carry_torchs_tags():
 
 
 @pytest.fixture
-def alone(tmp_path):
-    ffi, core, _ = load()
-    out = ffi.new("phx_store **")
-    checked(core.phx_store_memory(out))
-    with World(0, 1, store=out[0]) as world:
+def alone():
+    with one_rank() as world:
         yield world
-    core.phx_store_release(out[0])
 
 
 def test_a_group_of_one_gives_back_its_input(alone):

@@ -310,6 +310,15 @@ def test_products_and_their_collective_are_one_op_where_asked_for(group, kind):
     assert routes(made) == [Route.PIPELINED]
 
 
+def test_shards_that_cannot_be_cut_evenly_are_left_alone(group):  # I8
+    def function(x):
+        return torch.ops._dtensor.shard_dim_alltoall(x.relu(), 0, 1, group) + 1
+
+    made = lowered(function, torch.randn(4, 9), zero_copy_bytes=0)
+    assert "_dtensor.shard_dim_alltoall" in names(made.graph)
+    assert (routes(made), reasons(made)) == ([Route.KEPT], ["parts"])
+
+
 def by_hand(shared):
     """relu, all_reduce_ in place, wait, add: what functionalization leaves to passes of torch."""
     functional = torch.ops._c10d_functional

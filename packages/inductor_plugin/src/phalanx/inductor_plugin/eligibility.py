@@ -47,6 +47,7 @@ REASONS = {
     "unknown-size": "only the data says how large its input is",
     "layout": "its input does not lie in memory in the order of its indices",
     "splits": "its ranks may give inputs of different sizes",
+    "parts": "the dim that it cuts is symbolic, or the group size does not divide it",
     "out": "it writes memory of the caller",
     "extern": "a kernel that cannot write into the arena computes it, or its product is used elsewhere, too",
     "list": "one call of its list is not eligible",
@@ -141,6 +142,8 @@ def decide(one: Collective, facts: GroupFacts | None, config: Config) -> Decisio
     kept = served(one, facts)
     if kept is not None:
         return kept
+    if one.form.kind == "shard_dim_all_to_all":  # the others are all_to_all_single by now
+        return Decision(Route.KEPT, "parts")
     if one.form.out:
         return Decision(Route.SLOTS, "out")
     if one.form.kind == "all_to_all" and (one.arguments["output_split_sizes"] or one.arguments["input_split_sizes"]):

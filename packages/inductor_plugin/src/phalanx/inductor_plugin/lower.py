@@ -94,14 +94,14 @@ def _finish(emit: Emitter, one: Collective, results: Sequence[Node]) -> None:
         one.node.graph.erase_node(one.node)
 
 
-def expand_shard_dim_all_to_all(emit: Emitter, one: Collective, group_size: int) -> bool:
-    """Write shard_dim_alltoall as an all_to_all_single of stacked parts. Returns False where the parts are uneven."""
+def expand_shard_dim_all_to_all(emit: Emitter, one: Collective, group_size: int) -> None:
+    """Write shard_dim_alltoall as an all_to_all_single of stacked parts. Where these are uneven it stays as it is."""
     source = one.inputs[0]
     rank = graph.value(source).dim()
     gather_dim, shard_dim = (one.arguments[name] % rank for name in ("gather_dim", "shard_dim"))
     whole = graph.value(source).size(shard_dim)
     if not isinstance(whole, int) or whole % group_size:
-        return False
+        return
     emit.before(one.node)
     part = whole // group_size
     parts = [emit.call(aten.slice.Tensor, source, shard_dim, i * part, (i + 1) * part) for i in range(group_size)]
@@ -114,4 +114,3 @@ def expand_shard_dim_all_to_all(emit: Emitter, one: Collective, group_size: int)
         replace([each for each in nodes if each is not one.node], result)
     one.node.replace_all_uses_with(result)
     one.node.graph.erase_node(one.node)
-    return True

@@ -17,7 +17,7 @@ from phalanx.inductor_plugin.emit import Emitter
 from phalanx.inductor_plugin.graph import collectives, split_waits
 from phalanx.inductor_plugin.lowering import Lowering
 from phalanx.inductor_plugin.pipeline_mm import pipeline
-from phalanx.inductor_plugin.report import Line, Report, add, check_strict
+from phalanx.inductor_plugin.report import Report, add, check_strict
 
 
 def facts_of(name: str) -> GroupFacts:
@@ -95,8 +95,8 @@ class GraphPass(_torch_compat.CustomGraphPass):
             other(graph)
         name = graph_name(graph)
         split_waits(graph)
-        lines = self._expand(graph)
-        lines += pipeline(graph, self.config, self.facts)
+        self._expand(graph)
+        lines = pipeline(graph, self.config, self.facts)
         bucket(graph, self.config, self.facts)
         lowering = Lowering(graph, self.config, self.facts)
         if not lowering.tasks and not lines:
@@ -108,17 +108,14 @@ class GraphPass(_torch_compat.CustomGraphPass):
         if self.config.strict:
             check_strict(name, lines, self.config.zero_copy_bytes)
 
-    def _expand(self, nodes: Graph) -> list[Line]:
+    def _expand(self, nodes: Graph) -> None:
         """Write shard_dim_alltoall by collectives that the rest knows."""
-        emit: Emitter | None = None
         for one in collectives(nodes):
             if one.form.kind != "shard_dim_all_to_all" or one.group is None:
                 continue
             facts = self.facts(one.group)
             if served(one, facts) is None:
-                emit = emit or Emitter(nodes)
-                lower.expand_shard_dim_all_to_all(emit, one, facts.size)
-        return []
+                lower.expand_shard_dim_all_to_all(Emitter(nodes), one, facts.size)
 
 
 def graph_name(nodes: Graph) -> str:
