@@ -73,11 +73,11 @@ class Emitter:
         """Of a contiguous tensor of these sizes."""
         return [self.product(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
-    def shaped_like(self, node: Node, like: Node, sizes: Sequence[Size] | None = None) -> Node:
+    def shaped_like(self, node: Node, like: Node) -> Node:
         """A node's memory in the shape of another node."""
         if tuple(graphs.value(node).shape) == tuple(graphs.value(like).shape):
             return node
-        return self.call(aten.view.default, node, list(sizes) if sizes is not None else self.sizes(like))
+        return self.call(aten.view.default, node, self.sizes(like))
 
 
 def replace(nodes: Sequence[Node], by: Node) -> None:

@@ -147,22 +147,18 @@ def _waits(start: list[Node]) -> list[Node]:
 
 
 def _results(node: Node, form: Form, inputs: list[Node]) -> list[list[Node]]:
-    if form.several and not form.in_place:
-        picked: list[list[Node]] = [[] for _ in inputs]
+    first: list[list[Node]] = [[] for _ in inputs]
+    if form.several:
         for user in node.users:
             if user.target is operator.getitem:
-                picked[user.args[1]].append(user)  # type: ignore[index]
-        return [_waits(each) for each in picked]
-    if form.in_place:  # the op gives its argument back, and so do waits for it
-        later = [_waits([each])[1:] for each in inputs]
-        if not form.several:
-            return [_waits([node]) + later[0]]
-        picked = [[] for _ in inputs]
-        for user in node.users:
-            if user.target is operator.getitem:
-                picked[user.args[1]].append(user)  # type: ignore[index]
-        return [_waits(each) + more for each, more in zip(picked, later, strict=True)]
-    return [_waits([node])]
+                first[user.args[1]].append(user)  # type: ignore[index]
+    else:
+        first = [[node]]
+    found = [_waits(each) for each in first]
+    if form.in_place:  # a wait for the input gives the result, too
+        for each, given in zip(found, inputs, strict=True):
+            each.extend(_waits([given])[1:])
+    return found
 
 
 def collectives(graph: Graph) -> Iterator[Collective]:
