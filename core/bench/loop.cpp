@@ -40,6 +40,9 @@ int32_t phxb_round(const phxb_plan *plan, uint64_t iteration, uint64_t *times_ns
     const uint64_t ended = phxb::now_ns();
     phxb::fence();
     if (result != 0) return failed(failure, result, call);
+    // A rank that shares its core and is done would else write its next input while the other one is still in the call.
+    if (plan->barrier.function != nullptr)
+      if (const int32_t late = invoke(plan->barrier)) return failed(failure, late, call);
     if (call >= plan->warm_up) times_ns[call - plan->warm_up] = ended - started;
   }
   if (total == 0) return PHXB_OK;

@@ -52,7 +52,7 @@ typedef struct phxb_plan {
   uint64_t count; /* elements, see the collective */
   void *in;
   void *out;
-  phxb_call barrier; /* before each timed call, untimed */
+  phxb_call barrier; /* before and after each timed call, untimed */
   phxb_call timed;
 } phxb_plan;
 
@@ -71,9 +71,9 @@ typedef struct phxb_failure {
   double seen;
 } phxb_failure;
 
-/* One round: warm_up + calls times { write the input anew; barrier; start the clock; call; stop the clock }, then the
- * last result is compared with what it must be, element by element. `iteration` numbers the first call; all ranks give
- * the same, and never the same again. times_ns gets `calls` times. */
+/* One round: warm_up + calls times { write the input anew; barrier; start the clock; call; stop the clock; barrier },
+ * then the last result is compared with what it must be, element by element. `iteration` numbers the first call; all
+ * ranks give the same, and never the same again. times_ns gets `calls` times. */
 PHXB_API int32_t phxb_round(const phxb_plan *plan, uint64_t iteration, uint64_t *times_ns, phxb_failure *failure);
 
 /* The parts of a round, for ways that C cannot call. phxb_fill writes nothing where this rank gives no input. */

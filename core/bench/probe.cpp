@@ -202,8 +202,8 @@ void move(Move how, Loop loop, char *out, char *own, char *in, size_t bytes) {
 
 class Mover {
  public:
-  Mover(const phxb_probe &probe, char *in, char *out, size_t bytes)
-      : probe_(probe), in_(in), out_(out), bytes_(bytes), clock_ns_(phxb_clock_ns()) {}
+  Mover(const phxb_probe &probe, char *in, char *own, char *out, size_t bytes)
+      : probe_(probe), in_(in), own_(own), out_(out), bytes_(bytes), clock_ns_(phxb_clock_ns()) {}
 
   // One turn of every kind of move.
   void turn(const Way &way, double ns[PHXB_PROBE_KINDS]) {
@@ -229,9 +229,11 @@ class Mover {
     return taken > 0 ? taken : 0;
   }
 
-  // All bytes through staging chunks. *stage and the result are the times of the two halves of it.
+  // All bytes through staging chunks. *stage and the result are the times of the two halves of it. What is added to is
+  // not what was staged: a rank stages what others sum, and sums the rest, which it has not read before.
   double staged(Move how, const Way &way, double *stage) {
     write_anew(in_, bytes_, ++value_);
+    if (how == Move::kAdd) write_anew(own_, bytes_, value_);
     const Way into_cache{way.loop == Loop::kStream ? Loop::kWide : way.loop, way.chunk};
     double taken = 0;
     *stage = 0;
@@ -239,7 +241,7 @@ class Mover {
       const size_t length = bytes_ - at < way.chunk ? bytes_ - at : way.chunk;
       *stage += timed(Move::kCopy, into_cache, staging(probe_, probe_.rank), nullptr, in_ + at, length);
       barrier(probe_);
-      taken += timed(how, way, out_ + at, in_ + at, staging(probe_, neighbour()), length);
+      taken += timed(how, way, out_ + at, own_ + at, staging(probe_, neighbour()), length);
       barrier(probe_);
     }
     return taken;
@@ -257,7 +259,7 @@ class Mover {
   }
 
   const phxb_probe &probe_;
-  char *in_, *out_;
+  char *in_, *own_, *out_;
   size_t bytes_;
   double clock_ns_;
   uint32_t value_ = 0;
@@ -304,13 +306,9 @@ double phxb_probe_barrier(const phxb_probe *probe, uint32_t repeats) {
 
 int32_t phxb_probe_move(const phxb_probe *probe, size_t bytes, double ns[PHXB_PROBE_KINDS]) {
   if (!valid(probe) || bytes == 0 || bytes > PHXB_PROBE_MAX || bytes % 64 != 0) return PHXB_BAD_PLAN;
-  auto *in = static_cast<char *>(phxb_alloc(bytes)), *out = static_cast<char *>(phxb_alloc(bytes));
-  if (in == nullptr || out == nullptr) {
-    phxb_free(in, bytes);
-    phxb_free(out, bytes);
-    return PHXB_BAD_PLAN;
-  }
-  Mover mover(*probe, in, out, bytes);
+  auto *memory = static_cast<char *>(phxb_alloc(3 * bytes));
+  if (memory == nullptr) return PHXB_BAD_PLAN;
+  Mover mover(*probe, memory, memory + bytes, memory + 2 * bytes, bytes);
   const int turns = bytes >= (size_t{4} << 20) ? 3 : kMostTurns;
   double times[PHXB_PROBE_KINDS][kMostTurns];
   for (size_t tried = 0; tried < kTriedCount; ++tried) {
@@ -332,7 +330,6 @@ int32_t phxb_probe_move(const phxb_probe *probe, size_t bytes, double ns[PHXB_PR
       if (tried == 0 || found < ns[kind]) ns[kind] = found;
     }
   }
-  phxb_free(in, bytes);
-  phxb_free(out, bytes);
+  phxb_free(memory, 3 * bytes);
   return PHXB_OK;
 }

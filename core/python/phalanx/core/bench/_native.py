@@ -159,7 +159,7 @@ class Library:
         """The same for a way that only Python can call: the clock is Python's.
 
         Args:
-            barrier: Called before each timed call.
+            barrier: Called before and after each timed call.
             call: Returns the tensor with the result.
         """
         times = []
@@ -170,6 +170,7 @@ class Library:
             started = time.perf_counter_ns()
             result = call()
             times.append(time.perf_counter_ns() - started)
+            barrier()
         failure = Failure()
         plan.output = result.data_ptr() if result is not None else plan.output
         if flags & CORRUPT:
