@@ -9,7 +9,7 @@ uint32_t rounds_of_broadcast(size_t bytes, const phx::Tuning &tuning) {
   alignas(64) char memory[64];  // never touched: a plan only asks how large things are
   std::atomic<int32_t> interruptions[2] = {};
   phx::Lane lane;
-  lane.open({memory, memory}, 0, size_t{256} << 10, 256, interruptions, true);
+  lane.open({memory, memory}, 0, size_t{256} << 10, 256, interruptions, true, false);
   phx::Buffers buffers;
   buffers.in = buffers.out = memory;
   buffers.count = bytes;

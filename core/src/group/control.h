@@ -17,7 +17,7 @@
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
-inline constexpr uint32_t kControlVersion = 4;
+inline constexpr uint32_t kControlVersion = 5;
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
 
@@ -59,6 +59,7 @@ static_assert(sizeof(SlotHeader) == kLine);
 struct alignas(kLine) LaneHeader {
   alignas(kLine) SharedWord done;      // as in SlotHeader, for ranks that publish nothing for a while
   alignas(kLine) SharedWord sleepers;  // peers that sleep on words of this lane
+  SharedWord core;                     // where the owner last published (see current_core), if ranks share cores
 };
 static_assert(sizeof(LaneHeader) == 2 * kLine);
 

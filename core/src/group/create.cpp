@@ -226,7 +226,8 @@ struct GroupMaker {
     };
     for (uint32_t i = 0; i < group.channels(); ++i)
       group.channels_[i].lane.open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
-                                   recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_);
+                                   recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_,
+                                   group.is_crowded());
     group.messenger_.open(at(lane_offset(group.channels(), slot_bytes, recorder_entries)), group.group_rank());
   }
 

@@ -16,11 +16,12 @@ AwaitResult failed(WaitResult result, int group_rank) {
 }  // namespace
 
 void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-                const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers) {
+                const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores) {
   self_ = self;
   slot_bytes_ = slot_bytes;
   interruptions_ = interruptions;
   fenced_by_sleepers_ = fenced_by_sleepers;
+  ranks_share_cores_ = ranks_share_cores;
   peers_.resize(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) {
     Peer &peer = peers_[i];
@@ -43,7 +44,7 @@ AwaitResult Lane::reserve(LazyDeadline &deadline) {
     Peer &peer = peers_[i];
     if (i == self_ || reached(peer.known_done, needed)) continue;
     const WaitResult result =
-        wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline);
+        wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline, core_of(i));
     if (result != WaitResult::kReached) return failed(result, i);
     peer.known_done = peer.control->done.load(std::memory_order_acquire);
   }
@@ -65,6 +66,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &pla
   if (kChecked) header->record = record;
   header->done = static_cast<uint32_t>(done);
   header->place = place;
+  note_core();
   if (!place.leaves_slot_empty()) header->staged.store(static_cast<uint32_t>(epoch), std::memory_order_relaxed);
   // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
   store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
@@ -78,7 +80,8 @@ AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &
     if (i == self_) continue;
     Peer &peer = peers_[i];
     const SlotHeader *header = peer.header(epoch);
-    const WaitResult result = wait_reached(header->epoch, target, peer.control->sleepers, interruptions_[i], deadline);
+    const WaitResult result =
+        wait_reached(header->epoch, target, peer.control->sleepers, interruptions_[i], deadline, core_of(i));
     if (result != WaitResult::kReached) return failed(result, i);
     if (kChecked && !(header->record == record)) return {AwaitFailure::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
@@ -97,7 +100,7 @@ AwaitResult Lane::await_staged(uint64_t epoch, LazyDeadline &deadline) {
     if (i == self_) continue;
     const Peer &peer = peers_[i];
     const WaitResult result = wait_reached(peer.header(epoch)->staged, static_cast<uint32_t>(epoch),
-                                           peer.control->sleepers, interruptions_[i], deadline);
+                                           peer.control->sleepers, interruptions_[i], deadline, core_of(i));
     if (result != WaitResult::kReached) return failed(result, i);
   }
   return {};
@@ -109,6 +112,13 @@ bool Lane::staging_would_block(uint64_t epoch) const {
         !reached(peers_[i].header(epoch)->staged.load(std::memory_order_acquire), static_cast<uint32_t>(epoch)))
       return interruptions_[i].load(std::memory_order_acquire) == 0;
   return false;
+}
+
+void Lane::note_core() const {
+  if (!ranks_share_cores_) return;
+  const uint32_t here = current_core();
+  SharedWord &noted = peers_[self_].control->core;
+  if (noted.load(std::memory_order_relaxed) != here) noted.store(here, std::memory_order_relaxed);
 }
 
 bool Lane::arrived(uint64_t epoch, int group_rank) const {

@@ -25,7 +25,7 @@ class Lane {
  public:
   // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
   void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers);
+            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores);
 
   size_t slot_bytes() const { return slot_bytes_; }
   int group_rank() const { return self_; }
@@ -59,6 +59,8 @@ class Lane {
   History &history() { return history_; }    // of this rank
   History history_of(int group_rank) const;  // empty before `open`
   void wake_waiters() const;                 // of this process and others, on any word of this lane
+  void note_core() const;                    // for those who wait for this rank, if ranks share cores
+  const SharedWord *core_of(int group_rank) const { return &peers_[group_rank].control->core; }
 
  private:
   struct Peer {
@@ -75,6 +77,7 @@ class Lane {
   int self_ = 0;
   size_t slot_bytes_ = 0;
   bool fenced_by_sleepers_ = false;
+  bool ranks_share_cores_ = false;
   History history_;
   uint64_t epoch_ = 0;  // the last one published
   const std::atomic<int32_t> *interruptions_ = nullptr;

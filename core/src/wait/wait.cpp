@@ -19,6 +19,7 @@ constexpr int64_t kWantedNs = 500 * 1000;      // a longer yield than other rank
 constexpr int64_t kYieldNs = 100 * 1000;       // then it is left to him sooner
 constexpr int64_t kSharedNs = 800;             // a yield that runs nobody takes half of that
 constexpr uint32_t kSharedYields = 64;         // until so many in a row were short, the core counts as shared
+constexpr int kVainYields = 2;                 // in a row that ran nobody, though the rank waited for is on this core
 constexpr int kMoreSpins = 100;                // a few microseconds at most, depending on how long the processor pauses
 constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
 constexpr int64_t kBusySliceNs = 50 * 1000;  // of a rank that has other operations under way, which it must look after
@@ -33,6 +34,24 @@ void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 }
 
+// A scheduler that is fair by time used (EEVDF, Linux 6.6 and later) gives a yielded core only to a thread that has had
+// no more of it than the others. A rank that has worked for long while this one waited gets it back once this one has
+// burned as much time in yields. It gets it at once from one that sleeps.
+bool is_here(const SharedWord *core) {
+  if (core == nullptr) return false;
+  const uint32_t there = core->load(std::memory_order_relaxed);
+  return there != 0 && there == current_core();
+}
+
+// Leaves the core to the writer, which is on it: so between what the writer stores and what it reads lies a switch, and
+// no fence is needed. If it has moved meanwhile the nap may go on to its end.
+void nap(const SharedWord &word, uint32_t target, SharedWord &sleepers) {
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t seen = word.load(std::memory_order_seq_cst);
+  if (!reached(seen, target)) futex_wait(word, seen, kSliceNs);
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
 }  // namespace
 
 void fence_others() { syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
@@ -42,6 +61,11 @@ bool allow_fences() {
   return known > 0 && (known & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
          syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 &&
          syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+uint32_t current_core() {
+  const int core = sched_getcpu();
+  return core < 0 ? 0 : static_cast<uint32_t>(core) + 1;
 }
 
 void wake_all(const SharedWord &word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
@@ -60,7 +84,8 @@ int64_t Patience::yield(int64_t now) {
 }
 
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
-                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
+                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
+                             const SharedWord *writer_core) {
   if (core_is_shared == 0) {
     for (int i = 0; i < kMoreSpins; ++i) {
       if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
@@ -68,11 +93,20 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
     }
   }
   int64_t now = now_ns();
-  for (Patience patience(now); !patience.over(now); now = patience.yield(now)) {
+  int vain = 0;
+  for (Patience patience(now); !patience.over(now);) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) break;
     if (now >= deadline.at_ns()) break;
-    deadline.poll();
+    if (deadline.poll()) vain = 0;
+    const int64_t then = patience.yield(now);
+    vain = then - now > kSharedNs ? 0 : vain + 1;
+    now = then;
+    if (vain >= kVainYields && is_here(writer_core)) {
+      nap(word, target, sleepers);
+      now = now_ns();
+      vain = 0;
+    }
   }
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   fence_others();  // see store_and_wake

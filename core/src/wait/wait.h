@@ -68,23 +68,29 @@ class Patience {
 
 // Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been
 // reached wins over it. `sleepers` is the announcement word that the writer of `word` looks at. The acquire load pairs
-// with the writer's release (or stronger) store: what it wrote before is visible on kReached.
+// with the writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: where the
+// writer last was (current_core), if somebody says so.
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
-                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline);
+                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
+                             const SharedWord *writer_core);
 
 // The end of it: sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline);
 
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
-                               const std::atomic<int32_t> &interrupted, LazyDeadline &deadline) {
+                               const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
+                               const SharedWord *writer_core = nullptr) {
   constexpr int kSpins = 20;  // a quarter of a microsecond to one: the best with busy cores; more follow with idle ones
   for (int i = 0; i < kSpins; ++i) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     cpu_relax();
   }
-  return wait_reached_slow(word, target, sleepers, interrupted, deadline);
+  return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
 }
+
+// The core that this thread runs on, counted from 1; 0 where that is not known.
+uint32_t current_core();
 
 void wake_all(const SharedWord &word);
 
