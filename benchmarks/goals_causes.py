@@ -58,6 +58,11 @@ class Run:
         """The bare barrier of the probes, in microseconds."""
         return float(self.result["probes"]["barrier_ns"]) / 1000
 
+    def barriers(self, count: int) -> float:
+        """As many of them in a call, in microseconds. Older results do not say what one costs alone."""
+        probes = self.result["probes"]
+        return float(probes.get("barrier_once_ns", probes["barrier_ns"])) / 1000 + (count - 1) * self.barrier
+
     def move(self, kind: str, size: float) -> float:
         """Microseconds to move that many bytes, interpolated as phalanx.core.bench does it."""
         times = {int(key): max(1.0, float(ns)) for key, ns in self.result["probes"]["moves_ns"][kind].items()}
@@ -133,8 +138,7 @@ class Cell:
         limit: dict[str, Any] = self.row["limit"]
         whole = self.size * turns
         moved = sum(float(size) * self.run.move(kind, whole) / whole for kind, size in limit["bytes"].items())
-        barriers = int(limit["barriers"])
-        return barriers * self.run.barrier + turns * moved
+        return self.run.barriers(int(limit["barriers"])) + turns * moved
 
     @property
     def one_way(self) -> float:
@@ -192,7 +196,7 @@ def _answers_nobody(cell: Cell) -> bool:
     if cell.collective != "broadcast" or cell.size > SMALL:
         return False
     if cell.run.crowded:
-        return float(cell.peer_row["rank0_median_us"]) < cell.run.barrier
+        return float(cell.peer_row["rank0_median_us"]) < cell.run.barriers(1)
     return cell.peer_us < cell.limit
 
 
@@ -211,7 +215,7 @@ TO_LIMIT: Figure = ("time / limit", lambda cell: cell.over_limit, ".2f")
 FAST: Figure = ("p10 / limit", lambda cell: float(cell.row["p10_us"]) / cell.limit, ".2f")
 SPREAD: Figure = ("p90 / p10", lambda cell: cell.spread, ".1f")
 ABOVE: Figure = ("us above the limit", lambda cell: cell.us - cell.limit, ".2f")
-BARE: Figure = ("bare barriers, us", lambda cell: int(cell.row["limit"]["barriers"]) * cell.run.barrier, ".2f")
+BARE: Figure = ("bare barriers, us", lambda cell: cell.run.barriers(int(cell.row["limit"]["barriers"])), ".2f")
 AT_RATES: Figure = ("time / limit at the row's rates", lambda cell: cell.us / cell.at_rates_of_row, ".2f")
 FIGURES: dict[str, list[Figure]] = {
     "O": [
@@ -219,7 +223,7 @@ FIGURES: dict[str, list[Figure]] = {
         ("peer", lambda cell: cell.peer_us, ".2f"),
         ("its root", lambda cell: float(cell.peer_row["rank0_median_us"]), ".2f"),
         ("limit", lambda cell: cell.limit, ".2f"),
-        ("bare barrier", lambda cell: cell.run.barrier, ".2f"),
+        ("bare barrier", lambda cell: cell.run.barriers(1), ".2f"),
         ("one way", lambda cell: cell.one_way, ".2f"),
     ],
     "P": [("limit / peer", lambda cell: cell.limit / cell.peer_us, ".2f"), TO_LIMIT, AT_RATES, FACTOR],

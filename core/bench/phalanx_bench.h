@@ -104,8 +104,10 @@ enum { PHXB_PROBE_CHUNK = 256 << 10, PHXB_PROBE_MAX = 64 << 20 };
 PHXB_API size_t phxb_probe_bytes(int32_t ranks);
 /* Nanoseconds from a store on rank 0 until rank 0 has seen rank 1's answer to it; ranks 0 and 1 only. */
 PHXB_API double phxb_probe_round_trip(const phxb_probe *probe, uint32_t repeats);
-/* Nanoseconds of a barrier of nothing but one flag for each rank. */
+/* Nanoseconds of a barrier of nothing but one flag for each rank, of many in a row. */
 PHXB_API double phxb_probe_barrier(const phxb_probe *probe, uint32_t repeats);
+/* Nanoseconds of one such barrier as a call is timed: alone, and on the slowest rank. The median. */
+PHXB_API double phxb_probe_barrier_once(const phxb_probe *probe, uint32_t repeats);
 
 enum {
   PHXB_STAGE = 0,         /* copy own private memory, just written, into the own staging chunk */

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,6 +37,7 @@ struct Header {  // all zero at first
   Flag ping, pong;
   Flag stop;
   Flag arrived[PHXB_MAX_RANKS];
+  Flag took[PHXB_MAX_RANKS];  // nanoseconds
 };
 
 constexpr size_t rank_bytes() { return kChunk + 2 * size_t{PHXB_PROBE_MAX}; }
@@ -302,6 +304,27 @@ double phxb_probe_barrier(const phxb_probe *probe, uint32_t repeats) {
     done += kAtOnce;
   } while (!out_of_time(*probe, begun) && done < repeats);
   return static_cast<double>(taken) / static_cast<double>(done);
+}
+
+double phxb_probe_barrier_once(const phxb_probe *probe, uint32_t repeats) {
+  if (!valid(probe) || repeats == 0) return -1;
+  Header &shared = header(*probe);
+  const uint64_t begun = phxb::now_ns();
+  std::vector<double> slowest;
+  do {
+    for (int i = 0; i < 100; ++i) {
+      barrier(*probe);
+      const uint64_t started = phxb::now_ns();
+      barrier(*probe);
+      shared.took[probe->rank].count.store(phxb::now_ns() - started, std::memory_order_relaxed);
+      barrier(*probe);  // orders the stores before the loads; the next one, the loads before the next stores
+      uint64_t most = 0;
+      for (int rank = 0; rank < probe->ranks; ++rank)
+        most = std::max(most, shared.took[rank].count.load(std::memory_order_relaxed));
+      slowest.push_back(static_cast<double>(most));
+    }
+  } while (!out_of_time(*probe, begun) && slowest.size() < repeats);
+  return median(slowest.data(), static_cast<int>(slowest.size()));
 }
 
 int32_t phxb_probe_move(const phxb_probe *probe, size_t bytes, double ns[PHXB_PROBE_KINDS]) {

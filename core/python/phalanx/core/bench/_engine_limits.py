@@ -45,13 +45,15 @@ class LimitsEngine(Engine):
             sizes: Bytes to move.
 
         Returns:
-            clock_ns; barrier_ns: samples; and, of ranks that have a core of their own, round_trip_ns and
+            clock_ns; barrier_ns and barrier_once_ns: samples; and, of ranks that have a core of their own, round_trip_ns and
             moves: for each size one list of times in the order of _native.MOVES.
         """
         lib, rank = self.native.lib, self.seat.rank
         answer: dict[str, Any] = {"clock_ns": lib.phxb_clock_ns(), "round_trip_ns": [], "moves": {}}
         everyone = self._probe(self.seat.ranks, 0)
-        answer["barrier_ns"] = [lib.phxb_probe_barrier(everyone, _LATENCY_REPEATS) for _ in range(_SAMPLES)]
+        for name in ("barrier", "barrier_once"):
+            measure = getattr(lib, f"phxb_probe_{name}")
+            answer[f"{name}_ns"] = [measure(everyone, _LATENCY_REPEATS) for _ in range(_SAMPLES)]
         return answer if rank >= self.movers else self._moves(sizes, answer)
 
     def _moves(self, sizes: list[int], answer: dict[str, Any]) -> dict[str, Any]:

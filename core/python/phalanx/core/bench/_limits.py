@@ -36,6 +36,7 @@ class Probes:
     clock_ns: list[float] = field(default_factory=list)
     round_trip_ns: list[float] = field(default_factory=list)
     barrier_ns: list[float] = field(default_factory=list)
+    barrier_once_ns: list[float] = field(default_factory=list)
     moves: dict[int, list[list[float]]] = field(default_factory=dict)  # size: samples of [ns of each kind]
 
     def add(self, answers: list[dict[str, Any]]) -> None:
@@ -44,6 +45,7 @@ class Probes:
             self.clock_ns.append(answer["clock_ns"])
             self.round_trip_ns += answer["round_trip_ns"]
             self.barrier_ns += answer["barrier_ns"]
+            self.barrier_once_ns += answer["barrier_once_ns"]
             for size, times in answer["moves"].items():
                 self.moves.setdefault(int(size), []).append(times)
 
@@ -53,6 +55,7 @@ class Probes:
             "clock_ns": round(median(self.clock_ns), 1),
             "round_trip_ns": round(median(self.round_trip_ns), 1) if self.round_trip_ns else None,
             "barrier_ns": round(median(self.barrier_ns), 1),
+            "barrier_once_ns": round(median(self.barrier_once_ns), 1),
             "moves_ns": {
                 kind: {str(size): round(self._ns(size, column), 1) for size in sorted(self.moves)}
                 for column, kind in enumerate(MOVES)
@@ -119,7 +122,9 @@ def limit(table: Mapping[str, Any], collective: str, buffers: str, size: int, ra
 
     def nanoseconds(need: Need) -> float:
         moved = sum(move_ns(table["moves_ns"][kind], amount) for kind, amount in need.moves.items())
-        return need.barriers * float(table["barrier_ns"]) + turns * moved
+        # The first one waits for the last rank to begin, as a call that is timed does.
+        waited = float(table["barrier_once_ns"]) + (need.barriers - 1) * float(table["barrier_ns"])
+        return waited + turns * moved
 
     cheapest = min(needs(collective, buffers, size, ranks), key=nanoseconds)
     return {

@@ -110,6 +110,7 @@ class Library:
             ("phxb_probe_bytes", size, [ctypes.c_int32]),
             ("phxb_probe_round_trip", ctypes.c_double, [probe, ctypes.c_uint32]),
             ("phxb_probe_barrier", ctypes.c_double, [probe, ctypes.c_uint32]),
+            ("phxb_probe_barrier_once", ctypes.c_double, [probe, ctypes.c_uint32]),
             ("phxb_probe_move", ctypes.c_int32, [probe, size, ctypes.POINTER(ctypes.c_double)]),
         ):
             function = getattr(self.lib, name)

@@ -83,6 +83,7 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
         trip = probes["round_trip_ns"]
         yield (
             f"# machine: clock {probes['clock_ns']:.0f} ns, bare barrier {probes['barrier_ns']:.0f} ns"
+            + (f", alone {probes['barrier_once_ns']:.0f} ns" if "barrier_once_ns" in probes else "")
             + (f", cache line there and back {trip:.0f} ns" if trip else "")
         )
         for kind in ("copy", "pull", "reduce"):
