@@ -153,7 +153,8 @@ void move_all_sizes(const Member &member, size_t chunk, size_t one_in) {
               c.where = static_cast<Where>(where);
               c.in_place = in_place;
               c.algo = algo;
-              if (c.algo != PHX_ALGO_AUTO && c.what != What::kAllReduce) continue;  // means nothing there
+              // Elsewhere it means nothing, but on symmetric memory that small inputs are not copied either.
+              if (c.algo != PHX_ALGO_AUTO && c.what != What::kAllReduce && c.where != Where::kSymmetric) continue;
               if (!possible(c) || !sample.take()) continue;
               c.seed = sample.seed();
               c.dtype = pairs[c.seed % pairs.size()].dtype;

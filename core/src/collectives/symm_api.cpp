@@ -1,4 +1,6 @@
 // The public collectives on symmetric memory.
+#include <algorithm>
+
 #include "base/guard.h"
 #include "collectives/call.h"
 
@@ -23,6 +25,26 @@ bool is_root(const phx_symm *symm, int32_t group_rank) {
   return symm != nullptr && symm->symm->group_rank() == group_rank;
 }
 
+// What is small goes through the slots after all: a second arrival costs more than the copies. With PHX_ALGO_AUTO only.
+phx::OperationPtr make(const Call &call, const phx::Plan &plan, phx::Symm &symm, size_t offset, size_t in_bytes,
+                       int root) {
+  const phx::Buffers &buffers = call.buffers();
+  const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, phx::kDemotedBytes);
+  const bool staged = call.options().algo == PHX_ALGO_AUTO && in_bytes <= std::min(small, plan.lane.slot_bytes());
+  switch (staged ? call.kind() : Kind::kNone) {
+    case Kind::kSymmAllReduce: return phx::make_all_reduce(plan, buffers, call.reduction(), PHX_ALGO_ONE_SHOT);
+    case Kind::kSymmAllGather: return phx::make_all_gather(plan, buffers);
+    case Kind::kSymmReduceScatter: return phx::make_reduce_scatter(plan, buffers, call.reduction());
+    case Kind::kSymmAllToAll: return phx::make_all_to_all(plan, buffers);
+    case Kind::kSymmBroadcast: return phx::make_broadcast(plan, buffers, root);
+    case Kind::kSymmReduce: return phx::make_reduce(plan, buffers, call.reduction(), root);
+    case Kind::kSymmGather: return phx::make_gather(plan, buffers, root);
+    case Kind::kSymmScatter: return phx::make_scatter(plan, buffers, root);
+    default:
+      return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan.tuning);
+  }
+}
+
 // Those with one count for all. op 0: no reduction. root < 0 with has_root false: none.
 phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shape, size_t count, int32_t dtype,
                  const int32_t *op, const int32_t *root, const phx_options *options, phx_work **work) {
@@ -34,13 +56,12 @@ phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shap
     call.data(in, shape.in_parts, kind == Kind::kSymmBroadcast ? in : out, shape.out_parts, count, dtype);
     if (op != nullptr) call.reduce(*op);
     if (root != nullptr) call.root(*root);
-    if (call.ok()) call.inside(s, offset, shape.in_parts * count * call.buffers().item);
+    const size_t in_bytes = shape.in_parts * count * call.buffers().item;
+    if (call.ok()) call.inside(s, offset, in_bytes);
     const bool in_place = kind == Kind::kSymmAllReduce || kind == Kind::kSymmBroadcast;
     call.overlap(shape.in_parts * count, shape.out_parts * count, 0, in_place);
     if (!call.ok()) return call.status();
-    return call.issue(phx::make_symm(kind, s.shared_from_this(), offset, call.buffers(), call.reduction(),
-                                     root == nullptr ? -1 : *root, call.group().tuning()),
-                      work);
+    return call.issue(make(call, call.plan(work), s, offset, in_bytes, root == nullptr ? -1 : *root), work);
   });
 }
 

@@ -54,6 +54,10 @@ class Probes:
         return {
             "clock_ns": round(median(self.clock_ns), 1),
             "round_trip_ns": round(median(self.round_trip_ns), 1) if self.round_trip_ns else None,
+            # A virtual machine's cores move between the caches of its host: then the two are far apart.
+            "round_trip_span_ns": [round(end(self.round_trip_ns), 1) for end in (min, max)]
+            if self.round_trip_ns
+            else None,
             "barrier_ns": round(median(self.barrier_ns), 1),
             "barrier_once_ns": round(median(self.barrier_once_ns), 1),
             "moves_ns": {

@@ -80,11 +80,12 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
     )
     probes = result["probes"]
     if probes is not None:
-        trip = probes["round_trip_ns"]
+        trip, span = probes["round_trip_ns"], probes.get("round_trip_span_ns")
         yield (
             f"# machine: clock {probes['clock_ns']:.0f} ns, bare barrier {probes['barrier_ns']:.0f} ns"
             + (f", alone {probes['barrier_once_ns']:.0f} ns" if "barrier_once_ns" in probes else "")
             + (f", cache line there and back {trip:.0f} ns" if trip else "")
+            + (f" ({span[0]:.0f} to {span[1]:.0f})" if span else "")
         )
         for kind in ("copy", "pull", "reduce"):
             shown = [f"{short(int(size))} {gigabytes(ns, int(size))}" for size, ns in probes["moves_ns"][kind].items()]
