@@ -138,6 +138,7 @@ class Cell:
         limit: dict[str, Any] = self.row["limit"]
         whole = self.size * turns
         moved = sum(float(size) * self.run.move(kind, whole) / whole for kind, size in limit["bytes"].items())
+        moved += sum(float(size) / CHUNK * self.run.move(kind, CHUNK) for kind, size in limit.get("cached", {}).items())
         return self.run.barriers(int(limit["barriers"])) + turns * moved
 
     @property

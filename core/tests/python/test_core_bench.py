@@ -133,6 +133,7 @@ def test_the_file_says_what_was_measured_on_what(run):
     assert {"cpu", "cores", "kernel", "caches"} <= set(result["machine"])
     assert {"python", "libphalanx"} <= set(result["versions"])
     assert result["probes"]["barrier_ns"] > 0
+    assert result["probes"]["barrier_once_ns"] > 0
 
 
 def test_the_report_of_the_file_is_the_table_of_the_run(run, capsys):
@@ -341,7 +342,8 @@ def test_a_plot_has_a_line_for_each_way(run, tmp_path):
 
 TIMES = {"64": 10.0, "1024": 100.0}
 PROBES = {
-    "barrier_ns": 1000.0,
+    "barrier_ns": 100.0,
+    "barrier_once_ns": 1000.0,
     "moves_ns": dict.fromkeys(("stage", "pull_staged", "reduce_staged", "pull", "reduce", "exchange", "copy"), TIMES),
 }
 
@@ -358,19 +360,23 @@ def test_a_limit_is_its_barriers_and_its_bytes():
     # reduce_scatter of 2048 bytes by 2 ranks: one barrier; half is staged, half is reduced.
     found = _limits.limit(PROBES, "reduce_scatter", "user", 2048, 2, 2)
     assert found == {"us": 1.2, "barriers": 1, "bytes": {"stage": 1024, "reduce_staged": 1024}}
-    # 4 ranks on 2 cores move their bytes in two turns.
+    # 4 ranks on 2 cores move their bytes in two turns. Of two barriers only the first waits for the last to begin.
     found = _limits.limit(PROBES, "broadcast", "symmetric", 1024, 4, 2)
-    assert found == {"us": 2.2, "barriers": 2, "bytes": {"pull": 1024}}
+    assert found == {"us": 1.3, "barriers": 2, "bytes": {"pull": 1024}}
+    # Where a second barrier costs more than a copy, symmetric memory is copied as well.
+    found = _limits.limit({**PROBES, "barrier_ns": 1000.0}, "broadcast", "symmetric", 1024, 4, 2)
+    assert found == {"us": 1.4, "barriers": 1, "bytes": {"stage": 1024, "pull_staged": 1024}}
 
 
 def test_the_limit_of_an_all_reduce_is_that_of_the_cheaper_algorithm():
     assert _limits.limit(PROBES, "all_reduce", "user", 128, 2, 2)["barriers"] == 1
-    large = 1 << 20
-    assert _limits.limit(PROBES, "all_reduce", "user", large, 4, 4)["bytes"] == {
-        "stage": large * 3 // 4,
-        "reduce_staged": large * 3 // 4,
-        "pull_staged": large * 3 // 4,
-    }
+    large = 4 << 20
+    found = _limits.limit(PROBES, "all_reduce", "user", large, 4, 4)
+    moved = large * 3 // 4
+    assert found["bytes"] == {"stage": moved, "reduce_staged": moved, "pull_staged": moved}
+    assert found["cached"] == {"stage": large // 4}  # the own sums, once more
+    # 1100 ns of barriers, and at this machine's rate (100 ns for 1 KiB) what is moved and what is in the cache.
+    assert found["us"] == pytest.approx(1.1 + 3 * moved / 1024 / 10 + large / 4 / 1024 / 10)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -23,10 +23,12 @@ class Need:
     Attributes:
         barriers: How many.
         moves: Bytes of each kind of move.
+        cached: Likewise, of what was just computed and is still in a cache, a chunk at a time.
     """
 
     barriers: int
     moves: Mapping[str, float]
+    cached: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,7 +86,8 @@ def needs(collective: str, buffers: str, size: int, ranks: int) -> list[Need]:
     user = {
         "all_reduce": [
             Need(1, {"stage": size, "reduce_staged": (ranks - 1) * size}),
-            Need(2, {"stage": others, "reduce_staged": others, "pull_staged": others}),
+            # The sums of the own part are wanted twice: by this rank, and in shared memory.
+            Need(2, {"stage": others, "reduce_staged": others, "pull_staged": others}, {"stage": own}),
         ],
         "all_gather": [Need(1, {"stage": own, "pull_staged": others, "copy": own})],
         "reduce_scatter": [Need(1, {"stage": others, "reduce_staged": others})],
@@ -105,7 +108,8 @@ def needs(collective: str, buffers: str, size: int, ranks: int) -> list[Need]:
         "broadcast": [Need(2, {"pull": size})],
         "barrier": [Need(1, {})],
     }
-    return (symmetric if buffers == "symmetric" else user)[collective]
+    # What lies in symmetric memory may be copied nevertheless.
+    return user[collective] + symmetric[collective] if buffers == "symmetric" else user[collective]
 
 
 def limit(table: Mapping[str, Any], collective: str, buffers: str, size: int, ranks: int, cores: int) -> dict[str, Any]:
@@ -120,22 +124,34 @@ def limit(table: Mapping[str, Any], collective: str, buffers: str, size: int, ra
         cores: That the ranks are pinned to.
 
     Returns:
-        us, barriers, and bytes of each kind of move.
+        us, barriers, and bytes of each kind of move; `cached` as in `Need`, if there are any.
     """
     turns = math.ceil(ranks / cores)  # ranks that share a core move their bytes one after the other
 
     def nanoseconds(need: Need) -> float:
         moved = sum(move_ns(table["moves_ns"][kind], amount) for kind, amount in need.moves.items())
+        moved += cached_ns(table["moves_ns"], need.cached)
         # The first one waits for the last rank to begin, as a call that is timed does.
         waited = float(table["barrier_once_ns"]) + (need.barriers - 1) * float(table["barrier_ns"])
         return waited + turns * moved
 
     cheapest = min(needs(collective, buffers, size, ranks), key=nanoseconds)
-    return {
+    found = {
         "us": round(nanoseconds(cheapest) / 1000, 3),
         "barriers": cheapest.barriers,
         "bytes": {kind: round(amount) for kind, amount in cheapest.moves.items()},
     }
+    cached = {kind: round(amount) for kind, amount in cheapest.cached.items()}
+    return {**found, "cached": cached} if cached else found
+
+
+def cached_ns(moves_ns: Mapping[str, Mapping[str, float]], cached: Mapping[str, float]) -> float:
+    """Time of moves a chunk at a time."""
+    return sum(
+        amount / min(amount, CHUNK) * move_ns(moves_ns[kind], min(amount, CHUNK))
+        for kind, amount in cached.items()
+        if amount > 0
+    )
 
 
 def move_ns(times: Mapping[str, float], size: float) -> float:
