@@ -34,21 +34,22 @@ void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 }
 
-// A scheduler that is fair by time used (EEVDF, Linux 6.6 and later) gives a yielded core only to a thread that has had
-// no more of it than the others. A rank that has worked for long while this one waited gets it back once this one has
-// burned as much time in yields. It gets it at once from one that sleeps.
+// Whether the writer is on this thread's core, by its own last word.
 bool is_here(const SharedWord *core) {
   if (core == nullptr) return false;
   const uint32_t there = core->load(std::memory_order_relaxed);
   return there != 0 && there == current_core();
 }
 
-// Leaves the core to the writer, which is on it: so between what the writer stores and what it reads lies a switch, and
-// no fence is needed. If it has moved meanwhile the nap may go on to its end.
-void nap(const SharedWord &word, uint32_t target, SharedWord &sleepers) {
+// Leaves the core to the writer, which is on it. A scheduler that is fair by time used (EEVDF, Linux 6.6 and later)
+// gives a yielded core only to a thread that has had no more of it than the others: a rank that has worked for long
+// while this one waited would get it back once this one has burned as much time in yields. No fence is needed: between
+// what the writer stores and what it reads lies a switch of threads. If it has moved to another core meanwhile the nap
+// may go on to its end.
+void nap(const SharedWord &word, uint32_t target, SharedWord &sleepers, int64_t most_ns) {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = word.load(std::memory_order_seq_cst);
-  if (!reached(seen, target)) futex_wait(word, seen, kSliceNs);
+  if (!reached(seen, target)) futex_wait(word, seen, most_ns < kSliceNs ? most_ns : kSliceNs);
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -98,12 +99,12 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) break;
     if (now >= deadline.at_ns()) break;
-    if (deadline.poll()) vain = 0;
+    if (deadline.poll()) vain = 0;  // other operations are under way, which must be looked after
     const int64_t then = patience.yield(now);
     vain = then - now > kSharedNs ? 0 : vain + 1;
     now = then;
     if (vain >= kVainYields && is_here(writer_core)) {
-      nap(word, target, sleepers);
+      nap(word, target, sleepers, deadline.at_ns() - now);
       now = now_ns();
       vain = 0;
     }
