@@ -45,8 +45,8 @@ class LimitsEngine(Engine):
             sizes: Bytes to move.
 
         Returns:
-            clock_ns; barrier_ns and barrier_once_ns: samples; and, of ranks that have a core of their own, round_trip_ns
-            and moves: for each size one list of times in the order of _native.MOVES.
+            clock_ns; barrier_ns and barrier_once_ns: samples; and, of ranks that have a core of their own,
+            round_trip_ns and moves: for each size one list of times in the order of _native.MOVES.
         """
         lib, rank = self.native.lib, self.seat.rank
         answer: dict[str, Any] = {"clock_ns": lib.phxb_clock_ns(), "round_trip_ns": [], "moves": {}}
