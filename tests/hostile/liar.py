@@ -183,7 +183,7 @@ class Liar:
             assert (magic, sender, pid) == (wire.MAGIC, record.uuid, record.pid)
 
     def geometry(self, **changes: Any) -> bytes:
-        fields = {"version": 4, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
+        fields = {"version": 5, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
         fields.update(group_rank=self.rank, group_size=self.world_size)
         fields.update(channels=CHANNELS, recorder_entries=wire.RECORDER_ENTRIES)
         cores = b"\1" + bytes(127)

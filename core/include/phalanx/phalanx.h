@@ -274,11 +274,12 @@ PHX_API void phx_group_release(phx_group *group);
 /* ---- allocators and memory ---------------------------------------------------------------------------------- */
 
 enum { PHX_HANDLE_BYTES = 64 };
+enum { PHX_ALLOCATOR_DEVICE_MEMORY = 1 }; /* the processors of the host cannot read it */
 
 /* Where the memory of one device type comes from. All functions are required. */
 typedef struct phx_allocator_ops {
   uint32_t struct_size;
-  uint32_t flags;   /* 0 */
+  uint32_t flags;   /* PHX_ALLOCATOR_* */
   const char *name; /* static */
   /* Zeroed memory of at least `size` bytes that export_handle can share. *cookie identifies it to the other calls. */
   phx_status (*alloc)(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie);
@@ -287,14 +288,16 @@ typedef struct phx_allocator_ops {
    */
   phx_status (*export_handle)(void *self, void *pointer, uint64_t cookie, void *handle, size_t *handle_size,
                               int32_t *fd);
-  /* Takes no ownership of fd. Must verify that the object really spans `size` bytes. */
+  /* Takes no ownership of fd. Must verify that the object really spans `size` bytes. `device` is the one that will use
+   * the memory: that of this rank's own block. */
   phx_status (*import_handle)(void *self, const phx_device *device, const void *handle, size_t handle_size, int32_t fd,
                               size_t size, void **pointer, uint64_t *cookie);
   phx_status (*unmap)(void *self, void *pointer, uint64_t cookie); /* an imported block */
   void (*destroy)(void *self);                                     /* after the last block is gone */
 } phx_allocator_ops;
 
-/* CPU (memfd) is registered in every new world. Registering again replaces; blocks made before stay valid. */
+/* CPU (memfd) and, where there is a driver, CUDA are registered in every new world. Registering again replaces; blocks
+ * made before stay valid. */
 PHX_API phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops,
                                           void *self);
 PHX_API phx_status phx_allocator_unregister(phx_world *world, int32_t device_type);

@@ -114,6 +114,11 @@ Call &Call::counts(const size_t *counts, size_t *total) {
 
 Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   if (!ok()) return *this;
+  if (symm.block().on_device())
+    return set(fail(PHX_ERR_UNSUPPORTED, name(),
+                    "%s: the block lies in the memory of a device (type %d), which the collectives of the host cannot "
+                    "read; use CPU memory (device type 1)",
+                    name(), symm.block().device.type));
   if (offset > symm.block().size || bytes > symm.block().size - offset)
     return set(fail(PHX_ERR_INVALID, name(), "%s: %zu bytes at offset %zu do not fit a block of %zu", name(), bytes,
                     offset, symm.block().size));

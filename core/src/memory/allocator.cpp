@@ -2,6 +2,7 @@
 #include "memory/allocator.h"
 
 #include "base/error.h"
+#include "cuda/allocator.h"
 
 namespace phx {
 
@@ -12,11 +13,13 @@ void AllocatorRegistry::put(int32_t device_type, AllocatorRef allocator) {
   std::lock_guard<std::mutex> lock(mutex_);
   previous = std::move(by_type_[device_type]);
   by_type_[device_type] = std::move(allocator);
+  if (device_type == PHX_DEV_CUDA) own_cuda_ = true;
 }
 
 bool AllocatorRegistry::remove(int32_t device_type) {
   AllocatorRef previous;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (device_type == PHX_DEV_CUDA) own_cuda_ = true;
   auto found = by_type_.find(device_type);
   if (found == by_type_.end()) return false;
   previous = std::move(found->second);
@@ -24,15 +27,20 @@ bool AllocatorRegistry::remove(int32_t device_type) {
   return true;
 }
 
-AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) const {
+AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = by_type_.find(device_type);
   if (found != by_type_.end()) return found->second;
+  std::string why;
+  if (device_type == PHX_DEV_CUDA && !own_cuda_) {
+    AllocatorRef cuda = cuda::make_allocator(&why);
+    if (cuda) return by_type_[device_type] = std::move(cuda);
+    why = " (cuda) here: " + why;
+  }
   fail(PHX_ERR_UNSUPPORTED, operation,
        "%s: SymmetricMemory does not support device type %d%s; register an allocator for it (phx_allocator_register) "
-       "or use "
-       "CPU memory (device type 1)",
-       operation, device_type, device_type == PHX_DEV_CUDA ? " (cuda)" : "");
+       "or use CPU memory (device type 1)",
+       operation, device_type, why.c_str());
   return nullptr;
 }
 

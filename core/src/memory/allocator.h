@@ -37,10 +37,12 @@ class AllocatorRegistry {
   void put(int32_t device_type, AllocatorRef allocator);
   bool remove(int32_t device_type);
   // NULL, with the error "does not support device type", when there is none.
-  AllocatorRef get(int32_t device_type, const char *operation) const;
+  // The CUDA one is made when it is first asked for: that starts the driver.
+  AllocatorRef get(int32_t device_type, const char *operation);
 
  private:
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
+  bool own_cuda_ = false;  // somebody has registered or removed one for CUDA
   std::map<int32_t, AllocatorRef> by_type_;
 };
 
@@ -58,6 +60,7 @@ struct Block {
   int64_t references = 0;  // of the user; guarded by the table's mutex
   bool live() const { return references > 0; }
   size_t span() const { return size == 0 ? 1 : size; }
+  bool on_device() const { return (allocator->ops().flags & PHX_ALLOCATOR_DEVICE_MEMORY) != 0; }
 
   Block() = default;
   Block(const Block &) = delete;

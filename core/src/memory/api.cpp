@@ -30,6 +30,8 @@ phx_status phx_allocator_register(phx_world *world, int32_t device_type, const p
     if (copy.name == nullptr || copy.alloc == nullptr || copy.free == nullptr || copy.export_handle == nullptr ||
         copy.import_handle == nullptr || copy.unmap == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: name and every function but destroy must be given", operation);
+    if ((copy.flags & ~uint32_t{PHX_ALLOCATOR_DEVICE_MEMORY}) != 0)
+      return fail(PHX_ERR_INVALID, operation, "%s: flags may only have PHX_ALLOCATOR_DEVICE_MEMORY", operation);
     world->ptr->allocators().put(device_type, std::make_shared<phx::Allocator>(copy, self));
     return PHX_OK;
   });

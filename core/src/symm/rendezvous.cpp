@@ -167,11 +167,10 @@ struct Rendezvous {
     symm.adopt_pad(i, std::move(segment));
 
     const Block &block = symm.block();
-    const phx_device device{all[i].device_type, all[i].device_index};
     void *base = nullptr;
     uint64_t cookie = 0;
     const auto &ops = block.allocator->ops();
-    status = ops.import_handle(block.allocator->self(), &device, all[i].handle, all[i].handle_size,
+    status = ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size,
                                parcel.fds.size() > 1 ? parcel.fds[1].get() : -1, block.size, &base, &cookie);
     if (status != PHX_OK) return status;
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);

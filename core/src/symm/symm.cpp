@@ -159,7 +159,7 @@ std::shared_ptr<Symm> Group::find_symm(uint64_t block_serial) const {
 }
 
 void Group::keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm) {
-  SymmDirectory::of_process().add(symm);
+  if (!symm->block().on_device()) SymmDirectory::of_process().add(symm);  // the host reads what it finds there
   std::lock_guard<std::mutex> lock(cache_mutex_);
   symms_[block_serial] = std::move(symm);
 }

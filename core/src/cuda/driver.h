@@ -1,0 +1,113 @@
+// The part of the CUDA driver that the core calls, found when it is first needed: one library serves hosts with and
+// without a GPU, and is built without CUDA. core/cuda/check_driver.cu compares what is declared here with cuda.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "phalanx/phalanx.h"
+
+namespace phx::cuda {
+
+using Result = int;  // 0: success
+using Device = int;
+using Pointer = unsigned long long;
+using Handle = unsigned long long;  // of physical memory
+struct OpaqueContext;
+using Context = OpaqueContext *;
+struct OpaqueStream;
+using Stream = OpaqueStream *;
+
+constexpr Result kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+
+struct Location {
+  int type;  // kOnDevice
+  int id;
+};
+constexpr int kOnDevice = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+
+struct AllocationProperties {
+  int type;          // kPinned
+  int handle_types;  // kFileDescriptor
+  Location location;
+  void *windows;
+  struct {
+    unsigned char compression;
+    unsigned char rdma;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } flags;
+};
+constexpr int kPinned = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED
+constexpr int kFileDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+struct AccessDescription {
+  Location location;
+  int flags;  // kReadWrite
+};
+constexpr int kReadWrite = 3;            // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+constexpr int kSmallestGranularity = 0;  // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
+
+constexpr int kHasVirtualMemory = 102;    // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+
+// Every function: the member, the symbol, its parameters.
+#define PHX_CUDA_FUNCTIONS(X)                                                                                        \
+  X(init, cuInit, (unsigned flags))                                                                                  \
+  X(get_error_name, cuGetErrorName, (Result result, const char **name))                                              \
+  X(device_count, cuDeviceGetCount, (int *count))                                                                    \
+  X(device_get, cuDeviceGet, (Device * device, int index))                                                           \
+  X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, Device device))                              \
+  X(context_retain, cuDevicePrimaryCtxRetain, (Context * context, Device device))                                    \
+  X(context_release, cuDevicePrimaryCtxRelease_v2, (Device device))                                                  \
+  X(context_push, cuCtxPushCurrent_v2, (Context context))                                                            \
+  X(context_pop, cuCtxPopCurrent_v2, (Context * context))                                                            \
+  X(granularity, cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *what, int option))      \
+  X(create, cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *what, unsigned long long flags)) \
+  X(release, cuMemRelease, (Handle handle))                                                                          \
+  X(reserve, cuMemAddressReserve,                                                                                    \
+    (Pointer * pointer, size_t size, size_t alignment, Pointer wanted, unsigned long long flags))                    \
+  X(unreserve, cuMemAddressFree, (Pointer pointer, size_t size))                                                     \
+  X(map, cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsigned long long flags))           \
+  X(unmap, cuMemUnmap, (Pointer pointer, size_t size))                                                               \
+  X(set_access, cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *what, size_t count))         \
+  X(export_handle, cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long flags))     \
+  X(import_handle, cuMemImportFromShareableHandle, (Handle * handle, void *given, int type))                         \
+  X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                \
+  X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                             \
+  X(stream_wait, cuStreamSynchronize, (Stream stream))                                                               \
+  X(fill_bytes, cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Stream stream))
+
+struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a list of parameters, and a name
+#define PHX_CUDA_MEMBER(member, symbol, parameters) Result(*member) parameters;
+  PHX_CUDA_FUNCTIONS(PHX_CUDA_MEMBER)
+#undef PHX_CUDA_MEMBER
+};
+
+// The driver, initialised. NULL, and *problem says why, where there is none.
+const Driver *find_driver(std::string *problem);
+
+// The error of a call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `what` says what was tried.
+phx_status failed(const Driver &driver, const char *operation, Result result, const char *what);
+
+// Makes the primary context of a device, the one that the CUDA runtime and torch use, the current one of this thread.
+class Current {
+ public:
+  Current(const Driver &driver, Context context) : driver_(driver), result_(driver.context_push(context)) {}
+  Current(const Current &) = delete;
+  Current &operator=(const Current &) = delete;
+  ~Current() {
+    Context popped = nullptr;
+    if (result_ == 0) driver_.context_pop(&popped);
+  }
+  Result result() const { return result_; }
+
+ private:
+  const Driver &driver_;
+  const Result result_;
+};
+
+}  // namespace phx::cuda

@@ -1,0 +1,287 @@
+// A CUDA driver without a GPU, for tests: memfds are its memory, and no processor of the host can read them where they
+// are "mapped", so that a test fails if the core tries. Only what core/src/cuda/driver.h names, and copies.
+//
+//   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
+//   FAKE_CUDA_FAIL=cuMemMap  which function fails, with CUDA_ERROR_UNKNOWN
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "cuda/driver.h"
+
+using namespace phx::cuda;
+
+namespace {
+
+constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidContext = 201,
+                 kUnknown = 999;
+constexpr size_t kUnit = size_t{64} << 10;   // larger than a page, as that of a GPU is
+constexpr size_t kMemory = size_t{1} << 30;  // of each GPU
+
+struct Physical {
+  int fd;
+  size_t size;
+  int references;  // the handle's and the mappings'
+};
+struct Mapped {
+  Handle handle;
+  size_t size;
+  bool accessible;
+};
+
+struct State {
+  std::mutex mutex;
+  bool started = false;
+  Handle next = 1;
+  size_t allocated = 0;
+  std::map<Handle, Physical> physical;
+  std::map<Pointer, size_t> reserved;
+  std::map<Pointer, Mapped> mapped;
+  int contexts = 0, streams = 0;
+};
+State &state() {
+  static State *const all = new State;
+  return *all;
+}
+thread_local int current_contexts = 0;
+
+bool fails(const char *function) {
+  const char *which = std::getenv("FAKE_CUDA_FAIL");
+  return which != nullptr && std::strcmp(which, function) == 0;
+}
+int devices() {
+  const char *given = std::getenv("FAKE_CUDA_DEVICES");
+  return given != nullptr ? std::atoi(given) : 2;
+}
+
+void drop(State &s, Handle handle) {
+  const auto found = s.physical.find(handle);
+  if (--found->second.references != 0) return;
+  s.allocated -= found->second.size;
+  close(found->second.fd);
+  s.physical.erase(found);
+}
+
+// The memory behind `size` bytes at `pointer`, from *offset on. NULL: none that may be used.
+const Physical *behind(State &s, Pointer pointer, size_t size, size_t *offset) {
+  auto next = s.mapped.upper_bound(pointer);
+  if (next == s.mapped.begin()) return nullptr;
+  const auto &[begin, mapping] = *std::prev(next);
+  if (!mapping.accessible || pointer - begin + size > mapping.size) return nullptr;
+  *offset = pointer - begin;
+  return &s.physical.at(mapping.handle);
+}
+
+}  // namespace
+
+#define FAKE(function, parameters) extern "C" __attribute__((visibility("default"))) Result function parameters
+#define MAY_FAIL(function)                         \
+  State &s = state();                              \
+  const std::lock_guard<std::mutex> lock(s.mutex); \
+  if (fails(#function)) return kUnknown;           \
+  if (!s.started) return kNotInitialized
+
+FAKE(cuInit, (unsigned flags)) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  if (flags != 0) return kInvalidValue;
+  if (devices() == 0) return kNoDevice;
+  s.started = true;
+  return kOk;
+}
+FAKE(cuGetErrorName, (Result result, const char **name)) {
+  switch (result) {
+    case kInvalidValue: *name = "CUDA_ERROR_INVALID_VALUE"; return kOk;
+    case kOutOfMemory: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return kOk;
+    case kNoDevice: *name = "CUDA_ERROR_NO_DEVICE"; return kOk;
+    case kUnknown: *name = "CUDA_ERROR_UNKNOWN"; return kOk;
+    default: *name = nullptr; return kInvalidValue;
+  }
+}
+FAKE(cuDeviceGetCount, (int *count)) {
+  MAY_FAIL(cuDeviceGetCount);
+  *count = devices();
+  return kOk;
+}
+FAKE(cuDeviceGet, (Device * device, int index)) {
+  MAY_FAIL(cuDeviceGet);
+  *device = index;
+  return index >= 0 && index < devices() ? kOk : kInvalidValue;
+}
+FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device)) {
+  MAY_FAIL(cuDeviceGetAttribute);
+  *value = attribute == kHasVirtualMemory || attribute == kHasFileDescriptors ? 1 : 0;
+  return kOk;
+}
+FAKE(cuDevicePrimaryCtxRetain, (Context * context, Device device)) {
+  MAY_FAIL(cuDevicePrimaryCtxRetain);
+  ++s.contexts;
+  *context = reinterpret_cast<Context>(static_cast<intptr_t>(device) + 1);
+  return kOk;
+}
+FAKE(cuDevicePrimaryCtxRelease_v2, (Device)) {
+  MAY_FAIL(cuDevicePrimaryCtxRelease_v2);
+  --s.contexts;
+  return kOk;
+}
+FAKE(cuCtxPushCurrent_v2, (Context context)) {
+  MAY_FAIL(cuCtxPushCurrent_v2);
+  if (context == nullptr) return kInvalidContext;
+  ++current_contexts;
+  return kOk;
+}
+FAKE(cuCtxPopCurrent_v2, (Context * context)) {
+  MAY_FAIL(cuCtxPopCurrent_v2);
+  *context = nullptr;
+  return --current_contexts >= 0 ? kOk : kInvalidContext;
+}
+FAKE(cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *, int)) {
+  MAY_FAIL(cuMemGetAllocationGranularity);
+  *bytes = kUnit;
+  return kOk;
+}
+FAKE(cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *what, unsigned long long)) {
+  MAY_FAIL(cuMemCreate);
+  if (size == 0 || size % kUnit != 0 || what->type != kPinned || what->handle_types != kFileDescriptor ||
+      what->location.type != kOnDevice || what->location.id >= devices())
+    return kInvalidValue;
+  if (size > kMemory || s.allocated > kMemory - size) return kOutOfMemory;
+  const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0) return kUnknown;
+  // Memory of a GPU is not zeroed.
+  const char rubbish = 77;
+  for (size_t at = 0; at < size; at += kUnit) (void)!pwrite(fd, &rubbish, 1, static_cast<off_t>(at));
+  *handle = s.next++;
+  s.physical[*handle] = {fd, size, 1};
+  s.allocated += size;
+  return kOk;
+}
+FAKE(cuMemRelease, (Handle handle)) {
+  MAY_FAIL(cuMemRelease);
+  if (s.physical.count(handle) == 0) return kInvalidValue;
+  drop(s, handle);
+  return kOk;
+}
+FAKE(cuMemAddressReserve, (Pointer * pointer, size_t size, size_t, Pointer, unsigned long long)) {
+  MAY_FAIL(cuMemAddressReserve);
+  if (size == 0 || size % kUnit != 0) return kInvalidValue;
+  void *const place = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return kOutOfMemory;
+  *pointer = reinterpret_cast<uintptr_t>(place);
+  s.reserved[*pointer] = size;
+  return kOk;
+}
+FAKE(cuMemAddressFree, (Pointer pointer, size_t size)) {
+  MAY_FAIL(cuMemAddressFree);
+  const auto found = s.reserved.find(pointer);
+  if (found == s.reserved.end() || found->second != size || s.mapped.count(pointer) != 0) return kInvalidValue;
+  munmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size);
+  s.reserved.erase(found);
+  return kOk;
+}
+FAKE(cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsigned long long)) {
+  MAY_FAIL(cuMemMap);
+  const auto place = s.reserved.find(pointer);
+  const auto memory = s.physical.find(handle);
+  if (place == s.reserved.end() || size > place->second || memory == s.physical.end() || offset != 0 ||
+      size > memory->second.size || s.mapped.count(pointer) != 0)
+    return kInvalidValue;
+  ++memory->second.references;
+  s.mapped[pointer] = {handle, size, false};
+  return kOk;
+}
+FAKE(cuMemUnmap, (Pointer pointer, size_t size)) {
+  MAY_FAIL(cuMemUnmap);
+  const auto found = s.mapped.find(pointer);
+  if (found == s.mapped.end() || found->second.size != size) return kInvalidValue;
+  drop(s, found->second.handle);
+  s.mapped.erase(found);
+  return kOk;
+}
+FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *what, size_t count)) {
+  MAY_FAIL(cuMemSetAccess);
+  const auto found = s.mapped.find(pointer);
+  if (found == s.mapped.end() || found->second.size != size || count != 1 || what->flags != kReadWrite ||
+      what->location.type != kOnDevice || what->location.id >= devices())
+    return kInvalidValue;
+  found->second.accessible = true;
+  return kOk;
+}
+FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long)) {
+  MAY_FAIL(cuMemExportToShareableHandle);
+  const auto memory = s.physical.find(handle);
+  if (memory == s.physical.end() || type != kFileDescriptor) return kInvalidValue;
+  const int copy = dup(memory->second.fd);
+  if (copy < 0) return kUnknown;
+  *static_cast<int *>(out) = copy;
+  return kOk;
+}
+FAKE(cuMemImportFromShareableHandle, (Handle * handle, void *given, int type)) {
+  MAY_FAIL(cuMemImportFromShareableHandle);
+  const int fd = static_cast<int>(reinterpret_cast<intptr_t>(given));
+  struct stat about {};
+  char name[64] = {}, link[64];
+  std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  if (type != kFileDescriptor || fstat(fd, &about) != 0 || readlink(link, name, sizeof name - 1) < 0 ||
+      std::strstr(name, "fake-cuda") == nullptr)
+    return kInvalidValue;
+  const int copy = dup(fd);
+  if (copy < 0) return kUnknown;
+  *handle = s.next++;
+  s.physical[*handle] = {copy, static_cast<size_t>(about.st_size), 1};
+  s.allocated += static_cast<size_t>(about.st_size);
+  return kOk;
+}
+FAKE(cuStreamCreate, (Stream * stream, unsigned)) {
+  MAY_FAIL(cuStreamCreate);
+  if (current_contexts == 0) return kInvalidContext;
+  ++s.streams;
+  *stream = reinterpret_cast<Stream>(1);
+  return kOk;
+}
+FAKE(cuStreamDestroy_v2, (Stream)) {
+  MAY_FAIL(cuStreamDestroy_v2);
+  --s.streams;
+  return kOk;
+}
+FAKE(cuStreamSynchronize, (Stream)) {
+  MAY_FAIL(cuStreamSynchronize);
+  return kOk;
+}
+FAKE(cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Stream)) {
+  MAY_FAIL(cuMemsetD8Async);
+  size_t offset = 0;
+  const Physical *memory = behind(s, pointer, count, &offset);
+  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  void *const bytes = mmap(nullptr, memory->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+  if (bytes == MAP_FAILED) return kUnknown;
+  std::memset(static_cast<char *>(bytes) + offset, value, count);
+  munmap(bytes, memory->size);
+  return kOk;
+}
+FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
+  MAY_FAIL(cuMemcpyHtoD_v2);
+  size_t offset = 0;
+  const Physical *memory = behind(s, to, count, &offset);
+  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
+}
+FAKE(cuMemcpyDtoH_v2, (void *to, Pointer from, size_t count)) {
+  MAY_FAIL(cuMemcpyDtoH_v2);
+  size_t offset = 0;
+  const Physical *memory = behind(s, from, count, &offset);
+  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  return pread(memory->fd, to, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
+}
+// What a test asks: physical memory, reservations, mappings, contexts and streams that are alive.
+FAKE(fake_cuda_alive, ()) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size()) + s.contexts + s.streams;
+}

@@ -1,0 +1,204 @@
+// Memory of GPUs that ranks share: on the driver of the host, or on the one of fake_cuda/ (CTest gives that one).
+#include <dirent.h>
+#include <dlfcn.h>
+
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+#include "cuda/driver.h"
+#include "ranks.h"
+
+namespace {
+
+constexpr phx_device kGpu{PHX_DEV_CUDA, 0};
+constexpr size_t kBytes = 100000;
+
+template <class Function>
+Function *symbol(const char *name) {
+  static void *const library = dlopen("libcuda.so.1", RTLD_NOW);
+  return library == nullptr ? nullptr : reinterpret_cast<Function *>(dlsym(library, name));
+}
+
+void needs_driver() {
+  std::string problem;
+  if (phx::cuda::find_driver(&problem) == nullptr) check::skip(problem.c_str());
+}
+// What the fake driver has handed out; -1 where a real one is.
+int alive() {
+  auto *const count = symbol<int()>("fake_cuda_alive");
+  return count != nullptr ? count() : -1;
+}
+
+// Copies from and to the memory of a GPU, in its primary context.
+class Gpu {
+ public:
+  explicit Gpu(int index = 0) {
+    CHECK(driver_->device_get(&device_, index) == 0 && driver_->context_retain(&context_, device_) == 0);
+    CHECK(driver_->context_push(context_) == 0);
+  }
+  ~Gpu() {
+    phx::cuda::Context popped = nullptr;
+    driver_->context_pop(&popped);
+    driver_->context_release(device_);
+  }
+  void write(void *to, const std::vector<unsigned char> &bytes) const {
+    auto *const copy = symbol<int(unsigned long long, const void *, size_t)>("cuMemcpyHtoD_v2");
+    CHECK(copy(reinterpret_cast<uintptr_t>(to), bytes.data(), bytes.size()) == 0);
+  }
+  std::vector<unsigned char> read(const void *from, size_t size) const {
+    std::vector<unsigned char> bytes(size, 1);
+    auto *const copy = symbol<int(void *, unsigned long long, size_t)>("cuMemcpyDtoH_v2");
+    CHECK(copy(bytes.data(), reinterpret_cast<uintptr_t>(from), size) == 0);
+    return bytes;
+  }
+
+ private:
+  std::string problem_;
+  const phx::cuda::Driver *driver_ = phx::cuda::find_driver(&problem_);
+  phx::cuda::Device device_ = 0;
+  phx::cuda::Context context_ = nullptr;
+};
+
+std::vector<unsigned char> pattern(int rank) {
+  std::vector<unsigned char> bytes(kBytes);
+  for (size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(rank) * 31 + 1);
+  return bytes;
+}
+
+size_t open_files() {
+  size_t count = 0;
+  DIR *folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+// Every rank writes its block, and reads everybody's where they are mapped here.  C2
+void share(int rank, phx_world *world) {
+  phx_group *group = ranks::make_group(world);
+  void *mine = nullptr;
+  CHECK_OK(phx_mem_alloc(world, &kGpu, kBytes, &mine));
+  const Gpu gpu;
+  CHECK(gpu.read(mine, kBytes) == std::vector<unsigned char>(kBytes, 0));  // zeroed, as all memory of ours
+  gpu.write(mine, pattern(rank));
+  phx_symm *symm = nullptr;
+  CHECK_OK(phx_symm_rendezvous(group, mine, 0, &symm));
+  phx_symm_info info{};
+  info.struct_size = sizeof info;
+  CHECK_OK(phx_symm_get_info(symm, &info));
+  CHECK(info.device.type == PHX_DEV_CUDA && info.size == kBytes && info.base == mine);
+  for (int peer = 0; peer < phx_world_size(world); ++peer)
+    CHECK(gpu.read(phx_symm_buffer(symm, peer), kBytes) == pattern(peer));
+  CHECK_OK(phx_symm_barrier(symm, 0, 0));
+  // Writes go the other way round.
+  const int next = (rank + 1) % phx_world_size(world);
+  gpu.write(phx_symm_buffer(symm, next), pattern(rank + 10));
+  CHECK_OK(phx_symm_barrier(symm, 0, 0));
+  const int previous = (rank + phx_world_size(world) - 1) % phx_world_size(world);
+  CHECK(gpu.read(mine, kBytes) == pattern(previous + 10));
+  CHECK_OK(phx_symm_barrier(symm, 0, 0));
+  // In any order: a peer may still look at a block that its owner has freed.
+  if (rank == 0) CHECK_OK(phx_mem_free(world, mine));
+  CHECK_OK(phx_group_barrier(group, 0));
+  if (rank != 0) CHECK(gpu.read(phx_symm_buffer(symm, 0), kBytes) == pattern(phx_world_size(world) - 1 + 10));
+  phx_symm_release(symm);
+  if (rank != 0) CHECK_OK(phx_mem_free(world, mine));
+  phx_group_release(group);
+}
+
+TEST(ranks_as_processes_share_memory_of_a_gpu) {
+  // A forked child must find a driver that was not started before.
+  if (symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  ranks::all_zero(ranks::as_processes(3, share));
+}
+
+TEST(ranks_as_threads_share_memory_of_a_gpu) {
+  needs_driver();
+  ranks::as_threads(2, share);
+}
+
+TEST(nothing_is_left_behind) {
+  needs_driver();
+  if (alive() < 0) check::skip("the fake driver, which counts");
+  ranks::as_threads(1, [](int, phx_world *world) {  // what is made once
+    void *memory = nullptr;
+    CHECK_OK(phx_mem_alloc(world, &kGpu, 1, &memory));
+    CHECK_OK(phx_mem_free(world, memory));
+  });
+  CHECK(alive() == 0);
+  const size_t before = open_files();
+  for (int i = 0; i < 5; ++i) ranks::as_threads(2, share);
+  CHECK(alive() == 0);
+  CHECK(open_files() == before);
+}
+
+TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
+  needs_driver();
+  if (alive() < 0) check::skip("the fake driver, which fails on demand");
+  struct Failing {
+    const char *function;
+    const char *words;
+  };
+  for (const Failing failing :
+       {Failing{"cuDeviceGetCount", "counting the GPUs"}, Failing{"cuMemCreate", "cuMemCreate"},
+        Failing{"cuDevicePrimaryCtxRetain", "opening the GPU"}, Failing{"cuMemAddressReserve", "reserving addresses"},
+        Failing{"cuMemMap", "mapping the memory"}, Failing{"cuMemSetAccess", "access"},
+        Failing{"cuMemsetD8Async", "zeros"}, Failing{"cuStreamCreate", "zeros"}}) {
+    ranks::as_threads(1, [&](int, phx_world *world) {
+      void *memory = nullptr;
+      setenv("FAKE_CUDA_FAIL", failing.function, 1);
+      const phx_status status = phx_mem_alloc(world, &kGpu, kBytes, &memory);
+      unsetenv("FAKE_CUDA_FAIL");
+      CHECK(status == PHX_ERR_DEVICE && memory == nullptr);
+      CHECK(std::strstr(phx_last_error(), failing.words) != nullptr);
+      CHECK(std::strstr(phx_last_error(), "CUDA_ERROR_UNKNOWN") != nullptr);
+    });
+    CHECK(alive() == 0);
+  }
+  // In a rendezvous every rank hears of it.
+  for (const char *function : {"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"}) {
+    ranks::all_zero(ranks::as_processes(2, [&](int rank, phx_world *world) {
+      phx_group *group = ranks::make_group(world);
+      void *memory = nullptr;
+      CHECK_OK(phx_mem_alloc(world, &kGpu, kBytes, &memory));
+      if (rank == 1) setenv("FAKE_CUDA_FAIL", function, 1);
+      phx_symm *symm = nullptr;
+      CHECK(phx_symm_rendezvous(group, memory, 0, &symm) != PHX_OK && symm == nullptr);
+      if (rank == 1) CHECK(std::strstr(phx_last_error(), function) != nullptr);
+      unsetenv("FAKE_CUDA_FAIL");
+      CHECK_OK(phx_mem_free(world, memory));
+      phx_group_release(group);
+    }));
+  }
+}
+
+TEST(wrong_requests_say_so) {
+  needs_driver();
+  ranks::as_threads(1, [](int, phx_world *world) {
+    void *memory = nullptr;
+    const phx_device nowhere{PHX_DEV_CUDA, 99};
+    CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", phx_mem_alloc(world, &nowhere, 1, &memory));
+    const phx_device before{PHX_DEV_CUDA, -1};
+    CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device -1", phx_mem_alloc(world, &before, 1, &memory));
+    CHECK_FAILS(PHX_ERR_NO_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", phx_mem_alloc(world, &kGpu, size_t{1} << 44, &memory));
+    const char *name = nullptr;
+    CHECK_OK(phx_allocator_name(world, PHX_DEV_CUDA, &name));
+    CHECK(std::strcmp(name, "cuda") == 0);
+    // The collectives of the host cannot read it.
+    CHECK_OK(phx_mem_alloc(world, &kGpu, 0, &memory));  // no bytes are allowed, and a block of their own
+    phx_group *group = ranks::make_group(world);
+    phx_symm *symm = nullptr;
+    CHECK_OK(phx_symm_rendezvous(group, memory, 0, &symm));
+    float out = 0;
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "memory of a device",
+                phx_symm_all_reduce(symm, 0, &out, 0, PHX_F32, PHX_SUM, nullptr, nullptr));
+    phx_symm_release(symm);
+    CHECK_OK(phx_mem_free(world, memory));
+    phx_group_release(group);
+  });
+}
+
+}  // namespace
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }
