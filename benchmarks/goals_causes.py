@@ -138,7 +138,8 @@ class Cell:
         limit: dict[str, Any] = self.row["limit"]
         whole = self.size * turns
         moved = sum(float(size) * self.run.move(kind, whole) / whole for kind, size in limit["bytes"].items())
-        moved += sum(float(size) / CHUNK * self.run.move(kind, CHUNK) for kind, size in limit.get("cached", {}).items())
+        for kind, size in limit.get("cached", {}).items():
+            moved += float(size) / min(size, CHUNK) * self.run.move(kind, min(size, CHUNK))
         return self.run.barriers(int(limit["barriers"])) + turns * moved
 
     @property
