@@ -14,6 +14,7 @@
 
 namespace kernel_test {
 
+using phx::kernels::find_reduce_into_all_isa;
 using phx::kernels::find_reduce_isa;
 using phx::kernels::find_reduce_streaming_isa;
 using phx::kernels::ReduceFn;
@@ -253,26 +254,44 @@ inline Bytes random_elements(std::mt19937_64 &random, int32_t dtype, size_t coun
   return bytes;
 }
 
-// Places inputs and output `shift` bytes off alignment, each a little differently, and checks that nothing around the
-// output is written. alias: the input that the output shall be; -1 for none.
+// Inputs and, behind them, room for an output, `shift` bytes off alignment, each a little differently, with something
+// around them that nobody may write over.
+class Placed {
+ public:
+  Placed(const std::vector<Bytes> &in, size_t bytes, size_t shift) : bytes_(bytes) {
+    for (size_t k = 0; k <= in.size(); ++k) {
+      const size_t offset = kGuard + (shift * (k + 1)) % 64;
+      places_.emplace_back(offset + bytes + kGuard, static_cast<unsigned char>(0xa5));
+      if (k < in.size() && bytes != 0) std::memcpy(places_[k].data() + offset, in[k].data(), bytes);
+      pointers_.push_back(places_[k].data() + offset);
+    }
+  }
+  const void *const *pointers() { return pointers_.data(); }
+  void *out(size_t place) {
+    return places_[place].data() + (static_cast<const unsigned char *>(pointers_[place]) - places_[place].data());
+  }
+  Bytes content(size_t place) {
+    const Bytes &all = places_[place];
+    const unsigned char *const begin = static_cast<unsigned char *>(out(place)), *const end = begin + bytes_;
+    for (const unsigned char *p = all.data(); p != begin; ++p) CHECK(*p == 0xa5);
+    for (const unsigned char *p = end; p != all.data() + all.size(); ++p) CHECK(*p == 0xa5);
+    return Bytes(begin, end);
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;
+  size_t bytes_;
+  std::vector<Bytes> places_;
+  std::vector<const void *> pointers_;
+};
+
+// alias: the input that the output shall be; -1 for none.
 inline Bytes call(ReduceFn fn, const std::vector<Bytes> &in, size_t bytes, size_t count, int64_t divisor, double scale,
                   size_t shift, int alias) {
-  constexpr size_t kGuard = 64;
-  std::vector<Bytes> places;
-  std::vector<const void *> pointers;
-  for (size_t k = 0; k <= in.size(); ++k) {
-    const size_t offset = kGuard + (shift * (k + 1)) % 64;
-    places.emplace_back(offset + bytes + kGuard, static_cast<unsigned char>(0xa5));
-    if (k < in.size() && bytes != 0) std::memcpy(places[k].data() + offset, in[k].data(), bytes);
-    pointers.push_back(places[k].data() + offset);
-  }
+  Placed placed(in, bytes, shift);
   const size_t target = alias < 0 ? in.size() : static_cast<size_t>(alias);
-  Bytes &place = places[target];
-  unsigned char *out = place.data() + (static_cast<const unsigned char *>(pointers[target]) - place.data());
-  fn(out, pointers.data(), static_cast<int>(in.size()), count, divisor, scale);
-  for (const unsigned char *p = place.data(); p != out; ++p) CHECK(*p == 0xa5);
-  for (const unsigned char *p = out + bytes; p != place.data() + place.size(); ++p) CHECK(*p == 0xa5);
-  return Bytes(out, out + bytes);
+  fn(placed.out(target), placed.pointers(), static_cast<int>(in.size()), count, divisor, scale);
+  return placed.content(target);
 }
 
 inline void expect(const Bytes &got, const Bytes &wanted, const char *isa, int32_t dtype, int32_t op, size_t n,
@@ -287,7 +306,21 @@ inline void expect(const Bytes &got, const Bytes &wanted, const char *isa, int32
   check::failed(__FILE__, __LINE__, text);
 }
 
-// The same inputs through every instruction set, with plain and with streaming stores.
+// Into all inputs, through one instruction set.
+inline void expect_into_all(const std::vector<Bytes> &in, const Bytes &wanted, const char *isa, size_t count,
+                            int32_t dtype, int32_t op, int64_t divisor, double scale, size_t shift) {
+  Placed placed(in, wanted.size(), shift);
+  const ReduceFn fn = find_reduce_into_all_isa(isa, dtype, op);
+  fn(nullptr, placed.pointers(), static_cast<int>(in.size()), count, divisor, scale);
+  for (size_t k = 0; k < in.size(); ++k) {
+    char what[80];
+    std::snprintf(what, sizeof what, "into all, shifted by %zu, input %zu, divisor %lld", shift, k,
+                  static_cast<long long>(divisor));
+    expect(placed.content(k), wanted, isa, dtype, op, in.size(), what);
+  }
+}
+
+// The same inputs through every instruction set: with plain and with streaming stores, and into all of them.
 inline void expect_all(const std::vector<Bytes> &in, size_t count, int32_t dtype, int32_t op, int64_t divisor,
                        double scale, size_t shift = 0, int alias = -1) {
   const Bytes wanted = reference(in, count, dtype, op, divisor, scale);
@@ -300,6 +333,7 @@ inline void expect_all(const std::vector<Bytes> &in, size_t count, int32_t dtype
                     shift, alias, static_cast<long long>(divisor));
       expect(call(fn, in, wanted.size(), count, divisor, scale, shift, alias), wanted, isa, dtype, op, in.size(), what);
     }
+    if (alias < 0) expect_into_all(in, wanted, isa, count, dtype, op, divisor, scale, shift);
   }
 }
 

@@ -75,6 +75,8 @@ Call &Call::reduce(int32_t op) {
   if (reduction_.fn == nullptr)
     return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: %s is not defined for %s", name(), phx_reduce_op_name(op),
                     phx_dtype_name(record_.dtype)));
+  reduction_.dtype = record_.dtype;
+  reduction_.op = op;
   record_.op = static_cast<uint8_t>(op);
   if (op == PHX_PREMUL_SUM) {
     reduction_.scale = options_.scale;
@@ -126,7 +128,7 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
     return set(fail(PHX_ERR_INVALID, name(), "%s: offset %zu is no multiple of the element's %zu bytes", name(), offset,
                     buffers_.item));
   const uint64_t facts[4] = {record_.aux, symm.ordinal(), offset, buffers_.in == buffers_.out};
-  record_.aux = hash_bytes(facts, sizeof facts);
+  record_.aux = hash_words(facts);
   return *this;
 }
 

@@ -162,7 +162,9 @@ class Reduced final : public Exchange {
 }  // namespace
 
 bool exchange_pays(const Plan &plan, size_t bytes) {
-  return plan.lane.group_size() > 1 && bytes > plan.tuning.one_shot_bytes;
+  // Where ranks have cores of their own, blocks of 4 KiB of two take 0.36 us without, and 0.41 with it.
+  const size_t least = plan.tuning.one_shot_bytes * (plan.lane.ranks_share_cores() ? 1 : 2);
+  return plan.lane.group_size() > 1 && bytes > least;
 }
 
 OperationPtr make_exchange(const Plan &plan, const Buffers &buffers) {

@@ -60,6 +60,7 @@ struct Reduction {
   kernels::ReduceFn fn = nullptr;
   kernels::ReduceFn streaming = nullptr;  // the same around the cache
   double scale = 1.0;
+  int32_t dtype = 0, op = 0;
 };
 
 class Operation {
@@ -207,6 +208,9 @@ class SymmOperation : public Operation {
 using SymmOperationPtr = std::unique_ptr<SymmOperation>;
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
                            const Reduction &reduction, int root, const Tuning &tuning);
+// In place on all ranks, which make_symm's is not.
+SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
+                                     const Tuning &tuning);
 // counts: one for each group rank; of all_gather_v or reduce_scatter_v.
 SymmOperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
                              const Reduction &reduction, const size_t *counts, const Tuning &tuning);

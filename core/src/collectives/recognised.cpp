@@ -74,7 +74,7 @@ OperationPtr combine(const Call &call, const Symm &symm, OperationPtr staged, Sy
   const bool in_place = call.kind() == Kind::kAllReduce && call.buffers().in == call.buffers().out;
   const uint64_t facts[2] = {symm.key(), in_place};
   return std::make_unique<Recognised>(call.engine(), std::move(staged), std::move(direct),
-                                      Place{hash_bytes(facts, sizeof facts) | 1, offset_in(symm, call)});
+                                      Place{hash_words(facts) | 1, offset_in(symm, call)});
 }
 
 }  // namespace

@@ -289,7 +289,7 @@ OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vecto
     const char *const base = static_cast<const char *>(candidate.symm->block().base);
     const uint64_t facts[2] = {candidate.symm->key(),
                                each.kind == Kind::kAllReduce && each.buffers.in == each.buffers.out};
-    candidate.place = {only_root_gives(each) ? candidate.symm->key() : hash_bytes(facts, sizeof facts) | 1,
+    candidate.place = {only_root_gives(each) ? candidate.symm->key() : hash_words(facts) | 1,
                        static_cast<size_t>(each.buffers.in - base)};
   }
   const bool reads = may_find_input(group, others);

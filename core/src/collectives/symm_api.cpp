@@ -40,9 +40,11 @@ phx::OperationPtr make(const Call &call, const phx::Plan &plan, phx::Symm &symm,
     case Kind::kSymmReduce: return phx::make_reduce(plan, buffers, call.reduction(), root);
     case Kind::kSymmGather: return phx::make_gather(plan, buffers, root);
     case Kind::kSymmScatter: return phx::make_scatter(plan, buffers, root);
-    default:
-      return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan.tuning);
+    default: break;
   }
+  if (call.kind() == Kind::kSymmBroadcast)
+    return phx::make_symm_broadcast(symm.shared_from_this(), offset, buffers, root, plan.tuning);
+  return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan.tuning);
 }
 
 // Those with one count for all. op 0: no reduction. root < 0 with has_root false: none.

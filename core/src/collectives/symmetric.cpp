@@ -55,6 +55,10 @@ class OnSymm : public SymmOperation {
   const int self_;
 };
 
+// Up to here sums are written to all ranks while their lines are at hand: beyond, a core reads and writes too many
+// streams.
+constexpr int kFewRanks = 4;
+
 // Those with one count for all.
 class Symmetric final : public OnSymm {
  public:
@@ -95,7 +99,7 @@ class Symmetric final : public OnSymm {
       case Kind::kSymmScatter:
         deliver_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item, is_large(1));
         return;
-      case Kind::kSymmBroadcast:
+      case Kind::kSymmBroadcast:  // of a root whose readers may have their buffers anywhere
         if (self_ != root_) deliver_bytes(b_.out, at(root_, 0), b_.count * b_.item, is_large(1));
         return;
       default: return;
@@ -116,6 +120,13 @@ class Symmetric final : public OnSymm {
     const size_t part = part_elements(b_.count, b_.item, n_);
     size_t begin = std::min(b_.count, part * self_);
     const size_t end = std::min(b_.count, begin + part);
+    if (n_ <= kFewRanks) {
+      const void *blocks[kFewRanks];
+      for (int i = 0; i < n_; ++i) blocks[i] = at(i, begin);
+      const auto into_all = kernels::find_reduce_into_all(reduction_.dtype, reduction_.op);
+      if (begin < end) into_all(nullptr, blocks, n_, end - begin, n_, reduction_.scale);
+      return;
+    }
     for (; begin < end; begin += push_) {  // sums stay in the cache until they are pushed
       const size_t count = std::min(push_, end - begin);
       reduce(reduction_, at(self_, begin), begin, count, false);
@@ -128,6 +139,33 @@ class Symmetric final : public OnSymm {
   const int root_;
   const size_t push_;  // elements
   const size_t streaming_bytes_;
+};
+
+// In place on all ranks. The root, which has nothing to fetch, writes the last of `n` parts of every block itself: its
+// core moves as many bytes as that of a reader.
+class SymmetricBroadcast final : public OnSymm {
+ public:
+  SymmetricBroadcast(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, int root,
+                     const Tuning &tuning)
+      : OnSymm(std::move(handle), offset, buffers),
+        root_(root),
+        fetched_(std::min(buffers.count, part_elements(buffers.count, buffers.item, n_) * (n_ - 1))),
+        streaming_(buffers.count * buffers.item >= tuning.streaming_bytes) {}
+
+ private:
+  size_t input_bytes(int) const override { return b_.count * b_.item; }
+  void move() const override {
+    if (self_ != root_) {
+      deliver_bytes(at(self_, 0), at(root_, 0), fetched_ * b_.item, streaming_);
+      return;
+    }
+    for (int i = 1; i < n_; ++i)
+      deliver_bytes(at((self_ + i) % n_, fetched_), at(self_, fetched_), (b_.count - fetched_) * b_.item, streaming_);
+  }
+
+  const int root_;
+  const size_t fetched_;  // elements that each reader fetches
+  const bool streaming_;
 };
 
 // all_gather_v and reduce_scatter_v.
@@ -255,6 +293,11 @@ class SymmetricAllToAllV final : public OnSymm {
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
                            const Reduction &reduction, int root, const Tuning &tuning) {
   return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, tuning);
+}
+
+SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
+                                     const Tuning &tuning) {
+  return std::make_unique<SymmetricBroadcast>(std::move(symm), offset, buffers, root, tuning);
 }
 
 SymmOperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,

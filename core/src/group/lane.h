@@ -31,6 +31,7 @@ class Lane {
   int group_rank() const { return self_; }
   int group_size() const { return static_cast<int>(peers_.size()); }
   uint64_t last_epoch() const { return epoch_; }
+  bool ranks_share_cores() const { return ranks_share_cores_; }  // as all ranks see it
 
   char *data(int group_rank, uint64_t epoch) const { return peers_[group_rank].slot(epoch) + sizeof(SlotHeader); }
 

@@ -15,6 +15,7 @@ struct Isa {
   const char *name;
   ReduceFn (*find)(int32_t dtype, int32_t op);
   ReduceFn (*find_streaming)(int32_t dtype, int32_t op);  // the same as find where it has no such stores
+  ReduceFn (*find_into_all)(int32_t dtype, int32_t op);
   bool (*available)();
 };
 
@@ -39,12 +40,12 @@ bool has_avx512() {
 
 constexpr Isa kIsas[] = {  // the best first
 #if defined(__x86_64__)
-    {"avx512", &find_avx512, &find_avx512_streaming, &has_avx512},
-    {"avx2", &find_avx2, &find_avx2_streaming, &has_avx2},
+    {"avx512", &find_avx512, &find_avx512_streaming, &find_avx512_into_all, &has_avx512},
+    {"avx2", &find_avx2, &find_avx2_streaming, &find_avx2_into_all, &has_avx2},
 #elif defined(__aarch64__)
-    {"neon", &find_neon, &find_neon, &always},
+    {"neon", &find_neon, &find_neon, &find_neon_into_all, &always},
 #endif
-    {"scalar", &find_scalar, &find_scalar, &always}};
+    {"scalar", &find_scalar, &find_scalar, &find_scalar_into_all, &always}};
 
 // The best one, but none before that which PHALANX_ISA names: to test the others, or to rule out a kernel.
 const Isa &choose() {
@@ -73,6 +74,8 @@ ReduceFn find_reduce(int32_t dtype, int32_t op) { return active().find(dtype, op
 
 ReduceFn find_reduce_streaming(int32_t dtype, int32_t op) { return active().find_streaming(dtype, op); }
 
+ReduceFn find_reduce_into_all(int32_t dtype, int32_t op) { return active().find_into_all(dtype, op); }
+
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
   const Isa *known = available(isa);
   return known != nullptr ? known->find(dtype, op) : nullptr;
@@ -80,6 +83,10 @@ ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op) {
   const Isa *known = available(isa);
   return known != nullptr ? known->find_streaming(dtype, op) : nullptr;
+}
+ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op) {
+  const Isa *known = available(isa);
+  return known != nullptr ? known->find_into_all(dtype, op) : nullptr;
 }
 
 const char *active_isa() { return active().name; }

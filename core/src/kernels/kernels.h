@@ -31,10 +31,14 @@ ReduceFn find_reduce(int32_t dtype, int32_t op);
 // stores. What it wrote is ordered before later stores.
 ReduceFn find_reduce_streaming(int32_t dtype, int32_t op);
 
+// The same bits, written over every input, which all must be writable then; `out` is not used. No two of them overlap.
+ReduceFn find_reduce_into_all(int32_t dtype, int32_t op);
+
 // For tests: the same from one instruction set ("scalar", "avx2", "avx512", "neon"). NULL where host or build has not
 // got it.
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op);
+ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op);
 const char *active_isa();  // static
 
 // Asks this core to move lines that it has just written to the cache that all cores share. Does nothing where the

@@ -60,7 +60,12 @@ struct Avx2 {
 
 }  // namespace
 
-ReduceFn find_avx2(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2, false>>(dtype, op); }
-ReduceFn find_avx2_streaming(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2, true>>(dtype, op); }
+ReduceFn find_avx2(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2, Results::kStored>>(dtype, op); }
+ReduceFn find_avx2_streaming(int32_t dtype, int32_t op) {
+  return select<VectorKernels<Avx2, Results::kStreamed>>(dtype, op);
+}
+ReduceFn find_avx2_into_all(int32_t dtype, int32_t op) {
+  return select<VectorKernels<Avx2, Results::kIntoAll>>(dtype, op);
+}
 
 }  // namespace phx::kernels

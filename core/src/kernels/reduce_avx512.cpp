@@ -60,7 +60,12 @@ struct Avx512 {
 
 }  // namespace
 
-ReduceFn find_avx512(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512, false>>(dtype, op); }
-ReduceFn find_avx512_streaming(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512, true>>(dtype, op); }
+ReduceFn find_avx512(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512, Results::kStored>>(dtype, op); }
+ReduceFn find_avx512_streaming(int32_t dtype, int32_t op) {
+  return select<VectorKernels<Avx512, Results::kStreamed>>(dtype, op);
+}
+ReduceFn find_avx512_into_all(int32_t dtype, int32_t op) {
+  return select<VectorKernels<Avx512, Results::kIntoAll>>(dtype, op);
+}
 
 }  // namespace phx::kernels

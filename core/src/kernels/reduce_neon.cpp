@@ -56,6 +56,9 @@ struct Neon {
 
 }  // namespace
 
-ReduceFn find_neon(int32_t dtype, int32_t op) { return select<VectorKernels<Neon, false>>(dtype, op); }
+ReduceFn find_neon(int32_t dtype, int32_t op) { return select<VectorKernels<Neon, Results::kStored>>(dtype, op); }
+ReduceFn find_neon_into_all(int32_t dtype, int32_t op) {
+  return select<VectorKernels<Neon, Results::kIntoAll>>(dtype, op);
+}
 
 }  // namespace phx::kernels

@@ -302,6 +302,7 @@ __attribute__((noinline)) void end(const Acc *__restrict sum, char *__restrict t
   for (size_t i = 0; i < length; ++i) store<E>(to, i, op.finish(sum[i]));
 }
 
+template <bool kIntoAll>
 struct ScalarKernels {
   template <class E, class Op>
   static void run(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
@@ -314,13 +315,16 @@ struct ScalarKernels {
       const size_t offset = at * sizeof(typename Element<E>::Raw);
       begin<E>(sum, static_cast<const char *>(in[0]) + offset, length, op);
       for (int k = 1; k < n; ++k) add<E>(sum, static_cast<const char *>(in[k]) + offset, length, op);
-      end<E>(sum, static_cast<char *>(out) + offset, length, op);
+      if (!kIntoAll) end<E>(sum, static_cast<char *>(out) + offset, length, op);
+      for (int k = 0; kIntoAll && k < n; ++k)
+        end<E>(sum, static_cast<char *>(const_cast<void *>(in[k])) + offset, length, op);
     }
   }
 };
 
 }  // namespace
 
-ReduceFn find_scalar(int32_t dtype, int32_t op) { return select<ScalarKernels>(dtype, op); }
+ReduceFn find_scalar(int32_t dtype, int32_t op) { return select<ScalarKernels<false>>(dtype, op); }
+ReduceFn find_scalar_into_all(int32_t dtype, int32_t op) { return select<ScalarKernels<true>>(dtype, op); }
 
 }  // namespace phx::kernels

@@ -14,11 +14,15 @@ namespace phx::kernels {
 
 // One per reduce_*.cpp. The caller has made sure that the host can execute what they return.
 ReduceFn find_scalar(int32_t dtype, int32_t op);
+ReduceFn find_scalar_into_all(int32_t dtype, int32_t op);
 ReduceFn find_avx2(int32_t dtype, int32_t op);
 ReduceFn find_avx2_streaming(int32_t dtype, int32_t op);
+ReduceFn find_avx2_into_all(int32_t dtype, int32_t op);
 ReduceFn find_avx512(int32_t dtype, int32_t op);
 ReduceFn find_avx512_streaming(int32_t dtype, int32_t op);
+ReduceFn find_avx512_into_all(int32_t dtype, int32_t op);
 ReduceFn find_neon(int32_t dtype, int32_t op);
+ReduceFn find_neon_into_all(int32_t dtype, int32_t op);
 
 namespace {
 

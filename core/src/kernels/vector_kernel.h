@@ -29,10 +29,32 @@ struct Padded {
   }
 };
 
+// Where results go: one place, or into every input, which must all be writable then.
+struct IntoOne {
+  char *out;
+  template <class L, int kSteps, class Sums>
+  PHX_ALWAYS_INLINE void store(size_t at, const Sums *sum) const {
+    for (int s = 0; s < kSteps; ++s) L::store(out + at + s * L::kBytes, sum + s * L::kVectors);
+  }
+  PHX_ALWAYS_INLINE void copy(size_t at, const char *from, size_t bytes) const { std::memcpy(out + at, from, bytes); }
+};
+struct IntoAll {
+  const void *const *in;
+  int n;
+  PHX_ALWAYS_INLINE char *block(int k) const { return static_cast<char *>(const_cast<void *>(in[k])); }
+  template <class L, int kSteps, class Sums>
+  PHX_ALWAYS_INLINE void store(size_t at, const Sums *sum) const {
+    for (int k = 0; k < n; ++k) IntoOne{block(k)}.template store<L, kSteps>(at, sum);
+  }
+  PHX_ALWAYS_INLINE void copy(size_t at, const char *from, size_t bytes) const {
+    for (int k = 0; k < n; ++k) std::memcpy(block(k) + at, from, bytes);
+  }
+};
+
 // kSteps steps at once, so that their dependency chains overlap. All inputs are read before anything is written, so
-// `out` may be one of them. The accumulators stay in registers whatever n is.
-template <class L, int kSteps, class Op, class Where>
-PHX_ALWAYS_INLINE void reduce_steps(char *out, Where &&where, int n, const Op &op) {
+// results may go into inputs. The accumulators stay in registers whatever n is.
+template <class L, int kSteps, class Into, class Op, class Where>
+PHX_ALWAYS_INLINE void reduce_steps(const Into &into, size_t at, Where &&where, int n, const Op &op) {
   constexpr int kVectors = kSteps * L::kVectors;
   typename L::V::Type sum[kVectors], x[kVectors];
   const char *from = where(0);
@@ -44,29 +66,30 @@ PHX_ALWAYS_INLINE void reduce_steps(char *out, Where &&where, int n, const Op &o
     for (int v = 0; v < kVectors; ++v) sum[v] = op.combine(sum[v], op.prepare(x[v]));
   }
   for (int v = 0; v < kVectors; ++v) sum[v] = op.finish(sum[v]);
-  for (int s = 0; s < kSteps; ++s) L::store(out + s * L::kBytes, sum + s * L::kVectors);
+  into.template store<L, kSteps>(at, sum);
 }
 
-// Bytes from `begin` to `end` of every input and of `out`.
-template <class L, class Op>
-PHX_ALWAYS_INLINE void reduce_between(char *out, const void *const *in, int n, size_t begin, size_t end, const Op &op) {
+// Bytes from `begin` to `end` of every input and of the result.
+template <class L, class Into, class Op>
+PHX_ALWAYS_INLINE void reduce_between(const Into &into, const void *const *in, int n, size_t begin, size_t end,
+                                      const Op &op) {
   constexpr size_t kStep = L::kBytes;
   constexpr int kUnroll = 4 / L::kVectors;
   const size_t bytes = end - begin;
   alignas(64) char last[kStep];
   if (bytes < kStep) {
     if (bytes == 0) return;
-    reduce_steps<L, 1>(last, Padded<L::kBytes>{in, begin, bytes, {}}, n, op);
-    std::memcpy(out + begin, last, bytes);
+    reduce_steps<L, 1>(IntoOne{last}, 0, Padded<L::kBytes>{in, begin, bytes, {}}, n, op);
+    into.copy(begin, last, bytes);
     return;
   }
-  // The last step may overlap the one before it. It is computed first, while `out` still holds its input.
+  // The last step may overlap the one before it. It is computed first, while the inputs are still what they were.
   const size_t last_at = end - kStep;
-  reduce_steps<L, 1>(last, InPlace{in, last_at}, n, op);
+  reduce_steps<L, 1>(IntoOne{last}, 0, InPlace{in, last_at}, n, op);
   size_t at = begin;
-  for (; at + kUnroll * kStep <= end; at += kUnroll * kStep) reduce_steps<L, kUnroll>(out + at, InPlace{in, at}, n, op);
-  for (; at < last_at; at += kStep) reduce_steps<L, 1>(out + at, InPlace{in, at}, n, op);
-  std::memcpy(out + last_at, last, kStep);
+  for (; at + kUnroll * kStep <= end; at += kUnroll * kStep) reduce_steps<L, kUnroll>(into, at, InPlace{in, at}, n, op);
+  for (; at < last_at; at += kStep) reduce_steps<L, 1>(into, at, InPlace{in, at}, n, op);
+  into.copy(last_at, last, kStep);
 }
 
 // Not inline: the code is long, and each kernel needs it more than once.
@@ -77,10 +100,17 @@ __attribute__((noinline)) void reduce_range(char *out, const void *const *in, in
   // work that f8 makes, that loop is nothing.
   if (n == 2 && L::kVectors < 4) {
     const void *const two[2] = {in[0], in[1]};
-    reduce_between<L>(out, two, 2, begin, end, op);
+    reduce_between<L>(IntoOne{out}, two, 2, begin, end, op);
   } else {
-    reduce_between<L>(out, in, n, begin, end, op);
+    reduce_between<L>(IntoOne{out}, in, n, begin, end, op);
   }
+}
+
+// The same, with the result in every input.
+template <class L, class Op>
+__attribute__((noinline)) void reduce_range_into_all(const void *const *in, int n, size_t begin, size_t end,
+                                                     const Op &op) {
+  reduce_between<L>(IntoAll{in, n}, in, n, begin, end, op);
 }
 
 // ---- long inputs ------------------------------------------------------------------------------------------------
@@ -94,44 +124,74 @@ constexpr size_t kWideBytes = size_t{16} << 10;
 constexpr size_t kAhead = 1024;
 constexpr size_t kLine = 64;
 
+// What becomes of results. kStored: written. kStreamed: written past the caches, where `out` permits. kIntoAll: written
+// over all inputs, and `out` is not used.
+enum class Results { kStored, kStreamed, kIntoAll };
+
+// For a line that is going to be overwritten, too: one transfer from the core that has it instead of two. (Compilers
+// know the instruction only where all processors of their target have it; to others it does nothing.)
+PHX_ALWAYS_INLINE void take_over(const char *line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*line));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 // From `at` on as far as kAhead before `end`: nothing beyond the inputs is asked for, because that may be a line that
 // another core is about to write. Returns where it stopped.
-template <class Isa, class L, bool kStreaming, class Op>
+template <class Isa, class L, Results kResults, class Op>
 PHX_ALWAYS_INLINE size_t reduce_ahead(char *out, const void *const *in, int n, size_t at, size_t end, const Op &op) {
   constexpr int kUnroll = 4 / L::kVectors;
   constexpr size_t kSteps = kUnroll * L::kBytes, kVisit = kSteps < kLine ? kLine : kSteps;
   for (; at + kVisit + kAhead <= end; at += kVisit) {
     for (int k = 0; k < n; ++k)
-      for (size_t line = 0; line < kVisit; line += kLine)
-        __builtin_prefetch(static_cast<const char *>(in[k]) + at + kAhead + line);
+      for (size_t line = 0; line < kVisit; line += kLine) {
+        const char *const ahead = static_cast<const char *>(in[k]) + at + kAhead + line;
+        if constexpr (kResults == Results::kIntoAll)
+          take_over(ahead);
+        else
+          __builtin_prefetch(ahead);
+      }
     for (size_t i = at; i < at + kVisit; i += kSteps) {
-      if constexpr (kStreaming) {
+      if constexpr (kResults == Results::kStreamed) {
         using Stored = Vector<long long, L::kBytes>;
         alignas(kLine) char steps[kSteps];  // the compiler leaves it in registers
-        reduce_steps<L, kUnroll>(steps, InPlace{in, i}, n, op);
+        reduce_steps<L, kUnroll>(IntoOne{steps}, 0, InPlace{in, i}, n, op);
         for (size_t s = 0; s < kSteps; s += L::kBytes) Isa::stream(out + i + s, Stored::load(steps + s));
+      } else if constexpr (kResults == Results::kIntoAll) {
+        reduce_steps<L, kUnroll>(IntoAll{in, n}, i, InPlace{in, i}, n, op);
       } else {
-        reduce_steps<L, kUnroll>(out + i, InPlace{in, i}, n, op);
+        reduce_steps<L, kUnroll>(IntoOne{out}, i, InPlace{in, i}, n, op);
       }
     }
   }
-  if constexpr (kStreaming) Isa::fence();  // such stores are not ordered with later ones by themselves
+  if constexpr (kResults == Results::kStreamed) Isa::fence();  // such stores are not ordered by themselves
   return at;
 }
 
-// kStreaming: past the caches, where `out` permits.
-template <class Isa, class L, bool kStreaming, class Op>
+template <class Isa, class L, Results kResults, class Op>
 PHX_ALWAYS_INLINE void reduce(void *to, const void *const *in, int n, size_t count, const Op &op) {
   char *const out = static_cast<char *>(to);
   const size_t bytes = count * L::kElement;
   size_t at = 0;
+  if constexpr (kResults == Results::kIntoAll) {
+    // Two are the most frequent: see reduce_range.
+    if (bytes >= kWideBytes) {
+      const void *const two[2] = {in[0], in[n > 1]};
+      at = n == 2 ? reduce_ahead<Isa, L, kResults>(nullptr, two, 2, 0, bytes, op)
+                  : reduce_ahead<Isa, L, kResults>(nullptr, in, n, 0, bytes, op);
+    }
+    reduce_range_into_all<L>(in, n, at, bytes, op);
+    return;
+  }
   if (bytes >= kWideBytes) {
     const size_t head = (kLine - reinterpret_cast<uintptr_t>(out) % kLine) % kLine;
-    if (kStreaming && head % L::kElement == 0) {
+    if (kResults == Results::kStreamed && head % L::kElement == 0) {
       reduce_range<L>(out, in, n, 0, head, op);
-      at = reduce_ahead<Isa, L, kStreaming>(out, in, n, head, bytes, op);
-    } else if (!kStreaming) {
-      at = reduce_ahead<Isa, L, false>(out, in, n, 0, bytes, op);
+      at = reduce_ahead<Isa, L, kResults>(out, in, n, head, bytes, op);
+    } else if (kResults == Results::kStored) {
+      at = reduce_ahead<Isa, L, kResults>(out, in, n, 0, bytes, op);
     }
   }
   reduce_range<L>(out, in, n, at, bytes, op);
@@ -144,7 +204,7 @@ constexpr bool kSame = false;
 template <class A>
 constexpr bool kSame<A, A> = true;
 
-template <class Isa, bool kStreaming>
+template <class Isa, Results kResults>
 struct VectorKernels {
   template <class E, class Op>
   static void run(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
@@ -152,14 +212,14 @@ struct VectorKernels {
     using T = typename L::Acc;
     if constexpr (kSame<Op, Average> && kIsFloat<T>) {
       if ((divisor & (divisor - 1)) == 0) {
-        reduce<Isa, L, kStreaming>(out, in, n, count, SumHalved<Isa, T>(divisor, scale));
+        reduce<Isa, L, kResults>(out, in, n, count, SumHalved<Isa, T>(divisor, scale));
       } else {
-        reduce<Isa, L, kStreaming>(out, in, n, count, SumDivided<Isa, T>(divisor, scale));
+        reduce<Isa, L, kResults>(out, in, n, count, SumDivided<Isa, T>(divisor, scale));
       }
     } else if constexpr (kIsComplex<E>) {
-      reduce<Isa, L, kStreaming>(out, in, n, count, ComplexProduct<Isa, T>(divisor, scale));
+      reduce<Isa, L, kResults>(out, in, n, count, ComplexProduct<Isa, T>(divisor, scale));
     } else {
-      reduce<Isa, L, kStreaming>(out, in, n, count, Combine<Isa, T, Op>(divisor, scale));
+      reduce<Isa, L, kResults>(out, in, n, count, Combine<Isa, T, Op>(divisor, scale));
     }
   }
 };

@@ -25,6 +25,8 @@ Tuning builtin_tuning(int group_size, int cores) {
     // Stores around the cache cost more there: all_gather of 4 MiB takes 269 us instead of 451 without them.
     tuning.streaming_bytes = 8 * kMiB;
     tuning.push_bytes = 8 * kKiB;
+    // all_reduce of 2 KiB in one shot takes 0.32 us, in two 0.40; where the cores share no cache 0.38 and 0.50.
+    if (!crowded) tuning.one_shot_bytes = 2 * kKiB;
   }
   return tuning;
 }

@@ -34,13 +34,6 @@ void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 }
 
-// Whether the writer is on this thread's core, by its own last word.
-bool is_here(const SharedWord *core) {
-  if (core == nullptr) return false;
-  const uint32_t there = core->load(std::memory_order_relaxed);
-  return there != 0 && there == current_core();
-}
-
 // Leaves the core to the writer, which is on it. A scheduler that is fair by time used (EEVDF, Linux 6.6 and later)
 // gives a yielded core only to a thread that has had no more of it than the others: a rank that has worked for long
 // while this one waited would get it back once this one has burned as much time in yields. No fence is needed: between
@@ -87,7 +80,7 @@ int64_t Patience::yield(int64_t now) {
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core) {
-  if (core_is_shared == 0) {
+  if (core_is_shared == 0 && !is_here(writer_core)) {
     for (int i = 0; i < kMoreSpins; ++i) {
       if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
       cpu_relax();

@@ -74,6 +74,16 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core);
 
+// The core that this thread runs on, counted from 1; 0 where that is not known.
+uint32_t current_core();
+
+// Whether the writer is on this thread's core, by its own last word. Then it cannot write while this thread spins.
+inline bool is_here(const SharedWord *writer_core) {
+  if (writer_core == nullptr) return false;
+  const uint32_t there = writer_core->load(std::memory_order_relaxed);
+  return there != 0 && there == current_core();
+}
+
 // The end of it: sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline);
@@ -84,13 +94,11 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   constexpr int kSpins = 20;  // a quarter of a microsecond to one: the best with busy cores; more follow with idle ones
   for (int i = 0; i < kSpins; ++i) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+    if (i == 0 && is_here(writer_core)) break;
     cpu_relax();
   }
   return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
 }
-
-// The core that this thread runs on, counted from 1; 0 where that is not known.
-uint32_t current_core();
 
 void wake_all(const SharedWord &word);
 

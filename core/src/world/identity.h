@@ -19,6 +19,16 @@ Uuid process_uuid();  // of this process; another one after a fork
 
 // FNV-1a. Not for secrets.
 uint64_t hash_bytes(const void *data, size_t size, uint64_t seed = 0xcbf29ce484222325ull);
+// The same purpose, a word at a time: for what is in the way of a call.
+template <size_t kWords>
+uint64_t hash_words(const uint64_t (&words)[kWords]) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const uint64_t word : words) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
 
 // Equal on two ranks exactly if they run under one kernel and in one network namespace (abstract sockets are per
 // namespace).
