@@ -33,11 +33,16 @@ constexpr int kWays = 4;  // pages that a wide loop keeps in flight
 struct alignas(kLine) Flag {
   std::atomic<uint64_t> count;
 };
+// Barriers take turns on as many lines of each rank: on one alone, the store of the next barrier would have to wait for
+// a peer that still reads that of the last one.
+constexpr size_t kLines = 4;
+
 struct Header {  // all zero at first
   Flag ping, pong;
   Flag stop;
-  Flag arrived[PHXB_MAX_RANKS];
-  Flag took[PHXB_MAX_RANKS];  // nanoseconds
+  Flag barriers[PHXB_MAX_RANKS];         // at which the rank has arrived: read by itself alone
+  Flag arrived[kLines][PHXB_MAX_RANKS];  // the same, each in its turn
+  Flag took[PHXB_MAX_RANKS];             // nanoseconds
 };
 
 constexpr size_t rank_bytes() { return kChunk + 2 * size_t{PHXB_PROBE_MAX}; }
@@ -67,10 +72,31 @@ inline void wait_for(const std::atomic<uint64_t> &count, uint64_t value, bool yi
 
 void barrier(const phxb_probe &probe) {
   Header &shared = header(probe);
-  std::atomic<uint64_t> &mine = shared.arrived[probe.rank].count;
-  const uint64_t value = mine.load(std::memory_order_relaxed) + 1;
-  mine.store(value, std::memory_order_release);  // pairs with the acquire in wait_for
-  for (int rank = 0; rank < probe.ranks; ++rank) wait_for(shared.arrived[rank].count, value, probe.yields != 0);
+  std::atomic<uint64_t> &done = shared.barriers[probe.rank].count;
+  const uint64_t value = done.load(std::memory_order_relaxed) + 1;
+  done.store(value, std::memory_order_relaxed);
+  Flag *const line = shared.arrived[value % kLines];
+  line[probe.rank].count.store(value, std::memory_order_release);  // pairs with the acquire in wait_for
+  for (int rank = 0; rank < probe.ranks; ++rank) wait_for(line[rank].count, value, probe.yields != 0);
+}
+
+// Collective: nanoseconds of `body` and a barrier, on the slowest rank.
+template <class Body>
+double slowest_ns(const phxb_probe &probe, Body &&body) {
+  Header &shared = header(probe);
+  barrier(probe);
+  phxb::fence();
+  const uint64_t started = phxb::now_ns();
+  body();
+  phxb::fence();
+  barrier(probe);
+  shared.took[probe.rank].count.store(phxb::now_ns() - started, std::memory_order_relaxed);
+  barrier(
+      probe);  // orders the stores before the loads; the first one of the next call, the loads before the next stores
+  uint64_t most = 0;
+  for (int rank = 0; rank < probe.ranks; ++rank)
+    most = std::max(most, shared.took[rank].count.load(std::memory_order_relaxed));
+  return static_cast<double>(most);
 }
 
 // Collective: whether rank 0 has used up its time, so that a busy machine makes few turns and not a long wait. There
@@ -177,7 +203,7 @@ constexpr Way kTried[] = {{Loop::kStraight, size_t{32} << 10},
                           {Loop::kWide, kChunk},
                           {Loop::kStream, kChunk}};
 constexpr size_t kTriedCount = sizeof kTried / sizeof kTried[0];
-constexpr int kMostTurns = 15;
+constexpr int kMostTurns = 63;
 
 void move(Move how, Loop loop, char *out, char *own, char *in, size_t bytes) {
   const size_t pages = loop == Loop::kStraight ? 0 : bytes / kPage / kWays * kWays, done = pages * kPage,
@@ -205,7 +231,9 @@ void move(Move how, Loop loop, char *out, char *own, char *in, size_t bytes) {
 class Mover {
  public:
   Mover(const phxb_probe &probe, char *in, char *own, char *out, size_t bytes)
-      : probe_(probe), in_(in), own_(own), out_(out), bytes_(bytes), clock_ns_(phxb_clock_ns()) {}
+      : probe_(probe), in_(in), own_(own), out_(out), bytes_(bytes), clock_ns_(phxb_clock_ns()) {
+    if (probe.yields == 0) barrier_ns_ = phxb_probe_barrier_once(&probe, 300);
+  }
 
   // One turn of every kind of move.
   void turn(const Way &way, double ns[PHXB_PROBE_KINDS]) {
@@ -231,6 +259,15 @@ class Mover {
     return taken > 0 ? taken : 0;
   }
 
+  // The same for stores to lines that others have: until these can see them, which is later than the last of them has
+  // been given to the core's store buffer. What a barrier takes longer with them before it, on the slowest rank. (Where
+  // ranks share cores it takes many times as long, and the kernel has emptied the buffer before another one looks.)
+  double timed_until_seen(Move how, const Way &way, char *to, char *own, char *from, size_t bytes) const {
+    if (probe_.yields != 0) return timed(how, way, to, own, from, bytes);
+    const double taken = slowest_ns(probe_, [&] { move(how, way.loop, to, own, from, bytes); }) - barrier_ns_;
+    return taken > 0 ? taken : 0;
+  }
+
   // All bytes through staging chunks. *stage and the result are the times of the two halves of it. What is added to is
   // not what was staged: a rank stages what others sum, and sums the rest, which it has not read before.
   double staged(Move how, const Way &way, double *stage) {
@@ -241,7 +278,7 @@ class Mover {
     *stage = 0;
     for (size_t at = 0; at < bytes_; at += way.chunk) {
       const size_t length = bytes_ - at < way.chunk ? bytes_ - at : way.chunk;
-      *stage += timed(Move::kCopy, into_cache, staging(probe_, probe_.rank), nullptr, in_ + at, length);
+      *stage += timed_until_seen(Move::kCopy, into_cache, staging(probe_, probe_.rank), nullptr, in_ + at, length);
       barrier(probe_);
       taken += timed(how, way, out_ + at, own_ + at, staging(probe_, neighbour()), length);
       barrier(probe_);
@@ -255,7 +292,9 @@ class Mover {
     write_anew(mine, bytes_, ++value_);
     write_anew(mine + PHXB_PROBE_MAX, bytes_, value_);
     barrier(probe_);
-    const double taken = timed(how, way, out_, mine + PHXB_PROBE_MAX, block(probe_, neighbour()), bytes_);
+    char *const own = mine + PHXB_PROBE_MAX, *const theirs = block(probe_, neighbour());
+    const double taken = how == Move::kAddToBoth ? timed_until_seen(how, way, out_, own, theirs, bytes_)
+                                                 : timed(how, way, out_, own, theirs, bytes_);
     barrier(probe_);
     return taken;
   }
@@ -264,6 +303,7 @@ class Mover {
   char *in_, *own_, *out_;
   size_t bytes_;
   double clock_ns_;
+  double barrier_ns_ = 0;  // bare, and timed as the others are
   uint32_t value_ = 0;
 };
 
@@ -308,21 +348,10 @@ double phxb_probe_barrier(const phxb_probe *probe, uint32_t repeats) {
 
 double phxb_probe_barrier_once(const phxb_probe *probe, uint32_t repeats) {
   if (!valid(probe) || repeats == 0) return -1;
-  Header &shared = header(*probe);
   const uint64_t begun = phxb::now_ns();
   std::vector<double> slowest;
   do {
-    for (int i = 0; i < 100; ++i) {
-      barrier(*probe);
-      const uint64_t started = phxb::now_ns();
-      barrier(*probe);
-      shared.took[probe->rank].count.store(phxb::now_ns() - started, std::memory_order_relaxed);
-      barrier(*probe);  // orders the stores before the loads; the next one, the loads before the next stores
-      uint64_t most = 0;
-      for (int rank = 0; rank < probe->ranks; ++rank)
-        most = std::max(most, shared.took[rank].count.load(std::memory_order_relaxed));
-      slowest.push_back(static_cast<double>(most));
-    }
+    for (int i = 0; i < 100; ++i) slowest.push_back(slowest_ns(*probe, [] {}));
   } while (!out_of_time(*probe, begun) && slowest.size() < repeats);
   return median(slowest.data(), static_cast<int>(slowest.size()));
 }
@@ -332,7 +361,7 @@ int32_t phxb_probe_move(const phxb_probe *probe, size_t bytes, double ns[PHXB_PR
   auto *memory = static_cast<char *>(phxb_alloc(3 * bytes));
   if (memory == nullptr) return PHXB_BAD_PLAN;
   Mover mover(*probe, memory, memory + bytes, memory + 2 * bytes, bytes);
-  const int turns = bytes >= (size_t{4} << 20) ? 3 : kMostTurns;
+  const int turns = bytes >= (size_t{4} << 20) ? 3 : bytes > (size_t{64} << 10) ? 15 : kMostTurns;
   double times[PHXB_PROBE_KINDS][kMostTurns];
   for (size_t tried = 0; tried < kTriedCount; ++tried) {
     const Way &way = kTried[tried];

@@ -106,7 +106,7 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
     if (!all) return raise(all, operation, operation.taken, deadline);
     PHX_FAILPOINT(name_of(operation), 5);
     phx_status status = PHX_OK;
-    if (operation.taken == 0 && (!all.staged || operation.place.key != 0))
+    if (operation.taken == 0 && (!all.staged() || operation.place.key != 0))
       status = use_places(operation, epoch, deadline, may_block);
     if (status == PHX_OK) status = operation.take(*lane_, operation.taken, epoch);
     if (status != PHX_OK) return status;
@@ -134,7 +134,8 @@ phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
 }
 
 phx_status Engine::begin(Operation &operation) {
-  operation.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  operation.sequence = sequence() + 1;  // mutex_ is held: nobody else counts
+  sequence_.store(operation.sequence, std::memory_order_relaxed);
   if (!group_->failed()) {
     lane_->history().begin(operation.sequence, operation.record);
     PHX_FAILPOINT(name_of(operation), 1);

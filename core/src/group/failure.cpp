@@ -111,23 +111,23 @@ std::string Group::describe(int group_rank, const Lane &lane) const {
 
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
-  if (result.failure == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
+  if (result.failure() == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
   phx_error_info info = make_error_info();
   info.rank = self_rank();
-  info.peer = rank_of(result.group_rank);
+  info.peer = rank_of(result.group_rank());
   info.sequence = sequence;
   info.step = round;
   copy_text(info.operation, sizeof info.operation, operation);
   copy_text(info.group, sizeof info.group, name().c_str());
-  if (result.failure == AwaitFailure::kMismatch) {
+  if (result.failure() == AwaitFailure::kMismatch) {
     info.status = PHX_ERR_MISMATCH;
-    const std::string theirs = describe_call(lane.record(result.group_rank, epoch));
+    const std::string theirs = describe_call(lane.record(result.group_rank(), epoch));
     const std::string mine = describe_call(record);
     std::snprintf(info.text, sizeof info.text,
                   "%s #%" PRIu64
                   " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
                   "the same collectives in the same order with the same dtype, count, reduce op and root.",
-                  operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank), theirs.c_str(),
+                  operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank()), theirs.c_str(),
                   self_rank(), mine.c_str());
   } else {
     info.status = PHX_ERR_TIMEOUT;
@@ -137,7 +137,7 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
       if (!late.empty()) late += ", ";
       late += describe(i, lane);
     }
-    if (late.empty()) late = describe(result.group_rank, lane) + " with an earlier collective";
+    if (late.empty()) late = describe(result.group_rank(), lane) + " with an earlier collective";
     std::snprintf(
         info.text, sizeof info.text,
         "%s #%" PRIu64

@@ -75,7 +75,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &pla
 
 AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
   const uint32_t target = static_cast<uint32_t>(epoch);
-  AwaitResult all;
+  bool staged = true;
   for (int i = 0; i < group_size(); ++i) {
     if (i == self_) continue;
     Peer &peer = peers_[i];
@@ -85,9 +85,9 @@ AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &
     if (result != WaitResult::kReached) return failed(result, i);
     if (kChecked && !(header->record == record)) return {AwaitFailure::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
-    if (!reached(header->staged.load(std::memory_order_acquire), target)) all.staged = false;
+    if (!reached(header->staged.load(std::memory_order_acquire), target)) staged = false;
   }
-  return all;
+  return staged ? AwaitResult() : AwaitResult::not_staged();
 }
 
 void Lane::publish_staged(uint64_t epoch) {

@@ -14,11 +14,25 @@ namespace phx {
 
 enum class AwaitFailure { kNone, kInterrupted, kTimeout, kMismatch };
 
-struct AwaitResult {
-  AwaitFailure failure = AwaitFailure::kNone;
-  int group_rank = -1;  // the first one at fault
-  bool staged = true;   // whether all slots have their data
-  explicit operator bool() const { return failure == AwaitFailure::kNone; }
+// In one word, which is returned in a register: of a struct of three members GCC writes each to memory and reads the
+// whole back at once, for which the processor has to wait.
+class AwaitResult {
+ public:
+  constexpr AwaitResult() = default;
+  // The first group rank at fault.
+  constexpr AwaitResult(AwaitFailure failure, int group_rank)
+      : bits_(uint64_t{static_cast<uint32_t>(group_rank)} << 32 | static_cast<uint64_t>(failure)) {}
+  static constexpr AwaitResult not_staged() { return AwaitResult(kNotStaged); }
+
+  constexpr AwaitFailure failure() const { return static_cast<AwaitFailure>(bits_ & 0xff); }
+  constexpr int group_rank() const { return static_cast<int>(bits_ >> 32); }
+  constexpr bool staged() const { return (bits_ & kNotStaged) == 0; }  // whether all slots have their data
+  constexpr explicit operator bool() const { return failure() == AwaitFailure::kNone; }
+
+ private:
+  static constexpr uint64_t kNotStaged = 0x100;
+  constexpr explicit AwaitResult(uint64_t bits) : bits_(bits) {}
+  uint64_t bits_ = 0;
 };
 
 class Lane {

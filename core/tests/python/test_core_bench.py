@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import _cli, _paths
-from phalanx.core.bench import _limits, _main, _peers, report
-from phalanx.core.bench._run import Benchmark, Job, nameless
+from phalanx.core.bench import _limits, _main, _native, _peers, report
+from phalanx.core.bench._run import Benchmark, Job, Lane, nameless
 from phalanx.core.bench._team import Team, TeamError
 
 TINY = ["--sizes", "256,1000", "--rounds", "2", "--round-ms", "0.2", "--peers", "none"]
@@ -361,11 +361,34 @@ def test_a_limit_is_its_barriers_and_its_bytes():
     found = _limits.limit(PROBES, "reduce_scatter", "user", 2048, 2, 2)
     assert found == {"us": 1.2, "barriers": 1, "bytes": {"stage": 1024, "reduce_staged": 1024}}
     # 4 ranks on 2 cores move their bytes in two turns. Of two barriers only the first waits for the last to begin.
-    found = _limits.limit(PROBES, "broadcast", "symmetric", 1024, 4, 2)
-    assert found == {"us": 1.3, "barriers": 2, "bytes": {"pull": 1024}}
+    found = _limits.limit(PROBES, "broadcast", "symmetric", 4096, 4, 2)
+    assert found == {"us": 1.7, "barriers": 2, "bytes": {"pull": 3072}}
     # Where a second barrier costs more than a copy, symmetric memory is copied as well.
-    found = _limits.limit({**PROBES, "barrier_ns": 1000.0}, "broadcast", "symmetric", 1024, 4, 2)
-    assert found == {"us": 1.4, "barriers": 1, "bytes": {"stage": 1024, "pull_staged": 1024}}
+    found = _limits.limit({**PROBES, "barrier_ns": 2000.0}, "broadcast", "symmetric", 4096, 4, 2)
+    assert found == {"us": 2.6, "barriers": 1, "bytes": {"stage": 4096, "pull_staged": 4096}}
+
+
+def test_a_row_is_compared_with_what_the_machine_allowed_while_its_cores_were_as_far_apart():
+    probes = _limits.Probes()
+    for trip, barrier in ((100.0, 60.0), (500.0, 250.0), (110.0, 80.0)):
+        latency = {"clock_ns": [20.0], "barrier_ns": [barrier], "barrier_once_ns": [2 * barrier]}
+        moves = {"moves": {"64": [barrier] * len(_native.MOVES)}}
+        probes.samples.append(_limits.Sample())
+        probes.samples[-1].add([{"round_trip_ns": [trip]}, latency, moves])
+    near, far, unknown = (probes.table_for(trip) for trip in (120.0, 400.0, 2000.0))
+    assert [probes.tables[place]["barrier_ns"] for place in (near, far, unknown)] == [70.0, 250.0, 80.0]
+    assert [probes.tables[place]["samples"] for place in (near, far, unknown)] == [2, 1, 3]
+    assert (probes.table_for(90.0), probes.table_for(None)) == (near, unknown)
+    assert probes.tables[near]["moves_ns"]["pull"] == {"64": 70.0}
+
+
+def test_a_row_says_how_its_calls_were_while_the_cores_were_near_and_far():
+    lane = Lane(None, "user", calls=2, slowest_ns=[1000, 2000, 9000, 8000, 3000, 1000])
+    found = Benchmark(job())._by_distance(lane, [100.0, 500.0, 110.0])
+    assert found["round_trip_ns"] == [102.0, 110.0, 422.0]
+    assert (found["far_calls"], found["near_median_us"], found["far_median_us"]) == (2, 1.5, 8.5)
+    assert "far_median_us" not in Benchmark(job())._by_distance(lane, [100.0, 110.0, 120.0])
+    assert Benchmark(job())._by_distance(lane, []) == {}  # nobody measured it
 
 
 def test_the_limit_of_an_all_reduce_is_that_of_the_cheaper_algorithm():
@@ -389,8 +412,6 @@ def test_every_collective_has_a_limit_on_both_kinds_of_buffers(collective, buffe
 
 
 def test_the_loop_hands_ten_words_to_a_function_and_reports_its_status():
-    from phalanx.core.bench import _native
-
     seen = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_uint64] * 10)

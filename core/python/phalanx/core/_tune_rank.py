@@ -33,6 +33,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 _ITEM = 4  # bytes of a float32
 _BATCH_NS = 2_000_000  # of one candidate in one round
 _ROUNDS = (7, 200)  # at least, at most
+_FEW_RANKS = 4  # up to which push_bytes changes nothing: kFewRanks in core/src/collectives/symmetric.cpp
 _NEVER = 1 << 40  # a size that no result has
 _SHARES = {"one_shot_bytes": 0.2, "chunk_bytes": 0.3, "streaming_bytes": 0.3, "push_bytes": 0.2}
 _PR_SET_PDEATHSIG = 1
@@ -82,7 +83,10 @@ class _Tuner:
 
     def run(self) -> list[dict[str, Any]]:
         """Tune one value after another; the later ones are measured with what the earlier ones became."""
-        return [self._one_shot(), self._chunk(), self._streaming(), self._push()]
+        findings = [self._one_shot(), self._chunk(), self._streaming()]
+        if len(self.group.ranks) > _FEW_RANKS:
+            findings.append(self._push())
+        return findings
 
     # ---- the four values ------------------------------------------------------------------------
 

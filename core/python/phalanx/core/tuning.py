@@ -21,8 +21,8 @@ class Tuning:
         chunk_bytes: Of larger inputs, what moves between two barriers: 4 KiB to 1 GiB. The group's staging area
             bounds it.
         streaming_bytes: Results from this size on are written around the cache.
-        push_bytes: all_reduce in place on symmetric memory: the piece that is pushed to the peers while it is in
-            the cache; 64 bytes to 1 GiB.
+        push_bytes: all_reduce in place on symmetric memory among more than four ranks: the piece that is pushed to the
+            peers while it is in the cache; 64 bytes to 1 GiB. Fewer ranks write sums everywhere at once.
     """
 
     one_shot_bytes: int = 0

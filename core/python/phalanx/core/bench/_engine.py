@@ -103,7 +103,7 @@ class Engine:
         """
         raise NotImplementedError
 
-    def probe(self, sizes: list[int]) -> dict[str, Any]:
+    def probe(self, what: str, sizes: list[int]) -> dict[str, Any]:
         """Only of the limits."""
         raise NotImplementedError
 

@@ -9,6 +9,7 @@ from . import _native
 from ._engine import Engine
 
 _LATENCY_REPEATS = 2000
+_TRIPS = 300
 _SAMPLES = 5
 
 
@@ -22,51 +23,43 @@ class LimitsEngine(Engine):
 
     def start(self, invitation: str) -> dict[str, str]:
         seat = self.seat
-        # As many ranks move bytes as have a core of their own; all of them meet in the barrier.
-        self.movers = min(seat.ranks, seat.cores)
-        # Each of the two kinds of probe has flags of its own, because barriers count.
-        self.offset = self.native.lib.phxb_probe_bytes(0)
-        size = self.offset + self.native.lib.phxb_probe_bytes(self.movers)
+        size = self.native.lib.phxb_probe_bytes(seat.ranks)
         os.ftruncate(seat.share, size)
         self.memory = mmap.mmap(seat.share, size)
         self.view = ctypes.c_char.from_buffer(self.memory)
+        self.everyone = _native.Probe(ctypes.sizeof(_native.Probe), seat.rank, seat.ranks)
+        self.everyone.yields = 1 if seat.ranks > seat.cores else 0
+        self.everyone.shared = ctypes.addressof(self.view)
         return {}
 
-    def _probe(self, ranks: int, offset: int) -> Any:
-        probe = _native.Probe(ctypes.sizeof(_native.Probe), self.seat.rank, ranks)
-        probe.yields = 1 if ranks > self.seat.cores else 0
-        probe.shared = ctypes.addressof(self.view) + offset
-        return probe
-
-    def probe(self, sizes: list[int]) -> dict[str, Any]:
+    def probe(self, what: str, sizes: list[int]) -> dict[str, Any]:
         """Measure.
 
         Args:
+            what: "round_trip", "latency" or "moves".
             sizes: Bytes to move.
 
         Returns:
-            clock_ns; barrier_ns and barrier_once_ns: samples; and, of ranks that have a core of their own,
-            round_trip_ns and moves: for each size one list of times in the order of _native.MOVES.
+            round_trip: round_trip_ns, of the first two ranks if these have a core each. latency: clock_ns, barrier_ns
+            and barrier_once_ns. All are lists of samples. moves: for each size one list of times in the order of
+            _native.MOVES.
         """
-        lib, rank = self.native.lib, self.seat.rank
-        answer: dict[str, Any] = {"clock_ns": lib.phxb_clock_ns(), "round_trip_ns": [], "moves": {}}
-        everyone = self._probe(self.seat.ranks, 0)
-        for name in ("barrier", "barrier_once"):
-            measure = getattr(lib, f"phxb_probe_{name}")
-            answer[f"{name}_ns"] = [measure(everyone, _LATENCY_REPEATS) for _ in range(_SAMPLES)]
-        return answer if rank >= self.movers else self._moves(sizes, answer)
-
-    def _moves(self, sizes: list[int], answer: dict[str, Any]) -> dict[str, Any]:
         lib = self.native.lib
-        movers = self._probe(self.movers, self.offset)
-        if self.seat.rank < 2 <= self.movers:
-            answer["round_trip_ns"] = [lib.phxb_probe_round_trip(movers, _LATENCY_REPEATS) for _ in range(_SAMPLES)]
+        if what == "round_trip":
+            apart = self.seat.rank < 2 <= min(self.seat.ranks, self.seat.cores)
+            trip = lib.phxb_probe_round_trip
+            return {"round_trip_ns": [trip(self.everyone, _TRIPS) for _ in range(_SAMPLES)] if apart else []}
+        if what == "latency":
+            once = [lib.phxb_probe_barrier_once(self.everyone, _LATENCY_REPEATS) for _ in range(_SAMPLES)]
+            many = [lib.phxb_probe_barrier(self.everyone, _LATENCY_REPEATS) for _ in range(_SAMPLES)]
+            return {"clock_ns": [lib.phxb_clock_ns()], "barrier_ns": many, "barrier_once_ns": once}
+        moves = {}
         for size in sizes:
             times = (ctypes.c_double * len(_native.MOVES))()
-            if lib.phxb_probe_move(movers, size, times) != _native.OK:
+            if lib.phxb_probe_move(self.everyone, size, times) != _native.OK:
                 raise MemoryError(f"no memory to move {size} bytes")
-            answer["moves"][str(size)] = list(times)
-        return answer
+            moves[str(size)] = list(times)
+        return {"moves": moves}
 
     def end(self) -> None:
         del self.view

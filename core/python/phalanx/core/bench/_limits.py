@@ -31,45 +31,87 @@ class Need:
     cached: Mapping[str, float] = field(default_factory=dict)
 
 
+ALIKE = 1.5  # times of a cache line to the other core and back, up to which two cores count as equally far apart
+
+
 @dataclass
-class Probes:
-    """What the machine allows, from samples taken during the run."""
+class Sample:
+    """What the machine allowed at one moment of the run."""
 
     clock_ns: list[float] = field(default_factory=list)
     round_trip_ns: list[float] = field(default_factory=list)
     barrier_ns: list[float] = field(default_factory=list)
     barrier_once_ns: list[float] = field(default_factory=list)
-    moves: dict[int, list[list[float]]] = field(default_factory=dict)  # size: samples of [ns of each kind]
+    moves: dict[int, list[list[float]]] = field(default_factory=dict)  # size: of each rank [ns of each kind]
 
     def add(self, answers: list[dict[str, Any]]) -> None:
-        """Take in what the ranks measured."""
+        """Take in what the ranks measured: latencies, or moves."""
         for answer in answers:
-            self.clock_ns.append(answer["clock_ns"])
-            self.round_trip_ns += answer["round_trip_ns"]
-            self.barrier_ns += answer["barrier_ns"]
-            self.barrier_once_ns += answer["barrier_once_ns"]
-            for size, times in answer["moves"].items():
+            for name in ("clock_ns", "round_trip_ns", "barrier_ns", "barrier_once_ns"):
+                getattr(self, name).extend(answer.get(name, []))
+            for size, times in answer.get("moves", {}).items():
                 self.moves.setdefault(int(size), []).append(times)
 
-    def table(self) -> dict[str, Any]:
-        """Medians, as the result file has them: nanoseconds, and GB/s for each kind and size."""
-        return {
-            "clock_ns": round(median(self.clock_ns), 1),
-            "round_trip_ns": round(median(self.round_trip_ns), 1) if self.round_trip_ns else None,
-            # A virtual machine's cores move between the caches of its host: then the two are far apart.
-            "round_trip_span_ns": [round(end(self.round_trip_ns), 1) for end in (min, max)]
-            if self.round_trip_ns
-            else None,
-            "barrier_ns": round(median(self.barrier_ns), 1),
-            "barrier_once_ns": round(median(self.barrier_once_ns), 1),
-            "moves_ns": {
-                kind: {str(size): round(self._ns(size, column), 1) for size in sorted(self.moves)}
-                for column, kind in enumerate(MOVES)
-            },
-        }
 
-    def _ns(self, size: int, column: int) -> float:
-        return median(sample[column] for sample in self.moves[size])
+@dataclass
+class Probes:
+    """What the machine allows: samples taken during the run.
+
+    Attributes:
+        samples: In the order of time.
+        tables: Medians of some of them, which limits were made from.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    _chosen: list[list[Sample]] = field(default_factory=list)
+
+    def table_for(self, round_trip_ns: float | None) -> int:
+        """The table to compare a row with: of the samples taken while the cores were as far apart as they were for it.
+
+        Args:
+            round_trip_ns: Time of a cache line to the other core and back while the row was measured, if known.
+
+        Returns:
+            Its place in `tables`.
+        """
+        alike = [sample for sample in self.samples if round_trip_ns and _alike(sample.round_trip_ns, round_trip_ns)]
+        chosen = alike or self.samples
+        if chosen not in self._chosen:
+            self._chosen.append(chosen)
+            self.tables.append(table_of(chosen))
+        return self._chosen.index(chosen)
+
+
+def _alike(samples_ns: list[float], round_trip_ns: float) -> bool:
+    return bool(samples_ns) and 1 / ALIKE <= median(samples_ns) / round_trip_ns <= ALIKE
+
+
+def table_of(samples: list[Sample]) -> dict[str, Any]:
+    """Medians, as the result file has them: nanoseconds, for each kind and size of moves."""
+
+    def all_of(name: str) -> list[float]:
+        return [value for sample in samples for value in getattr(sample, name)]
+
+    trips = all_of("round_trip_ns")
+    sizes = sorted({size for sample in samples for size in sample.moves})
+    return {
+        "samples": len(samples),
+        "clock_ns": round(median(all_of("clock_ns")), 1),
+        "round_trip_ns": round(median(trips), 1) if trips else None,
+        # A virtual machine's cores move between the caches of its host: then the two are far apart.
+        "round_trip_span_ns": [round(end(trips), 1) for end in (min, max)] if trips else None,
+        "barrier_ns": round(median(all_of("barrier_ns")), 1),
+        "barrier_once_ns": round(median(all_of("barrier_once_ns")), 1),
+        "movers": max((len(times) for sample in samples for times in sample.moves.values()), default=0),
+        "moves_ns": {
+            kind: {
+                str(size): round(median(times[column] for sample in samples for times in sample.moves.get(size, [])), 1)
+                for size in sizes
+            }
+            for column, kind in enumerate(MOVES)
+        },
+    }
 
 
 def needs(collective: str, buffers: str, size: int, ranks: int) -> list[Need]:
@@ -105,7 +147,8 @@ def needs(collective: str, buffers: str, size: int, ranks: int) -> list[Need]:
         "all_gather": [Need(2, {"pull": others, "copy": own})],
         "reduce_scatter": [Need(2, {"reduce": others})],
         "all_to_all": [Need(2, {"pull": others, "copy": own})],
-        "broadcast": [Need(2, {"pull": size})],
+        # The root writes a share of each block itself.
+        "broadcast": [Need(2, {"pull": others})],
         "barrier": [Need(1, {})],
     }
     # What lies in symmetric memory may be copied nevertheless.
@@ -116,7 +159,7 @@ def limit(table: Mapping[str, Any], collective: str, buffers: str, size: int, ra
     """The limit of one row.
 
     Args:
-        table: `Probes.table`.
+        table: `table_of`.
         collective: "all_reduce", ...
         buffers: "user" or "symmetric".
         size: Bytes, as in the table.

@@ -109,7 +109,7 @@ class _Server:
             self._close()
             return {}
         if do == "probe":
-            return self.engine.probe(arguments["sizes"])
+            return self.engine.probe(**arguments)
         if do == "end":
             self._close()
             self.engine.end()

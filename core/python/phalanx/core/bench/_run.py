@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,24 @@ class Benchmark:
                 self._probe()
 
     def _probe(self) -> None:
+        sample = _limits.Sample()
+        for what in ("round_trip", "latency", "moves"):
+            sample.add(self._ask_limits(what, _limits.probe_sizes(max(self.job.sizes))))
+        if sample.moves:
+            self._probes.samples.append(sample)
+
+    def _ask_limits(self, what: str, sizes: list[int]) -> list[dict[str, Any]]:
         if "limits" in self._teams:
             try:
-                sizes = _limits.probe_sizes(max(self.job.sizes))
-                self._probes.add(self._teams["limits"].ask({"do": "probe", "sizes": sizes}))
+                return self._teams["limits"].ask({"do": "probe", "what": what, "sizes": sizes})
             except TeamError as error:
                 self._lose("limits", str(error))
+        return []
+
+    def _round_trip_ns(self) -> float | None:
+        """How far apart the first two cores are now."""
+        trips = [trip for answer in self._ask_limits("round_trip", []) for trip in answer["round_trip_ns"]]
+        return percentile(sorted(trips), 0.5) if trips else None
 
     def _counts(self, collective: str, dtype: str) -> list[tuple[int, int]]:
         """Elements of a block, and bytes of the row. The bytes are those of the larger one of input and output."""
@@ -207,7 +219,10 @@ class Benchmark:
                 except TeamError as error:
                     self._lose(name, str(error))
                     absent[name, variant] = self._absent[name]
+        trips: list[float] = []
         for number in range(-PILOT_ROUNDS, self.job.rounds):
+            if number >= 0 and (trip := self._round_trip_ns()) is not None:
+                trips.append(trip)
             for lane in random.Random(number).sample(lanes, len(lanes)):  # nobody always comes after the same one
                 if lane.team.name not in self._teams:
                     continue
@@ -227,6 +242,7 @@ class Benchmark:
                 row = {"collective": collective, "dtype": dtype, "bytes": size, "who": name, "variant": variant}
                 if (name, variant) in measured:
                     row |= self._figures(measured[name, variant], collective, size)
+                    row |= self._by_distance(measured[name, variant], trips)
                 else:
                     row["absent"] = absent.get((name, variant)) or self._absent.get(name, "it was not measured")
                 yield row
@@ -268,17 +284,35 @@ class Benchmark:
             "busbw_gb_s": round(speed * bus, 3),
         }
 
+    def _by_distance(self, lane: Lane, trips: list[float]) -> dict[str, Any]:
+        """How far apart the cores were, and medians of the rounds in which they were near and far."""
+        if len(trips) * lane.calls != len(lane.slowest_ns):
+            return {}
+        ordered = sorted(trips)
+        parts: dict[bool, list[int]] = {False: [], True: []}
+        for number, trip in enumerate(trips):
+            calls = lane.slowest_ns[number * lane.calls : (number + 1) * lane.calls]
+            parts[trip > _limits.ALIKE * ordered[0]] += calls
+        found: dict[str, Any] = {
+            "round_trip_ns": [round(percentile(ordered, part), 1) for part in (0.1, 0.5, 0.9)],
+            "far_calls": len(parts[True]),
+        }
+        for far, name in ((False, "near_median_us"), (True, "far_median_us")):
+            if parts[far]:
+                found[name] = round(percentile(sorted(parts[far]), 0.5) / 1000, 3)
+        return found
+
     # ---- the result --------------------------------------------------------------------------------------------------
 
     def _result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         job = self.job
-        table = self._probes.table() if self._probes.barrier_ns else None
+        probes = self._probes
         pinned_to = min(job.ranks, len(self._cores))
         for row in rows:
-            if table is not None and "median_us" in row and job.level == "c" and row["who"] == OWN:
-                row["limit"] = _limits.limit(
-                    table, row["collective"], row["variant"], row["bytes"], job.ranks, pinned_to
-                )
+            if probes.samples and "median_us" in row and job.level == "c" and row["who"] == OWN:
+                place = probes.table_for(row["round_trip_ns"][1] if "round_trip_ns" in row else None)
+                what = (row["collective"], row["variant"], row["bytes"], job.ranks, pinned_to)
+                row["limit"] = _limits.limit(probes.tables[place], *what) | {"table": place}
         return {
             "benchmark": "phalanx bench",
             "format": 1,
@@ -293,7 +327,8 @@ class Benchmark:
             "statistic": "of all calls of all rounds; a call takes as long as on its slowest rank",
             "collectives": [name for name in COLLECTIVES if name in job.collectives],
             "peers": {name: self._absent.get(name, "") for name in job.peers},
-            "probes": table,
+            "probes": _limits.table_of(probes.samples) if probes.samples else None,
+            "probe_tables": probes.tables,
             "rows": rows,
             "failures": self.failures,
         }
@@ -308,7 +343,7 @@ def nameless(text: str) -> str:
     return re.sub(rf"\b{re.escape(socket.gethostname())}\b", "this host", text)[:400]
 
 
-def percentile(ordered: list[int], part: float) -> float:
+def percentile(ordered: Sequence[float], part: float) -> float:
     """Of sorted numbers; between two of them, in proportion."""
     if not ordered:
         return 0.0
