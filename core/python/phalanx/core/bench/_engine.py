@@ -104,7 +104,7 @@ class Engine:
         raise NotImplementedError
 
     def probe(self, what: str, sizes: list[int]) -> dict[str, Any]:
-        """Only of the limits."""
+        """What this participant can say beside times: see those that have one."""
         raise NotImplementedError
 
     def end(self) -> None:

@@ -8,6 +8,8 @@ from phalanx.core import FileStore, World, ffi, lib
 from . import _native
 from ._engine import Engine, Measured, Request
 
+_WARM_UP, _CALLS = 1000, 10_000
+
 
 def engine(seat: Any) -> Engine:
     """Make it."""
@@ -34,6 +36,24 @@ class PhalanxEngine(Engine):
         build = json.loads(ffi.string(lib.phx_build_info()).decode())
         isa, compiler = str(build.get("isa", "?")), str(build.get("compiler", "?"))
         return {"libphalanx": ffi.string(lib.phx_version()).decode(), "isa": isa, "compiler": compiler}
+
+    def probe(self, what: str, sizes: list[int]) -> dict[str, Any]:
+        """What a call costs by itself: a barrier of a group that has only this rank.
+
+        Args:
+            what: "call".
+            sizes: Not used.
+
+        Returns:
+            call_ns: samples, each with one reading of the clock in it.
+        """
+        alone = self.world.create_group(f"alone-{self.seat.rank}", [self.seat.rank])
+        measured = self._user(Request("barrier", "float32", 0, "user"))
+        measured.plan.timed = _native.Call.of(address("phx_group_barrier"), number(alone.pointer), 0)
+        try:
+            return {"call_ns": measured.round(0, _WARM_UP, _CALLS, 0)}
+        finally:
+            measured.close()
 
     def prepare(self, request: Request) -> Measured:
         measured = self._symmetric(request) if request.variant == "symmetric" else self._user(request)

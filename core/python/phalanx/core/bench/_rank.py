@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -82,6 +83,12 @@ def _serve(stream: Any, seat: Seat) -> None:
     sys.stderr.flush()
 
 
+def _switches() -> int:
+    """How often this thread has given its core away, or had to."""
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    return used.ru_nvcsw + used.ru_nivcsw
+
+
 class _Server:
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -102,9 +109,9 @@ class _Server:
             self.measured[request.variant] = self.engine.prepare(request)
             return {}
         if do == "round":
-            started = time.perf_counter_ns()
+            before, started = _switches(), time.perf_counter_ns()
             times = self.measured[arguments.pop("variant")].round(**arguments)
-            return {"times": times, "wall_ns": time.perf_counter_ns() - started}
+            return {"times": times, "wall_ns": time.perf_counter_ns() - started, "switches": _switches() - before}
         if do == "finish":
             self._close()
             return {}

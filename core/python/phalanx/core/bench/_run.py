@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from phalanx.core import _paths
@@ -79,6 +80,8 @@ class Lane:
     iteration: int = 0
     slowest_ns: list[int] = field(default_factory=list)
     rank0_ns: list[int] = field(default_factory=list)
+    switches: int = 0  # of the ranks' cores to another thread
+    iterations: int = 0  # in which these were counted
 
 
 class Benchmark:
@@ -105,16 +108,18 @@ class Benchmark:
             The result, as it is written to a file.
         """
         rows: list[dict[str, Any]] = []
+        call_ns = None
         try:
             with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
                 try:
                     self._start(Path(directory))
+                    call_ns = self._call_ns()
                     rows = list(self._sweep())
                 finally:
                     self._stop()
         finally:
             self._stop()
-        return self._result(rows)
+        return self._result(rows) | {"call_ns": call_ns}
 
     # ---- participants ------------------------------------------------------------------------------------------------
 
@@ -172,6 +177,13 @@ class Benchmark:
             sample.add(self._ask_limits(what, _limits.probe_sizes(max(self.job.sizes))))
         if sample.moves:
             self._probes.samples.append(sample)
+
+    def _call_ns(self) -> float | None:
+        """What one of our calls costs without any peer."""
+        if self.job.level != "c" or OWN not in self._teams:
+            return None
+        answers = self._teams[OWN].ask({"do": "probe", "what": "call", "sizes": []})
+        return round(median(sum(answer["call_ns"]) / len(answer["call_ns"]) for answer in answers), 1)
 
     def _ask_limits(self, what: str, sizes: list[int]) -> list[dict[str, Any]]:
         if "limits" in self._teams:
@@ -264,6 +276,8 @@ class Benchmark:
         if counts:
             lane.slowest_ns += map(max, *(answer["times"] for answer in answers))
             lane.rank0_ns += answers[0]["times"]
+            lane.switches += sum(answer["switches"] for answer in answers)
+            lane.iterations += warm_up + calls
         else:
             each_ns = max(answer["wall_ns"] for answer in answers) / (warm_up + calls)
             lane.calls = max(1, min(MOST_CALLS, int(self.job.round_ms * 1e6 / each_ns)))
@@ -279,6 +293,8 @@ class Benchmark:
             "median_us": round(middle / 1000, 3),
             "p10_us": round(percentile(slowest, 0.1) / 1000, 3),
             "p90_us": round(percentile(slowest, 0.9) / 1000, 3),
+            # With the two barriers around the call. Of each rank.
+            "switches": round(lane.switches / (lane.iterations * self.job.ranks), 3),
             "rank0_median_us": round(percentile(sorted(lane.rank0_ns), 0.5) / 1000, 3),
             "algbw_gb_s": round(speed, 3),
             "busbw_gb_s": round(speed * bus, 3),
