@@ -19,7 +19,8 @@ SMALL_CROWDED = 64 << 10  # the same where ranks share cores
 UNSTEADY = 1.75  # p90 / p10 from which a row has two kinds of calls
 CONVERTED = 1.15  # time of bfloat16 / time of float32 from which adding counts, and not moving
 CHUNK = 256 << 10  # what moves between two arrivals where ranks outnumber cores (phx_tuning, chunk_bytes)
-LETTERS = ("O", "P", "L", "N", "D", "C", "F", "S", "M", "T", "U")
+BARRIERS = 3  # of an iteration of the benchmark's loop that measures a barrier
+LETTERS = ("O", "P", "L", "N", "D", "C", "F", "S", "M", "A", "U")
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,40 @@ class Run:
         return [row for row in self.result["rows"] if row["dtype"] == self.dtype]
 
     @property
+    def call_us(self) -> float:
+        """What one of our calls takes in a group of one, without the reading of the clock that every limit has."""
+        return (float(self.result["call_ns"]) - float(self.result["probes"]["clock_ns"])) / 1000
+
+    @property
+    def own_barrier(self) -> Mapping[str, Any]:
+        """Our own barrier's row."""
+        return next(row for row in self.rows if (row["collective"], row["who"]) == ("barrier", "phalanx"))
+
+    @property
+    def turn_us(self) -> float:
+        """What it takes when a rank gives its core to another one: from our barrier, which consists of that."""
+        row = self.own_barrier
+        return float(row["median_us"]) / (float(row["switches"]) / BARRIERS)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What the machine allowed while a row was measured: one of the tables of `probe_tables`."""
+
+    table: Mapping[str, Any]
+
+    @property
     def barrier(self) -> float:
-        """The bare barrier of the probes, in microseconds."""
-        return float(self.result["probes"]["barrier_ns"]) / 1000
+        """Of many bare barriers in a row, in microseconds."""
+        return float(self.table["barrier_ns"]) / 1000
 
     def barriers(self, count: int) -> float:
-        """As many of them in a call, in microseconds. Older results do not say what one costs alone."""
-        probes = self.result["probes"]
-        return float(probes.get("barrier_once_ns", probes["barrier_ns"])) / 1000 + (count - 1) * self.barrier
+        """As many of them in a call, in microseconds."""
+        return float(self.table["barrier_once_ns"]) / 1000 + (count - 1) * self.barrier
 
     def move(self, kind: str, size: float) -> float:
         """Microseconds to move that many bytes, interpolated as phalanx.core.bench does it."""
-        times = {int(key): max(1.0, float(ns)) for key, ns in self.result["probes"]["moves_ns"][kind].items()}
+        times = {int(key): max(1.0, float(ns)) for key, ns in self.table["moves_ns"][kind].items()}
         sizes = sorted(times)
         if size <= sizes[0]:
             return times[sizes[0]] / 1000 if size > 0 else 0.0
@@ -91,6 +114,10 @@ class Cell:
     goal: float  # largest time / time of the peer that reaches the goal; 1 has to be undercut
     margin: float  # the same for the limit
     in_float32: float | None = None  # time of the same row in the run with float32
+
+    @property
+    def allowed(self) -> Allowed:
+        return Allowed(self.run.result["probe_tables"][self.row["limit"]["table"]])
 
     @property
     def us(self) -> float:
@@ -129,31 +156,62 @@ class Cell:
         return float(self.row["p90_us"]) / float(self.row["p10_us"])
 
     @property
+    def far(self) -> float:
+        """Which part of the calls were made while the cores were far apart."""
+        return float(self.row.get("far_calls", 0)) / float(self.row["calls"])
+
+    @property
+    def far_to_near(self) -> float:
+        """How much longer the calls took that were made then; 1 if there are none of one kind."""
+        if "near_median_us" not in self.row or "far_median_us" not in self.row:
+            return 1.0
+        return float(self.row["far_median_us"]) / float(self.row["near_median_us"])
+
+    @property
+    def near_us(self) -> float:
+        """The median of the calls that were made while the cores were near."""
+        return float(self.row.get("near_median_us", self.us))
+
+    @property
+    def near_ratio(self) -> float:
+        """To the peer's calls that were made in the same rounds."""
+        return self.near_us / float(self.peer_row.get("near_median_us", self.peer_us))
+
+    @property
+    def more_switches(self) -> float:
+        """How often more than in a barrier each rank gave its core away."""
+        return max(0.0, float(self.row["switches"]) - float(self.run.own_barrier["switches"]))
+
+    @property
+    def with_turns(self) -> float:
+        """The limit and, for a core that was given away more often than in a barrier, that."""
+        return self.limit * self.margin + self.more_switches * self.run.turn_us
+
+    @property
     def at_rates_of_row(self) -> float:
-        """The limit if each move ran at the rate of blocks as large as the row, of all ranks that share the core.
+        """The limit if each move ran at the rate of blocks as large as the row.
 
         The limit takes the time of the part that is moved, whose blocks may fit into a cache that the row's do not.
         """
         turns = math.ceil(self.run.ranks / int(self.run.result["cores"]))
         limit: dict[str, Any] = self.row["limit"]
-        whole = self.size * turns
-        moved = sum(float(size) * self.run.move(kind, whole) / whole for kind, size in limit["bytes"].items())
+        moved = sum(
+            float(size) * self.allowed.move(kind, self.size) / self.size for kind, size in limit["bytes"].items()
+        )
         for kind, size in limit.get("cached", {}).items():
-            moved += float(size) / min(size, CHUNK) * self.run.move(kind, min(size, CHUNK))
-        return self.run.barriers(int(limit["barriers"])) + turns * moved
+            moved += float(size) / min(size, CHUNK) * self.allowed.move(kind, min(size, CHUNK))
+        return self.allowed.barriers(int(limit["barriers"])) + turns * moved
 
     @property
     def one_way(self) -> float:
         """A broadcast without an answer: half a round trip of a line, and the two copies."""
-        trip = float(self.run.result["probes"]["round_trip_ns"] or 0.0) / 2000
-        return trip + self.run.move("stage", self.size) + self.run.move("pull_staged", self.size)
+        trip = float(self.allowed.table["round_trip_ns"] or 0.0) / 2000
+        return trip + self.allowed.move("stage", self.size) + self.allowed.move("pull_staged", self.size)
 
     @property
     def arrivals(self) -> float:
         """What the arrivals between chunks take, at the price of this run's own barrier."""
-        bare = [row for row in self.run.rows if (row["collective"], row["who"]) == ("barrier", "phalanx")]
-        price = max((float(row["median_us"]) for row in bare), default=self.run.barrier)
-        return (math.ceil(self.size / CHUNK) + 1) * price
+        return (math.ceil(self.size / CHUNK) + 1) * float(self.run.own_barrier["median_us"])
 
 
 def of_goal(cell: Cell) -> str:
@@ -168,7 +226,7 @@ def _first_of_goal(cell: Cell) -> str:
         "P": lambda: cell.limit > cell.peer_us,
         "L": lambda: cell.limit > cell.goal_us,
         "N": lambda: not cell.misses_limit,
-        "D": lambda: float(cell.row["p10_us"]) <= cell.goal_us and cell.spread >= UNSTEADY,
+        "D": lambda: _reaches_at_times(cell, cell.goal_us) or (cell.far > 0 and cell.near_ratio <= cell.goal),
         **_shared(cell),
     }
     return next((letter for letter, applies in rules.items() if applies()), "U")
@@ -178,19 +236,24 @@ def of_limit(cell: Cell) -> str:
     """Why a cell is further from the limit than the margin."""
     rules: dict[str, Callable[[], bool]] = {
         "C": lambda: _adds_longer(cell),
-        "D": lambda: float(cell.row["p10_us"]) <= cell.margin * cell.limit and cell.spread >= UNSTEADY,
+        "D": lambda: _reaches_at_times(cell, cell.margin * cell.limit),
         **_shared(cell),
     }
     return next((letter for letter, applies in rules.items() if applies()), "U")
 
 
+def _reaches_at_times(cell: Cell, us: float) -> bool:
+    return float(cell.row["p10_us"]) <= us and (cell.spread >= UNSTEADY or cell.far_to_near >= UNSTEADY)
+
+
 def _shared(cell: Cell) -> dict[str, Callable[[], bool]]:
     crowded = cell.run.crowded
+    small = cell.size <= (SMALL_CROWDED if crowded else SMALL)
     return {
-        "F": lambda: not crowded and cell.size <= SMALL,
-        "S": lambda: crowded and cell.size <= SMALL_CROWDED,
-        "M": lambda: cell.us <= cell.margin * cell.at_rates_of_row,
-        "T": lambda: crowded,
+        "F": lambda: not crowded and small and cell.us <= cell.margin * cell.limit + cell.run.call_us,
+        "S": lambda: crowded and small and cell.us <= cell.with_turns,
+        "M": lambda: not small and cell.us <= cell.margin * cell.at_rates_of_row,
+        "A": lambda: crowded and not small and cell.us <= cell.margin * cell.at_rates_of_row + cell.arrivals,
     }
 
 
@@ -198,7 +261,7 @@ def _answers_nobody(cell: Cell) -> bool:
     if cell.collective != "broadcast" or cell.size > SMALL:
         return False
     if cell.run.crowded:
-        return float(cell.peer_row["rank0_median_us"]) < cell.run.barriers(1)
+        return float(cell.peer_row["rank0_median_us"]) < cell.allowed.barriers(1)
     return cell.peer_us < cell.limit
 
 
@@ -217,7 +280,7 @@ TO_LIMIT: Figure = ("time / limit", lambda cell: cell.over_limit, ".2f")
 FAST: Figure = ("p10 / limit", lambda cell: float(cell.row["p10_us"]) / cell.limit, ".2f")
 SPREAD: Figure = ("p90 / p10", lambda cell: cell.spread, ".1f")
 ABOVE: Figure = ("us above the limit", lambda cell: cell.us - cell.limit, ".2f")
-BARE: Figure = ("bare barriers, us", lambda cell: cell.run.barriers(int(cell.row["limit"]["barriers"])), ".2f")
+BARE: Figure = ("bare barriers, us", lambda cell: cell.allowed.barriers(int(cell.row["limit"]["barriers"])), ".2f")
 AT_RATES: Figure = ("time / limit at the row's rates", lambda cell: cell.us / cell.at_rates_of_row, ".2f")
 FIGURES: dict[str, list[Figure]] = {
     "O": [
@@ -225,21 +288,31 @@ FIGURES: dict[str, list[Figure]] = {
         ("peer", lambda cell: cell.peer_us, ".2f"),
         ("its root", lambda cell: float(cell.peer_row["rank0_median_us"]), ".2f"),
         ("limit", lambda cell: cell.limit, ".2f"),
-        ("bare barrier", lambda cell: cell.run.barriers(1), ".2f"),
+        ("bare barrier", lambda cell: cell.allowed.barriers(1), ".2f"),
         ("one way", lambda cell: cell.one_way, ".2f"),
     ],
     "P": [("limit / peer", lambda cell: cell.limit / cell.peer_us, ".2f"), TO_LIMIT, AT_RATES, FACTOR],
     "L": [LIMIT_TO_GOAL, TO_LIMIT, FACTOR],
     "N": [TO_LIMIT, LIMIT_TO_GOAL, FACTOR],
-    "D": [SPREAD, FAST, TO_LIMIT],
-    "C": [("time / float32", lambda cell: cell.us / (cell.in_float32 or cell.us), ".2f"), TO_LIMIT],
-    "F": [ABOVE, BARE, TO_LIMIT],
-    "S": [ABOVE, BARE, TO_LIMIT],
-    "M": [AT_RATES, TO_LIMIT],
-    "T": [
-        TO_LIMIT,
-        FAST,
+    "D": [
         SPREAD,
+        FAST,
+        TO_LIMIT,
+        ("part of the calls with cores far apart", lambda cell: cell.far, ".2f"),
+        ("far / near", lambda cell: cell.far_to_near, ".2f"),
+    ],
+    "C": [("time / float32", lambda cell: cell.us / (cell.in_float32 or cell.us), ".2f"), TO_LIMIT],
+    "F": [ABOVE, ("call in a group of one, us", lambda cell: cell.run.call_us, ".2f"), BARE, TO_LIMIT],
+    "S": [
+        ABOVE,
+        BARE,
+        ("switches more than a barrier", lambda cell: cell.more_switches, ".2f"),
+        ("one of them, us", lambda cell: cell.run.turn_us, ".2f"),
+        TO_LIMIT,
+    ],
+    "M": [AT_RATES, TO_LIMIT],
+    "A": [
+        TO_LIMIT,
         AT_RATES,
         ("arrivals / time above the limit", lambda cell: cell.arrivals / (cell.us - cell.limit), ".2f"),
     ],
@@ -297,7 +370,8 @@ def probes(runs: list[Run]) -> Iterator[str]:
     for machine in sorted({run.machine for run in runs}):
         own = [run for run in runs if run.machine == machine]
         for kind in own[0].result["probes"]["moves_ns"]:
-            rates = [[size / run.move(kind, size) / 1000 for run in own] for size in sizes]
+            allowed = [Allowed(table) for run in own for table in run.result["probe_tables"]]
+            rates = [[size / one.move(kind, size) / 1000 for one in allowed] for size in sizes]
             yield f"| {machine} | {kind}, GB/s | " + " | ".join(_span(rate, ".1f") for rate in rates) + " |"
     yield ""
     yield from head(

@@ -91,8 +91,9 @@ def newest(results: Iterable[tuple[Path, dict[str, Any]]], level: str) -> list[R
     last: dict[tuple[str, int, str], Run] = {}
     for path, result in sorted(results, key=lambda pair: pair[0].name):
         if result.get("benchmark") == "phalanx bench" and result["level"] == level and not result["failures"]:
-            # A run of one collective does not take the place of a table.
-            if level == "c" and not set(COLLECTIVES) <= set(result["collectives"]):
+            # A run of one collective does not take the place of a table. Older ones do not say how far apart the cores
+            # were, and their limits were made in another way.
+            if level == "c" and (not set(COLLECTIVES) <= set(result["collectives"]) or "probe_tables" not in result):
                 continue
             for dtype in {row["dtype"] for row in result["rows"]}:
                 last[result["machine"]["cpu"], result["ranks"], dtype] = Run(path.name, result, dtype)

@@ -90,12 +90,13 @@ PHXB_API double phxb_clock_ns(void);
 /* ---- what the machine can do: see probe.cpp ----
  *
  * `shared` is a zeroed mapping of phxb_probe_bytes() that all probing ranks have. The functions are collective among
- * ranks 0 .. ranks-1. yields: give the core away while waiting, because ranks share cores. */
+ * ranks 0 .. ranks-1. cores: how many they share, rank i on the core i % cores, so that a rank that waits must give its
+ * own away; 0: each has one of its own. */
 typedef struct phxb_probe {
   uint32_t struct_size;
   int32_t rank;
   int32_t ranks;
-  int32_t yields;
+  int32_t cores;
   void *shared;
 } phxb_probe;
 

@@ -60,10 +60,15 @@ inline void pause_core() {
 #endif
 }
 
+// How often to look before the core is given away. With a core of its own, a rank gives it away only when something
+// else seems to run on the other's. Else it does at once when it waits for one on its own core, and for one on another
+// only after about as long as the switch would take.
+constexpr uint32_t kOwnCore = 2000, kSameCore = 0, kOtherCore = 100;
+
 // Pairs with the release stores of barrier() and the round trip.
-inline void wait_for(const std::atomic<uint64_t> &count, uint64_t value, bool yields) {
+inline void wait_for(const std::atomic<uint64_t> &count, uint64_t value, uint32_t most) {
   for (uint32_t spins = 0; count.load(std::memory_order_acquire) < value; ++spins) {
-    if (yields ? spins > 20 : spins > 2000)  // the second: something else runs on the other's core
+    if (spins >= most)
       sched_yield();
     else
       pause_core();
@@ -77,7 +82,13 @@ void barrier(const phxb_probe &probe) {
   done.store(value, std::memory_order_relaxed);
   Flag *const line = shared.arrived[value % kLines];
   line[probe.rank].count.store(value, std::memory_order_release);  // pairs with the acquire in wait_for
-  for (int rank = 0; rank < probe.ranks; ++rank) wait_for(line[rank].count, value, probe.yields != 0);
+  if (probe.cores == 0) {
+    for (int rank = 0; rank < probe.ranks; ++rank) wait_for(line[rank].count, value, kOwnCore);
+    return;
+  }
+  for (int rank = probe.rank % probe.cores; rank < probe.ranks; rank += probe.cores)
+    wait_for(line[rank].count, value, kSameCore);
+  for (int rank = 0; rank < probe.ranks; ++rank) wait_for(line[rank].count, value, kOtherCore);
 }
 
 // Collective: nanoseconds of `body` and a barrier, on the slowest rank.
@@ -232,7 +243,7 @@ class Mover {
  public:
   Mover(const phxb_probe &probe, char *in, char *own, char *out, size_t bytes)
       : probe_(probe), in_(in), own_(own), out_(out), bytes_(bytes), clock_ns_(phxb_clock_ns()) {
-    if (probe.yields == 0) barrier_ns_ = phxb_probe_barrier_once(&probe, 300);
+    if (probe.cores == 0) barrier_ns_ = phxb_probe_barrier_once(&probe, 300);
   }
 
   // One turn of every kind of move.
@@ -263,7 +274,7 @@ class Mover {
   // been given to the core's store buffer. What a barrier takes longer with them before it, on the slowest rank. (Where
   // ranks share cores it takes many times as long, and the kernel has emptied the buffer before another one looks.)
   double timed_until_seen(Move how, const Way &way, char *to, char *own, char *from, size_t bytes) const {
-    if (probe_.yields != 0) return timed(how, way, to, own, from, bytes);
+    if (probe_.cores != 0) return timed(how, way, to, own, from, bytes);
     const double taken = slowest_ns(probe_, [&] { move(how, way.loop, to, own, from, bytes); }) - barrier_ns_;
     return taken > 0 ? taken : 0;
   }
@@ -324,9 +335,9 @@ double phxb_probe_round_trip(const phxb_probe *probe, uint32_t repeats) {
   const uint64_t base = mine.load(std::memory_order_relaxed);
   const uint64_t started = phxb::now_ns();
   for (uint64_t i = base + 1; i <= base + repeats; ++i) {
-    if (probe->rank == 1) wait_for(theirs, i, probe->yields != 0);
+    if (probe->rank == 1) wait_for(theirs, i, kOwnCore);
     mine.store(i, std::memory_order_release);  // pairs with the acquire in wait_for
-    if (probe->rank == 0) wait_for(theirs, i, probe->yields != 0);
+    if (probe->rank == 0) wait_for(theirs, i, kOwnCore);
   }
   return static_cast<double>(phxb::now_ns() - started) / repeats;
 }

@@ -22,6 +22,7 @@ void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes, u
   interruptions_ = interruptions;
   fenced_by_sleepers_ = fenced_by_sleepers;
   ranks_share_cores_ = ranks_share_cores;
+  spins_ = ranks_share_cores ? spins_of_a_turn() : kFewSpins;
   peers_.resize(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) {
     Peer &peer = peers_[i];
@@ -75,14 +76,22 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &pla
 
 AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
   const uint32_t target = static_cast<uint32_t>(epoch);
+  const auto arrival = [&](int i) {
+    return wait_reached(peers_[i].header(epoch)->epoch, target, peers_[i].control->sleepers, interruptions_[i],
+                        deadline, core_of(i), spins_);
+  };
+  if (ranks_share_cores_) {
+    for (int i = 0; i < group_size(); ++i) {
+      if (!comes_first(i)) continue;
+      if (const WaitResult result = arrival(i); result != WaitResult::kReached) return failed(result, i);
+    }
+  }
   bool staged = true;
   for (int i = 0; i < group_size(); ++i) {
     if (i == self_) continue;
+    if (const WaitResult result = arrival(i); result != WaitResult::kReached) return failed(result, i);
     Peer &peer = peers_[i];
     const SlotHeader *header = peer.header(epoch);
-    const WaitResult result =
-        wait_reached(header->epoch, target, peer.control->sleepers, interruptions_[i], deadline, core_of(i));
-    if (result != WaitResult::kReached) return failed(result, i);
     if (kChecked && !(header->record == record)) return {AwaitFailure::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
     if (!reached(header->staged.load(std::memory_order_acquire), target)) staged = false;

@@ -9,6 +9,7 @@
 
 #include "group/control.h"
 #include "recorder/history.h"
+#include "wait/wait.h"
 
 namespace phx {
 
@@ -76,6 +77,12 @@ class Lane {
   void wake_waiters() const;                 // of this process and others, on any word of this lane
   void note_core() const;                    // for those who wait for this rank, if ranks share cores
   const SharedWord *core_of(int group_rank) const { return &peers_[group_rank].control->core; }
+  // Whether to wait for that rank before others: it is on this core and cannot arrive as long as this rank has it. Once
+  // it is back the others are there, too, for most of the time; to spin for one of them first would only take it.
+  bool comes_first(int group_rank) const {
+    return ranks_share_cores_ && group_rank != self_ && is_here(core_of(group_rank));
+  }
+  int spins() const { return spins_; }  // for ranks that did not come first
 
  private:
   struct Peer {
@@ -93,6 +100,7 @@ class Lane {
   size_t slot_bytes_ = 0;
   bool fenced_by_sleepers_ = false;
   bool ranks_share_cores_ = false;
+  int spins_ = kFewSpins;
   History history_;
   uint64_t epoch_ = 0;  // the last one published
   const std::atomic<int32_t> *interruptions_ = nullptr;

@@ -114,16 +114,22 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   Barrier &state = barriers_[channel];
   std::lock_guard<std::mutex> lock(state.mutex);  // its holder waits no longer than its deadline
+  const Lane &lane = group_->channel(0).lane;
   if (!state.pending) {
+    lane.note_core();
     store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_), group_->fenced_by_sleepers());
     state.pending = true;
   }
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
-  for (int i = 1; i < size(); ++i) {
-    const int peer = (self_ + i) % size();
-    const WaitResult result =
-        wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer), group_->interruption(peer), deadline);
-    if (result != WaitResult::kReached) return raise(result, operation, channel, peer, timeout_ms);
+  for (const bool first : {true, false}) {
+    if (first && !lane.ranks_share_cores()) continue;
+    for (int i = 1; i < size(); ++i) {
+      const int peer = (self_ + i) % size();
+      if (first && !lane.comes_first(peer)) continue;
+      const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer),
+                                             group_->interruption(peer), deadline, lane.core_of(peer), lane.spins());
+      if (result != WaitResult::kReached) return raise(result, operation, channel, peer, timeout_ms);
+    }
   }
   state.pending = false;
   return PHX_OK;

@@ -88,11 +88,16 @@ inline bool is_here(const SharedWord *writer_core) {
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline);
 
+// Before the first yield: a quarter of a microsecond to one. The best with busy cores; more follow with idle ones.
+inline constexpr int kFewSpins = 20;
+// How many take about as long as giving the core away and getting it back. For a rank that shares its core with others
+// which have arrived: to yield to them would only bring it back, later.
+int spins_of_a_turn();
+
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                                const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
-                               const SharedWord *writer_core = nullptr) {
-  constexpr int kSpins = 20;  // a quarter of a microsecond to one: the best with busy cores; more follow with idle ones
-  for (int i = 0; i < kSpins; ++i) {
+                               const SharedWord *writer_core = nullptr, int spins = kFewSpins) {
+  for (int i = 0; i < spins; ++i) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (i == 0 && is_here(writer_core)) break;
     cpu_relax();

@@ -176,7 +176,7 @@ def test_the_python_api_is_measured_beside_gloo(tmp_path, capsys):
     assert _main.main(arguments) == 0
     ways = [row["variant"] for row in json.loads(path.read_text())["rows"] if "median_us" in row]
     assert ways[0] == "phalanx.collectives.all_reduce"
-    assert ways[-2:] == ["torch.distributed", "functional"] and len(ways) == 8
+    assert ways[-2:] == ["torch.distributed", "functional"] and len(ways) == 10
     assert "gloo / this" in capsys.readouterr().out
 
 
@@ -363,6 +363,12 @@ def test_a_limit_is_its_barriers_and_its_bytes():
     # 4 ranks on 2 cores move their bytes in two turns. Of two barriers only the first waits for the last to begin.
     found = _limits.limit(PROBES, "broadcast", "symmetric", 4096, 4, 2)
     assert found == {"us": 1.7, "barriers": 2, "bytes": {"pull": 3072}}
+    # The core of the root moves what the root stages and what its other rank pulls; here the rates are all the same.
+    found = _limits.limit(PROBES, "broadcast", "user", 1 << 20, 4, 2)
+    assert found["bytes"] == {"stage": _limits.CHUNK, "pull_staged": 1 << 20}
+    slow = {**PROBES, "moves_ns": {**PROBES["moves_ns"], "stage": {size: 9 * ns for size, ns in TIMES.items()}}}
+    found = _limits.limit(slow, "broadcast", "user", 1 << 20, 4, 2)
+    assert found["bytes"] == {"stage": 1 << 19, "pull_staged": 1 << 19}
     # Where a second barrier costs more than a copy, symmetric memory is copied as well.
     found = _limits.limit({**PROBES, "barrier_ns": 2000.0}, "broadcast", "symmetric", 4096, 4, 2)
     assert found == {"us": 2.6, "barriers": 1, "bytes": {"stage": 4096, "pull_staged": 4096}}

@@ -28,7 +28,7 @@ class LimitsEngine(Engine):
         self.memory = mmap.mmap(seat.share, size)
         self.view = ctypes.c_char.from_buffer(self.memory)
         self.everyone = _native.Probe(ctypes.sizeof(_native.Probe), seat.rank, seat.ranks)
-        self.everyone.yields = 1 if seat.ranks > seat.cores else 0
+        self.everyone.cores = seat.cores if seat.ranks > seat.cores else 0
         self.everyone.shared = ctypes.addressof(self.view)
         return {}
 

@@ -43,7 +43,8 @@ class PythonEngine(GlooEngine):
 
     def _ways(self, buffer: Any, output: Any) -> dict[str, Callable[[], Any]]:
         collectives = importlib.import_module("phalanx.collectives")
-        ops, world = self.torch.ops.phalanx, self.dist.group.WORLD
+        ops, ordered, world = self.torch.ops.phalanx, self.torch.ops.phalanx_ordered, self.dist.group.WORLD
+        order = self.torch.empty(1)
         group, count = self.group, buffer.numel()
         given, taken = ffi.cast("void *", buffer.data_ptr()), ffi.cast("void *", output.data_ptr())
         name = str(buffer.dtype).removeprefix("torch.")
@@ -63,6 +64,13 @@ class PythonEngine(GlooEngine):
             ops.wait_tensor(buffer)
             return buffer
 
+        def complete_op() -> Any:
+            return ordered.all_reduce(buffer, "sum", "benchmark", order)
+
+        def complete_op_in_place() -> Any:
+            ordered.all_reduce_(buffer, "sum", "benchmark", order)
+            return buffer
+
         def core_method() -> Any:
             group.all_reduce(buffer.data_ptr(), output.data_ptr(), count, name)
             return output
@@ -77,6 +85,8 @@ class PythonEngine(GlooEngine):
             "phalanx.collectives.all_reduce_": functional_in_place,
             "torch.ops.phalanx.all_reduce": op,
             "torch.ops.phalanx.all_reduce_": op_in_place,
+            "torch.ops.phalanx_ordered.all_reduce": complete_op,
+            "torch.ops.phalanx_ordered.all_reduce_": complete_op_in_place,
             "phalanx.core Group.all_reduce": core_method,
             "phx_all_reduce (C, by cffi)": c_call,
         }

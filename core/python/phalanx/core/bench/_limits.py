@@ -114,7 +114,7 @@ def table_of(samples: list[Sample]) -> dict[str, Any]:
     }
 
 
-def needs(collective: str, buffers: str, size: int, ranks: int) -> list[Need]:
+def needs(collective: str, buffers: str, size: int, ranks: int, turns: int) -> list[list[Need]]:
     """The ways to do a collective; the limit is that of the cheapest.
 
     Args:
@@ -122,34 +122,41 @@ def needs(collective: str, buffers: str, size: int, ranks: int) -> list[Need]:
         buffers: "user" or "symmetric".
         size: Bytes, as in the table.
         ranks: How many.
+        turns: Ranks of a core.
+
+    Returns:
+        For each way what a rank needs, by kind of core where these differ: then the busiest one counts.
     """
     others = (ranks - 1) / ranks * size  # without this rank's own block
     own = size / ranks
+    # The root fills one chunk while the others empty another: only the first chunk is not overlapped.
+    readers = Need(1, {"stage": min(size, CHUNK), "pull_staged": size})
+    # But not with what the readers on its own core do.
+    beside_root = Need(1, {"stage": size / turns, "pull_staged": size * (turns - 1) / turns})
     user = {
         "all_reduce": [
-            Need(1, {"stage": size, "reduce_staged": (ranks - 1) * size}),
+            [Need(1, {"stage": size, "reduce_staged": (ranks - 1) * size})],
             # The sums of the own part are wanted twice: by this rank, and in shared memory.
-            Need(2, {"stage": others, "reduce_staged": others, "pull_staged": others}, {"stage": own}),
+            [Need(2, {"stage": others, "reduce_staged": others, "pull_staged": others}, {"stage": own})],
         ],
-        "all_gather": [Need(1, {"stage": own, "pull_staged": others, "copy": own})],
-        "reduce_scatter": [Need(1, {"stage": others, "reduce_staged": others})],
-        "all_to_all": [Need(1, {"stage": others, "pull_staged": others, "copy": own})],
-        # The root fills one chunk while the others empty another: only the first chunk is not overlapped.
-        "broadcast": [Need(1, {"stage": min(size, CHUNK), "pull_staged": size})],
-        "barrier": [Need(1, {})],
+        "all_gather": [[Need(1, {"stage": own, "pull_staged": others, "copy": own})]],
+        "reduce_scatter": [[Need(1, {"stage": others, "reduce_staged": others})]],
+        "all_to_all": [[Need(1, {"stage": others, "pull_staged": others, "copy": own})]],
+        "broadcast": [[readers, beside_root] if turns > 1 else [readers]],
+        "barrier": [[Need(1, {})]],
     }
     symmetric = {
         "all_reduce": [
             # In place: each rank adds up its own block of all ranks, and writes the sums to all of them.
-            Need(2, {"exchange": others}),
-            Need(2, {"reduce": (ranks - 1) * size, "copy": size}),
+            [Need(2, {"exchange": others})],
+            [Need(2, {"reduce": (ranks - 1) * size, "copy": size})],
         ],
-        "all_gather": [Need(2, {"pull": others, "copy": own})],
-        "reduce_scatter": [Need(2, {"reduce": others})],
-        "all_to_all": [Need(2, {"pull": others, "copy": own})],
+        "all_gather": [[Need(2, {"pull": others, "copy": own})]],
+        "reduce_scatter": [[Need(2, {"reduce": others})]],
+        "all_to_all": [[Need(2, {"pull": others, "copy": own})]],
         # The root writes a share of each block itself.
-        "broadcast": [Need(2, {"pull": others})],
-        "barrier": [Need(1, {})],
+        "broadcast": [[Need(2, {"pull": others})]],
+        "barrier": [[Need(1, {})]],
     }
     # What lies in symmetric memory may be copied nevertheless.
     return user[collective] + symmetric[collective] if buffers == "symmetric" else user[collective]
@@ -178,7 +185,8 @@ def limit(table: Mapping[str, Any], collective: str, buffers: str, size: int, ra
         waited = float(table["barrier_once_ns"]) + (need.barriers - 1) * float(table["barrier_ns"])
         return waited + turns * moved
 
-    cheapest = min(needs(collective, buffers, size, ranks), key=nanoseconds)
+    ways = [max(way, key=nanoseconds) for way in needs(collective, buffers, size, ranks, turns)]
+    cheapest = min(ways, key=nanoseconds)
     found = {
         "us": round(nanoseconds(cheapest) / 1000, 3),
         "barriers": cheapest.barriers,

@@ -84,7 +84,7 @@ class Probe(ctypes.Structure):
         ("struct_size", ctypes.c_uint32),
         ("rank", ctypes.c_int32),
         ("ranks", ctypes.c_int32),
-        ("yields", ctypes.c_int32),
+        ("cores", ctypes.c_int32),
         ("shared", ctypes.c_void_p),
     )
 

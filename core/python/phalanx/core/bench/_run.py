@@ -29,6 +29,8 @@ PYTHON_WAYS = (
     "phalanx.collectives.all_reduce_",
     "torch.ops.phalanx.all_reduce",
     "torch.ops.phalanx.all_reduce_",
+    "torch.ops.phalanx_ordered.all_reduce",
+    "torch.ops.phalanx_ordered.all_reduce_",
     "phalanx.core Group.all_reduce",
     "phx_all_reduce (C, by cffi)",
 )
@@ -183,7 +185,8 @@ class Benchmark:
         if self.job.level != "c" or OWN not in self._teams:
             return None
         answers = self._teams[OWN].ask({"do": "probe", "what": "call", "sizes": []})
-        return round(median(sum(answer["call_ns"]) / len(answer["call_ns"]) for answer in answers), 1)
+        means: list[float] = [sum(answer["call_ns"]) / len(answer["call_ns"]) for answer in answers]
+        return round(median(means), 1)
 
     def _ask_limits(self, what: str, sizes: list[int]) -> list[dict[str, Any]]:
         if "limits" in self._teams:
