@@ -19,6 +19,7 @@ SMALL_CROWDED = 64 << 10  # the same where ranks share cores
 UNSTEADY = 1.75  # p90 / p10 from which a row has two kinds of calls
 CONVERTED = 1.15  # time of bfloat16 / time of float32 from which adding counts, and not moving
 CHUNK = 256 << 10  # what moves between two arrivals where ranks outnumber cores (phx_tuning, chunk_bytes)
+CALLS = 2  # up to as many calls of a group of one, above the limit, are what a call costs
 BARRIERS = 3  # of an iteration of the benchmark's loop that measures a barrier
 LETTERS = ("O", "P", "L", "N", "D", "C", "F", "S", "M", "A", "U")
 
@@ -184,8 +185,9 @@ class Cell:
 
     @property
     def with_turns(self) -> float:
-        """The limit and, for a core that was given away more often than in a barrier, that."""
-        return self.limit * self.margin + self.more_switches * self.run.turn_us
+        """The limit with our barrier for its first bare one, and what more switches than in a barrier take."""
+        own = float(self.run.own_barrier["median_us"]) - self.allowed.barriers(1)
+        return self.margin * (self.limit + max(0.0, own)) + self.more_switches * self.run.turn_us
 
     @property
     def at_rates_of_row(self) -> float:
@@ -250,7 +252,7 @@ def _shared(cell: Cell) -> dict[str, Callable[[], bool]]:
     crowded = cell.run.crowded
     small = cell.size <= (SMALL_CROWDED if crowded else SMALL)
     return {
-        "F": lambda: not crowded and small and cell.us <= cell.margin * cell.limit + cell.run.call_us,
+        "F": lambda: not crowded and small and cell.us <= cell.limit + CALLS * cell.run.call_us,
         "S": lambda: crowded and small and cell.us <= cell.with_turns,
         "M": lambda: not small and cell.us <= cell.margin * cell.at_rates_of_row,
         "A": lambda: crowded and not small and cell.us <= cell.margin * cell.at_rates_of_row + cell.arrivals,
@@ -302,10 +304,11 @@ FIGURES: dict[str, list[Figure]] = {
         ("far / near", lambda cell: cell.far_to_near, ".2f"),
     ],
     "C": [("time / float32", lambda cell: cell.us / (cell.in_float32 or cell.us), ".2f"), TO_LIMIT],
-    "F": [ABOVE, ("call in a group of one, us", lambda cell: cell.run.call_us, ".2f"), BARE, TO_LIMIT],
+    "F": [ABOVE, ("call in a group of one, us", lambda cell: cell.run.call_us, ".3f"), BARE, TO_LIMIT],
     "S": [
         ABOVE,
         BARE,
+        ("our barrier, us", lambda cell: float(cell.run.own_barrier["median_us"]), ".2f"),
         ("switches more than a barrier", lambda cell: cell.more_switches, ".2f"),
         ("one of them, us", lambda cell: cell.run.turn_us, ".2f"),
         TO_LIMIT,

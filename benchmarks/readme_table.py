@@ -24,6 +24,7 @@ PYTHON = {
     ("python", "phalanx.collectives.all_reduce"): "`phalanx.collectives`",
     ("python", "phalanx.collectives.all_reduce_"): "the same in place",
     ("python", "torch.ops.phalanx.all_reduce"): "`torch.ops.phalanx`",
+    ("python", "torch.ops.phalanx_ordered.all_reduce_"): "the one that compiled graphs call, in place",
     ("python", "phx_all_reduce (C, by cffi)"): "C call",
 }
 GLOO = ("gloo", "torch.distributed")
@@ -54,8 +55,8 @@ def main() -> int:
 
 
 def newest_result(level: str) -> Path | None:
-    """The last by name, of two ranks and with all_reduce: names begin with the date."""
-    results = [path for path in (HERE / "results").glob("*.json") if fits(read(path), level)]
+    """The last by name, of two ranks and with all_reduce: names begin with the date. Machines have folders."""
+    results = [path for path in (HERE / "results").rglob("*.json") if fits(read(path), level)]
     return max(results, key=lambda path: path.name, default=None)
 
 
@@ -147,7 +148,7 @@ def source(path: Path, result: dict[str, Any]) -> Iterator[str]:
     )
     yield f"{result['date']}; {machine['cpu']}, {machine['cores']} cores; {versions};"
     yield f"{result['rounds']} rounds in which all take turns, inputs rewritten before each call, the results of every"
-    yield f"round checked. [How to measure](docs/howto/benchmark.md); [all figures](benchmarks/results/{path.name})."
+    yield f"round checked. [How to measure](docs/howto/benchmark.md); [all figures]({path.relative_to(HERE.parent)})."
 
 
 def microseconds(row: dict[str, Any] | None) -> str:

@@ -107,7 +107,8 @@ PHXB_API size_t phxb_probe_bytes(int32_t ranks);
 PHXB_API double phxb_probe_round_trip(const phxb_probe *probe, uint32_t repeats);
 /* Nanoseconds of a barrier of nothing but one flag for each rank, of many in a row. */
 PHXB_API double phxb_probe_barrier(const phxb_probe *probe, uint32_t repeats);
-/* Nanoseconds of one such barrier as a call is timed: alone, and on the slowest rank. The median. */
+/* Nanoseconds of one such barrier as a call is timed: alone, and on the slowest rank. Of ranks that arrive together:
+ * the fastest tenth takes no longer. */
 PHXB_API double phxb_probe_barrier_once(const phxb_probe *probe, uint32_t repeats);
 
 enum {

@@ -490,8 +490,9 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 /* ---- collectives on symmetric memory ------------------------------------------------------------------------- */
 
 /* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
- * into a staging area, unless the input is so small (2 KiB, or phx_tuning.one_shot_bytes if that is more) that it is
- * the faster way; PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
+ * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
+ * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
  * this rank's own block at the same offset: in place. */
 PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        int32_t op, const phx_options *options, phx_work **work);

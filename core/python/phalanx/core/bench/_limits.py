@@ -31,7 +31,9 @@ class Need:
     cached: Mapping[str, float] = field(default_factory=dict)
 
 
-ALIKE = 1.5  # times of a cache line to the other core and back, up to which two cores count as equally far apart
+# Times of a cache line to the other core and back: up to which ratio two of them count as alike, and from which one
+# counts as far. (Two threads of one core are nearer than two cores that share a cache, but neither is far.)
+ALIKE, FAR = 1.5, 2.5
 
 
 @dataclass

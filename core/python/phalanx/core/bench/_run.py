@@ -311,7 +311,7 @@ class Benchmark:
         parts: dict[bool, list[int]] = {False: [], True: []}
         for number, trip in enumerate(trips):
             calls = lane.slowest_ns[number * lane.calls : (number + 1) * lane.calls]
-            parts[trip > _limits.ALIKE * ordered[0]] += calls
+            parts[trip > _limits.FAR * ordered[0]] += calls
         found: dict[str, Any] = {
             "round_trip_ns": [round(percentile(ordered, part), 1) for part in (0.1, 0.5, 0.9)],
             "far_calls": len(parts[True]),
