@@ -114,7 +114,8 @@ class Cell:
     peer_row: dict[str, Any]
     goal: float  # largest time / time of the peer that reaches the goal; 1 has to be undercut
     margin: float  # the same for the limit
-    in_float32: float | None = None  # time of the same row in the run with float32
+    # Time of the same row in the run with float32, if the cores were about as far apart.
+    in_float32: float | None = None
 
     @property
     def allowed(self) -> Allowed:
@@ -155,6 +156,11 @@ class Cell:
     @property
     def spread(self) -> float:
         return float(self.row["p90_us"]) / float(self.row["p10_us"])
+
+    @property
+    def apart(self) -> float:
+        """How long a line took there and back while the row was measured, in nanoseconds."""
+        return float(self.row["round_trip_ns"][1]) if "round_trip_ns" in self.row else 1.0
 
     @property
     def far(self) -> float:
@@ -293,7 +299,12 @@ FIGURES: dict[str, list[Figure]] = {
         ("bare barrier", lambda cell: cell.allowed.barriers(1), ".2f"),
         ("one way", lambda cell: cell.one_way, ".2f"),
     ],
-    "P": [("limit / peer", lambda cell: cell.limit / cell.peer_us, ".2f"), TO_LIMIT, AT_RATES, FACTOR],
+    "P": [
+        ("limit / peer", lambda cell: cell.limit / cell.peer_us, ".2f"),
+        TO_LIMIT,
+        ("goal / limit", lambda cell: cell.goal_us / cell.limit, ".2f"),
+        ("time / peer", lambda cell: cell.ratio, ".2f"),
+    ],
     "L": [LIMIT_TO_GOAL, TO_LIMIT, FACTOR],
     "N": [TO_LIMIT, LIMIT_TO_GOAL, FACTOR],
     "D": [

@@ -33,6 +33,7 @@ FOUR_RANKS = 0.5  # all_reduce and barrier, four ranks on two cores
 OTHERS = 0.7  # the other collectives, two ranks, float32
 AHEAD = 1.0  # every other cell: ahead of every peer
 BARRIER_US = 0.2  # two ranks
+ALIKE = 1.5  # ratio of two distances between cores up to which rows can be compared
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 DTYPES = ("float32", "bfloat16")
 BUFFERS = ("user", "symmetric")
@@ -117,9 +118,14 @@ def cells_of(run: Run) -> Iterator[Cell]:
 
 
 def with_float32(cells: list[Cell]) -> list[Cell]:
-    """The cells, each with the time of the same row of the run with float32."""
-    times = {key_of(cell): cell.us for cell in cells if cell.run.dtype == "float32"}
-    return [replace(cell, in_float32=times.get(key_of(cell))) for cell in cells]
+    """The cells, each with the time of the same row of the run with float32, if that is alike."""
+    in_float32 = {key_of(cell): cell for cell in cells if cell.run.dtype == "float32"}
+
+    def time(cell: Cell) -> float | None:
+        other = in_float32.get(key_of(cell))
+        return other.us if other is not None and 1 / ALIKE <= cell.apart / other.apart <= ALIKE else None
+
+    return [replace(cell, in_float32=time(cell)) for cell in cells]
 
 
 def key_of(cell: Cell) -> tuple[str, int, str, int, str]:

@@ -77,10 +77,14 @@ def test_the_newest_result_of_a_machine_is_taken_and_a_failed_one_is_not(goals: 
             "machine": {"cpu": "one"},
             "collectives": list(goals.COLLECTIVES),
             "rows": [{"dtype": "float32"}],
+            "probe_tables": [],
         }
         return {**whole, **changed}
 
+    before = result()
+    del before["probe_tables"]  # made before results said how far apart the cores were
     results = [
+        (Path("2026-01-05-c.json"), before),
         (Path("2026-01-03-c.json"), result(failures=["gloo"])),
         (Path("b/2026-01-02-c.json"), result()),
         (Path("a/2026-01-01-c.json"), result()),
