@@ -55,8 +55,8 @@ class OnSymm : public SymmOperation {
   const int self_;
 };
 
-// Up to here sums are written to all ranks while their lines are at hand: beyond, a core reads and writes too many
-// streams.
+// Up to here sums are written to all ranks while their lines are at hand. Measured with two and with four ranks; with
+// more a core would read and write more streams than that.
 constexpr int kFewRanks = 4;
 
 // Those with one count for all.
