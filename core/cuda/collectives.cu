@@ -1,0 +1,58 @@
+// The kernels by name, for the driver to find: phx_gpu_, what is done, dtype and op as phx_dtype_name and
+// phx_reduce_op_name call them.
+// Pairs that give the same bits have one kernel: signed integers are added, multiplied and combined bit by bit as
+// unsigned ones, and all but the product of complex numbers is that of twice as many reals.
+//
+//   nvcc -std=c++17 -O3 --fmad=false -Icore/include -Icore/src -cubin -arch=sm_90 core/cuda/collectives.cu
+#include "cuda/collectives.h"
+
+using namespace phx::cuda;
+using namespace phx::kernels;
+
+#define PHX_PAIR(dtype, op, E, Op)                                                                            \
+  extern "C" __global__ void phx_gpu_reduce_##dtype##_##op(Launch launch) { reduce_into_out<E, Op>(launch); } \
+  extern "C" __global__ void phx_gpu_reduce_in_place_##dtype##_##op(Launch launch) { reduce_in_place<E, Op>(launch); }
+
+#define PHX_ORDERED(dtype, E)      \
+  PHX_PAIR(dtype, avg, E, Average) \
+  PHX_PAIR(dtype, min, E, Minimum) \
+  PHX_PAIR(dtype, max, E, Maximum)
+
+#define PHX_FLOATING(dtype, E)              \
+  PHX_PAIR(dtype, sum, E, Sum)              \
+  PHX_PAIR(dtype, product, E, Product)      \
+  PHX_PAIR(dtype, premul_sum, E, PremulSum) \
+  PHX_ORDERED(dtype, E)
+
+#define PHX_BITWISE(dtype, E)      \
+  PHX_PAIR(dtype, band, E, BitAnd) \
+  PHX_PAIR(dtype, bor, E, BitOr)   \
+  PHX_PAIR(dtype, bxor, E, BitXor)
+
+#define PHX_UNSIGNED(dtype, E)         \
+  PHX_PAIR(dtype, sum, E, Sum)         \
+  PHX_PAIR(dtype, product, E, Product) \
+  PHX_BITWISE(dtype, E)                \
+  PHX_ORDERED(dtype, E)
+
+PHX_FLOATING(float16, F16)
+PHX_FLOATING(bfloat16, BF16)
+PHX_FLOATING(float32, float)
+PHX_FLOATING(float64, double)
+PHX_FLOATING(float8_e4m3fn, F8E4M3)
+PHX_FLOATING(float8_e5m2, F8E5M2)
+PHX_UNSIGNED(uint8, uint8_t)
+PHX_UNSIGNED(uint16, uint16_t)
+PHX_UNSIGNED(uint32, uint32_t)
+PHX_UNSIGNED(uint64, uint64_t)
+PHX_ORDERED(int8, int8_t)
+PHX_ORDERED(int16, int16_t)
+PHX_ORDERED(int32, int32_t)
+PHX_ORDERED(int64, int64_t)
+PHX_BITWISE(bool, Bool)
+PHX_PAIR(complex64, product, Complex<float>, Product)
+PHX_PAIR(complex128, product, Complex<double>, Product)
+
+extern "C" __global__ void phx_gpu_all_gather(Launch launch, size_t item) { all_gather(launch, item); }
+extern "C" __global__ void phx_gpu_all_to_all(Launch launch, size_t item) { all_to_all(launch, item); }
+extern "C" __global__ void phx_gpu_broadcast(Launch launch, size_t item) { broadcast(launch, item); }
