@@ -254,7 +254,8 @@ struct Combine<T, BitXor> : Unchanged<T> {
 
 template <class T>
 struct Combine<T, PremulSum> : Combine<T, Sum> {
-  PHX_PORTABLE Combine(int64_t divisor, double scale) : Combine<T, Sum>(divisor, scale), scale_(static_cast<T>(scale)) {}
+  PHX_PORTABLE Combine(int64_t divisor, double scale)
+      : Combine<T, Sum>(divisor, scale), scale_(static_cast<T>(scale)) {}
   PHX_PORTABLE T prepare(T x) const { return x * scale_; }
   const T scale_;
 };
@@ -279,7 +280,8 @@ struct DivisorOf<double> {
 template <class T>
 struct Combine<T, Average> : Combine<T, Sum> {
   using Divisor = typename DivisorOf<T>::Type;
-  PHX_PORTABLE Combine(int64_t divisor, double scale) : Combine<T, Sum>(divisor, scale), divisor_(static_cast<Divisor>(divisor)) {}
+  PHX_PORTABLE Combine(int64_t divisor, double scale)
+      : Combine<T, Sum>(divisor, scale), divisor_(static_cast<Divisor>(divisor)) {}
   PHX_PORTABLE T finish(T a) const { return static_cast<T>(a / divisor_); }
   const Divisor divisor_;
 };
