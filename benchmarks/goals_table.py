@@ -33,7 +33,9 @@ FOUR_RANKS = 0.5  # all_reduce and barrier, four ranks on two cores
 OTHERS = 0.7  # the other collectives, two ranks, float32
 AHEAD = 1.0  # every other cell: ahead of every peer
 BARRIER_US = 0.2  # two ranks
-ALIKE = 1.5  # ratio of two distances between cores up to which rows can be compared
+# Up to which ratio of the distances between cores two rows can be compared, and up to which difference of the parts of
+# their calls that were made while these were far apart.
+ALIKE, FAR_ALIKE = 1.5, 0.25
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 DTYPES = ("float32", "bfloat16")
 BUFFERS = ("user", "symmetric")
@@ -123,7 +125,9 @@ def with_float32(cells: list[Cell]) -> list[Cell]:
 
     def time(cell: Cell) -> float | None:
         other = in_float32.get(key_of(cell))
-        return other.us if other is not None and 1 / ALIKE <= cell.apart / other.apart <= ALIKE else None
+        if other is None or not 1 / ALIKE <= cell.apart / other.apart <= ALIKE or abs(cell.far - other.far) > FAR_ALIKE:
+            return None
+        return other.us
 
     return [replace(cell, in_float32=time(cell)) for cell in cells]
 
