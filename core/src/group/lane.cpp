@@ -83,7 +83,8 @@ AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &
   if (ranks_share_cores_) {
     for (int i = 0; i < group_size(); ++i) {
       if (!comes_first(i)) continue;
-      if (const WaitResult result = arrival(i); result != WaitResult::kReached) return failed(result, i);
+      const WaitResult result = arrival(i);
+      if (result != WaitResult::kReached) return failed(result, first_late(epoch, i));
     }
   }
   bool staged = true;
@@ -128,6 +129,12 @@ void Lane::note_core() const {
   const uint32_t here = current_core();
   SharedWord &noted = peers_[self_].control->core;
   if (noted.load(std::memory_order_relaxed) != here) noted.store(here, std::memory_order_relaxed);
+}
+
+int Lane::first_late(uint64_t epoch, int otherwise) const {
+  for (int i = 0; i < group_size(); ++i)
+    if (i != self_ && !arrived(epoch, i)) return i;
+  return otherwise;
 }
 
 bool Lane::arrived(uint64_t epoch, int group_rank) const {

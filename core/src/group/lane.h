@@ -60,6 +60,8 @@ class Lane {
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
   bool await_would_block(uint64_t epoch) const;
   bool arrived(uint64_t epoch, int group_rank) const;
+  // Whom to name, wherever its core is; `otherwise` where all have arrived by now.
+  int first_late(uint64_t epoch, int otherwise) const;
   // The slot of an epoch that was published empty has its data now.
   void publish_staged(uint64_t epoch);
   // Waits until everybody's has. All have arrived.

@@ -106,6 +106,15 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   }
 }
 
+// Whom to name, wherever its core is: the next rank that is not at the barrier; `otherwise` where all have come by now.
+int Symm::first_late(uint32_t channel, int otherwise) const {
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (self_ + i) % size();
+    if (!reached(barrier_word(peer, channel).load(std::memory_order_acquire), barriers_[channel].epoch)) return peer;
+  }
+  return otherwise;
+}
+
 phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   const char *operation = "symm_barrier";
   const phx_status status = check(operation, self_, channel);
@@ -128,7 +137,8 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
       if (first && !lane.comes_first(peer)) continue;
       const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer),
                                              group_->interruption(peer), deadline, lane.core_of(peer), lane.spins());
-      if (result != WaitResult::kReached) return raise(result, operation, channel, peer, timeout_ms);
+      if (result != WaitResult::kReached)
+        return raise(result, operation, channel, first_late(channel, peer), timeout_ms);
     }
   }
   state.pending = false;

@@ -84,6 +84,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void adopt_pad(int of, SharedMappingRef segment);
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
+  int first_late(uint32_t channel, int otherwise) const;
   SharedWord &sleepers(int of) const { return static_cast<PadHeader *>(pad_segments_[of]->base)->sleepers; }
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
