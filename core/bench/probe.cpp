@@ -111,8 +111,8 @@ double slowest_ns(const phxb_probe &probe, Body &&body) {
   phxb::fence();
   barrier(probe);
   shared.took[probe.rank].count.store(phxb::now_ns() - started, std::memory_order_relaxed);
-  barrier(
-      probe);  // orders the stores before the loads; the first one of the next call, the loads before the next stores
+  // Orders the stores before the loads; the first barrier of the next call, the loads before the next stores.
+  barrier(probe);
   uint64_t most = 0;
   for (int rank = 0; rank < probe.ranks; ++rank)
     most = std::max(most, shared.took[rank].count.load(std::memory_order_relaxed));

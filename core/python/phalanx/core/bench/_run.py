@@ -184,7 +184,11 @@ class Benchmark:
         """What one of our calls costs without any peer."""
         if self.job.level != "c" or OWN not in self._teams:
             return None
-        answers = self._teams[OWN].ask({"do": "probe", "what": "call", "sizes": []})
+        try:
+            answers = self._teams[OWN].ask({"do": "probe", "what": "call", "sizes": []})
+        except TeamError as error:
+            self._lose(OWN, str(error))
+            return None
         means: list[float] = [sum(answer["call_ns"]) / len(answer["call_ns"]) for answer in answers]
         return round(median(means), 1)
 
