@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,14 +15,8 @@ PAGE = (ROOT / "docs" / "explanation" / "goals.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def goals() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import goals_table
-
-        yield goals_table
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+def goals(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("goals_table")
 
 
 def test_the_page_has_the_figures_of_the_results(goals: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

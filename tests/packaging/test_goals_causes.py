@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = [64 << 2 * step for step in range(11)]
 MOVES = ("stage", "pull_staged", "reduce_staged", "pull", "reduce", "exchange", "copy")
 
 
 @pytest.fixture(scope="module")
-def causes() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import goals_causes
-
-        yield goals_causes
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+def causes(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("goals_causes")
 
 
 def table(slow_from: int = 1 << 62) -> dict[str, Any]:
