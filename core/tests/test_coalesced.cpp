@@ -232,7 +232,8 @@ TEST(no_calls_at_all_are_a_barrier) {
   }
 }
 
-// Makes a group for this, as a mismatch revokes it.
+// Makes a group for this, as a mismatch revokes it: maybe before another rank, which all others have heard of, has
+// returned from making it.
 void expect_mismatch(phx_world *world, const std::function<void(int rank, std::vector<phx_call> &calls)> &differ) {
   const int rank = phx_world_rank(world);
   phx_group *group = ranks::make_group(world, "odd");

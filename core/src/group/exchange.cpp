@@ -113,6 +113,11 @@ phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadlin
     phx_status status = world_->progress().keep_going(look_at, [&](const Deadline &until) {
       return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], out);
     });
+    if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {
+      // What was sent before that failure may be here, unread: what all others have completed is complete here too.
+      world_->monitor().catch_up();
+      status = world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, interruptions_[i], out);
+    }
     if (status != PHX_ERR_TIMEOUT || !look_ || deadline.passed()) return status;
     status = look_();
     *useless = status != PHX_OK;

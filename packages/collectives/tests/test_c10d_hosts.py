@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import phalanx.collectives as pc
 from c10d_groups import join
 from phalanx.collectives import c10d
+from phalanx.collectives.c10d._hosts_mail import Mail
 from ranks import run_ranks, scratch
 
 
@@ -345,6 +347,32 @@ def killed(rank, size):
     assert "rank 3" in failed[0], failed
     dist.destroy_process_group()
     return str(caught.value)
+
+
+def told_late(rank, size):
+    """The messages of rank 0 come later than the end of the connections of its collectives."""
+    join(rank, size)
+    dist.barrier()
+    done = dist.FileStore(str(scratch() / "done"), 1)
+    if rank == 0:
+        read = Mail._read
+        Mail._read = lambda *args: (time.sleep(0.5), read(*args))
+        done.set("slow", b"")
+        with pytest.raises(dist.DistBackendError, match=f"rank {size - 1} aborted process group '0'"):
+            dist.all_reduce(torch.ones(1000))
+    elif rank == size - 1:
+        done.wait(["slow"], timedelta(seconds=30))
+        time.sleep(0.5)  # rank 0 waits for it
+        dist.group.WORLD.abort()
+    else:
+        with pytest.raises(dist.DistBackendError, match=f"rank {size - 1} aborted process group '0'"):
+            dist.all_reduce(torch.ones(1000))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)])
+def test_who_closes_a_connection_because_others_failed_is_not_the_cause(hosts):
+    run_ranks(told_late, len(hosts), env=on(*hosts), timeout=60)
 
 
 def test_a_killed_rank_is_named_on_all_hosts_and_nobody_waits_for_it():

@@ -168,6 +168,10 @@ def test_a_rank_that_does_not_come_is_named(two):
     with pytest.raises(WaitTimeoutError, match=r"after 500 ms rank 4 still waits for rank\(s\) 6") as caught:
         two[0].finish(trade)
     assert (caught.value.rank, caught.value.peer, caught.value.operation) == (4, 6, "sum #1")
+    two[0].give_up(caught.value)
+    two[0].close()
+    with pytest.raises(WaitTimeoutError, match=r"rank 4 on another host gave up: sum #1 .* waits for rank\(s\) 6"):
+        two[1].finish(begin(two[1], 1)[0])
     with pytest.raises(PeerDeadError, match="were closed"):
         begin(two[0], 0, number=2)
 

@@ -40,6 +40,9 @@ class Bridge:
         timeout: Of the meeting, and of every wait.
         group: Name of the group, for errors.
 
+    Attributes:
+        is_broken: Whether a connection has ended without a word of its reason.
+
     Raises:
         PhalanxError: The ranks could not connect.
     """
@@ -49,6 +52,7 @@ class Bridge:
         self._ranks = ranks
         self._timeout = timeout
         self._group = group
+        self.is_broken = False
         self._told = False
         self._closed = False
         self._using = threading.RLock()  # by whoever sends and receives
@@ -81,11 +85,10 @@ class Bridge:
 
         Raises:
             WaitTimeoutError, PeerDeadError, MismatchError: It did not happen within the timeout, or cannot any more.
-                The bridge is of no use after it.
+                The bridge is of no use after it, but to `give_up` and to be closed.
         """
         self._pump(trade.call, lambda: trade.is_done, time.monotonic() + self._timeout.total_seconds())
         if not trade.is_done:
-            self.close()
             raise self._late(trade)
 
     def _pump(self, call: str, is_done: Callable[[], bool], until: float) -> None:
@@ -125,7 +128,7 @@ class Bridge:
         except OSError as error:
             if self._closed:
                 raise self._was_closed(call) from None
-            self.close()
+            self.is_broken = True
             raise self._ended(call, stream.host, error) from None
 
     def _flush(self) -> None:

@@ -41,6 +41,10 @@ class Spanning:
         inside: The core's group of the ranks on this host.
         bridge: Of this rank's lane; None for a rank without one.
         timeout_ms: How long the ranks of a host wait for each other at first; later waits are longer.
+
+    Attributes:
+        heard: Asked when a connection between the hosts has ended without a word: the reason that was heard elsewhere,
+            for which it may wait a little. Who closes a connection may have been told of a failure of others.
     """
 
     def __init__(self, name: str, places: Places, inside: Group, bridge: Bridge | None, timeout_ms: int) -> None:
@@ -53,6 +57,7 @@ class Spanning:
         self._calls = 0
         self._trades = 0
         self._failure: PhalanxError | None = None
+        self.heard: Callable[[], PhalanxError | None] = lambda: None
         self._served: dict[str, Callable[..., torch.Tensor]] = {
             "all_reduce": self.all_reduce,
             "all_gather_into_tensor": self.all_gather,
@@ -84,7 +89,8 @@ class Spanning:
         try:
             done = self._served[op.removesuffix("_out")](tensor.contiguous(), *args)
         except PhalanxError as error:
-            self._fail(error)
+            broken = self._bridge is not None and self._bridge.is_broken
+            self._fail((self.heard() if broken else None) or error)
             raise
         if out is None:
             return done

@@ -15,6 +15,7 @@ from phalanx.collectives.c10d._hosts_tensors import memory_at, name_of
 from phalanx.core import DType, Group, PhalanxError, RevokedError, WaitTimeoutError
 
 _LONGER_S = 11.0  # than its timeout a Spanning may take to say who is to blame
+_HEAR_S = 2.0  # between the end of a connection and the message that says why
 _SOON_S = 1.0  # what it began a little later than the wait, it says a little later
 Blocks = dict[int, tuple[int, int]]  # by rank: an address, and how many elements are there
 
@@ -67,6 +68,7 @@ class BaseRoad:
         self._limit_s = timeout_ms / 1000
         self._lock = threading.Lock()
         self._failure: PhalanxError | None = None
+        self._has_failed = threading.Event()
         self._exchanges = 0
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -74,6 +76,7 @@ class BaseRoad:
         self._closed = False
         self._mail = mail(self._fail)
         self._mail.start()
+        spanning.heard = self._heard
 
     # ---- how calls are run --------------------------------------------------------------------------
 
@@ -179,6 +182,7 @@ class BaseRoad:
             if self._failure is not None:
                 return
             self._failure = error
+        self._has_failed.set()
         if not known:
             self._mail.give_up(str(error))
         self._mail.fail(error)
@@ -186,6 +190,11 @@ class BaseRoad:
         if inside is not None and inside.state == "active":
             inside.revoke(str(error))
         self._spanning.close()
+
+    def _heard(self) -> PhalanxError | None:
+        """Why the group has failed, or is about to: messages say it before connections of collectives are closed."""
+        self._has_failed.wait(_HEAR_S)
+        return self._failure
 
     def patience_s(self) -> float:
         """How long it is at most until the Spanning says who is to blame; 0 if that is not about to happen."""
