@@ -101,6 +101,14 @@ def test_a_later_dump_completes_what_an_earlier_one_saw_pending():
         assert [member.process for member in only(*order).group.members] == ["sleeping", "running"]
 
 
+def test_what_one_dump_saw_ended_has_ended_also_where_another_says_that_it_looked_later():
+    ended = dump(group(member(0, channel(entry(1, 10, 80))), member(1, channel(entry(1, 70, 80)))), dumped_ns=SECOND)
+    stale = dump(group(member(0, channel(entry(1, 10, 80))), member(1, channel(entry(1, 70), started=1, completed=0))))
+    for order in ((ended, stale), (stale, ended)):
+        (each,) = only(*order).channels[0]
+        assert (each.calls[1].end_ns, each.under_way) == (80, ())
+
+
 def test_dumps_add_up_to_more_collectives_than_each_of_them_remembers():
     early = dump(group(member(0, channel(entry(1, 10, 20), entry(2, 30, 40), entry(3, 50)))), dumped_ns=SECOND)
     late = dump(group(member(0, channel(entry(4, 70, 80), entry(5, 90, 95)))))

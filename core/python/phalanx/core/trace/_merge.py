@@ -62,5 +62,6 @@ def _later_member(old: Member, new: Member) -> Member:
 def _later_channel(old: Channel, new: Channel) -> Channel:
     # What was pending in the old look and is not in the new one has been forgotten since: how it ended is not known.
     over = {sequence: entry for sequence, entry in old.entries.items() if entry.end_ns is not None}
-    entries = dict(sorted((over | new.entries).items()))
+    # What one look saw ended has ended: a rank that was stopped in the middle of its look may call an older one newer.
+    entries = dict(sorted((new.entries | over).items()))
     return Channel(max(old.started, new.started), max(old.completed, new.completed), entries)
