@@ -49,7 +49,8 @@ int32_t parse_reduction(const String &name);
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type);
 void check_group_size(const Call &call, int64_t group_size);
 
-// Whether collectives of this thread are complete on return, while one of these is alive: phalanx_ordered.
+// Whether collectives of this thread are complete on return, while one of these is alive: blocking_* and
+// phalanx_ordered.
 inline thread_local bool complete_on_return = false;
 class CompletionScope {
  public:

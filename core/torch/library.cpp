@@ -16,7 +16,7 @@ namespace phxt {
 namespace {
 
 enum class Kind : uint8_t {
-  collective,  // also in phalanx_ordered, and in phalanx_c10d for groups that are not ours
+  collective,  // also as blocking_<name> and in phalanx_ordered, and in phalanx_c10d for groups that are not ours
   single,      // only in phalanx; waits are such, as torch's take no group
   cpu_only,    // likewise, and only on memory of the host
   factory,     // in phalanx and phalanx_c10d, without a tensor among its arguments: torch finds its kernel elsewhere
@@ -91,6 +91,14 @@ bool define(TorchLibraryHandle library, const Op &op, const std::string &schema)
   return shim.library_def_with_tags(library, schema.c_str(), tags, op.wants_contiguous ? 2 : 1) == 0;
 }
 
+// The kernel of blocking_<name>: complete on return.
+template <size_t I>
+void blocking_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
+  const CompletionScope scope(true);
+  kOps[I].kernel(stack, inputs, outputs);
+}
+std::string blocking(std::string name_or_schema) { return name_or_schema.insert(0, "blocking_"); }
+
 // The kernel of a collective in phalanx_ordered, which has two arguments more, at the end: a tensor that stands for the
 // order of what is sent, which only compilers look at, and whether it may be left pending.
 template <size_t I>
@@ -106,10 +114,15 @@ std::string ordered_schema(std::string schema) {
                         std::string(", Tensor") + (gives_list ? "" : "(o!)") + " order, bool start=False)");
 }
 template <size_t... I>
+constexpr std::array<Kernel *, sizeof...(I)> blocking_kernels(std::index_sequence<I...>) {
+  return {blocking_kernel<I>...};
+}
+template <size_t... I>
 constexpr std::array<Kernel *, sizeof...(I)> ordered_kernels(std::index_sequence<I...>) {
   return {ordered_kernel<I>...};
 }
 constexpr size_t kOpCount = std::size(kOps);
+constexpr std::array<Kernel *, kOpCount> kBlockingKernels = blocking_kernels(std::make_index_sequence<kOpCount>());
 constexpr std::array<Kernel *, kOpCount> kOrderedKernels = ordered_kernels(std::make_index_sequence<kOpCount>());
 
 bool implements(const Op &op, std::string_view key) {
@@ -124,9 +137,9 @@ bool implement(const char *key) {
   for (size_t i = 0; i < kOpCount; ++i) {
     if (!implements(kOps[i], key)) continue;
     if (torch_library_impl(ours, kOps[i].name, kOps[i].kernel, kTorchVersion) != 0) return false;
-    if (kOps[i].kind == Kind::collective &&
-        torch_library_impl(ordered, kOps[i].name, kOrderedKernels[i], kTorchVersion) != 0)
-      return false;
+    if (kOps[i].kind != Kind::collective) continue;
+    if (torch_library_impl(ours, blocking(kOps[i].name).c_str(), kBlockingKernels[i], kTorchVersion) != 0) return false;
+    if (torch_library_impl(ordered, kOps[i].name, kOrderedKernels[i], kTorchVersion) != 0) return false;
   }
   return true;
 }
@@ -139,7 +152,9 @@ bool register_all() {
   for (const Op &op : kOps) {
     std::string schema = std::string(op.name) + op.arguments;
     if (!define(ours, op, schema)) return false;
-    if (op.kind == Kind::collective && !define(ordered, op, ordered_schema(schema))) return false;
+    if (op.kind == Kind::collective &&
+        (!define(ours, op, blocking(schema)) || !define(ordered, op, ordered_schema(schema))))
+      return false;
     if (op.kind != Kind::collective && op.kind != Kind::factory) continue;
     // The other road is implemented in Python, by torch's own collectives.
     for (size_t text; (text = schema.find("str ")) != std::string::npos;)

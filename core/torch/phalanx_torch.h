@@ -9,6 +9,9 @@
  *                                                       implements by torch.distributed; same arguments, but each text
  *                                                       comes as a number that phxt_text turns back
  *
+ * A collective may be pending when it returns, until wait_tensor. torch.ops.phalanx.blocking_all_reduce, and so on for
+ * each of them, is complete when it returns: one op instead of two, for who has nothing to do meanwhile.
+ *
  * torch.ops.phalanx_ordered has every collective again, for compiled graphs: complete on return unless `start` is true,
  * and with a tensor `order`, which each of them claims to write, so that a compiler keeps them in their order.
  *

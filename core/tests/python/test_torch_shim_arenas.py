@@ -1,4 +1,4 @@
-"""The ops for compiled graphs: collectives that are complete on return, and arenas of symmetric memory."""
+"""Collectives that are complete on return, and what else compiled graphs are made of: arenas of symmetric memory."""
 
 import gc
 import os
@@ -24,6 +24,13 @@ from torch_shim import (
 )
 
 
+class Blocking:
+    """torch.ops.phalanx.blocking_*."""
+
+    def __getattr__(self, name):
+        return getattr(P, f"blocking_{name}")
+
+
 class Ordered:
     """torch.ops.phalanx_ordered, without its last arguments."""
 
@@ -33,10 +40,10 @@ class Ordered:
         return lambda *args, **kwargs: op(*args, **kwargs, order=order)
 
 
-B = Ordered()
+B = Blocking()
 UNSUPPORTED = -2
 PLAN = "graph-1 g|all_reduce float32 [1024] sum|all_gather float32 [16]"
-BLOCKING = [
+COLLECTIVES = [
     "all_reduce", "all_reduce_", "all_gather_into_tensor", "all_gather_into_tensor_out", "reduce_scatter_tensor",
     "reduce_scatter_tensor_out", "all_to_all_single", "broadcast", "broadcast_", "all_reduce_coalesced",
     "all_reduce_coalesced_", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
@@ -60,12 +67,22 @@ def alone():
         yield world
 
 
-# ---- phalanx_ordered -------------------------------------------------------------------------------------------
+# ---- complete on return ----------------------------------------------------------------------------------------
+
+
+def test_every_collective_has_a_blocking_form_with_its_schema_and_tags():
+    load()
+    for name in COLLECTIVES:
+        ours, blocking = getattr(P, name).default, getattr(P, f"blocking_{name}").default
+        assert str(blocking._schema) == str(ours._schema).replace("phalanx::", "phalanx::blocking_")
+        assert blocking.tags == ours.tags
+    assert not hasattr(P, "blocking_wait_tensor")
+    assert not hasattr(P, "blocking_symm_arena")
 
 
 def test_every_collective_has_an_ordered_namesake_with_its_schema_and_tags():
     load()
-    for name in BLOCKING:
+    for name in COLLECTIVES:
         ours, ordered = getattr(P, name).default, getattr(torch.ops.phalanx_ordered, name).default
         expected = str(ours._schema).replace("phalanx::", "phalanx_ordered::")
         order = "Tensor order" if "-> Tensor[]" in expected else "Tensor(o!) order"
@@ -75,7 +92,8 @@ def test_every_collective_has_an_ordered_namesake_with_its_schema_and_tags():
     assert not hasattr(torch.ops.phalanx_ordered, "symm_arena")
 
 
-def complete_on_return(rank, size):
+def complete_on_return(rank, size, form):
+    B = form()  # noqa: N806
     with World(rank, size) as world:
         inputs = [data(r, (size, 8)) for r in range(size)]
         mine, total, gathered = inputs[rank], reduced(inputs, "sum"), torch.cat(inputs)
@@ -127,9 +145,10 @@ def complete_on_return(rank, size):
         assert world.ops.phxt_pending_count() == 0
 
 
-def test_ordered_collectives_leave_nothing_pending():
+@pytest.mark.parametrize("form", [Blocking, Ordered])
+def test_they_leave_nothing_pending(form):
     load()
-    run_ranks(complete_on_return, 2)
+    run_ranks(complete_on_return, 2, form)
 
 
 # ---- one rank ---------------------------------------------------------------------------------------------------

@@ -80,6 +80,17 @@ def test_small_values_go_through_the_slots_in_place(group):  # I5
     assert (routes(made), reasons(made)) == ([Route.SLOTS], ["small"])
 
 
+def test_blocking_forms_are_lowered_as_the_others(group):  # I8
+    ours = torch.ops.phalanx
+    made = lowered(lambda x: ours.blocking_all_reduce(x.relu(), "sum", group) + 1, X)
+    assert names(made.graph) == ["symm_arena", "aten.relu", "ordered.all_reduce_", "aten.add"]
+    assert (routes(made), reasons(made)) == ([Route.SLOTS], ["small"])
+    made = lowered(lambda x: sum(ours.blocking_all_reduce_coalesced([x + 1, x + 2], "sum", group)), X)
+    assert "ordered.all_reduce_coalesced_" in names(made.graph)
+    made = lowered(lambda x: ours.blocking_all_reduce(x.relu(), "sum", group), X, served=False)
+    assert names(made.graph) == ["aten.relu", "blocking_all_reduce"]
+
+
 def test_inputs_of_the_graph_and_values_in_use_are_not_written_over(group):
     made = lowered(lambda x: fc.all_reduce(x, "sum", group) + x, X)
     assert names(made.graph) == ["symm_arena", "ordered.all_reduce", "aten.add"]

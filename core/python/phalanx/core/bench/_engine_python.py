@@ -43,8 +43,7 @@ class PythonEngine(GlooEngine):
 
     def _ways(self, buffer: Any, output: Any) -> dict[str, Callable[[], Any]]:
         collectives = importlib.import_module("phalanx.collectives")
-        ops, ordered, world = self.torch.ops.phalanx, self.torch.ops.phalanx_ordered, self.dist.group.WORLD
-        order = self.torch.empty(1)
+        ops, world = self.torch.ops.phalanx, self.dist.group.WORLD
         group, count = self.group, buffer.numel()
         given, taken = ffi.cast("void *", buffer.data_ptr()), ffi.cast("void *", output.data_ptr())
         name = str(buffer.dtype).removeprefix("torch.")
@@ -64,11 +63,11 @@ class PythonEngine(GlooEngine):
             ops.wait_tensor(buffer)
             return buffer
 
-        def complete_op() -> Any:
-            return ordered.all_reduce(buffer, "sum", "benchmark", order)
+        def blocking_op() -> Any:
+            return ops.blocking_all_reduce(buffer, "sum", "benchmark")
 
-        def complete_op_in_place() -> Any:
-            ordered.all_reduce_(buffer, "sum", "benchmark", order)
+        def blocking_op_in_place() -> Any:
+            ops.blocking_all_reduce_(buffer, "sum", "benchmark")
             return buffer
 
         def core_method() -> Any:
@@ -85,8 +84,8 @@ class PythonEngine(GlooEngine):
             "phalanx.collectives.all_reduce_": functional_in_place,
             "torch.ops.phalanx.all_reduce": op,
             "torch.ops.phalanx.all_reduce_": op_in_place,
-            "torch.ops.phalanx_ordered.all_reduce": complete_op,
-            "torch.ops.phalanx_ordered.all_reduce_": complete_op_in_place,
+            "torch.ops.phalanx.blocking_all_reduce": blocking_op,
+            "torch.ops.phalanx.blocking_all_reduce_": blocking_op_in_place,
             "phalanx.core Group.all_reduce": core_method,
             "phx_all_reduce (C, by cffi)": c_call,
         }

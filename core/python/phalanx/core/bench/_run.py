@@ -29,8 +29,8 @@ PYTHON_WAYS = (
     "phalanx.collectives.all_reduce_",
     "torch.ops.phalanx.all_reduce",
     "torch.ops.phalanx.all_reduce_",
-    "torch.ops.phalanx_ordered.all_reduce",
-    "torch.ops.phalanx_ordered.all_reduce_",
+    "torch.ops.phalanx.blocking_all_reduce",
+    "torch.ops.phalanx.blocking_all_reduce_",
     "phalanx.core Group.all_reduce",
     "phx_all_reduce (C, by cffi)",
 )

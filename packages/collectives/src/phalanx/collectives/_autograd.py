@@ -273,8 +273,12 @@ _IN_PLACE = {
     "reduce_scatter_tensor_out": "reduce_scatter_tensor",
 }
 
-
-OPS = (*_FUNCTIONS, *COALESCED, *_IN_PLACE)  # of the namespace phalanx, with an autograd kernel
+# Of the namespace phalanx: those that are also complete on return, and all with an autograd kernel.
+COLLECTIVES = tuple(
+    name for name in (*_FUNCTIONS, *COALESCED, *_IN_PLACE) if name not in ("broadcast_backward", "wait_tensor")
+)
+BLOCKING = {f"blocking_{name}": name for name in COLLECTIVES}
+OPS = (*_FUNCTIONS, *COALESCED, *_IN_PLACE, *BLOCKING)
 
 
 def register(library: Any) -> list[Any]:
@@ -295,11 +299,12 @@ def register(library: Any) -> list[Any]:
         op = getattr(torch.ops.phalanx, name).default
         if kernels is not library:
             kernels.define(str(op._schema).removeprefix("phalanx::"))
-        if name in _FUNCTIONS:
-            kernel = _differentiable(op, _FUNCTIONS[name])
-        elif name in COALESCED:
-            kernel = _differentiable_list(op, COALESCED[name])
+        collective = BLOCKING.get(name, name)
+        if collective in _FUNCTIONS:
+            kernel = _differentiable(op, _FUNCTIONS[collective])
+        elif collective in COALESCED:
+            kernel = _differentiable_list(op, COALESCED[collective])
         else:
-            kernel = _in_place(op, name, _IN_PLACE[name])
+            kernel = _in_place(op, name, _IN_PLACE[collective])
         _torch_compat.implement(kernels, name, kernel, "Autograd", with_keys=True)
     return [library, kernels]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _torch_compat
+from phalanx.collectives._autograd import COLLECTIVES
 
 
 def _fake_arena(nbytes: Any, plan: str, group_name: str) -> torch.Tensor:
@@ -94,7 +95,7 @@ def register(fakes: Mapping[str, Any]) -> None:
     """Make the ops known to compilers.
 
     Args:
-        fakes: The fake kernel of each collective of `phalanx`, by name.
+        fakes: The fake kernels of `phalanx`, by name.
     """
     ours, ordered, roads = (_torch_compat.fragment(one) for one in ("phalanx", "phalanx_ordered", "phalanx_c10d"))
     _libraries.extend((ours, ordered, roads))
@@ -102,9 +103,7 @@ def register(fakes: Mapping[str, Any]) -> None:
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
         if name.endswith("_"):
             _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
-    for name in fakes:
-        if name.startswith("wait_") or name.endswith("_backward"):
-            continue
+    for name in COLLECTIVES:
         op = getattr(torch.ops.phalanx_ordered, name).default
         torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name], op), lib=ordered)
         _torch_compat.keep_in_graphs(op)

@@ -115,6 +115,7 @@ _FAKES: dict[str, Any] = {
     "all_gather_into_tensor_coalesced": _each(_fake_all_gather),
     "reduce_scatter_tensor_coalesced": _each(_fake_reduce_scatter),
 }
+_FAKES.update({blocking: _FAKES[name] for blocking, name in _autograd.BLOCKING.items()})
 
 
 # ---- the road through torch.distributed ------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ _FORMS = {
     "broadcast_": Form("broadcast", in_place=True),
 }
 _NAMESPACES = ("phalanx", "_c10d_functional")
+_BLOCKING = "blocking_"  # begins the names of ours that are complete on return, as all are that the pass makes of them
 
 
 def form_of(node: Node) -> Form | None:
@@ -53,7 +54,7 @@ def form_of(node: Node) -> Form | None:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return None
     if node.target.namespace in _NAMESPACES:
-        return _FORMS.get(node.target._opname)
+        return _FORMS.get(node.target._opname.removeprefix(_BLOCKING))
     if node.target.namespace == "_dtensor" and node.target._opname == "shard_dim_alltoall":
         return Form("shard_dim_all_to_all")
     return None
@@ -170,7 +171,7 @@ def collectives(graph: Graph) -> Iterator[Collective]:
         bound = _arguments(node)
         given = _inputs(form, bound)
         group = _torch_compat.group_name_of(bound.get("group_name"))
-        name = node.target._opname
+        name = node.target._opname.removeprefix(_BLOCKING)
         yield Collective(node, form, name, group, bound, given, _results(node, form, given))
 
 

@@ -1,0 +1,111 @@
+"""The ops that are complete on return: torch.ops.phalanx.blocking_*."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import phalanx.collectives as pc
+from ranks import run_ranks
+
+ops = torch.ops.phalanx
+
+
+def calls(size, name):
+    """Each functional op and its blocking form, on a tensor of [size, 3]."""
+    even = [1] * size
+    for op, *args in (
+        ("all_reduce", "sum", name),
+        ("all_reduce", "avg", name),
+        ("all_gather_into_tensor", size, name),
+        ("reduce_scatter_tensor", "sum", size, name),
+        ("all_to_all_single", even, even, name),
+        ("broadcast", size - 1, name),
+    ):
+        yield getattr(ops, op), getattr(ops, f"blocking_{op}"), args
+
+
+def agreeing(rank, size, enabled):
+    group = dist.group.WORLD
+    name = group.group_name
+    if enabled:
+        assert pc.enable_group(group)
+    x = torch.randn(size, 3, generator=torch.Generator().manual_seed(rank))
+    for op, blocking, args in calls(size, name):
+        expected = ops.wait_tensor(op(x, *args))
+        assert torch.equal(blocking(x, *args), expected), op
+        mine, ours = x.clone().requires_grad_(), x.clone().requires_grad_()
+        wanted, found = ops.wait_tensor(op(mine, *args)), blocking(ours, *args)
+        assert type(found) is torch.Tensor and torch.equal(found.detach(), expected)
+        for y in wanted, found:
+            (y.sin() * (rank + 1)).sum().backward()
+        assert torch.equal(ours.grad, mine.grad), op
+    y = x.clone()
+    before = y._version
+    ops.blocking_all_reduce_(y, "sum", name)
+    assert torch.equal(y, ops.wait_tensor(ops.all_reduce(x, "sum", name))) and y._version > before
+    lists = ops.blocking_all_reduce_coalesced([x, x.clone().requires_grad_()], "sum", name)
+    assert torch.equal(lists[0], y) and lists[1].requires_grad
+    with pytest.raises(RuntimeError, match="blocking_all_reduce_ writes into its argument.*use all_reduce"):
+        ops.blocking_all_reduce_(x.clone().requires_grad_(), "sum", name)
+    assert (ops.blocking_all_reduce(x, "sum", name) == y).all()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_they_give_what_the_op_and_a_wait_give_and_the_same_gradients(size):  # F26
+    run_ranks(agreeing, size, True, start_torch=True)
+
+
+def test_the_first_call_on_a_group_may_be_one():
+    run_ranks(agreeing, 2, False, start_torch=True)
+
+
+def elsewhere(rank, size):
+    assert not pc.enable_group(dist.group.WORLD)
+    agreeing(rank, size, False)
+
+
+def test_so_do_they_on_a_group_that_the_core_does_not_serve():
+    run_ranks(elsewhere, 2, start_torch=True, env=[{"PHALANX_HOST_ID": str(7 + rank)} for rank in range(2)])
+
+
+def compiled(rank, size):
+    group = dist.group.WORLD
+    assert pc.enable_group(group)
+    name = group.group_name
+    x = torch.rand(size, 3, requires_grad=True)
+
+    def function(x):
+        y = ops.blocking_all_reduce(x.relu(), "sum", name) + 1
+        z = y.detach().clone()
+        ops.blocking_all_reduce_(z, "max", name)
+        return y * 2, z
+
+    expected = function(x)
+    expected[0].sum().backward()
+    gradient, x.grad = x.grad, None
+    for backend in ("aot_eager", "inductor"):
+        torch._dynamo.reset()
+        found = torch.compile(function, backend=backend, fullgraph=True)(x)
+        found[0].sum().backward()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(x.grad, gradient)
+        x.grad = None
+
+
+@pytest.mark.timeout(300)
+def test_they_compile():  # F19
+    run_ranks(compiled, 2, start_torch=True, timeout=240)
+
+
+def checked(rank, size):
+    name = dist.group.WORLD.group_name
+    pc.enable_group(name)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    for needs in (False, True):
+        for _, blocking, args in calls(size, name):
+            x = torch.rand(size, 3, requires_grad=needs)
+            torch.library.opcheck(blocking.default, (x, *args), test_utils=tests)
+
+
+def test_opcheck_finds_nothing():  # F19
+    run_ranks(checked, 1, start_torch=True, timeout=120)
