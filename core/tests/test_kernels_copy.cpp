@@ -44,6 +44,7 @@ void expect_copied(void (*copy)(void *, const void *, size_t)) {
 }  // namespace
 
 TEST(a_wide_copy_moves_its_bytes_and_no_others) { expect_copied(phx::kernels::copy_wide); }
+TEST(a_one_way_copy_moves_its_bytes_and_no_others) { expect_copied(phx::kernels::copy_one_way); }
 TEST(a_streaming_copy_moves_its_bytes_and_no_others) { expect_copied(phx::kernels::copy_streaming); }
 
 TEST(an_exchange_takes_what_lies_there_and_leaves_what_comes_next) {

@@ -131,7 +131,8 @@ class Broadcast final : public Operation {
       : Operation(buffers, plan.lane.group_rank() == root ? buffers.count * buffers.item : 0),
         root_(root),
         chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
-        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes) {
+        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes),
+        one_way_(reads_one_way(buffers.count * buffers.item, streaming_)) {
     rounds = rounds_for(b_.count, chunk_);
   }
 
@@ -141,8 +142,13 @@ class Broadcast final : public Operation {
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_)
-      deliver_bytes(b_.out + round * chunk_ * b_.item, lane.data(root_, epoch), length(round) * b_.item, streaming_);
+    if (lane.group_rank() == root_) return PHX_OK;
+    char *const to = b_.out + round * chunk_ * b_.item;
+    const size_t bytes = length(round) * b_.item;
+    if (one_way_)
+      kernels::copy_one_way(to, lane.data(root_, epoch), bytes);
+    else
+      deliver_bytes(to, lane.data(root_, epoch), bytes, streaming_);
     return PHX_OK;
   }
 
@@ -151,7 +157,7 @@ class Broadcast final : public Operation {
 
   const int root_;
   const size_t chunk_;
-  const bool streaming_;
+  const bool streaming_, one_way_;
 };
 
 }  // namespace

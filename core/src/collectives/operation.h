@@ -170,6 +170,14 @@ inline void deliver_bytes(void *to, const void *from, size_t size, bool streamin
     copy_bytes(to, from, size);
 }
 
+inline constexpr size_t kOneWayBytes = size_t{512} << 10;
+
+// Whether ranks that only read what put_one_way wrote, `bytes` in one call, do so with kernels::copy_one_way. With up
+// to 256 KiB the string instructions were never slow.
+inline bool reads_one_way(size_t bytes, bool streaming) {
+  return bytes >= kOneWayBytes && !streaming && has_fast_strings();
+}
+
 // Elements per part when `count` elements are dealt to `parts`: whole cache lines, so that no line has two owners.
 size_t part_elements(size_t count, size_t item, int parts);
 // Elements of whole cache lines that fit in `bytes`.

@@ -5,7 +5,8 @@
 //
 // Where string instructions are fast, one of them does better than any of these loops: its stores need not fetch the
 // lines that they fill, nor wait for another core to give them up one after the other. Stores around the cache only win
-// where what is read lies in a cache. See docs/explanation/algorithms.
+// where what is read lies in a cache; and where one rank writes what others only read, the readers are steadier without
+// strings. See docs/explanation/algorithms.
 #include <cstring>
 
 #include "base/processor.h"
@@ -45,9 +46,11 @@ inline void copy_line(char *to, const char *from) {
   }
 }
 
-// Later stores stay behind it.
-inline void copy_string(char *to, const char *from, size_t size) {
-  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(size) : : "memory");
+// Of any bytes. Later stores stay behind it.
+inline size_t copy_string(char *to, const char *from, size_t size) {
+  size_t left = size;
+  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(left) : : "memory");
+  return size;
 }
 
 // Whole lines, to where one begins. Returns how many bytes are done.
@@ -63,7 +66,15 @@ size_t copy_lines(char *to, const char *from, size_t size) {
   return at;
 }
 
-// The same with one store for each line.
+// In the order of the lines, with one store for each.
+__attribute__((target("avx512f"))) size_t copy_lines_avx512(char *to, const char *from, size_t size) {
+  size_t at = 0;
+  for (; at + kLine <= size; at += kLine)
+    _mm512_store_si512(reinterpret_cast<__m512i *>(to + at), _mm512_loadu_si512(from + at));
+  return at;
+}
+
+// Around the cache, with one store for each line.
 __attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const char *from, size_t size) {
   const auto line = [&](size_t at) __attribute__((target("avx512f"))) {
     _mm512_stream_si512(reinterpret_cast<__m512i *>(to + at), _mm512_loadu_si512(from + at));
@@ -77,33 +88,52 @@ __attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const ch
   return at;
 }
 
-template <bool kStreaming>
-void copy_pages(char *to, const char *from, size_t size) {
+// Where strings are fast, what else this processor can do.
+bool has_avx512_beside_strings() {
+  static const bool avx512 = has_fast_strings() && __builtin_cpu_supports("avx512f") != 0;
+  return avx512;
+}
+
+// `lines` copies whole lines, to where one begins, and returns how many bytes are done.
+template <class Lines>
+void copy_aligned(void *to, const void *from, size_t size, const Lines &lines) {
+  char *target = static_cast<char *>(to);
+  const char *source = static_cast<const char *>(from);
   const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
   if (size < head + kLine) {
-    if (size != 0) std::memcpy(to, from, size);
+    if (size != 0) std::memcpy(target, source, size);
     return;
   }
-  std::memcpy(to, from, head);
-  to += head, from += head, size -= head;
-  if (has_fast_strings() && (!kStreaming || size > kSlotBytes)) return copy_string(to, from, size);
-  static const bool avx512 = has_fast_strings() && __builtin_cpu_supports("avx512f") != 0;
-  const size_t done =
-      kStreaming && avx512 ? stream_lines_avx512(to, from, size) : copy_lines<kStreaming>(to, from, size);
-  std::memcpy(to + done, from + done, size - done);
+  std::memcpy(target, source, head);
+  target += head, source += head, size -= head;
+  const size_t done = lines(target, source, size);
+  std::memcpy(target + done, source + done, size - done);
 }
 
 }  // namespace
 
 void copy_streaming(void *to, const void *from, size_t size) {
-  copy_pages<true>(static_cast<char *>(to), static_cast<const char *>(from), size);
+  copy_aligned(to, from, size, [](char *target, const char *source, size_t bytes) {
+    if (has_fast_strings() && bytes > kSlotBytes) return copy_string(target, source, bytes);
+    return has_avx512_beside_strings() ? stream_lines_avx512(target, source, bytes)
+                                       : copy_lines<true>(target, source, bytes);
+  });
 }
 
 void copy_wide(void *to, const void *from, size_t size) {
-  copy_pages<false>(static_cast<char *>(to), static_cast<const char *>(from), size);
+  copy_aligned(to, from, size, [](char *target, const char *source, size_t bytes) {
+    return has_fast_strings() ? copy_string(target, source, bytes) : copy_lines<false>(target, source, bytes);
+  });
+}
+
+void copy_one_way(void *to, const void *from, size_t size) {
+  if (!has_avx512_beside_strings()) return copy_wide(to, from, size);
+  copy_aligned(to, from, size, copy_lines_avx512);
 }
 
 #else
+
+void copy_one_way(void *to, const void *from, size_t size) { copy_wide(to, from, size); }
 
 void copy_streaming(void *to, const void *from, size_t size) { copy_wide(to, from, size); }
 
