@@ -164,5 +164,7 @@ def test_an_op_has_the_arguments_of_torchs_op_of_its_name():  # P27
     others = {name.removeprefix("nccl_") for name in schemas("symm_mem")}  # of phalanx.symm_mem, where that is imported
     others |= set(_compiled_ops.FAKES)  # only compiled graphs call these
     for name, arguments in ours.items():  # those that torch has not got look alike
-        if name not in wanted and name not in others and not name.startswith("wait_tensor"):
+        if name.startswith("blocking_"):
+            assert arguments == ours[name.removeprefix("blocking_")]
+        elif name not in wanted and name not in others and not name.startswith("wait_tensor"):
             assert arguments[-1] == ("group_name", False)
