@@ -75,7 +75,7 @@ def numbers(rank, size, backend):
     return found
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_functions_draw_what_eager_draws_on_every_mesh(backend, tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     [expected] = run_ranks(numbers, 1, "aot_eager", start_torch=True, timeout=200)
@@ -140,6 +140,7 @@ def compilers(rank, size):
     same(torch.compile(lambda x: x.clone().normal_(), backend="aot_eager", fullgraph=True)(term), wanted)
 
 
+@pytest.mark.slow
 def test_keys_are_neither_merged_nor_drawn_again(tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run_ranks(compilers, 2, start_torch=True, timeout=400, env=env)

@@ -169,6 +169,7 @@ def from_the_cache(rank, size, expect_hit):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_later_process_takes_the_graph_from_the_cache(tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run_ranks(from_the_cache, 2, False, timeout=250, env=env)
