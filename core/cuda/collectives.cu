@@ -56,3 +56,7 @@ PHX_PAIR(complex128, product, Complex<double>, Product)
 extern "C" __global__ void phx_gpu_all_gather(Launch launch, size_t item) { all_gather(launch, item); }
 extern "C" __global__ void phx_gpu_all_to_all(Launch launch, size_t item) { all_to_all(launch, item); }
 extern "C" __global__ void phx_gpu_broadcast(Launch launch, size_t item) { broadcast(launch, item); }
+
+extern "C" __global__ void phx_gpu_barrier(Launch launch) { barrier(launch); }
+extern "C" __global__ void phx_gpu_put_signal(Launch launch) { put_signal(launch); }
+extern "C" __global__ void phx_gpu_wait_signal(Launch launch) { wait_signal(launch); }

@@ -1,77 +1,25 @@
 // Memory of GPUs that ranks share: on the driver of the host, or on the one of fake_cuda/ (CTest gives that one).
-#include <dirent.h>
-#include <dlfcn.h>
-
 #include <cstring>
 #include <vector>
 
 #include "check.h"
-#include "cuda/driver.h"
+#include "gpu.h"
 #include "ranks.h"
+
+using gpu::alive;
+using gpu::Gpu;
+using gpu::kGpu;
+using gpu::needs_driver;
+using gpu::open_files;
 
 namespace {
 
-constexpr phx_device kGpu{PHX_DEV_CUDA, 0};
 constexpr size_t kBytes = 100000;
-
-template <class Function>
-Function *symbol(const char *name) {
-  static void *const library = dlopen("libcuda.so.1", RTLD_NOW);
-  return library == nullptr ? nullptr : reinterpret_cast<Function *>(dlsym(library, name));
-}
-
-void needs_driver() {
-  std::string problem;
-  if (phx::cuda::find_driver(&problem) == nullptr) check::skip(problem.c_str());
-}
-// What the fake driver has handed out; -1 where a real one is.
-int alive() {
-  auto *const count = symbol<int()>("fake_cuda_alive");
-  return count != nullptr ? count() : -1;
-}
-
-// Copies from and to the memory of a GPU, in its primary context.
-class Gpu {
- public:
-  explicit Gpu(int index = 0) {
-    CHECK(driver_->device_get(&device_, index) == 0 && driver_->context_retain(&context_, device_) == 0);
-    CHECK(driver_->context_push(context_) == 0);
-  }
-  ~Gpu() {
-    phx::cuda::Context popped = nullptr;
-    driver_->context_pop(&popped);
-    driver_->context_release(device_);
-  }
-  void write(void *to, const std::vector<unsigned char> &bytes) const {
-    auto *const copy = symbol<int(unsigned long long, const void *, size_t)>("cuMemcpyHtoD_v2");
-    CHECK(copy(reinterpret_cast<uintptr_t>(to), bytes.data(), bytes.size()) == 0);
-  }
-  std::vector<unsigned char> read(const void *from, size_t size) const {
-    std::vector<unsigned char> bytes(size, 1);
-    auto *const copy = symbol<int(void *, unsigned long long, size_t)>("cuMemcpyDtoH_v2");
-    CHECK(copy(bytes.data(), reinterpret_cast<uintptr_t>(from), size) == 0);
-    return bytes;
-  }
-
- private:
-  std::string problem_;
-  const phx::cuda::Driver *driver_ = phx::cuda::find_driver(&problem_);
-  phx::cuda::Device device_ = 0;
-  phx::cuda::Context context_ = nullptr;
-};
 
 std::vector<unsigned char> pattern(int rank) {
   std::vector<unsigned char> bytes(kBytes);
   for (size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(rank) * 31 + 1);
   return bytes;
-}
-
-size_t open_files() {
-  size_t count = 0;
-  DIR *folder = opendir("/proc/self/fd");
-  while (readdir(folder) != nullptr) ++count;
-  closedir(folder);
-  return count;
 }
 
 // Every rank writes its block, and reads everybody's where they are mapped here.  C2
@@ -109,7 +57,7 @@ void share(int rank, phx_world *world) {
 
 TEST(ranks_as_processes_share_memory_of_a_gpu) {
   // A forked child must find a driver that was not started before.
-  if (symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
   ranks::all_zero(ranks::as_processes(3, share));
 }
 
@@ -185,15 +133,22 @@ TEST(wrong_requests_say_so) {
     const char *name = nullptr;
     CHECK_OK(phx_allocator_name(world, PHX_DEV_CUDA, &name));
     CHECK(std::strcmp(name, "cuda") == 0);
-    // The collectives of the host cannot read it.
+    // What has no kernel for GPUs cannot read it; nor is there one where the library has none at all.
     CHECK_OK(phx_mem_alloc(world, &kGpu, 0, &memory));  // no bytes are allowed, and a block of their own
     phx_group *group = ranks::make_group(world);
     phx_symm *symm = nullptr;
     CHECK_OK(phx_symm_rendezvous(group, memory, 0, &symm));
+    const size_t counts[] = {0};
     float out = 0;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "memory of a device",
-                phx_symm_all_reduce(symm, 0, &out, 0, PHX_F32, PHX_SUM, nullptr, nullptr));
+                phx_symm_all_gather_v(symm, 0, &out, counts, PHX_F32, nullptr, nullptr));
     phx_symm_release(symm);
+    if (phx_has("cuda") == 0 && std::getenv("PHALANX_CUDA_KERNELS") == nullptr) {
+      CHECK_OK(phx_symm_alloc(group, &kGpu, 64, 0, &symm));
+      CHECK_FAILS(PHX_ERR_UNSUPPORTED, "built without kernels for GPUs",
+                  phx_symm_all_reduce(symm, 0, phx_symm_buffer(symm, 0), 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      phx_symm_release(symm);
+    }
     CHECK_OK(phx_mem_free(world, memory));
     phx_group_release(group);
   });

@@ -17,7 +17,7 @@ SIZE = 1 << 16
 
 def parcel(**changes):
     fields = {
-        "version": 1,
+        "version": 2,
         "channels": SIGNAL_CHANNELS,
         "ordinal": 0,
         "size": SIZE,
@@ -25,7 +25,18 @@ def parcel(**changes):
         "persistent": 0,
         "device_type": 1,
     }
-    return wire.SYMM.pack(*{**fields, "device_index": 0, "handle_size": 0, "handle": b"", **changes}.values())
+    return wire.SYMM.pack(
+        *{
+            **fields,
+            "device_index": 0,
+            "handle_size": 0,
+            "handle": b"",
+            "gpu": b"",
+            "processors": 0,
+            "has_gpu": 0,
+            **changes,
+        }.values()
+    )
 
 
 def pad(liar, size=None, seals=SEALS):
@@ -71,6 +82,7 @@ def say(liar, changes):
         ({"version": 9}, "different layout versions"),
         ({"device_type": -7}, "device type -7 on rank 1"),
         ({"ordinal": 1 << 40}, "rendezvous #1099511627776 on rank 1"),
+        ({"has_gpu": 1}, "memory of phalanx's CUDA allocator on rank 1"),
         ({"persistent": 1, "alloc_id": 3}, "alloc_id 3 on rank 1"),
     ],
     ids=str,

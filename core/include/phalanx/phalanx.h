@@ -359,7 +359,8 @@ PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
 PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
 /* A rank's signal pad as mapped here: word [channel * group_size + r] is written only by group rank r, holds a count
  * that only grows (modulo 2^32), and is zero when the handle appears. put_signal and wait_signal use the same words:
- * use a channel either through them or by hand, not both. */
+ * use a channel either through them or by hand, not both. Of memory of a GPU the pad lies on the GPU, for kernels, and
+ * put_signal, wait_signal and barrier, which are the host's, use words of their own. */
 PHX_API uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank);
 PHX_API void *const *phx_symm_buffers_device(phx_symm *symm);     /* group_size pointers that the device can read */
 PHX_API void *const *phx_symm_signal_pads_device(phx_symm *symm); /* likewise */
@@ -370,6 +371,14 @@ PHX_API phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint
 /* Collective; channels are independent of each other and of the signals. One that timed out may be tried again: it goes
  * on waiting for the same barrier. */
 PHX_API phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms);
+/* The same for memory of a GPU, put on a stream (CUstream, cudaStream_t) of its primary context: they return at once.
+ * What precedes a put on its stream is visible to what follows the matching wait on the other rank's. The words are
+ * those of the pad on the GPU, so a put of the host is not one of these. A wait or barrier that lasts longer than
+ * timeout_ms, or whose peer dies, ends; then the next call on the group, or phx_group_error, tells why. */
+PHX_API phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream);
+PHX_API phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel,
+                                                int64_t timeout_ms, void *stream);
+PHX_API phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream);
 /* What a kernel needs to use the memory of all ranks by itself: see phalanx/device.h. Lives as long as the handle. */
 typedef struct phx_team {
   uint32_t struct_size;
@@ -396,6 +405,7 @@ typedef struct phx_options {
                        * those of different channels are independent, so that threads can have one each. */
   int64_t timeout_ms; /* of the whole operation, start and wait each */
   double scale;       /* of PHX_PREMUL_SUM */
+  void *stream;       /* CUstream (cudaStream_t) of a collective on symmetric memory of a GPU; else NULL */
 } phx_options;        /* NULL wherever it is asked for means all defaults */
 
 /* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
@@ -489,7 +499,14 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 
 /* ---- collectives on symmetric memory ------------------------------------------------------------------------- */
 
-/* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
+/* On memory of a GPU (all_reduce, all_gather, reduce_scatter, all_to_all and broadcast; work == NULL): the call puts a
+ * kernel on phx_options.stream, of the GPU's primary context, and returns. Collectives of one block run in one order on
+ * all ranks; of all blocks whose kernels may wait at the same time, one stream keeps them so. A kernel that waits
+ * longer than timeout_ms, or whose peer dies, ends; the next call on the group, or phx_group_error, tells why, and
+ * `out` is then unspecified. Whether the ranks' calls agree is not compared. A stream that is being captured gets the
+ * kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of the host.
+ *
+ * As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
  * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
  * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
  * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,

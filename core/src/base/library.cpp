@@ -39,6 +39,9 @@ constexpr StructRow kStructs[] = {
 
 constexpr const char *kFeatures[] = {
     "cpu",        "store_memory", "store_file", "store_tcp", "memfd", "shrink", "recorder",
+#ifdef PHX_CUDA
+    "cuda",
+#endif
 #ifdef PHX_FAILPOINTS
     "failpoints",
 #endif
@@ -62,7 +65,8 @@ const char *phx_build_info(void) {
     std::string features;
     for (const char *feature : kFeatures) features += (features.empty() ? "\"" : ", \"") + std::string(feature) + "\"";
     return "{\"version\": \"" PHX_VERSION_STRING "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" +
-           std::string(phx::kernels::active_isa()) + "\", \"features\": [" + features + "], \"cuda\": false}";
+           std::string(phx::kernels::active_isa()) + "\", \"features\": [" + features +
+           "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
   }());  // never destroyed: it may be asked for during exit
   return info->c_str();
 }

@@ -114,9 +114,14 @@ Call &Call::counts(const size_t *counts, size_t *total) {
   return *this;
 }
 
+Call &Call::on_stream() {
+  on_stream_ = true;
+  return *this;
+}
+
 Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   if (!ok()) return *this;
-  if (symm.block().on_device())
+  if (symm.block().on_device() && !on_stream_)
     return set(fail(PHX_ERR_UNSUPPORTED, name(),
                     "%s: the block lies in the memory of a device (type %d), which the collectives of the host cannot "
                     "read; use CPU memory (device type 1)",
@@ -145,6 +150,9 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 }
 
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
+  if (options_.stream != nullptr)
+    return set(fail(PHX_ERR_INVALID, name(), "%s: stream is for symmetric memory of a GPU; set it to NULL", name()))
+        .status();
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;

@@ -23,6 +23,7 @@ class Call {
   Group &group() const { return *group_; }
   int group_size() const { return group_->size(); }
   const phx_options &options() const { return options_; }
+  int64_t timeout_ms() const { return timeout_ms_; }
   const Buffers &buffers() const { return buffers_; }
   const Reduction &reduction() const { return reduction_; }
   const CallRecord &record() const { return record_; }
@@ -39,6 +40,8 @@ class Call {
   Call &counts(const size_t *counts, size_t *total);
   // Likewise where every rank has a list of its own, which is compared later.
   Call &own_counts(const size_t *counts, size_t *total);
+  // From here on the block may be in memory of a GPU: it is for kernels.
+  Call &on_stream();
   // `bytes` at `offset` must lie inside the block. Calls on other blocks or offsets do not match, nor does one in place
   // with one that is not.
   Call &inside(const Symm &symm, size_t offset, size_t bytes);
@@ -62,6 +65,7 @@ class Call {
   Buffers buffers_;
   Reduction reduction_;
   CallRecord record_;
+  bool on_stream_ = false;
   phx_status status_ = PHX_OK;
 };
 

@@ -3,6 +3,7 @@
 
 #include "base/guard.h"
 #include "collectives/call.h"
+#include "collectives/enqueue.h"
 
 using phx::Call;
 using phx::guarded;
@@ -66,6 +67,7 @@ phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shap
     if (!call.ok()) return call.status();
     phx::Symm &s = *symm->symm;
     char *in = own_at(s, offset);
+    if (s.side() != nullptr) call.on_stream();
     call.data(in, shape.in_parts, kind == Kind::kSymmBroadcast ? in : out, shape.out_parts, count, dtype);
     if (op != nullptr) call.reduce(*op);
     if (root != nullptr) call.root(*root);
@@ -74,6 +76,7 @@ phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shap
     const bool in_place = kind == Kind::kSymmAllReduce || kind == Kind::kSymmBroadcast;
     call.overlap(shape.in_parts * count, shape.out_parts * count, 0, in_place);
     if (!call.ok()) return call.status();
+    if (s.side() != nullptr) return phx::enqueue(call, s, offset, root == nullptr ? -1 : *root, work);
     return call.issue(make(call, call.plan(work), s, offset, in_bytes, root == nullptr ? -1 : *root), work);
   });
 }

@@ -1,11 +1,15 @@
 // Memory of NVIDIA GPUs that ranks can share.
 #pragma once
 
+#include "cuda/gpu.h"
 #include "memory/allocator.h"
 
 namespace phx::cuda {
 
 // NULL, and *problem says why, where there is no driver.
 AllocatorRef make_allocator(std::string *problem);
+
+// The GPUs of an allocator made here; NULL: it is somebody else's.
+Gpus *gpus_of(const Allocator &allocator);
 
 }  // namespace phx::cuda

@@ -9,26 +9,10 @@
 #pragma once
 
 #include "cuda/block.h"
+#include "cuda/launch.h"
 #include "kernels/portable.h"
 
 namespace phx::cuda {
-
-constexpr int kMostRanks = 16;
-
-// One launch on one rank.
-struct Launch {
-  phx_team team;     // its arrays are in memory that the device reads
-  size_t offset;     // of the input, into the block of every rank
-  void *out;         // ordinary memory of the device; not used in place
-  size_t count;      // elements, as in the public call
-  size_t begin;      // of what is reduced: 0, or of reduce_scatter the own part
-  int32_t root;      // of broadcast
-  uint32_t channel;  // the first of as many as there are blocks
-  int64_t divisor;
-  double scale;
-  uint64_t timeout_ns;
-  uint32_t *failed;  // gets what a wait that failed returned: see phalanx/device.h
-};
 
 namespace {
 
@@ -106,13 +90,12 @@ PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, b
   // One element at a time: what is left, or all, where packs would not lie where loads can take them.
   for (size_t at = whole + thread_of_grid() * sizeof(Raw); at < bytes; at += threads_of_grid() * sizeof(Raw)) {
     Pack pack{};
+    std::memcpy(&pack, block_at(launch, 0, first + at), sizeof(Raw));
     Lanes sum;
-    for (int rank = 0; rank < n; ++rank) {
+    sum.begin(pack, op);
+    for (int rank = 1; rank < n; ++rank) {
       std::memcpy(&pack, block_at(launch, rank, first + at), sizeof(Raw));
-      if (rank == 0)
-        sum.begin(pack, op);
-      else
-        sum.add(pack, op);
+      sum.add(pack, op);
     }
     take(first + at, sum.end(op), First<sizeof(Raw)>());
   }
@@ -175,6 +158,25 @@ PHX_DEVICE void all_to_all(const Launch &launch, size_t item) {
                  bytes);
   }
   all_meet(launch);
+}
+
+// What the host does with phx_symm_put_signal, wait_signal and barrier, by one block on a channel of the user's.
+PHX_DEVICE void barrier(const Launch &launch) { all_meet(launch); }
+
+PHX_DEVICE void put_signal(const Launch &launch) {
+  if (thread_of_block() != 0) return;
+  const uint32_t last = phx_team_last(&launch.team, launch.channel, launch.root);
+  phx_team_put(&launch.team, launch.channel, launch.root, last + 1);
+}
+
+PHX_DEVICE void wait_signal(const Launch &launch) {
+  if (thread_of_block() != 0) return;
+  uint32_t *const taken = launch.taken + static_cast<size_t>(launch.channel) * launch.team.group_size + launch.root;
+  const int32_t status = phx_team_wait(&launch.team, launch.channel, launch.root, *taken + 1, launch.timeout_ns);
+  if (status == 0)
+    *taken += 1;
+  else
+    phx_word_put(launch.failed, static_cast<uint32_t>(status));
 }
 
 // In place. The root, which has nothing to fetch, writes the last of n parts of every block itself.

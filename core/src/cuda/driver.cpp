@@ -26,7 +26,7 @@ Loaded load() {
 #define PHX_CUDA_FIND(member, symbol, parameters)                                         \
   loaded.driver.member = reinterpret_cast<Result(*) parameters>(dlsym(library, #symbol)); \
   if (loaded.driver.member == nullptr && loaded.problem.empty())                          \
-    loaded.problem = "the CUDA driver is too old: it has no " #symbol " (CUDA 11.2 is needed)";
+    loaded.problem = "the CUDA driver is too old: it has no " #symbol " (CUDA 11.4 is needed)";
   PHX_CUDA_FUNCTIONS(PHX_CUDA_FIND)
 #undef PHX_CUDA_FIND
   // NOLINTEND(bugprone-macro-parentheses)

@@ -18,6 +18,15 @@ struct OpaqueContext;
 using Context = OpaqueContext *;
 struct OpaqueStream;
 using Stream = OpaqueStream *;
+struct OpaqueEvent;
+using Event = OpaqueEvent *;
+struct OpaqueModule;
+using Module = OpaqueModule *;
+struct OpaqueFunction;
+using Function = OpaqueFunction *;
+struct Uuid {
+  char bytes[16];
+};
 
 constexpr Result kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
@@ -50,6 +59,13 @@ constexpr int kReadWrite = 3;            // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 constexpr int kSmallestGranularity = 0;  // CU_MEM_ALLOC_GRANULARITY_MINIMUM
 constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 
+constexpr unsigned kUntimed = 2;         // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kForAllContexts = 3;  // CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
+constexpr int kNotCapturing = 0;         // CU_STREAM_CAPTURE_STATUS_NONE
+
+constexpr int kKindOfMemory = 2;          // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+constexpr int kMostThreads = 1;           // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+constexpr int kProcessors = 16;           // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kHasVirtualMemory = 102;    // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 
@@ -60,6 +76,7 @@ constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POS
   X(device_count, cuDeviceGetCount, (int *count))                                                                    \
   X(device_get, cuDeviceGet, (Device * device, int index))                                                           \
   X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, Device device))                              \
+  X(device_uuid, cuDeviceGetUuid_v2, (Uuid * uuid, Device device))                                                   \
   X(context_retain, cuDevicePrimaryCtxRetain, (Context * context, Device device))                                    \
   X(context_release, cuDevicePrimaryCtxRelease_v2, (Device device))                                                  \
   X(context_push, cuCtxPushCurrent_v2, (Context context))                                                            \
@@ -78,7 +95,25 @@ constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POS
   X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                \
   X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                             \
   X(stream_wait, cuStreamSynchronize, (Stream stream))                                                               \
-  X(fill_bytes, cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Stream stream))
+  X(fill_bytes, cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Stream stream))                \
+  X(copy_in, cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t bytes, Stream stream))                      \
+  X(stream_capturing, cuStreamIsCapturing, (Stream stream, int *status))                                             \
+  X(event_create, cuEventCreate, (Event * event, unsigned flags))                                                    \
+  X(event_destroy, cuEventDestroy_v2, (Event event))                                                                 \
+  X(event_record, cuEventRecord, (Event event, Stream stream))                                                       \
+  X(event_wait, cuEventSynchronize, (Event event))                                                                   \
+  X(pointer_attribute, cuPointerGetAttribute, (void *value, int attribute, Pointer pointer))                         \
+  X(host_register, cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags))                               \
+  X(host_unregister, cuMemHostUnregister, (void *memory))                                                            \
+  X(host_pointer, cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned flags))                   \
+  X(module_load, cuModuleLoadData, (Module * module, const void *image))                                             \
+  X(module_unload, cuModuleUnload, (Module module))                                                                  \
+  X(module_function, cuModuleGetFunction, (Function * function, Module module, const char *name))                    \
+  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor,                                                          \
+    (int *blocks, Function function, int threads, size_t shared))                                                    \
+  X(launch, cuLaunchKernel,                                                                                          \
+    (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
+     unsigned block_z, unsigned shared, Stream stream, void **parameters, void **extra))
 
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a list of parameters, and a name

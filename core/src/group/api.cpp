@@ -203,6 +203,7 @@ phx_status phx_group_revoke(phx_group *group, const char *reason) {
 phx_status phx_group_error(phx_group *group, phx_error_info *out) {
   const char *operation = "group_error";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  group->ptr->note_launches();
   if (!group->ptr->failed())
     return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
   phx_error_info cause = group->ptr->cause();

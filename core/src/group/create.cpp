@@ -35,7 +35,7 @@ struct Geometry {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)), params_(std::move(params)), messenger_(this), interruptions_(params_.ranks.size()) {
+    : world_(std::move(world)), params_(std::move(params)), messenger_(this), interruptions_(params_.ranks.size() + 1) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
 }
 

@@ -43,6 +43,21 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
   return set_last_error(cause);
 }
 
+void Group::note_launches() {
+  const int32_t seen = interruptions_[static_cast<size_t>(size())].load(std::memory_order_acquire);
+  if (seen <= 0 || seen > size() || failed()) return;  // negative: the group had failed, and the kernel saw that
+  phx_error_info cause = make_error_info();
+  cause.status = PHX_ERR_TIMEOUT;
+  cause.rank = self_rank();
+  cause.peer = rank_of(seen - 1);
+  copy_text(cause.operation, sizeof cause.operation, "launch");
+  const std::string text = "a kernel of rank " + std::to_string(self_rank()) +
+                           " has waited for its whole timeout for " + describe(seen - 1) +
+                           ". Look at why it is late, or raise timeout_ms.";
+  copy_text(cause.text, sizeof cause.text, text.c_str());
+  fail_with(cause, true);
+}
+
 void Group::revoke(const char *operation, const char *reason) {
   phx_error_info cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;

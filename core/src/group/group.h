@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "collectives/engine.h"
 #include "group/lane.h"
+#include "memory/page_words.h"
 #include "memory/shared_memory.h"
 #include "messages/messenger.h"
 #include "store/store.h"
@@ -23,6 +24,9 @@ namespace phx {
 
 class Symm;
 struct Opinion;
+namespace cuda {
+class DeviceWords;
+}
 
 // One rank's contribution to an exchange: up to kMaxPayload bytes and a few descriptors.
 struct Parcel {
@@ -84,6 +88,11 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
   // For kernels: size() words, not 0 once it is of no use to wait for that rank.
   const int32_t *failed_words() const { return reinterpret_cast<const int32_t *>(interruptions_.data()); }
+  // The same pages, for a device to read; after the words of the ranks, one that kernels write when a wait has failed.
+  const PageWords &words() const { return interruptions_; }
+  std::shared_ptr<cuda::DeviceWords> &device_words() { return device_words_; }  // with symm_mutex held
+  // If a kernel has given up: for this and all later calls the group has failed.
+  void note_launches();
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
@@ -161,8 +170,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::atomic<const Tuning *> tuning_{nullptr};
 
   std::atomic<int32_t> failed_{0};
-  std::vector<std::atomic<int32_t>> interruptions_;  // by group rank
-  mutable std::atomic<bool> reported_{false};        // a call of this rank has raised the cause
+  PageWords interruptions_;  // by group rank; then that of the launches
+  std::shared_ptr<cuda::DeviceWords> device_words_;
+  mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
   mutable std::mutex cause_mutex_;
   phx_error_info cause_ = make_error_info();
 

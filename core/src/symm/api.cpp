@@ -31,6 +31,26 @@ bool valid_rank(const char *operation, phx_symm *symm, int32_t group_rank) {
   return false;
 }
 
+phx_status enqueue(const char *operation, const char *kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
+                   int64_t timeout_ms, void *stream) {
+  return guarded(operation, [&]() -> phx_status {
+    if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+    phx::Symm &s = *symm->symm;
+    phx_status status = s.check(operation, group_rank, channel);
+    if (status != PHX_OK) return status;
+    if (s.side() == nullptr)
+      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
+                  operation);
+    int64_t timeout = 0;
+    status = s.group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    if (status != PHX_OK) return status;
+    phx::cuda::Launch launch{};
+    launch.root = group_rank;
+    launch.channel = channel;
+    return s.launch(operation, kernel, launch, timeout, 0, nullptr, stream);
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -122,15 +142,21 @@ void *phx_symm_buffer(phx_symm *symm, int32_t group_rank) {
 }
 
 uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank) {
-  return valid_rank("symm_signal_pad", symm, group_rank) ? symm->symm->pad(group_rank) : nullptr;
+  if (!valid_rank("symm_signal_pad", symm, group_rank)) return nullptr;
+  const phx::Symm &s = *symm->symm;
+  return s.side() != nullptr ? s.side()->pad(group_rank) : s.pad(group_rank);
 }
 
 void *const *phx_symm_buffers_device(phx_symm *symm) {
-  return valid_rank("symm_buffers_device", symm, 0) ? symm->symm->buffers() : nullptr;
+  if (!valid_rank("symm_buffers_device", symm, 0)) return nullptr;
+  const phx::Symm &s = *symm->symm;
+  return s.side() != nullptr ? s.side()->team().buffers : s.buffers();
 }
 
 void *const *phx_symm_signal_pads_device(phx_symm *symm) {
-  return valid_rank("symm_signal_pads_device", symm, 0) ? symm->symm->pads() : nullptr;
+  if (!valid_rank("symm_signal_pads_device", symm, 0)) return nullptr;
+  const phx::Symm &s = *symm->symm;
+  return s.side() != nullptr ? reinterpret_cast<void *const *>(s.side()->team().pads) : s.pads();
 }
 
 phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel) {
@@ -160,10 +186,24 @@ phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms
   });
 }
 
+phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream) {
+  return enqueue("symm_enqueue_put_signal", "phx_gpu_put_signal", symm, group_rank, channel, 0, stream);
+}
+
+phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms,
+                                        void *stream) {
+  return enqueue("symm_enqueue_wait_signal", "phx_gpu_wait_signal", symm, group_rank, channel, timeout_ms, stream);
+}
+
+phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream) {
+  return enqueue("symm_enqueue_barrier", "phx_gpu_barrier", symm, 0, channel, timeout_ms, stream);
+}
+
 phx_status phx_symm_team(phx_symm *symm, phx_team *out) {
   const char *operation = "symm_team";
   if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
   const phx::Symm &s = *symm->symm;
+  if (s.side() != nullptr) return phx::copy_out(s.side()->team(), out, operation);
   phx_team team{};
   team.struct_size = sizeof team;
   team.group_rank = s.group_rank();

@@ -11,9 +11,10 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
-constexpr uint32_t kParcelVersion = 1;
+constexpr uint32_t kParcelVersion = 2;
 
-// What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one.
+// What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one, then
+// that of the pad on its GPU.
 struct SymmParcel {
   uint32_t version;
   uint32_t channels;
@@ -25,6 +26,7 @@ struct SymmParcel {
   int32_t device_index;
   uint32_t handle_size;
   char handle[PHX_HANDLE_BYTES];
+  cuda::Facts gpu;
 };
 
 // "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
@@ -99,6 +101,10 @@ struct Rendezvous {
           must_agree("signal_channels", [](const SymmParcel &p) { return std::to_string(p.channels) + " channels"; });
     if (status == PHX_OK)
       status = must_agree("ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); });
+    if (status == PHX_OK)
+      status = must_agree("allocators", [](const SymmParcel &p) {
+        return std::string(p.gpu.present != 0 ? "memory of phalanx's CUDA allocator" : "other memory");
+      });
     return status;
   }
 
@@ -128,7 +134,12 @@ struct Rendezvous {
     mine.handle_size = static_cast<uint32_t>(handle_size);
     fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    return PHX_OK;
+    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), &symm.side_);
+    if (status != PHX_OK || !symm.side_) return status;
+    mine.gpu = symm.side_->facts();
+    status = symm.side_->export_fd(kOperation, &fd);
+    if (status == PHX_OK) fds->push_back(fd);
+    return status;
   }
 
   phx_status read(const std::vector<Parcel> &parcels) {
@@ -136,7 +147,7 @@ struct Rendezvous {
     for (size_t i = 0; i < parcels.size(); ++i) {
       const bool self = static_cast<int>(i) == symm.group_rank();
       if (parcels[i].bytes.size() != sizeof(SymmParcel) ||
-          (!self && (parcels[i].fds.empty() || parcels[i].fds.size() > 2)))
+          (!self && (parcels[i].fds.empty() || parcels[i].fds.size() > (symm.side_ ? 3 : 2))))
         return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
                     group.name().c_str(), group.rank_of(static_cast<int>(i)));
       std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
@@ -175,7 +186,15 @@ struct Rendezvous {
     if (status != PHX_OK) return status;
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
     symm.buffers_[i] = base;
-    return PHX_OK;
+    if (!symm.side_) return PHX_OK;
+    return symm.side_->adopt(kOperation, i, parcel.fds.size() > 2 ? parcel.fds[2].get() : -1);
+  }
+
+  phx_status finish() {
+    if (!symm.side_) return PHX_OK;
+    std::vector<cuda::Facts> gpus;
+    for (const SymmParcel &parcel : all) gpus.push_back(parcel.gpu);
+    return symm.side_->finish(kOperation, group, symm.block_, symm.buffers(), gpus);
   }
 };
 
@@ -198,6 +217,7 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   if (status == PHX_ERR_MISMATCH) return status;  // on every rank alike: nothing to confirm
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
     if (i != group.group_rank() && meeting.map(i, parcels[i]) != PHX_OK) status = meeting.blame(i);
+  if (status == PHX_OK) status = meeting.finish();
   PHX_FAILPOINT(kOperation, 4);
   status = group.confirm(kOperation, status, deadline);
   PHX_FAILPOINT(kOperation, 5);

@@ -1,6 +1,7 @@
 // A symmetric allocation: its signals, its barriers, and the life of its handle.
 #include "symm/symm.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/error.h"
@@ -143,6 +144,17 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   }
   state.pending = false;
   return PHX_OK;
+}
+
+phx_status Symm::launch(const char *operation, const std::string &kernel, cuda::Launch launch, int64_t timeout_ms,
+                        size_t bytes, const size_t *item, void *stream) {
+  group_->note_launches();
+  if (group_->failed()) return group_->raise_revoked(operation);
+  constexpr int64_t kMostMs = int64_t{1} << 40;
+  launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
+  const phx_status status = side_->launch(operation, kernel, launch, bytes, item, stream);
+  if (status == PHX_OK || status == PHX_ERR_UNSUPPORTED) return status;
+  return group_->fail_with(last_error(), true);
 }
 
 phx_symm *Symm::handle() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "cuda/side.h"
 #include "memory/allocator.h"
 #include "memory/shared_memory.h"
 #include "phalanx/phalanx.h"
@@ -67,7 +68,12 @@ class Symm : public std::enable_shared_from_this<Symm> {
   uint32_t *pad(int group_rank) const { return static_cast<uint32_t *>(pads_[group_rank]); }
   void *const *buffers() const { return buffers_.data(); }
   void *const *pads() const { return pads_.data(); }
+  cuda::Side *side() const { return side_.get(); }  // NULL: not in memory of our CUDA allocator
+  // Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
+  phx_status launch(const char *operation, const std::string &kernel, cuda::Launch launch, int64_t timeout_ms,
+                    size_t bytes, const size_t *item, void *stream);
 
+  phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   phx_status put_signal(int group_rank, uint32_t channel);
   phx_status wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms);
   phx_status barrier(uint32_t channel, int64_t timeout_ms);
@@ -86,7 +92,6 @@ class Symm : public std::enable_shared_from_this<Symm> {
   SharedWord &barrier_word(int of, uint32_t channel) const;
   int first_late(uint32_t channel, int otherwise) const;
   SharedWord &sleepers(int of) const { return static_cast<PadHeader *>(pad_segments_[of]->base)->sleepers; }
-  phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                    int64_t timeout_ms) const;
 
@@ -101,6 +106,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   std::vector<SharedMappingRef> pad_segments_;
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
+  std::unique_ptr<cuda::Side> side_;  // after what its kernels use
 
   std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]
   struct Barrier {

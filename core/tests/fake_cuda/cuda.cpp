@@ -1,7 +1,9 @@
-// A CUDA driver without a GPU, for tests: memfds are its memory, and no processor of the host can read them where they
-// are "mapped", so that a test fails if the core tries. Only what core/src/cuda/driver.h names, and copies.
+// A CUDA driver without a GPU, for tests: memfds are its memory, and as long as no kernel runs no processor of the host
+// can read them where they are "mapped", so that a test fails if the core tries. Kernels run on threads of the host.
+// Only what core/src/cuda/driver.h names, and copies.
 //
 //   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
+//   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on all of them together (6)
 //   FAKE_CUDA_FAIL=cuMemMap  which function fails, with CUDA_ERROR_UNKNOWN
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,13 +16,14 @@
 #include <mutex>
 
 #include "cuda/driver.h"
+#include "fake_cuda/kernels.h"
 
 using namespace phx::cuda;
 
 namespace {
 
 constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidContext = 201,
-                 kUnknown = 999;
+                 kNotFound = 500, kUnknown = 999;
 constexpr size_t kUnit = size_t{64} << 10;   // larger than a page, as that of a GPU is
 constexpr size_t kMemory = size_t{1} << 30;  // of each GPU
 
@@ -43,7 +46,10 @@ struct State {
   std::map<Handle, Physical> physical;
   std::map<Pointer, size_t> reserved;
   std::map<Pointer, Mapped> mapped;
-  int contexts = 0, streams = 0;
+  std::map<void *, size_t> registered;
+  int contexts = 0, streams = 0, events = 0, modules = 0;
+  int running = 0;  // kernels
+  fake_cuda::Processors processors;
 };
 State &state() {
   static State *const all = new State;
@@ -77,6 +83,29 @@ const Physical *behind(State &s, Pointer pointer, size_t size, size_t *offset) {
   *offset = pointer - begin;
   return &s.physical.at(mapping.handle);
 }
+
+void protect(Pointer pointer, const Mapped &mapping, bool readable) {
+  mprotect(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), mapping.size,
+           readable && mapping.accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+// Kernels can read what the host cannot.
+void count_running(int change) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.running += change;
+  for (const auto &[pointer, mapping] : s.mapped) protect(pointer, mapping, s.running != 0);
+}
+
+// The default stream, which is there from the beginning.
+fake_cuda::FakeStream &stream_of(Stream stream) {
+  if (stream != nullptr) return *reinterpret_cast<fake_cuda::FakeStream *>(stream);
+  static std::mutex mutex;
+  static fake_cuda::FakeStream *own = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (own == nullptr || !own->is_of_this_process()) own = new fake_cuda::FakeStream;
+  return *own;
+}
+fake_cuda::FakeEvent &event_of(Event event) { return *reinterpret_cast<fake_cuda::FakeEvent *>(event); }
 
 }  // namespace
 
@@ -116,7 +145,17 @@ FAKE(cuDeviceGet, (Device * device, int index)) {
 }
 FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device)) {
   MAY_FAIL(cuDeviceGetAttribute);
-  *value = attribute == kHasVirtualMemory || attribute == kHasFileDescriptors ? 1 : 0;
+  switch (attribute) {
+    case kProcessors: *value = fake_cuda::number("FAKE_CUDA_PROCESSORS", 6); break;
+    case kMostThreads: *value = 4; break;
+    default: *value = attribute == kHasVirtualMemory || attribute == kHasFileDescriptors ? 1 : 0;
+  }
+  return kOk;
+}
+FAKE(cuDeviceGetUuid_v2, (Uuid * uuid, Device device)) {
+  MAY_FAIL(cuDeviceGetUuid_v2);
+  *uuid = {};
+  std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", device);
   return kOk;
 }
 FAKE(cuDevicePrimaryCtxRetain, (Context * context, Device device)) {
@@ -192,6 +231,9 @@ FAKE(cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsi
   if (place == s.reserved.end() || size > place->second || memory == s.physical.end() || offset != 0 ||
       size > memory->second.size || s.mapped.count(pointer) != 0)
     return kInvalidValue;
+  if (mmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size, PROT_NONE, MAP_SHARED | MAP_FIXED,
+           memory->second.fd, 0) == MAP_FAILED)
+    return kUnknown;
   ++memory->second.references;
   s.mapped[pointer] = {handle, size, false};
   return kOk;
@@ -200,6 +242,8 @@ FAKE(cuMemUnmap, (Pointer pointer, size_t size)) {
   MAY_FAIL(cuMemUnmap);
   const auto found = s.mapped.find(pointer);
   if (found == s.mapped.end() || found->second.size != size) return kInvalidValue;
+  (void)mmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   drop(s, found->second.handle);
   s.mapped.erase(found);
   return kOk;
@@ -211,6 +255,7 @@ FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *wha
       what->location.type != kOnDevice || what->location.id >= devices())
     return kInvalidValue;
   found->second.accessible = true;
+  protect(pointer, found->second, s.running != 0);
   return kOk;
 }
 FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long)) {
@@ -242,16 +287,114 @@ FAKE(cuStreamCreate, (Stream * stream, unsigned)) {
   MAY_FAIL(cuStreamCreate);
   if (current_contexts == 0) return kInvalidContext;
   ++s.streams;
-  *stream = reinterpret_cast<Stream>(1);
+  *stream = reinterpret_cast<Stream>(new fake_cuda::FakeStream);
   return kOk;
 }
-FAKE(cuStreamDestroy_v2, (Stream)) {
-  MAY_FAIL(cuStreamDestroy_v2);
-  --s.streams;
+FAKE(cuStreamDestroy_v2, (Stream stream)) {
+  {
+    MAY_FAIL(cuStreamDestroy_v2);
+    --s.streams;
+  }
+  delete &stream_of(stream);
   return kOk;
 }
-FAKE(cuStreamSynchronize, (Stream)) {
-  MAY_FAIL(cuStreamSynchronize);
+FAKE(cuStreamSynchronize, (Stream stream)) {
+  { MAY_FAIL(cuStreamSynchronize); }
+  stream_of(stream).wait();
+  return kOk;
+}
+FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
+  MAY_FAIL(cuStreamIsCapturing);
+  *status = stream_of(stream).capturing() ? 1 : kNotCapturing;
+  return kOk;
+}
+FAKE(cuEventCreate, (Event * event, unsigned)) {
+  MAY_FAIL(cuEventCreate);
+  if (current_contexts == 0) return kInvalidContext;
+  ++s.events;
+  *event = reinterpret_cast<Event>(new fake_cuda::FakeEvent);
+  return kOk;
+}
+FAKE(cuEventDestroy_v2, (Event event)) {
+  MAY_FAIL(cuEventDestroy_v2);
+  --s.events;
+  delete &event_of(event);
+  return kOk;
+}
+FAKE(cuEventRecord, (Event event, Stream stream)) {
+  MAY_FAIL(cuEventRecord);
+  event_of(event).record(stream_of(stream));
+  return kOk;
+}
+FAKE(cuEventSynchronize, (Event event)) {
+  { MAY_FAIL(cuEventSynchronize); }
+  event_of(event).wait();
+  return kOk;
+}
+FAKE(cuPointerGetAttribute, (void *value, int attribute, Pointer pointer)) {
+  MAY_FAIL(cuPointerGetAttribute);
+  size_t offset = 0;
+  if (attribute != kKindOfMemory || behind(s, pointer, 1, &offset) == nullptr) return kInvalidValue;
+  *static_cast<int *>(value) = 2;  // of a device
+  return kOk;
+}
+FAKE(cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags)) {
+  MAY_FAIL(cuMemHostRegister_v2);
+  if (current_contexts == 0) return kInvalidContext;
+  if (flags != kForAllContexts || s.registered.count(memory) != 0) return kInvalidValue;
+  s.registered[memory] = bytes;
+  return kOk;
+}
+FAKE(cuMemHostUnregister, (void *memory)) {
+  MAY_FAIL(cuMemHostUnregister);
+  return current_contexts != 0 && s.registered.erase(memory) == 1 ? kOk : kInvalidValue;
+}
+FAKE(cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned)) {
+  MAY_FAIL(cuMemHostGetDevicePointer_v2);
+  if (s.registered.count(memory) == 0) return kInvalidValue;
+  *pointer = reinterpret_cast<uintptr_t>(memory);
+  return kOk;
+}
+// The image is not looked at: the kernels are in this library.
+FAKE(cuModuleLoadData, (Module * module, const void *image)) {
+  MAY_FAIL(cuModuleLoadData);
+  if (current_contexts == 0) return kInvalidContext;
+  if (image == nullptr) return kInvalidValue;
+  ++s.modules;
+  *module = reinterpret_cast<Module>(static_cast<intptr_t>(1));
+  return kOk;
+}
+FAKE(cuModuleUnload, (Module)) {
+  MAY_FAIL(cuModuleUnload);
+  --s.modules;
+  return current_contexts != 0 ? kOk : kInvalidContext;
+}
+FAKE(cuModuleGetFunction, (Function * function, Module, const char *name)) {
+  MAY_FAIL(cuModuleGetFunction);
+  *function = reinterpret_cast<Function>(const_cast<void *>(fake_cuda::find_kernel(name)));
+  return *function != nullptr ? kOk : kNotFound;
+}
+FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, Function, int, size_t)) {
+  MAY_FAIL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+  *blocks = std::getenv("FAKE_CUDA_NO_ROOM") != nullptr ? 0 : 1;
+  return kOk;
+}
+FAKE(cuLaunchKernel,
+     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+      unsigned block_z, unsigned shared, Stream stream, void **parameters, void **extra)) {
+  MAY_FAIL(cuLaunchKernel);
+  if (current_contexts == 0) return kInvalidContext;
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
+      shared != 0 || extra != nullptr)
+    return kInvalidValue;
+  const Launch launch = *static_cast<const Launch *>(parameters[0]);
+  const bool takes_item = parameters[1] != nullptr;
+  const size_t item = takes_item ? *static_cast<const size_t *>(parameters[1]) : 0;
+  stream_of(stream).put([=, &s] {
+    count_running(1);
+    fake_cuda::run(function, launch, takes_item ? &item : nullptr, grid_x, block_x, s.processors);
+    count_running(-1);
+  });
   return kOk;
 }
 FAKE(cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Stream)) {
@@ -264,6 +407,14 @@ FAKE(cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Strea
   std::memset(static_cast<char *>(bytes) + offset, value, count);
   munmap(bytes, memory->size);
   return kOk;
+}
+FAKE(cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t count, Stream stream)) {
+  stream_of(stream).wait();
+  MAY_FAIL(cuMemcpyHtoDAsync_v2);
+  size_t offset = 0;
+  const Physical *memory = behind(s, to, count, &offset);
+  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
 FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
   MAY_FAIL(cuMemcpyHtoD_v2);
@@ -279,9 +430,19 @@ FAKE(cuMemcpyDtoH_v2, (void *to, Pointer from, size_t count)) {
   if (memory == nullptr || current_contexts == 0) return kInvalidValue;
   return pread(memory->fd, to, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
-// What a test asks: physical memory, reservations, mappings, contexts and streams that are alive.
+// What a test does with a stream in place of a graph: what is put on it meanwhile is kept, and run at each replay.
+FAKE(fake_cuda_capture, (Stream stream, int on)) {
+  stream_of(stream).capture(on != 0);
+  return kOk;
+}
+FAKE(fake_cuda_replay, (Stream stream)) {
+  stream_of(stream).replay();
+  return kOk;
+}
+// What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.
 FAKE(fake_cuda_alive, ()) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
-  return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size()) + s.contexts + s.streams;
+  return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size()) + s.contexts + s.streams + s.events +
+         s.modules + static_cast<int>(s.registered.size());
 }

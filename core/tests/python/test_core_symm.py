@@ -12,6 +12,7 @@ from phalanx.core import (
     MismatchError,
     NotFoundError,
     PhalanxError,
+    UnsupportedError,
     WaitTimeoutError,
     World,
 )
@@ -463,3 +464,30 @@ def zero_bytes(rank, world_size):
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_block_of_no_bytes_can_still_signal(world_size):
     run_ranks(zero_bytes, world_size)
+
+
+def streams_on_the_host(rank, world_size):
+    with join(rank, world_size) as world:
+        symm = world.create_group("all", range(world_size)).rendezvous(world.alloc(64))
+        calls = [
+            lambda: symm.all_reduce(0, None, 4, "float32", stream=8),
+            lambda: symm.broadcast(0, 4, "float32", stream=8),
+            lambda: symm.all_gather(0, np.zeros(8, np.float32), stream=8),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgumentError, match="stream is for symmetric memory of a GPU"):
+                call()
+        with pytest.raises(InvalidArgumentError, match="stream"):
+            symm.all_reduce(0, None, 4, "float32", stream=-1)
+        for call in (
+            lambda: symm.put_signal(0, stream=0),
+            lambda: symm.wait_signal(0, stream=0),
+            lambda: symm.barrier(stream=0),
+        ):
+            with pytest.raises(UnsupportedError, match="not in memory of a GPU"):
+                call()
+        symm.all_reduce(0, None, 4, "float32")  # nothing was sent
+
+
+def test_a_stream_is_refused_where_no_gpu_is():
+    run_ranks(streams_on_the_host, 2)

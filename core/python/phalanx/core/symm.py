@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _CPU = 1
 
 
+def _stream(stream: int) -> Any:
+    return ffi.cast("void *", c_integer(stream, "stream", 0, UINT64_MAX))
+
+
 class Symm:
     """The blocks of all ranks of a group, mapped here. Made by `Group.rendezvous`.
 
@@ -149,7 +153,7 @@ class Symm:
 
     # ---- signals --------------------------------------------------------------------------------
 
-    def put_signal(self, group_rank: int, channel: int = 0) -> None:
+    def put_signal(self, group_rank: int, channel: int = 0, *, stream: int | None = None) -> None:
         """Send one signal to a rank. Never blocks. Not collective.
 
         What this rank wrote before is visible to the receiver after its `wait_signal`.
@@ -157,17 +161,25 @@ class Symm:
         Args:
             group_rank: The receiver.
             channel: Below `signal_channels`; channels do not disturb each other.
+            stream: Of blocks on a GPU: a CUstream as an integer, after whose work the signal is sent, to a wait on a
+                stream. None sends it now, to a wait on the host.
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
+        if stream is not None:
+            to = self._rank(group_rank)
+            check(lib.phx_symm_enqueue_put_signal(self._handle.pointer, to, number, _stream(stream)))
+            return
         check(lib.phx_symm_put_signal(self._handle.pointer, self._rank(group_rank), number))
 
-    def wait_signal(self, group_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
+    def wait_signal(self, group_rank: int, channel: int = 0, timeout_ms: int = 0, *, stream: int | None = None) -> None:
         """Wait for one signal of a rank. Not collective.
 
         Args:
             group_rank: The sender.
             channel: Below `signal_channels`.
             timeout_ms: How long, in milliseconds; 0 is the world's default.
+            stream: Of blocks on a GPU: a CUstream as an integer, whose next work waits for the signal. This returns,
+                and what goes wrong is raised by the next call on the group.
 
         Raises:
             WaitTimeoutError: It did not come; no signal was taken, so the wait may be repeated.
@@ -175,19 +187,27 @@ class Symm:
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         rank, wait_ms = self._rank(group_rank), c_timeout(timeout_ms)
+        if stream is not None:
+            check(lib.phx_symm_enqueue_wait_signal(self._handle.pointer, rank, number, wait_ms, _stream(stream)))
+            return
         check(lib.phx_symm_wait_signal(self._handle.pointer, rank, number, wait_ms))
 
-    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
+    def barrier(self, channel: int = 0, timeout_ms: int = 0, *, stream: int | None = None) -> None:
         """Wait until every rank has come to this barrier. Collective.
 
         Args:
             channel: Below `signal_channels`; independent of other channels and of the signals.
             timeout_ms: How long, in milliseconds; 0 is the world's default.
+            stream: As in `wait_signal`.
 
         Raises:
             WaitTimeoutError: Ranks did not come. A repeated call goes on with the same barrier.
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
+        if stream is not None:
+            wait_ms = c_timeout(timeout_ms)
+            check(lib.phx_symm_enqueue_barrier(self._handle.pointer, number, wait_ms, _stream(stream)))
+            return
         check(lib.phx_symm_barrier(self._handle.pointer, number, c_timeout(timeout_ms)))
 
     def _rank(self, group_rank: int) -> int:
@@ -208,6 +228,7 @@ class Symm:
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.all_reduce` with the input in the blocks: no copy into staging. Collective.
 
@@ -216,6 +237,8 @@ class Symm:
             out: `count` elements; ordinary memory, or this rank's own block at the same offset. None is that block:
                 in place; then count and dtype are needed.
             count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.all_reduce`.
+            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
+                stream. The call puts a kernel on it and returns; there is no Work.
 
         Returns:
             None, or a Work when not blocking.
@@ -230,7 +253,7 @@ class Symm:
             n = resolve_count(count, kind.itemsize, ())
         else:
             start, taken, n, kind = self._sides(_arguments.ALL_REDUCE, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream)
         arguments = (start, taken.pointer, n, kind, reduce_op_of(op), made)
         return self._issue(lib.phx_symm_all_reduce, arguments, taken, blocking)
 
@@ -245,6 +268,7 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.all_gather` with the input in the blocks: no copy into staging. Collective.
 
@@ -252,6 +276,8 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
             count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather`.
+            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
+                stream. The call puts a kernel on it and returns; there is no Work.
 
         Returns:
             None, or a Work when not blocking.
@@ -260,7 +286,7 @@ class Symm:
             As `Group.all_gather`.
         """
         start, taken, n, kind = self._sides(_arguments.ALL_GATHER, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream)
         arguments = (start, taken.pointer, n, kind, made)
         return self._issue(lib.phx_symm_all_gather, arguments, taken, blocking)
 
@@ -309,6 +335,7 @@ class Symm:
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.reduce_scatter` with the input in the blocks: no copy into staging. Collective.
 
@@ -316,6 +343,8 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
             count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter`.
+            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
+                stream. The call puts a kernel on it and returns; there is no Work.
 
         Returns:
             None, or a Work when not blocking.
@@ -324,7 +353,7 @@ class Symm:
             As `Group.reduce_scatter`.
         """
         start, taken, n, kind = self._sides(_arguments.REDUCE_SCATTER, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream)
         arguments = (start, taken.pointer, n, kind, reduce_op_of(op), made)
         return self._issue(lib.phx_symm_reduce_scatter, arguments, taken, blocking)
 
@@ -373,6 +402,7 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.all_to_all` with the input in the blocks: no copy into staging. Collective.
 
@@ -380,6 +410,8 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
             count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all`.
+            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
+                stream. The call puts a kernel on it and returns; there is no Work.
 
         Returns:
             None, or a Work when not blocking.
@@ -388,7 +420,7 @@ class Symm:
             As `Group.all_to_all`.
         """
         start, taken, n, kind = self._sides(_arguments.ALL_TO_ALL, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream)
         arguments = (start, taken.pointer, n, kind, made)
         return self._issue(lib.phx_symm_all_to_all, arguments, taken, blocking)
 
@@ -436,12 +468,15 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.broadcast` inside the blocks, in place on every rank. Collective.
 
         Args:
             offset: Where the elements start in every rank's block, in bytes; the same on all.
             count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.broadcast`.
+            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
+                stream. The call puts a kernel on it and returns; there is no Work.
 
         Returns:
             None, or a Work when not blocking.
@@ -452,7 +487,7 @@ class Symm:
         start = c_integer(offset, "offset", 0, UINT64_MAX)
         kind = resolve_dtype(dtype, ())
         n = resolve_count(count, kind.itemsize, ())
-        arguments = (start, n, kind, c_root(root_group_rank, self), options(algo, channel, timeout_ms))
+        arguments = (start, n, kind, c_root(root_group_rank, self), options(algo, channel, timeout_ms, stream=stream))
         return self._issue(lib.phx_symm_broadcast, arguments, ABSENT, blocking)
 
     def reduce(

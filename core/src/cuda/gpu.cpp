@@ -1,0 +1,102 @@
+#include "cuda/gpu.h"
+
+#include "base/error.h"
+#include "cuda/image.h"
+
+namespace phx::cuda {
+
+AllocationProperties properties_of(Device device) {
+  AllocationProperties properties{};
+  properties.type = kPinned;
+  properties.handle_types = kFileDescriptor;
+  properties.location = {kOnDevice, device};
+  return properties;
+}
+
+Gpus::~Gpus() {
+  for (const auto &[index, entry] : entries_) {
+    if (entry.module != nullptr) {
+      const Current current(driver_, entry.gpu.context);
+      driver_.module_unload(entry.module);
+    }
+    driver_.context_release(entry.gpu.device);
+  }
+}
+
+phx_status Gpus::get(const char *operation, int32_t index, Gpu *out) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto found = entries_.find(index);
+  if (found == entries_.end()) {
+    Entry entry;
+    const phx_status status = open(operation, index, &entry.gpu);
+    if (status != PHX_OK) return status;
+    found = entries_.emplace(index, std::move(entry)).first;
+  }
+  *out = found->second.gpu;
+  return PHX_OK;
+}
+
+phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
+  int count = 0;
+  Result result = driver_.device_count(&count);
+  if (result != 0) return failed(driver_, operation, result, "counting the GPUs (cuDeviceGetCount)");
+  if (index < 0 || index >= count)
+    return fail(PHX_ERR_INVALID, operation, "%s: there is no CUDA device %d; this process sees %d", operation, index,
+                count);
+  gpu->index = index;
+  result = driver_.device_get(&gpu->device, index);
+  if (result != 0) return failed(driver_, operation, result, "finding the GPU (cuDeviceGet)");
+  for (const int needed : {kHasVirtualMemory, kHasFileDescriptors}) {
+    int has = 0;
+    if (driver_.device_attribute(&has, needed, gpu->device) != 0 || has == 0)
+      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: CUDA device %d cannot share its memory: no %s", operation, index,
+                  needed == kHasVirtualMemory ? "virtual memory management" : "handles that are descriptors");
+  }
+  result = driver_.device_attribute(&gpu->processors, kProcessors, gpu->device);
+  if (result == 0) result = driver_.device_attribute(&gpu->most_threads, kMostThreads, gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking what the GPU has (cuDeviceGetAttribute)");
+  result = driver_.device_uuid(&gpu->uuid, gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking which GPU it is (cuDeviceGetUuid)");
+  const AllocationProperties properties = properties_of(gpu->device);
+  result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
+  if (result != 0)
+    return failed(driver_, operation, result, "asking what memory comes in (cuMemGetAllocationGranularity)");
+  result = driver_.context_retain(&gpu->context, gpu->device);
+  return result == 0 ? PHX_OK : failed(driver_, operation, result, "opening the GPU (cuDevicePrimaryCtxRetain)");
+}
+
+phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads,
+                        Function *out) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry &entry = entries_.at(gpu.index);
+  const auto found = entry.kernels.find(name);
+  if (found != entry.kernels.end()) {
+    *out = found->second;
+    return PHX_OK;
+  }
+  const Current current(driver_, gpu.context);
+  Result result = current.result();
+  if (result == 0 && entry.module == nullptr) {
+    const void *image = nullptr;
+    const phx_status status = find_image(operation, &image);
+    if (status != PHX_OK) return status;
+    result = driver_.module_load(&entry.module, image);
+    if (result != 0) entry.module = nullptr;
+  }
+  if (result != 0) return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
+  result = driver_.module_function(out, entry.module, name.c_str());
+  if (result != 0) return failed(driver_, operation, result, ("finding the kernel " + name).c_str());
+  // All blocks of a launch must be resident at once, and a launch has at most one for each processor.
+  int fitting = 0;
+  result = driver_.occupancy(&fitting, *out, threads, 0);
+  if (result != 0)
+    return failed(driver_, operation, result,
+                  "asking how many blocks fit (cuOccupancyMaxActiveBlocksPerMultiprocessor)");
+  if (fitting < 1)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a block of %d threads of %s does not fit this GPU", operation,
+                threads, name.c_str());
+  entry.kernels.emplace(name, *out);
+  return PHX_OK;
+}
+
+}  // namespace phx::cuda

@@ -1,0 +1,51 @@
+// The GPUs that this process has used: their contexts, and the kernels of this library as loaded on them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cuda/driver.h"
+
+namespace phx::cuda {
+
+// Its primary context stays until the allocator is gone: to make it anew takes long.
+struct Gpu {
+  int32_t index = 0;
+  Device device = 0;
+  Context context = nullptr;
+  size_t unit = 0;  // bytes that memory comes in
+  int32_t processors = 0;
+  int32_t most_threads = 0;  // of a block
+  Uuid uuid{};
+};
+
+AllocationProperties properties_of(Device device);
+
+class Gpus {
+ public:
+  explicit Gpus(const Driver &driver) : driver_(driver) {}
+  Gpus(const Gpus &) = delete;
+  Gpus &operator=(const Gpus &) = delete;
+  ~Gpus();
+  const Driver &driver() const { return driver_; }
+
+  phx_status get(const char *operation, int32_t index, Gpu *out);
+  // A kernel of this library (core/cuda/collectives.cu) that is going to be launched with so many threads in a block.
+  phx_status kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads, Function *out);
+
+ private:
+  struct Entry {
+    Gpu gpu;
+    Module module = nullptr;  // NULL: not loaded yet
+    std::map<std::string, Function> kernels;
+  };
+  phx_status open(const char *operation, int32_t index, Gpu *gpu) const;
+
+  const Driver &driver_;
+  std::mutex mutex_;
+  std::map<int32_t, Entry> entries_;  // by index
+};
+
+}  // namespace phx::cuda

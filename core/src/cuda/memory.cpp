@@ -1,0 +1,107 @@
+#include "cuda/memory.h"
+
+#include <fcntl.h>
+
+#include <new>
+
+#include "base/error.h"
+#include "memory/shared_memory.h"
+
+namespace phx::cuda {
+
+Memory::Memory(const Driver &driver, const Gpu &gpu, size_t size)
+    : driver_(driver), gpu_(gpu), span_(round_up(size == 0 ? 1 : size, gpu.unit)) {}
+
+Memory::~Memory() {
+  if (mapped_) driver_.unmap(pointer_, span_);
+  if (pointer_ != 0) driver_.unreserve(pointer_, span_);
+  if (created_) driver_.release(handle_);
+}
+
+phx_status Memory::begin(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {
+  Gpu gpu;
+  const phx_status status = gpus.get(operation, index, &gpu);
+  if (status != PHX_OK) return status;
+  out->reset(new (std::nothrow) Memory(gpus.driver(), gpu, size));
+  return *out ? PHX_OK : fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+}
+
+phx_status Memory::map(const char *operation) {
+  Result result = driver_.reserve(&pointer_, span_, 0, 0, 0);
+  if (result != 0) {
+    pointer_ = 0;
+    return failed(driver_, operation, result, "reserving addresses (cuMemAddressReserve)");
+  }
+  result = driver_.map(pointer_, span_, 0, handle_, 0);
+  if (result != 0) return failed(driver_, operation, result, "mapping the memory (cuMemMap)");
+  mapped_ = true;
+  const AccessDescription access{{kOnDevice, gpu_.device}, kReadWrite};
+  result = driver_.set_access(pointer_, span_, &access, 1);
+  if (result != 0) return failed(driver_, operation, result, "getting access to the memory (cuMemSetAccess)");
+  return PHX_OK;
+}
+
+template <class Fill>
+phx_status Memory::fill(const char *operation, const char *what, Fill fill) const {
+  const Current current(driver_, gpu_.context);
+  Stream stream = nullptr;
+  Result result = current.result();
+  if (result == 0) result = driver_.stream_create(&stream, kNonBlocking);
+  if (result == 0) result = fill(stream);
+  if (result == 0) result = driver_.stream_wait(stream);
+  if (stream != nullptr) driver_.stream_destroy(stream);
+  return result == 0 ? PHX_OK : failed(driver_, operation, result, what);
+}
+
+phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {
+  MemoryPtr memory;
+  phx_status status = begin(operation, gpus, index, size, &memory);
+  if (status != PHX_OK) return status;
+  const AllocationProperties properties = properties_of(memory->gpu_.device);
+  const Result result = memory->driver_.create(&memory->handle_, memory->span_, &properties, 0);
+  if (result != 0) return failed(memory->driver_, operation, result, "allocating memory of the GPU (cuMemCreate)");
+  memory->created_ = true;
+  status = memory->map(operation);
+  if (status == PHX_OK)
+    status = memory->fill(operation, "filling the memory with zeros (cuMemsetD8Async)", [&](Stream stream) {
+      return memory->driver_.fill_bytes(memory->pointer_, 0, memory->span_, stream);
+    });
+  if (status == PHX_OK) *out = std::move(memory);
+  return status;
+}
+
+phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t size, MemoryPtr *out) {
+  if (fd < 0) return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came without a file descriptor", operation);
+  MemoryPtr memory;
+  phx_status status = begin(operation, gpus, index, size, &memory);
+  if (status != PHX_OK) return status;
+  void *const given = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
+  const Result result = memory->driver_.import_handle(&memory->handle_, given, kFileDescriptor);
+  if (result != 0)
+    return failed(memory->driver_, operation, result, "importing memory of a GPU (cuMemImportFromShareableHandle)");
+  memory->created_ = true;
+  status = memory->map(operation);
+  if (status == PHX_OK) *out = std::move(memory);
+  return status;
+}
+
+phx_status Memory::export_fd(const char *operation, int *fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!fd_.valid()) {
+    int made = -1;
+    const Result result = driver_.export_handle(&made, handle_, kFileDescriptor, 0);
+    if (result != 0)
+      return failed(driver_, operation, result, "sharing memory of the GPU (cuMemExportToShareableHandle)");
+    fd_ = Fd(made);
+    fcntl(made, F_SETFD, FD_CLOEXEC);
+  }
+  *fd = fd_.get();
+  return PHX_OK;
+}
+
+phx_status Memory::write(const char *operation, size_t offset, const void *from, size_t bytes) const {
+  return fill(operation, "writing to memory of the GPU (cuMemcpyHtoDAsync)",
+              [&](Stream stream) { return driver_.copy_in(pointer_ + offset, from, bytes, stream); });
+}
+
+}  // namespace phx::cuda

@@ -1,0 +1,159 @@
+#include "cuda/side.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "cuda/allocator.h"
+#include "group/group.h"
+
+namespace phx::cuda {
+namespace {
+
+constexpr int32_t kThreads = 512;      // of a block: with 128 registers each a processor has room for one
+constexpr uint32_t kMostBlocks = 128;  // and so many channels of each pad are for launches
+
+void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)); }
+
+}  // namespace
+
+const Driver &DeviceWords::driver() const { return gpus_of(*allocator_)->driver(); }
+
+phx_status DeviceWords::open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu, Group &group) {
+  if (group.device_words()) return PHX_OK;
+  const PageWords &words = group.words();
+  std::shared_ptr<DeviceWords> made(new DeviceWords(allocator, gpu, words.data()));
+  const Driver &driver = made->driver();
+  const Current current(driver, gpu.context);
+  Result result = current.result();
+  if (result == 0) result = driver.host_register(words.data(), words.bytes(), kForAllContexts);
+  made->registered_ = result == 0;
+  if (result == 0) result = driver.host_pointer(&made->pointer_, words.data(), 0);
+  if (result != 0) return failed(driver, operation, result, "showing the GPU memory of the host (cuMemHostRegister)");
+  group.device_words() = std::move(made);
+  return PHX_OK;
+}
+
+DeviceWords::~DeviceWords() {
+  if (!registered_) return;
+  const Current current(driver(), gpu_.context);
+  driver().host_unregister(words_);
+}
+
+Side::Side(Gpus &gpus, int size, int self, uint32_t channels)
+    : gpus_(gpus), driver_(gpus.driver()), self_(self), channels_(channels), pads_(size) {}
+
+size_t Side::pad_bytes() const {
+  return round_up((channels_ + kMostBlocks) * pads_.size() * sizeof(uint32_t), sizeof(void *));
+}
+size_t Side::taken_bytes() const { return round_up(channels_ * pads_.size() * sizeof(uint32_t), sizeof(void *)); }
+
+phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels,
+                      std::unique_ptr<Side> *out) {
+  Gpus *const gpus = block.device.type == PHX_DEV_CUDA ? gpus_of(*block.allocator) : nullptr;
+  if (gpus == nullptr) return PHX_OK;
+  std::unique_ptr<Side> side(new Side(*gpus, size, self, channels));
+  side->index_ = block.device.index;
+  const phx_status status =
+      Memory::make(operation, *gpus, side->index_, side->pad_bytes() + side->taken_bytes() + side->lists_bytes(),
+                   &side->pads_[self]);
+  if (status != PHX_OK) return status;
+  side->threads_ = std::min(kThreads, side->pads_[self]->gpu().most_threads);
+  if (side->threads_ < size)  // each thread waits for one rank
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group on GPUs has at most %d ranks, this one has %d", operation,
+                side->threads_, size);
+  *out = std::move(side);
+  return PHX_OK;
+}
+
+Side::~Side() {
+  if (last_ == nullptr) return;
+  const Current current(driver_, pads_[self_]->gpu().context);
+  driver_.event_wait(last_);
+  driver_.event_destroy(last_);
+}
+
+phx_status Side::adopt(const char *operation, int rank, int fd) {
+  return Memory::import(operation, gpus_, index_, fd, pad_bytes() + taken_bytes() + lists_bytes(), &pads_[rank]);
+}
+
+// All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.
+phx_status Side::count_blocks(const char *operation, const std::vector<Facts> &all) {
+  most_blocks_ = kMostBlocks;
+  for (const Facts &one : all) {
+    const auto is_same = [&](const Facts &other) { return std::memcmp(&one.uuid, &other.uuid, sizeof one.uuid) == 0; };
+    const auto sharing = static_cast<int32_t>(std::count_if(all.begin(), all.end(), is_same));
+    if (one.processors < sharing)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: %d ranks share a GPU of %d processors: not all of them could run at once", operation, sharing,
+                  one.processors);
+    most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(one.processors / sharing));
+  }
+  return PHX_OK;
+}
+
+phx_status Side::finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
+                        const std::vector<Facts> &all) {
+  phx_status status = count_blocks(operation, all);
+  if (status != PHX_OK) return status;
+  const Memory &own = *pads_[self_];
+  status = DeviceWords::open(operation, block->allocator, own.gpu(), group);
+  if (status != PHX_OK) return status;
+  words_ = group.device_words();
+  std::vector<void *> lists(buffers, buffers + pads_.size());
+  for (const MemoryPtr &pad : pads_) lists.push_back(pointer_of(pad->pointer()));
+  status = own.write(operation, pad_bytes() + taken_bytes(), lists.data(), lists_bytes());
+  if (status != PHX_OK) return status;
+  const Current current(driver_, own.gpu().context);
+  Result result = current.result();
+  if (result == 0) result = driver_.event_create(&last_, kUntimed);
+  if (result != 0) {
+    last_ = nullptr;
+    return failed(driver_, operation, result, "making an event (cuEventCreate)");
+  }
+  const Pointer at = own.pointer() + pad_bytes() + taken_bytes();
+  team_.struct_size = sizeof team_;
+  team_.group_rank = self_;
+  team_.group_size = static_cast<int32_t>(pads_.size());
+  team_.channels = channels_;
+  team_.buffers = static_cast<void *const *>(pointer_of(at));
+  team_.pads = static_cast<uint32_t *const *>(pointer_of(at + pads_.size() * sizeof(void *)));
+  team_.bytes = block->size;
+  team_.failed = static_cast<const int32_t *>(pointer_of(words_->pointer()));
+  return PHX_OK;
+}
+
+bool Side::reaches(const void *pointer) const {
+  const Current current(driver_, pads_[self_]->gpu().context);
+  int kind = 0;
+  return driver_.pointer_attribute(&kind, kKindOfMemory, reinterpret_cast<uintptr_t>(pointer)) == 0;
+}
+
+phx_status Side::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
+                        const size_t *item, void *given) {
+  const Gpu &gpu = pads_[self_]->gpu();
+  Function function = nullptr;
+  const phx_status status = gpus_.kernel(operation, gpu, kernel, threads_, &function);
+  if (status != PHX_OK) return status;
+  launch.team = team_;
+  launch.taken = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + pad_bytes()));
+  launch.failed = static_cast<uint32_t *>(pointer_of(words_->pointer())) + pads_.size();
+  const size_t worth = bytes / (static_cast<size_t>(threads_) * 16) + 1;
+  const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
+  void *parameters[] = {&launch, const_cast<size_t *>(item)};
+  Stream stream = static_cast<Stream>(given);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Current current(driver_, gpu.context);
+  Result result = current.result();
+  if (result == 0)
+    result =
+        driver_.launch(function, blocks, 1, 1, static_cast<unsigned>(threads_), 1, 1, 0, stream, parameters, nullptr);
+  if (result != 0) return failed(driver_, operation, result, "launching a kernel (cuLaunchKernel)");
+  // What is captured runs later, and its memory is kept by whoever replays it.
+  int capturing = kNotCapturing;
+  if (driver_.stream_capturing(stream, &capturing) == 0 && capturing == kNotCapturing)
+    driver_.event_record(last_, stream);
+  return PHX_OK;
+}
+
+}  // namespace phx::cuda

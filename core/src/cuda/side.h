@@ -1,0 +1,99 @@
+// What a symmetric allocation on GPUs has besides its blocks: signal pads in the memory of each rank's GPU, lists of
+// addresses that kernels read, and the launches of this rank.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/launch.h"
+#include "cuda/memory.h"
+#include "memory/allocator.h"
+
+namespace phx {
+class Group;
+}
+
+namespace phx::cuda {
+
+// What the other ranks must know of this rank's GPU. All zero: it has none.
+struct Facts {
+  Uuid uuid;
+  int32_t processors;
+  int32_t present;
+};
+
+// The words of a group (Group::words) as GPUs of this process see them.
+class DeviceWords {
+ public:
+  static phx_status open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu, Group &group);
+  DeviceWords(const DeviceWords &) = delete;
+  DeviceWords &operator=(const DeviceWords &) = delete;
+  ~DeviceWords();
+  Pointer pointer() const { return pointer_; }
+
+ private:
+  DeviceWords(const AllocatorRef &allocator, const Gpu &gpu, void *words)
+      : allocator_(allocator), gpu_(gpu), words_(words) {}
+  const Driver &driver() const;
+
+  const AllocatorRef allocator_;
+  const Gpu gpu_;
+  void *const words_;
+  bool registered_ = false;
+  Pointer pointer_ = 0;
+};
+
+class Side {
+ public:
+  // *out stays NULL where the block is not of our CUDA allocator. `channels`: for the user's kernels.
+  static phx_status make(const char *operation, const Block &block, int size, int self, uint32_t channels,
+                         std::unique_ptr<Side> *out);
+  Side(const Side &) = delete;
+  Side &operator=(const Side &) = delete;
+  ~Side();  // waits for what was launched last: with its timeout that ends
+
+  Facts facts() const { return {pads_[self_]->gpu().uuid, pads_[self_]->gpu().processors, 1}; }
+  phx_status export_fd(const char *operation, int *fd) { return pads_[self_]->export_fd(operation, fd); }
+  phx_status adopt(const char *operation, int rank, int fd);
+  // Once all are there. `all`: by group rank.
+  phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
+                    const std::vector<Facts> &all);
+
+  // What kernels of the user's get: device.h.
+  const phx_team &team() const { return team_; }
+  uint32_t *pad(int rank) const { return reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(pads_[rank]->pointer())); }
+  // Whether kernels can reach that memory.
+  bool reaches(const void *pointer) const;
+
+  // The first channel of those that the collectives have for themselves.
+  uint32_t own_channel() const { return channels_; }
+  // Puts a kernel of ours on the stream, with as many blocks as `bytes` of work are worth. `launch` has all that is of
+  // the call; the rest is filled in. `item`: NULL where the kernel does not take it.
+  phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const size_t *item,
+                    void *stream);
+
+ private:
+  Side(Gpus &gpus, int size, int self, uint32_t channels);
+  // In the memory of a rank's pad: the words of all channels, signals taken, then the lists of addresses.
+  size_t pad_bytes() const;
+  size_t taken_bytes() const;
+  size_t lists_bytes() const { return 2 * pads_.size() * sizeof(void *); }
+  phx_status count_blocks(const char *operation, const std::vector<Facts> &all);
+
+  Gpus &gpus_;
+  const Driver &driver_;
+  const int self_;
+  const uint32_t channels_;
+  int32_t index_ = 0;
+  int32_t threads_ = 0;          // of a block
+  uint32_t most_blocks_ = 0;     // the same on all ranks
+  std::vector<MemoryPtr> pads_;  // by group rank
+  std::shared_ptr<DeviceWords> words_;
+  phx_team team_{};
+  std::mutex mutex_;
+  Event last_ = nullptr;
+};
+
+}  // namespace phx::cuda

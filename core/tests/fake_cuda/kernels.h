@@ -1,0 +1,21 @@
+// The kernels of core/cuda/collectives.cu, compiled for the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "cuda/launch.h"
+#include "fake_cuda/streams.h"
+
+namespace fake_cuda {
+
+// NULL: there is none of that name.
+const void *find_kernel(const char *name);
+// Returns when all blocks are through. `item`: NULL where the kernel takes none. Each takes a processor as long as it
+// runs.
+void run(const void *kernel, const phx::cuda::Launch &launch, const size_t *item, uint32_t blocks, uint32_t threads,
+         Processors &processors);
+
+}  // namespace fake_cuda

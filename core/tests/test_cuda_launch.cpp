@@ -1,0 +1,382 @@
+// Collectives on memory of GPUs, launched by the library: on the driver of the host, or on the one of fake_cuda/ (CTest
+// gives that one).
+#include <csignal>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "gpu.h"
+#include "kernel_reference.h"
+#include "ranks.h"
+
+using gpu::Gpu;
+using gpu::kGpu;
+using kernel_test::Bytes;
+using kernel_test::for_each_pair;
+using kernel_test::kScale;
+using kernel_test::random_elements;
+using kernel_test::reference;
+
+namespace {
+
+// A stream of a rank's own.
+class OwnStream {
+ public:
+  OwnStream() {
+    Gpu gpu;
+    CHECK(gpu.driver().stream_create(&stream_, phx::cuda::kNonBlocking) == 0);
+  }
+  ~OwnStream() {
+    Gpu gpu;
+    gpu.driver().stream_destroy(stream_);
+  }
+  OwnStream(const OwnStream &) = delete;
+  OwnStream &operator=(const OwnStream &) = delete;
+  void wait() const {
+    Gpu gpu;
+    CHECK(gpu.driver().stream_wait(stream_) == 0);
+  }
+  phx::cuda::Stream get() const { return stream_; }
+  phx_options options(int64_t timeout_ms = 20000) const {
+    phx_options options{};
+    options.struct_size = sizeof options;
+    options.timeout_ms = timeout_ms;
+    options.scale = kScale;
+    options.stream = stream_;
+    return options;
+  }
+
+ private:
+  phx::cuda::Stream stream_ = nullptr;
+};
+
+// A rank with a block of symmetric memory, memory for a result, and a stream.
+class Rank {
+ public:
+  Rank(phx_world *world, size_t bytes) : world_(world), group_(ranks::make_group(world)), bytes_(bytes) {
+    CHECK_OK(phx_mem_alloc(world, &kGpu, bytes, &block_));
+    CHECK_OK(phx_mem_alloc(world, &kGpu, bytes, &out_));
+    CHECK_OK(phx_symm_rendezvous(group_, block_, 0, &symm_));
+  }
+  ~Rank() {
+    phx_symm_release(symm_);
+    phx_mem_free(world_, out_);
+    phx_mem_free(world_, block_);
+    phx_group_release(group_);
+  }
+  Rank(const Rank &) = delete;
+  Rank &operator=(const Rank &) = delete;
+
+  phx_group *group() const { return group_; }
+  phx_symm *symm() const { return symm_; }
+  char *block() const { return static_cast<char *>(block_); }
+  void *out() const { return out_; }
+  const OwnStream &stream() const { return stream_; }
+
+  void write(const Bytes &bytes) const { Gpu().write(block_, bytes); }
+  // After what is on the stream.
+  Bytes content() const {
+    stream_.wait();
+    return Gpu().read(block_, bytes_);
+  }
+  Bytes result(size_t bytes) const {
+    stream_.wait();
+    return Gpu().read(out_, bytes);
+  }
+
+ private:
+  phx_world *const world_;
+  phx_group *const group_;
+  const size_t bytes_;
+  void *block_ = nullptr, *out_ = nullptr;
+  phx_symm *symm_ = nullptr;
+  OwnStream stream_;
+};
+
+// The same on all ranks.
+std::vector<Bytes> inputs(int seed, int32_t dtype, int n, size_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<Bytes> in;
+  for (int k = 0; k < n; ++k) in.push_back(random_elements(random, dtype, count));
+  return in;
+}
+
+constexpr size_t kSpace = 1 << 16;
+
+Bytes part(const Bytes &bytes, size_t begin, size_t size) {
+  return {bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+          bytes.begin() + static_cast<std::ptrdiff_t>(begin + size)};
+}
+
+void each_collective(int rank, phx_world *world) {
+  const int n = phx_world_size(world);
+  const Rank me(world, kSpace);
+  const phx_options options = me.stream().options();
+  int seed = 50;
+  for (const int32_t dtype : {PHX_F32, PHX_BF16, PHX_I32, PHX_BOOL, PHX_C64, PHX_F8E4M3, PHX_I8})
+    for (const size_t count : {size_t{1}, size_t{133}, size_t{800}}) {
+      const size_t item = phx_dtype_size(dtype), bytes = count * item, offset = 16 * item;
+      const std::vector<Bytes> in = inputs(++seed, dtype, n, n * count);
+      const Bytes summed = reference(in, n * count, dtype, PHX_SUM, n, 1);
+      Bytes block(kSpace, 0);
+      std::memcpy(block.data() + offset, in[rank].data(), in[rank].size());
+      me.write(block);
+      CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.out(), count, dtype, PHX_SUM, &options, nullptr));
+      CHECK(me.result(bytes) == part(summed, 0, bytes));
+      CHECK_OK(phx_symm_reduce_scatter(me.symm(), offset, me.out(), count, dtype, PHX_SUM, &options, nullptr));
+      CHECK(me.result(bytes) == part(summed, rank * bytes, bytes));
+      CHECK_OK(phx_symm_all_gather(me.symm(), offset, me.out(), count, dtype, &options, nullptr));
+      for (int k = 0; k < n; ++k) CHECK(part(me.result(n * bytes), k * bytes, bytes) == part(in[k], 0, bytes));
+      CHECK_OK(phx_symm_all_to_all(me.symm(), offset, me.out(), count, dtype, &options, nullptr));
+      for (int k = 0; k < n; ++k)
+        CHECK(part(me.result(n * bytes), k * bytes, bytes) == part(in[k], rank * bytes, bytes));
+      // In place, one after the other on the stream: no rank waits in between.
+      CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.block() + offset, count, dtype, PHX_SUM, &options, nullptr));
+      CHECK_OK(phx_symm_broadcast(me.symm(), offset + bytes, (n - 1) * count, dtype, n - 1, &options, nullptr));
+      std::memcpy(block.data() + offset, summed.data(), bytes);
+      std::memcpy(block.data() + offset + bytes, in[n - 1].data() + bytes, (n - 1) * bytes);
+      CHECK(me.content() == block);
+      CHECK_OK(phx_group_barrier(me.group(), 0));
+    }
+}
+
+template <class Function>
+void with_capture(const OwnStream &stream, const Function &function) {
+  auto *const capture = gpu::symbol<int(phx::cuda::Stream, int)>("fake_cuda_capture");
+  if (capture == nullptr) check::skip("the fake driver, which captures");
+  capture(stream.get(), 1);
+  function();
+  capture(stream.get(), 0);
+}
+
+}  // namespace
+
+TEST(ranks_as_processes_get_the_bits_of_the_host) {
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  ranks::all_zero(ranks::as_processes(3, each_collective));
+}
+
+TEST(ranks_as_threads_get_the_bits_of_the_host) {
+  gpu::needs_driver();
+  ranks::as_threads(1, each_collective);
+  ranks::as_threads(2, each_collective);
+}
+
+TEST(every_pair_of_dtype_and_op_has_its_kernel) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const phx_options options = me.stream().options();
+    int seed = 100;
+    for_each_pair([&](int32_t dtype, int32_t op) {
+      const size_t count = 21, bytes = count * phx_dtype_size(dtype);
+      const std::vector<Bytes> in = inputs(++seed, dtype, 2, count);
+      const Bytes wanted = reference(in, count, dtype, op, 2, op == PHX_PREMUL_SUM ? kScale : 1);
+      me.write(in[rank]);
+      CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), count, dtype, op, &options, nullptr));
+      CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), count, dtype, op, &options, nullptr));
+      CHECK(me.result(bytes) == wanted);
+      CHECK(part(me.content(), 0, bytes) == wanted);
+      CHECK_OK(phx_group_barrier(me.group(), 0));
+    });
+  });
+}
+
+TEST(a_call_returns_before_the_others_have_come) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const phx_options options = me.stream().options();
+    const std::vector<Bytes> in = inputs(7, PHX_F32, 2, 100);
+    me.write(in[rank]);
+    if (rank == 1) CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
+    if (rank == 0) CHECK_OK(phx_group_barrier(me.group(), 0));  // only now rank 1 goes on
+    CHECK(me.result(400) == reference(in, 100, PHX_F32, PHX_SUM, 2, 1));
+  });
+}
+
+// F3: the rank that is late is named, and what was at hand can be used again.
+TEST(a_kernel_ends_when_a_rank_does_not_come) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    {
+      const Rank me(world, kSpace);
+      const phx_options options = me.stream().options(50);
+      if (rank == 0) {
+        CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
+        me.stream().wait();
+        CHECK_FAILS(PHX_ERR_TIMEOUT, "has waited for its whole timeout for rank 1",
+                    phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
+        phx_error_info info{};
+        info.struct_size = sizeof info;
+        CHECK_OK(phx_group_error(me.group(), &info));
+        CHECK(info.status == PHX_ERR_TIMEOUT && info.peer == 1);
+      } else {  // it hears of it
+        phx_error_info info{};
+        info.struct_size = sizeof info;
+        while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+        CHECK(info.status == PHX_ERR_TIMEOUT && info.peer == 1);
+      }
+    }
+    phx_group *again = ranks::make_group(world, "again");
+    CHECK_OK(phx_group_barrier(again, 0));
+    phx_group_release(again);
+    each_collective(rank, world);
+  });
+}
+
+TEST(a_kernel_ends_when_a_rank_dies) {
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  const std::vector<int> codes = ranks::as_processes(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+    if (rank == 1) raise(SIGKILL);
+    const phx_options options = me.stream().options(60000);
+    // It may be dead already.
+    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr);
+    CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
+    me.stream().wait();  // the test's own limit is less than the timeout
+    phx_error_info info{};
+    info.struct_size = sizeof info;
+    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
+    Gpu().write(me.block(), Bytes(100, 3));  // the GPU can be used
+    CHECK(Gpu().read(me.block(), 100) == Bytes(100, 3));
+  });
+  CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
+}
+
+// M7: what precedes a put on its stream is seen by what follows the wait.
+TEST(signals_and_barriers_order_streams) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const OwnStream &stream = me.stream();
+    const phx_options options = stream.options();
+    me.write(Bytes(kSpace, static_cast<unsigned char>(1 + rank)));
+    for (int i = 0; i < 20; ++i) {  // this rank's turn comes after the other's
+      if (rank == 1) CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 0, 3, 0, stream.get()));
+      CHECK_OK(phx_symm_enqueue_put_signal(me.symm(), 1 - rank, 3, stream.get()));
+      if (rank == 0) CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 1, 3, 0, stream.get()));
+      CHECK_OK(phx_symm_enqueue_barrier(me.symm(), 5, 0, stream.get()));
+    }
+    CHECK_OK(phx_symm_enqueue_put_signal(me.symm(), rank, 4, stream.get()));  // to itself
+    CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), rank, 4, 0, stream.get()));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_U8, PHX_SUM, &options, nullptr));
+    CHECK(me.result(100) == Bytes(100, 3));
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+    // One that nobody sends.
+    if (rank == 0) {
+      CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 1, 3, 20, stream.get()));
+      stream.wait();
+      CHECK_FAILS(PHX_ERR_TIMEOUT, "for rank 1", phx_symm_enqueue_barrier(me.symm(), 5, 0, stream.get()));
+    }
+    CHECK_FAILS(PHX_ERR_INVALID, "channel is 64", phx_symm_enqueue_barrier(me.symm(), 64, 0, stream.get()));
+    CHECK_FAILS(PHX_ERR_INVALID, "group_rank is 2", phx_symm_enqueue_put_signal(me.symm(), 2, 0, stream.get()));
+    phx_group *hosts = ranks::make_group(world, "hosts");
+    phx_symm *host = nullptr;
+    CHECK_OK(phx_symm_alloc(hosts, nullptr, 64, 0, &host));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not in memory of a GPU", phx_symm_enqueue_barrier(host, 0, 0, stream.get()));
+    phx_symm_release(host);
+    phx_group_release(hosts);
+  });
+}
+
+TEST(a_graph_is_replayed) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const phx_options options = me.stream().options();
+    with_capture(me.stream(), [&] {
+      CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), 100, PHX_I32, PHX_SUM, &options, nullptr));
+    });
+    Bytes ones(400, 0);
+    for (size_t i = 0; i < 400; i += 4) ones[i] = 1;
+    me.write(ones);
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+    auto *const replay = gpu::symbol<int(phx::cuda::Stream)>("fake_cuda_replay");
+    for (int i = 0; i < 10; ++i) replay(me.stream().get());
+    int32_t sums[100];
+    std::memcpy(sums, me.content().data(), sizeof sums);
+    for (const int32_t sum : sums) CHECK(sum == 1 << 10);
+    CHECK(rank >= 0);
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+  });
+}
+
+TEST(more_ranks_than_processors_are_refused) {
+  gpu::needs_driver();
+  if (gpu::alive() < 0) check::skip("the fake driver, whose processors can be few");
+  setenv("FAKE_CUDA_PROCESSORS", "1", 1);
+  ranks::as_threads(2, [](int, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    phx_symm *symm = nullptr;
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "2 ranks share a GPU of 1 processors",
+                phx_symm_alloc(group, &kGpu, 100, 0, &symm));
+    phx_group_release(group);
+  });
+  unsetenv("FAKE_CUDA_PROCESSORS");
+}
+
+TEST(wrong_requests_say_so) {
+  gpu::needs_driver();
+  ranks::as_threads(1, [](int, phx_world *world) {
+    const Rank me(world, kSpace);
+    phx_options options = me.stream().options();
+    float host[4] = {};
+    CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach",
+                phx_symm_all_reduce(me.symm(), 0, host, 4, PHX_F32, PHX_SUM, &options, nullptr));
+    phx_work *work = nullptr;
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL",
+                phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, &work));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "no kernel of it for GPUs yet",
+                phx_symm_gather(me.symm(), 0, me.out(), 4, PHX_F32, 0, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "do not fit",
+                phx_symm_all_reduce(me.symm(), kSpace, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "stream is for symmetric memory of a GPU",
+                phx_all_reduce(me.group(), host, host, 4, PHX_F32, PHX_SUM, &options, nullptr));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 0, PHX_F32, PHX_SUM, &options, nullptr));
+  });
+}
+
+TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
+  gpu::needs_driver();
+  if (gpu::alive() < 0) check::skip("the fake driver, which fails on demand");
+  for (const char *function : {"cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2", "cuMemcpyHtoDAsync_v2",
+                               "cuEventCreate", "cuDeviceGetUuid_v2"}) {
+    ranks::as_threads(1, [&](int, phx_world *world) {
+      phx_group *group = ranks::make_group(world);
+      phx_symm *symm = nullptr;
+      setenv("FAKE_CUDA_FAIL", function, 1);
+      CHECK(phx_symm_alloc(group, &kGpu, 100, 0, &symm) == PHX_ERR_DEVICE);
+      unsetenv("FAKE_CUDA_FAIL");
+      CHECK(std::strstr(phx_last_error(), "CUDA_ERROR_UNKNOWN") != nullptr);
+      phx_group_release(group);
+    });
+    CHECK(gpu::alive() == 0);
+  }
+  for (const char *function :
+       {"cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuOccupancyMaxActiveBlocksPerMultiprocessor"}) {
+    ranks::as_threads(1, [&](int, phx_world *world) {
+      const Rank me(world, kSpace);
+      const phx_options options = me.stream().options();
+      setenv("FAKE_CUDA_FAIL", function, 1);
+      CHECK_FAILS(PHX_ERR_DEVICE, "CUDA_ERROR_UNKNOWN",
+                  phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
+      unsetenv("FAKE_CUDA_FAIL");
+    });
+    CHECK(gpu::alive() == 0);
+  }
+}
+
+TEST(nothing_is_left_behind) {
+  gpu::needs_driver();
+  if (gpu::alive() < 0) check::skip("the fake driver, which counts");
+  const size_t before = gpu::open_files();
+  for (int i = 0; i < 3; ++i) ranks::as_threads(2, each_collective);
+  CHECK(gpu::alive() == 0);
+  CHECK(gpu::open_files() == before);
+}
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }
