@@ -24,7 +24,7 @@ PYTHON = {
     ("python", "phalanx.collectives.all_reduce"): "`phalanx.collectives`",
     ("python", "phalanx.collectives.all_reduce_"): "the same in place",
     ("python", "torch.ops.phalanx.all_reduce"): "`torch.ops.phalanx`",
-    ("python", "torch.ops.phalanx_ordered.all_reduce_"): "the one that compiled graphs call, in place",
+    ("python", "torch.ops.phalanx.blocking_all_reduce_"): "complete on return, in place",
     ("python", "phx_all_reduce (C, by cffi)"): "C call",
 }
 GLOO = ("gloo", "torch.distributed")
@@ -57,7 +57,7 @@ def main() -> int:
 def newest_result(level: str) -> Path | None:
     """The last by name, of two ranks and with all_reduce: names begin with the date. Machines have folders."""
     results = [path for path in (HERE / "results").rglob("*.json") if fits(read(path), level)]
-    return max(results, key=lambda path: path.name, default=None)
+    return max(results, key=lambda path: (path.name, path.parent.name), default=None)
 
 
 def fits(result: dict[str, Any], level: str) -> bool:
