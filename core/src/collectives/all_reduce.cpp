@@ -13,8 +13,8 @@ namespace {
 
 class OneShotAllReduce final : public Operation {
  public:
-  OneShotAllReduce(const Buffers &buffers, const Reduction &reduction)
-      : Operation(buffers, buffers.count * buffers.item), reduction_(reduction) {}
+  OneShotAllReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
+      : Operation(buffers, buffers.count * buffers.item), reduction_(reduction), blocking_(plan.blocking) {}
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     put_bytes(lane.data(lane.group_rank(), epoch), b_.in, b_.count * b_.item);
@@ -24,12 +24,14 @@ class OneShotAllReduce final : public Operation {
     const int n = lane.group_size();
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch);
+    if (blocking_) inputs[lane.group_rank()] = b_.in;  // nearer than the slot, which was sent ahead to the others
     reduction_.fn(b_.out, inputs, n, b_.count, n, reduction_.scale);
     return PHX_OK;
   }
 
  private:
   const Reduction reduction_;
+  const bool blocking_;
 };
 
 }  // namespace
@@ -44,7 +46,7 @@ int32_t choose_all_reduce(const Plan &plan, size_t bytes, int32_t algo) {
 
 OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int32_t algo) {
   if (choose_all_reduce(plan, buffers.count * buffers.item, algo) == PHX_ALGO_ONE_SHOT)
-    return std::make_unique<OneShotAllReduce>(buffers, reduction);
+    return std::make_unique<OneShotAllReduce>(plan, buffers, reduction);
   return make_two_shot(plan, buffers, reduction, -1);
 }
 

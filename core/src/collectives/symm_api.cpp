@@ -44,7 +44,7 @@ phx::OperationPtr make(const Call &call, const phx::Plan &plan, phx::Symm &symm,
                        int root) {
   const phx::Buffers &buffers = call.buffers();
   switch (goes_through_slots(call, plan, in_bytes) ? call.kind() : Kind::kNone) {
-    case Kind::kSymmAllReduce: return phx::make_all_reduce(plan, buffers, call.reduction(), PHX_ALGO_ONE_SHOT);
+    case Kind::kSymmAllReduce: return phx::make_all_reduce(plan, buffers, call.reduction(), PHX_ALGO_AUTO);
     case Kind::kSymmAllGather: return phx::make_all_gather(plan, buffers);
     case Kind::kSymmReduceScatter: return phx::make_reduce_scatter(plan, buffers, call.reduction());
     case Kind::kSymmAllToAll: return phx::make_all_to_all(plan, buffers);
