@@ -59,8 +59,7 @@ void call_fallback(const char *op, const std::string &group_name, StableIValue *
 
 uint64_t fallback_count() { return fallbacks.load(std::memory_order_relaxed); }
 
-int32_t parse_reduction(const String &name) {
-  const std::string_view text = name.view();
+int32_t parse_reduction(std::string_view text) {
   for (const Reduction &reduction : kReductions)
     if (std::string_view(reduction.name).size() == text.size() &&
         strncasecmp(reduction.name, text.data(), text.size()) == 0)

@@ -45,7 +45,7 @@ void fallback(const Call &call, const String &group_name, StableIValue *stack, A
 
 // The number of a reduction. An unknown name is a ValueError on either road (`parse_reduction`); what the core cannot
 // do with this dtype is one on ours.
-int32_t parse_reduction(const String &name);
+int32_t parse_reduction(std::string_view name);
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type);
 void check_group_size(const Call &call, int64_t group_size);
 

@@ -225,7 +225,7 @@ void mm_all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor target(stack[0]), left(stack[1]), right(stack[2]);
   const String reduce_op(stack[3]), group_name(stack[4]);
   const auto wished = static_cast<int64_t>(stack[5]);
-  const int32_t reduction = parse_reduction(reduce_op);
+  const int32_t reduction = parse_reduction(reduce_op.view());
   const Request request{route("mm_all_reduce_", left, group_name), std::string(group_name.view())};
   const Call &call = request.call;
   const Matrix a = request.matrix("a", left), b = request.matrix("b", right), out = request.matrix("out", target);
@@ -255,7 +255,7 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor left(stack[0]), right(stack[1]);
   const String reduce_op(stack[2]), group_name(stack[4]);
   const auto group_size = static_cast<int64_t>(stack[3]), wished = static_cast<int64_t>(stack[5]);
-  const int32_t reduction = parse_reduction(reduce_op);
+  const int32_t reduction = parse_reduction(reduce_op.view());
   const Request request{route("mm_reduce_scatter", left, group_name), std::string(group_name.view())};
   const Call &call = request.call;
   const Matrix a = request.matrix("a", left), b = request.matrix("b", right);

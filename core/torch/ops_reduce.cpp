@@ -1,5 +1,6 @@
 // all_reduce and reduce_scatter_tensor, each also into memory of the caller.
 #include "output.h"
+#include "phalanx_torch.h"
 #include "rows.h"
 
 namespace phxt {
@@ -14,7 +15,7 @@ phx_status reduce_scatter(const Call &call, const Operand &in, const Operand &ou
 void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   String reduce_op(stack[1]), group_name(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op);
+  const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("all_reduce", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
   const Operand in = read_operand(input);
@@ -30,7 +31,7 @@ void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
 void all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   String reduce_op(stack[1]), group_name(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op);
+  const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("all_reduce_", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
   const Operand self = write_operand(input);
@@ -44,7 +45,7 @@ void reduce_scatter_tensor(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   String reduce_op(stack[1]), group_name(stack[3]);
   const auto group_size = static_cast<int64_t>(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op);
+  const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("reduce_scatter_tensor", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name);
   check_group_size(call, group_size);
@@ -61,7 +62,7 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]), target(stack[4]);
   String reduce_op(stack[1]), group_name(stack[3]);
   const auto group_size = static_cast<int64_t>(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op);
+  const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("reduce_scatter_tensor_out", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name, target);
   check_group_size(call, group_size);
@@ -74,3 +75,17 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
 }
 
 }  // namespace phxt
+
+int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
+                        size_t reduce_op_size, const char *group_name, size_t group_name_size) {
+  using namespace phxt;
+  const Call call{"all_reduce", find_group({group_name, group_name_size})};
+  if (!call || pending_count() != 0) return 0;
+  const int32_t reduction = parse_reduction({reduce_op, reduce_op_size});
+  const ElementType type = element_type(torch_dtype);
+  check_reduction(call, reduction, type);
+  const size_t count = static_cast<size_t>(numel) * type.lanes;
+  if (in != out) expect_first_touch(out, static_cast<size_t>(numel) * type.bytes);
+  check_core(phx_all_reduce(call.handle(), in, out, count, type.code, reduction, nullptr, nullptr));
+  return 1;
+}

@@ -27,6 +27,7 @@ MUST_HOLD = {
     "phalanx_collectives": [
         "phalanx/collectives/__init__.py",
         "phalanx/collectives/_native/autograd.cpp",
+        "phalanx/collectives/_native/core_api.h",
         "phalanx/collectives/py.typed",
     ],
     "phalanx_symm_mem": [

@@ -63,6 +63,29 @@ def test_ops_carry_torchs_tags():
         assert set(getattr(P, name).default.tags) == wished, name
 
 
+def without_tensors(rank, size):
+    with World(rank, size) as world:
+        ffi, ops = world.ffi, world.ops
+        x, out = data(rank, (40,)), torch.zeros(40)
+        where = [ffi.cast("void *", each.data_ptr()) for each in (x, out)]
+        number = 6  # torch's, of float32
+        wanted = reduced([data(each, (40,)) for each in range(size)], "sum")
+        assert ops.phxt_all_reduce(*where, 40, number, b"sum", 3, b"nobody", 6) == 0
+        assert ops.phxt_all_reduce(*where, 40, number, b"sum", 3, b"g", 1) == 1
+        same(out, wanted)
+        y = x.clone()
+        P.all_reduce_(y, "sum", "g")  # while it is pending only the op can tell what has to be waited for
+        assert world.ops.phxt_pending_count() == 1
+        assert ops.phxt_all_reduce(*where, 40, number, b"sum", 3, b"g", 1) == 0
+        P.wait_tensor(y)
+        assert ops.phxt_all_reduce(where[0], where[0], 40, number, b"sum", 3, b"g", 1) == 1
+        same(x, wanted)
+
+
+def test_an_all_reduce_of_bare_memory_is_the_op_without_tensors():
+    run_ranks(without_tensors, 2)
+
+
 # ---- one rank ---------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx.collectives as pc
 from ranks import run_ranks
@@ -66,6 +68,58 @@ def elsewhere(rank, size):
 
 def test_so_do_they_on_a_group_that_the_core_does_not_serve():
     run_ranks(elsewhere, 2, start_torch=True, env=[{"PHALANX_HOST_ID": str(7 + rank)} for rank in range(2)])
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def out_of_the_ordinary(rank, size):
+    group = dist.group.WORLD
+    assert pc.enable_group(group)
+    name = group.group_name
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(rank))
+    whole = ops.wait_tensor(ops.all_reduce(x, "sum", name))
+    assert torch.equal(ops.blocking_all_reduce(x.t(), "sum", name), whole.t())
+    strided = x.t().clone(memory_format=torch.preserve_format)
+    ops.blocking_all_reduce_(strided, "sum", name)
+    assert torch.equal(strided, whole.t())
+    assert ops.blocking_all_reduce(x[:0], "sum", name).shape == (0, 3)
+    z = torch.complex(x, -x)
+    assert torch.equal(ops.blocking_all_reduce(z.conj(), "sum", name), torch.complex(whole, whole))
+    assert torch.equal(ops.blocking_all_reduce(torch._neg_view(x), "sum", name), -whole)
+    with torch.inference_mode():
+        assert torch.equal(ops.blocking_all_reduce(x, "sum", name), whole)
+    with Seen() as seen:
+        ops.blocking_all_reduce(x, "sum", name)
+    assert any("blocking_all_reduce" in each for each in seen.names)
+    with FakeTensorMode():
+        assert ops.blocking_all_reduce(torch.empty(5), "sum", name).shape == (5,)
+    y = x.clone()
+    ops.all_reduce_(y, "sum", name)  # pending, and what comes next reads it
+    assert torch.equal(ops.blocking_all_reduce(y, "max", name), whole)
+    ops.wait_tensor(y)
+    leaf = x.clone().requires_grad_()
+    before = leaf._version
+    with torch.no_grad():
+        assert not ops.blocking_all_reduce(leaf, "sum", name).requires_grad
+        ops.blocking_all_reduce_(leaf, "sum", name)
+    assert torch.equal(leaf.detach(), whole) and leaf._version > before
+    for op in (ops.blocking_all_reduce, ops.blocking_all_reduce_):
+        with pytest.raises(ValueError, match="Invalid reduce operation most"):
+            op(x, "most", name)
+        with pytest.raises(RuntimeError, match="only sum and avg are defined for complex64"):
+            op(z.clone(), "max", name)
+
+
+def test_what_is_out_of_the_ordinary_is_as_with_the_op_and_a_wait():  # F26
+    run_ranks(out_of_the_ordinary, 2, start_torch=True)
 
 
 def compiled(rank, size):

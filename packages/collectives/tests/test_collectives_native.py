@@ -64,7 +64,14 @@ def built(tmp_path_factory):
 @pytest.mark.timeout(600)
 def test_what_holds_in_python_holds_for_what_is_compiled(built):  # F26
     assert is_loaded(built) == (True, "")
-    names = ("collectives_async", "collectives_autograd", "collectives_roads", "collectives_values", "short_road")
+    names = (
+        "collectives_async",
+        "collectives_autograd",
+        "collectives_blocking",
+        "collectives_roads",
+        "collectives_values",
+        "short_road",
+    )
     files = [str(TESTS / f"test_{name}.py") for name in names]
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *files, native=built)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

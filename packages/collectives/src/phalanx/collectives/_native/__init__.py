@@ -19,6 +19,7 @@ from phalanx.core import load_torch_ops
 log = logging.getLogger("phalanx.collectives")
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("autograd.cpp", "eager.cpp"))
+_HEADERS = (Path(__file__).with_name("core_api.h"),)
 _MODULE = "phalanx_native"  # as eager.cpp says
 
 
@@ -28,7 +29,7 @@ def library(ops: Iterable[str]) -> Path | None:
     Args:
         ops: Names in the namespace phalanx.
     """
-    return building.file_of("collectives", _SOURCES, sorted(ops))
+    return building.file_of("collectives", _SOURCES + _HEADERS, sorted(ops))
 
 
 def find(ops: Iterable[str]) -> Path | None:
@@ -50,7 +51,7 @@ def load(ops: Iterable[str]) -> Any | None:
     if not _loaded and path is not None:
         try:
             module = building.load_file(_MODULE, path)
-            module.connect(*_addresses("phxt_kernel_of", "phxt_wait_storage", "phxt_last_error"))
+            module.connect(*_addresses("phxt_kernel_of", "phxt_wait_storage", "phxt_last_error", "phxt_all_reduce"))
             _loaded.append(module)
         except ImportError as error:
             log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", path, error)

@@ -3,13 +3,19 @@
 // phalanx_autograd, whose autograd kernel is the one in Python.
 //
 // Compiled by `phalanx build` for the torch that is installed, and loaded only by that torch.
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
+
+#include "core_api.h"
 
 namespace {
 
@@ -53,8 +59,46 @@ void autograd(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::ji
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
+// Whether below autograd nothing is left but the kernel for the CPU: no mode, no subclass, no lazy negation.
+bool only_cpu_is_left(c10::DispatchKeySet keys) {
+  return (keys & c10::after_ADInplaceOrView_keyset).highestPriorityTypeId() == c10::DispatchKey::CPU;
+}
+
+// torch.ops.phalanx.blocking_all_reduce and its form in place, which are called on little, and often: the numbers go to
+// the core from here, without the dispatcher's second turn and without the stable ABI's copies of the arguments.
+template <bool kInPlace>
+bool reduced_directly(c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  const auto given = torch::jit::last(*stack, 3);
+  const at::Tensor &input = given[0].toTensor();
+  if (phalanx_native::library.all_reduce == nullptr || !only_cpu_is_left(keys) || !input.is_contiguous() ||
+      (input.requires_grad() && c10::GradMode::is_enabled()))
+    return false;
+  at::Tensor output = kInPlace ? input : at::Tensor(at::detail::empty_cpu(input.sizes(), input.scalar_type()));
+  const std::string &reduce_op = given[1].toStringRef(), &group = given[2].toStringRef();
+  void *const out = output.mutable_data_ptr();
+  if (phalanx_native::library.all_reduce(kInPlace ? out : input.const_data_ptr(), out, input.numel(),
+                                         static_cast<int32_t>(input.scalar_type()), reduce_op.data(), reduce_op.size(),
+                                         group.data(), group.size()) == 0)
+    return false;
+  if (kInPlace) count_version(input);
+  torch::jit::drop(*stack, 3);
+  if (!kInPlace) torch::jit::push(*stack, std::move(output));
+  return true;
+}
+
+template <bool kInPlace>
+void blocking_all_reduce(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  if (!reduced_directly<kInPlace>(keys, stack)) autograd(op, keys, stack);
+}
+
+torch::CppFunction kernel_for(std::string_view name) {
+  if (name == "blocking_all_reduce") return torch::CppFunction::makeFromBoxedFunction<&blocking_all_reduce<false>>();
+  if (name == "blocking_all_reduce_") return torch::CppFunction::makeFromBoxedFunction<&blocking_all_reduce<true>>();
+  return torch::CppFunction::makeFromBoxedFunction<&autograd>();
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(phalanx, Autograd, library) {
-  for (const char *name : {PHALANX_OPS}) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&autograd>());
+  for (const char *name : {PHALANX_OPS}) library.impl(name, kernel_for(name));
 }

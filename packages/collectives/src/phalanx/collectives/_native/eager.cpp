@@ -18,7 +18,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/inductor/aoti_torch/utils.h>
-#include <torch/csrc/stable/c/shim.h>
 
 #include <array>
 #include <cstddef>
@@ -26,15 +25,15 @@
 #include <stdexcept>
 #include <string>
 
+#include "core_api.h"
+
+phalanx_native::Library phalanx_native::library;
+
 namespace {
 
-// Of phalanx_torch.h.
-using Kernel = void (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
-struct Library {
-  Kernel (*kernel_of)(const char *op);
-  int32_t (*wait_storage)(const void *storage, int64_t timeout_ms);
-  const char *(*last_error)();
-} library;
+using phalanx_native::Kernel;
+using phalanx_native::library;
+
 constexpr int32_t kInvalid = -1;  // PHX_ERR_INVALID
 
 bool needs_gradient(const at::Tensor &tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
@@ -201,11 +200,12 @@ PyObject *made_road(const char *name, PyTypeObject *type) {
 }
 
 PyObject *connect(PyObject *, PyObject *given) {
-  unsigned long long kernel_of = 0, wait_storage = 0, last_error = 0;
-  if (!PyArg_ParseTuple(given, "KKK", &kernel_of, &wait_storage, &last_error)) return nullptr;
+  unsigned long long kernel_of = 0, wait_storage = 0, last_error = 0, all_reduce = 0;
+  if (!PyArg_ParseTuple(given, "KKKK", &kernel_of, &wait_storage, &last_error, &all_reduce)) return nullptr;
   library.kernel_of = reinterpret_cast<decltype(library.kernel_of)>(kernel_of);
   library.wait_storage = reinterpret_cast<decltype(library.wait_storage)>(wait_storage);
   library.last_error = reinterpret_cast<decltype(library.last_error)>(last_error);
+  library.all_reduce = reinterpret_cast<decltype(library.all_reduce)>(all_reduce);
   Py_RETURN_NONE;
 }
 

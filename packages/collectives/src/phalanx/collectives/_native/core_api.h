@@ -1,0 +1,21 @@
+// Functions of libphalanx_torch.so (phalanx_torch.h), which Python has loaded; filled in by `connect`.
+#pragma once
+
+#include <torch/csrc/stable/c/shim.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace phalanx_native {
+
+using Kernel = void (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
+struct Library {
+  Kernel (*kernel_of)(const char *op);
+  int32_t (*wait_storage)(const void *storage, int64_t timeout_ms);
+  const char *(*last_error)();
+  int32_t (*all_reduce)(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
+                        size_t reduce_op_size, const char *group_name, size_t group_name_size);
+};
+extern Library library;
+
+}  // namespace phalanx_native
