@@ -18,7 +18,7 @@ WAYS = {
     "torch.ops.phalanx.blocking_all_reduce": 1.4,
     "torch.ops.phalanx.blocking_all_reduce_": 1.4,
 }
-# Before there were blocking ops, those of compiled graphs were measured: as complete on return, with two arguments more.
+# Before there were blocking ops, those of compiled graphs were measured: complete on return, with two arguments more.
 OLDER = {
     "torch.ops.phalanx_ordered.all_reduce": "torch.ops.phalanx.blocking_all_reduce",
     "torch.ops.phalanx_ordered.all_reduce_": "torch.ops.phalanx.blocking_all_reduce_",

@@ -75,8 +75,8 @@ typedef void (*phxt_kernel)(uint64_t *stack, uint64_t inputs, uint64_t outputs);
 PHX_API phxt_kernel phxt_kernel_of(const char *op);
 
 /* What torch.ops.phalanx.blocking_all_reduce does with a contiguous CPU tensor of `numel` elements, without tensors and
- * without torch: `out` is `in`, or as much memory beside it. torch_dtype: torch's number. 1 when it is done; 0 where the
- * op must be called instead: it is no group of ours, or something is pending. Throws what the op raises. */
+ * without torch: `out` is `in`, or as much memory beside it. torch_dtype: torch's number. 1 when it is done; 0 where
+ * the op must be called instead: it is no group of ours, or something is pending. Throws what the op raises. */
 PHX_API int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
                                 size_t reduce_op_size, const char *group_name, size_t group_name_size);
 
