@@ -1,5 +1,5 @@
 // The part of the CUDA driver that the core calls, found when it is first needed: one library serves hosts with and
-// without a GPU, and is built without CUDA. core/cuda/check_driver.cu compares what is declared here with cuda.h.
+// without a GPU, and is built without CUDA. core/cuda/check_driver.cpp compares what is declared here with cuda.h.
 #pragma once
 
 #include <cstddef>
