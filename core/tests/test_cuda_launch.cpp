@@ -247,6 +247,36 @@ TEST(a_kernel_ends_when_a_rank_dies) {
   CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
 }
 
+// Whoever comes later hears of it at once; the kernel of the other one ends.
+TEST(ranks_that_disagree_are_told_both_calls) {
+  gpu::needs_driver();
+  for (const bool empty : {false, true})
+    ranks::as_threads(2, [&](int rank, phx_world *world) {
+      const Rank me(world, kSpace);
+      const phx_options options = me.stream().options();
+      const size_t count = rank == 0 ? 100 : empty ? 0 : 200;
+      for (int i = 0; i < 100; ++i)  // more than there are lines to compare
+        CHECK_OK(phx_symm_broadcast(me.symm(), 0, 8, PHX_F32, 0, &options, nullptr));
+      if (rank == 1) CHECK_OK(phx_group_barrier(me.group(), 0));
+      const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), count, PHX_F32, PHX_SUM, &options, nullptr);
+      if (rank == 0) {
+        CHECK(status == PHX_OK);
+        phx_group_barrier(me.group(), 0);  // the other one may have found out before this returns
+        me.stream().wait();
+        phx_error_info info{};
+        info.struct_size = sizeof info;
+        while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+        CHECK(info.status == PHX_ERR_MISMATCH && std::strstr(info.text, "(float32, 100, sum,") != nullptr);
+      } else {
+        CHECK(status == PHX_ERR_MISMATCH);
+        const std::string told = phx_last_error();
+        CHECK(told.find("rank 0") != std::string::npos && told.find("(float32, 100, sum,") != std::string::npos);
+        CHECK(told.find(empty ? "(float32, 0, sum," : "(float32, 200, sum,") != std::string::npos);
+        CHECK(told.find("#101 ") != std::string::npos);
+      }
+    });
+}
+
 // M7: what precedes a put on its stream is seen by what follows the wait.
 TEST(signals_and_barriers_order_streams) {
   gpu::needs_driver();

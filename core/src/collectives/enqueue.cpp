@@ -41,8 +41,8 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
         .refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
                      "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name()))
         .status();
-  if (buffers.count == 0) return PHX_OK;
-  if (buffers.out != buffers.in && !side.reaches(buffers.out))
+  const bool empty = buffers.count == 0;
+  if (!empty && buffers.out != buffers.in && !side.reaches(buffers.out))
     return call.refuse(fail(PHX_ERR_INVALID, call.name(), "%s: out is no memory that the GPU can reach", call.name()))
         .status();
 
@@ -77,7 +77,9 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
           .refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: there is no kernel of it for GPUs yet", call.name()))
           .status();
   }
-  return symm.launch(call.name(), kernel, launch, call.timeout_ms(), bytes, item, call.options().stream);
+  if (empty) kernel.clear();  // there is nothing to do, but the calls must agree
+  return symm.launch(call.name(), kernel, launch, &call.record(), call.timeout_ms(), bytes, item,
+                     call.options().stream);
 }
 
 }  // namespace phx

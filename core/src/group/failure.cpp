@@ -124,28 +124,45 @@ std::string Group::describe(int group_rank, const Lane &lane) const {
   return text + "; its last call was " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ")";
 }
 
+phx_error_info Group::begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const {
+  phx_error_info info = make_error_info();
+  info.status = status;
+  info.rank = self_rank();
+  info.peer = rank_of(group_rank);
+  info.sequence = sequence;
+  copy_text(info.operation, sizeof info.operation, operation);
+  copy_text(info.group, sizeof info.group, name().c_str());
+  return info;
+}
+
+void Group::tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs,
+                          const CallRecord &mine) const {
+  std::snprintf(info->text, sizeof info->text,
+                "%s #%" PRIu64
+                " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
+                "the same collectives in the same order with the same dtype, count, reduce op and root.",
+                info->operation, info->sequence, name().c_str(), info->peer, pid_of(group_rank),
+                describe_call(theirs).c_str(), self_rank(), describe_call(mine).c_str());
+}
+
+phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
+                                 const CallRecord &mine) {
+  phx_error_info info = begin_error(PHX_ERR_MISMATCH, operation, sequence, group_rank);
+  tell_mismatch(&info, group_rank, theirs, mine);
+  reported_.store(true);
+  return fail_with(info, true);
+}
+
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
   if (result.failure() == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
-  phx_error_info info = make_error_info();
-  info.rank = self_rank();
-  info.peer = rank_of(result.group_rank());
-  info.sequence = sequence;
+  const bool differ = result.failure() == AwaitFailure::kMismatch;
+  phx_error_info info =
+      begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
   info.step = round;
-  copy_text(info.operation, sizeof info.operation, operation);
-  copy_text(info.group, sizeof info.group, name().c_str());
-  if (result.failure() == AwaitFailure::kMismatch) {
-    info.status = PHX_ERR_MISMATCH;
-    const std::string theirs = describe_call(lane.record(result.group_rank(), epoch));
-    const std::string mine = describe_call(record);
-    std::snprintf(info.text, sizeof info.text,
-                  "%s #%" PRIu64
-                  " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
-                  "the same collectives in the same order with the same dtype, count, reduce op and root.",
-                  operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank()), theirs.c_str(),
-                  self_rank(), mine.c_str());
+  if (differ) {
+    tell_mismatch(&info, result.group_rank(), lane.record(result.group_rank(), epoch), record);
   } else {
-    info.status = PHX_ERR_TIMEOUT;
     std::string late;
     for (int i = 0; i < size(); ++i) {
       if (i == group_rank() || lane.arrived(epoch, i)) continue;

@@ -109,6 +109,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                          uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);
+  // For calls that differ, found outside of a lane: names both, and revokes the group.
+  phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
+                            const CallRecord &mine);
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
   // "rank 2 (pid 4123, stopped; its last call was all_reduce(float32, 512, sum) #16)", of that channel
@@ -144,6 +147,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   friend struct GroupMaker;
   Group(std::shared_ptr<World> world, GroupParams params);
   static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
+  phx_error_info begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const;
+  void tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
   // With derive_mutex_ held. agree.cpp

@@ -47,7 +47,7 @@ phx_status enqueue(const char *operation, const char *kernel, phx_symm *symm, in
     phx::cuda::Launch launch{};
     launch.root = group_rank;
     launch.channel = channel;
-    return s.launch(operation, kernel, launch, timeout, 0, nullptr, stream);
+    return s.launch(operation, kernel, launch, nullptr, timeout, 0, nullptr, stream);
   });
 }
 

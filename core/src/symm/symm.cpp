@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "base/error.h"
 #include "group/group.h"
@@ -38,6 +39,10 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
 Symm::~Symm() { SymmDirectory::of_process().remove(this); }
 
 size_t Symm::pad_segment_bytes() const {
+  return call_lines_at() + (block_->on_device() ? kCallLines * sizeof(CallLine) : 0);
+}
+
+size_t Symm::call_lines_at() const {
   return round_up(
       sizeof(PadHeader) + channels_ * sizeof(BarrierLine) + static_cast<size_t>(channels_) * size() * sizeof(uint32_t),
       page_bytes());
@@ -146,10 +151,47 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   return PHX_OK;
 }
 
-phx_status Symm::launch(const char *operation, const std::string &kernel, cuda::Launch launch, int64_t timeout_ms,
-                        size_t bytes, const size_t *item, void *stream) {
+CallLine &Symm::call_line(int of, uint64_t sequence) const {
+  return reinterpret_cast<CallLine *>(pad_segments_[of]->bytes() + call_lines_at())[sequence % kCallLines];
+}
+
+// Nobody waits: a rank shows its call, and looks at those of the ranks that have come before. Of two that come at the
+// same time at least one sees the other.
+phx_status Symm::compare(const char *operation, const CallRecord &record) {
+  constexpr size_t kWords = sizeof(CallRecord) / sizeof(uint64_t);
+  const uint64_t sequence = ++launches_;
+  uint64_t mine[kWords];
+  std::memcpy(mine, &record, sizeof mine);
+  CallLine &own = call_line(self_, sequence);
+  own.sequence.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (size_t i = 0; i < kWords; ++i) own.words[i].store(mine[i], std::memory_order_relaxed);
+  own.sequence.store(sequence, std::memory_order_seq_cst);
+  for (int i = 1; i < size(); ++i) {
+    const int peer = (self_ + i) % size();
+    const CallLine &line = call_line(peer, sequence);
+    if (line.sequence.load(std::memory_order_seq_cst) != sequence) continue;  // not there yet, or far ahead
+    uint64_t theirs[kWords];
+    for (size_t word = 0; word < kWords; ++word) theirs[word] = line.words[word].load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (line.sequence.load(std::memory_order_relaxed) != sequence) continue;
+    CallRecord other;
+    std::memcpy(&other, theirs, sizeof other);
+    if (!(other == record)) return group_->raise_mismatch(operation, sequence, peer, other, record);
+  }
+  return PHX_OK;
+}
+
+phx_status Symm::launch(const char *operation, const std::string &kernel, cuda::Launch launch, const CallRecord *record,
+                        int64_t timeout_ms, size_t bytes, const size_t *item, void *stream) {
   group_->note_launches();
   if (group_->failed()) return group_->raise_revoked(operation);
+  const std::lock_guard<std::mutex> lock(launch_mutex_);
+  if (record != nullptr) {
+    const phx_status same = compare(operation, *record);
+    if (same != PHX_OK) return same;
+  }
+  if (kernel.empty()) return PHX_OK;
   constexpr int64_t kMostMs = int64_t{1} << 40;
   launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
   const phx_status status = side_->launch(operation, kernel, launch, bytes, item, stream);

@@ -7,6 +7,7 @@
 
 #include "base/deadline.h"
 #include "cuda/side.h"
+#include "group/control.h"
 #include "memory/allocator.h"
 #include "memory/shared_memory.h"
 #include "phalanx/phalanx.h"
@@ -31,6 +32,13 @@ struct alignas(64) PadHeader {
 struct alignas(64) BarrierLine {
   SharedWord epoch;  // barriers of this channel at which the owner has arrived
 };
+
+// In memory of a device, after the pad: a call that its owner has put on a stream. Who comes later compares.
+struct alignas(64) CallLine {
+  std::atomic<uint64_t> sequence;  // from 1 on; 0 while it is written
+  std::atomic<uint64_t> words[sizeof(CallRecord) / sizeof(uint64_t)];
+};
+constexpr uint64_t kCallLines = 64;  // of each rank; a peer that is further ahead is not compared with
 
 // A peer's block as mapped here.
 class ImportedBlock {
@@ -70,8 +78,10 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void *const *pads() const { return pads_.data(); }
   cuda::Side *side() const { return side_.get(); }  // NULL: not in memory of our CUDA allocator
   // Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
-  phx_status launch(const char *operation, const std::string &kernel, cuda::Launch launch, int64_t timeout_ms,
-                    size_t bytes, const size_t *item, void *stream);
+  // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty
+  // kernel: nothing is to be done.
+  phx_status launch(const char *operation, const std::string &kernel, cuda::Launch launch, const CallRecord *record,
+                    int64_t timeout_ms, size_t bytes, const size_t *item, void *stream);
 
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   phx_status put_signal(int group_rank, uint32_t channel);
@@ -87,10 +97,13 @@ class Symm : public std::enable_shared_from_this<Symm> {
 
   friend struct Rendezvous;
   size_t pad_segment_bytes() const;
+  size_t call_lines_at() const;
   void adopt_pad(int of, SharedMappingRef segment);
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
   int first_late(uint32_t channel, int otherwise) const;
+  CallLine &call_line(int of, uint64_t sequence) const;
+  phx_status compare(const char *operation, const CallRecord &record);
   SharedWord &sleepers(int of) const { return static_cast<PadHeader *>(pad_segments_[of]->base)->sleepers; }
   phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                    int64_t timeout_ms) const;
@@ -115,6 +128,9 @@ class Symm : public std::enable_shared_from_this<Symm> {
     bool pending = false;  // arrived, but the wait failed: the next call goes on with it
   };
   std::vector<Barrier> barriers_;  // by channel
+
+  std::mutex launch_mutex_;
+  uint64_t launches_ = 0;  // collectives put on streams
 
   std::mutex handle_mutex_;
   int64_t handle_count_ = 0;
