@@ -136,20 +136,26 @@ TEST(survivors_read_what_the_dead_one_did_and_leave_it_in_a_file) {
   ranks::FileStore folder;  // only for its folder
   const std::string place = folder.path().substr(0, folder.path().rfind('/'));
   setenv("PHALANX_DUMP", place.c_str(), 1);
-  const auto codes = ranks::as_processes(2, [](int rank, phx_world *world) {
+  int over[2];
+  CHECK(pipe(over) == 0);
+  const auto codes = ranks::as_processes(2, [&over](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     float x[4] = {};
     CHECK_OK(phx_all_reduce(group, x, x, 4, PHX_F32, PHX_SUM, nullptr, nullptr));
     if (rank == 1) {
       phx_work *work = nullptr;
       CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_F32, PHX_MIN, nullptr, &work));
+      char done;
+      CHECK(read(over[0], &done, 1) == 1);
       kill(getpid(), SIGKILL);
     }
-    CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_F32, PHX_MIN, nullptr, nullptr));  // its part had come
+    CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_F32, PHX_MIN, nullptr, nullptr));  // its part has come, or comes
+    CHECK(write(over[1], "", 1) == 1);
     CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1 (pid", phx_group_barrier(group, 0));
     phx_group_release(group);
   });
   unsetenv("PHALANX_DUMP");
+  close(over[0]), close(over[1]);
   CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
   std::vector<std::string> files;
   DIR *listing = opendir(place.c_str());
