@@ -4,14 +4,22 @@
 // unsigned ones, and all but the product of complex numbers is that of twice as many reals.
 //
 //   nvcc -std=c++17 -O3 --fmad=false -Icore/include -Icore/src -cubin -arch=sm_90 core/cuda/collectives.cu
-#include "cuda/collectives.h"
+#include "cuda/lines.h"
+#include "cuda/move.h"
+#include "cuda/reduce.h"
+#include "cuda/signals.h"
 
 using namespace phx::cuda;
 using namespace phx::kernels;
 
-#define PHX_PAIR(dtype, op, E, Op)                                                                            \
+#define PHX_LARGE(dtype, op, E, Op)                                                                           \
   extern "C" __global__ void phx_gpu_reduce_##dtype##_##op(Launch launch) { reduce_into_out<E, Op>(launch); } \
   extern "C" __global__ void phx_gpu_reduce_in_place_##dtype##_##op(Launch launch) { reduce_in_place<E, Op>(launch); }
+
+// All but what is larger than the data of a Line.
+#define PHX_PAIR(dtype, op, E, Op) \
+  PHX_LARGE(dtype, op, E, Op)      \
+  extern "C" __global__ void phx_gpu_reduce_lines_##dtype##_##op(Launch launch) { reduce_lines<E, Op>(launch); }
 
 #define PHX_ORDERED(dtype, E)      \
   PHX_PAIR(dtype, avg, E, Average) \
@@ -51,11 +59,14 @@ PHX_ORDERED(int32, int32_t)
 PHX_ORDERED(int64, int64_t)
 PHX_BITWISE(bool, Bool)
 PHX_PAIR(complex64, product, Complex<float>, Product)
-PHX_PAIR(complex128, product, Complex<double>, Product)
+PHX_LARGE(complex128, product, Complex<double>, Product)
 
-extern "C" __global__ void phx_gpu_all_gather(Launch launch, size_t item) { all_gather(launch, item); }
-extern "C" __global__ void phx_gpu_all_to_all(Launch launch, size_t item) { all_to_all(launch, item); }
-extern "C" __global__ void phx_gpu_broadcast(Launch launch, size_t item) { broadcast(launch, item); }
+extern "C" __global__ void phx_gpu_all_gather(Launch launch) { all_gather(launch); }
+extern "C" __global__ void phx_gpu_all_to_all(Launch launch) { all_to_all(launch); }
+extern "C" __global__ void phx_gpu_broadcast(Launch launch) { broadcast(launch); }
+extern "C" __global__ void phx_gpu_scatter(Launch launch) { scatter(launch); }
+extern "C" __global__ void phx_gpu_all_gather_v(Launch launch, Lists lists) { all_gather_v(launch, lists); }
+extern "C" __global__ void phx_gpu_all_to_all_v(Launch launch, Lists lists) { all_to_all_v(launch, lists); }
 
 extern "C" __global__ void phx_gpu_barrier(Launch launch) { barrier(launch); }
 extern "C" __global__ void phx_gpu_put_signal(Launch launch) { put_signal(launch); }

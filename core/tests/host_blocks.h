@@ -1,4 +1,4 @@
-// Runs kernels of cuda/collectives.h on the host: each thread of each block of each rank is a thread of the system.
+// Runs kernels of cuda/ on the host: each thread of each block of each rank is a thread of the system.
 #pragma once
 
 #include <pthread.h>
@@ -38,10 +38,15 @@ inline thread_local Thread here;
 // Symmetric memory as n ranks of one process see it.
 class Team {
  public:
-  Team(int n, uint32_t channels) : failed_(n), words_(n, std::vector<uint32_t>(channels * n)) {
-    for (std::vector<uint32_t> &pad : words_) pads_.push_back(pad.data());
-    channels_ = channels;
+  // `space`: bytes in each pad behind the words of the channels.
+  Team(int n, uint32_t channels, size_t space)
+      : failed_(n), words_(lines_of(channels * n * sizeof(uint32_t))), channels_(channels) {
+    for (int rank = 0; rank < n; ++rank) {
+      lines_.emplace_back(words_ + lines_of(space));
+      pads_.push_back(reinterpret_cast<uint32_t *>(lines_.back().data()));
+    }
   }
+  size_t space_at() const { return words_ * sizeof(phx::cuda::Line); }
   // blocks: one for each rank.
   phx_team of(int rank, void *const *blocks, size_t bytes) {
     const int32_t n = static_cast<int32_t>(pads_.size());
@@ -50,10 +55,13 @@ class Team {
   void fail(int rank) { __atomic_store_n(&failed_[rank], 1, __ATOMIC_RELEASE); }
 
  private:
+  static size_t lines_of(size_t bytes) { return (bytes + sizeof(phx::cuda::Line) - 1) / sizeof(phx::cuda::Line); }
+
   std::vector<int32_t> failed_;
-  std::vector<std::vector<uint32_t>> words_;
+  const size_t words_;  // in lines
+  std::vector<std::vector<phx::cuda::Line>> lines_;
   std::vector<uint32_t *> pads_;
-  uint32_t channels_ = 0;
+  const uint32_t channels_;
 };
 
 // Calls `kernel(rank)` in each thread of as many blocks on each rank of `ranks`; returns when all are through.
@@ -81,6 +89,7 @@ inline uint32_t thread_of_block() { return host_blocks::here.number; }
 inline uint32_t threads_of_block() { return host_blocks::here.block->threads; }
 inline uint32_t block_of_grid() { return host_blocks::here.block->number; }
 inline uint32_t blocks_of_grid() { return host_blocks::here.block->blocks; }
+inline void sync_block() { host_blocks::here.block->sync(); }
 
 inline int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
   host_blocks::Block &block = *host_blocks::here.block;

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <mutex>
 
-#include "cuda/collectives.h"
+#include "cuda/lines.h"
+#include "cuda/move.h"
+#include "cuda/reduce.h"
 #include "host_blocks.h"
 #include "kernel_reference.h"
 
@@ -20,14 +22,19 @@ constexpr uint64_t kPatient = 60ull * 1000 * 1000 * 1000;
 // The blocks of n ranks, what goes on between them, and one launch on each.
 class Ranks {
  public:
-  Ranks(int n, void *const *blocks, size_t bytes) : team_(n, kBlocks), statuses_(n) {
+  Ranks(int n, void *const *blocks, size_t bytes)
+      : team_(n, kBlocks, kLines * n * sizeof(Line)), statuses_(n), epochs_(n, std::vector<uint32_t>(kLineBlocks)) {
     for (int rank = 0; rank < n; ++rank) {
       Launch launch{};
       launch.team = team_.of(rank, blocks, bytes);
       launch.divisor = n;
       launch.scale = 1;
+      launch.item = 1;
       launch.timeout_ns = kPatient;
       launch.failed = &statuses_[rank];
+      launch.lines = team_.space_at();
+      launch.parts = launch.lines;  // no call takes both
+      launch.epochs = epochs_[rank].data();
       launches.push_back(launch);
       everyone.push_back(rank);
     }
@@ -38,7 +45,11 @@ class Ranks {
   }
   template <class Kernel>
   void run(const Kernel &kernel) {
-    run(everyone, kernel);
+    run(kBlocks, kernel);
+  }
+  template <class Kernel>
+  void run(uint32_t blocks, const Kernel &kernel) {
+    host_blocks::run(everyone, blocks, kThreads, [&](int rank) { kernel(launches[rank]); });
     for (const uint32_t status : statuses_) CHECK(status == 0);
   }
   host_blocks::Team &team() { return team_; }
@@ -48,8 +59,10 @@ class Ranks {
   std::vector<int> everyone;
 
  private:
+  static constexpr size_t kLines = size_t{2} * kLineBlocks * kLineThreads;
   host_blocks::Team team_;
   std::vector<uint32_t> statuses_;
+  std::vector<std::vector<uint32_t>> epochs_;
 };
 
 // As kernels of the host, so that the tests of these can be used: rank k's block is input k.
@@ -67,7 +80,7 @@ void *const *writable(const void *const *in) {
 struct OneShot {
   template <class E, class Op>
   static void run(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
-    const size_t bytes = count * sizeof(typename Several<E>::Raw);
+    const size_t bytes = count * sizeof(typename phx::kernels::Element<E>::Raw);
     Ranks ranks(n, writable(in), bytes);
     prepare(ranks, count, divisor, scale);
     std::vector<Bytes> others(n, Bytes(bytes + 1));
@@ -80,9 +93,28 @@ struct OneShot {
 struct TwoShot {
   template <class E, class Op>
   static void run(void *, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
-    Ranks ranks(n, writable(in), count * sizeof(typename Several<E>::Raw));
+    Ranks ranks(n, writable(in), count * sizeof(typename phx::kernels::Element<E>::Raw));
     prepare(ranks, count, divisor, scale);
     ranks.run([](const Launch &launch) { reduce_in_place<E, Op>(launch); });
+  }
+};
+
+// In place, as many times as it takes for what was sent first to be overwritten. A thread does 8 bytes.
+struct Lines {
+  template <class E, class Op>
+  static void run(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
+    using Raw = typename phx::kernels::Element<E>::Raw;
+    if constexpr (sizeof(Raw) <= sizeof(uint64_t)) {
+      Ranks ranks(n, writable(in), count * sizeof(Raw));
+      prepare(ranks, count, divisor, scale);
+      std::vector<Bytes> others(n, Bytes(count * sizeof(Raw) + 1));
+      const uint32_t blocks = static_cast<uint32_t>(count * sizeof(Raw) / (kThreads * sizeof(uint64_t)) + 1);
+      for (int turn = 0; turn < 3; ++turn) {
+        for (int rank = 0; rank < n; ++rank) ranks.launches[rank].out = rank == 0 ? out : others[rank].data();
+        ranks.run(blocks, [](const Launch &launch) { reduce_lines<E, Op>(launch); });
+        for (int rank = 1; rank < n; ++rank) CHECK(std::memcmp(others[rank].data(), out, count * sizeof(Raw)) == 0);
+      }
+    }
   }
 };
 
@@ -96,7 +128,9 @@ void expect_both(const std::vector<Bytes> &in, size_t count, int32_t dtype, int3
   const int n = static_cast<int>(in.size());
   const Bytes wanted = reference(in, count, dtype, op, n, kScale);
   const ReduceFn one_shot = phx::kernels::select<OneShot>(dtype, op),
-                 two_shot = phx::kernels::select<TwoShot>(dtype, op);
+                 two_shot = phx::kernels::select<TwoShot>(dtype, op), lines = phx::kernels::select<Lines>(dtype, op);
+  if (wanted.size() <= kLineBlocks * kThreads * sizeof(uint64_t) && (dtype != PHX_C128 || op != PHX_PROD))
+    expect(call(lines, in, wanted.size(), count, n, kScale, shift, -1), wanted, "lines", dtype, op, in.size(), "");
   expect(call(one_shot, in, wanted.size(), count, n, kScale, shift, -1), wanted, "one-shot", dtype, op, in.size(), "");
   Placed placed(in, wanted.size(), shift);
   two_shot(nullptr, placed.pointers(), n, count, n, kScale);
@@ -147,22 +181,86 @@ TEST(blocks_are_gathered_exchanged_and_broadcast) {
       prepare(ranks, count, 1, 1);
       std::vector<Bytes> out(n, Bytes(n * count));
       for (int rank = 0; rank < n; ++rank) ranks.launches[rank].out = out[rank].data();
-      ranks.run([](const Launch &launch) { all_gather(launch, 1); });
+      ranks.run([](const Launch &launch) { all_gather(launch); });
       for (int rank = 0; rank < n; ++rank)
         for (int from = 0; from < n; ++from)
           CHECK(std::memcmp(out[rank].data() + from * count, in[from].data(), count) == 0);
-      ranks.run([](const Launch &launch) { all_to_all(launch, 1); });
+      ranks.run([](const Launch &launch) { all_to_all(launch); });
       for (int rank = 0; rank < n; ++rank)
         for (int from = 0; from < n; ++from)
           CHECK(std::memcmp(out[rank].data() + from * count, in[from].data() + rank * count, count) == 0);
       for (Launch &launch : ranks.launches) launch.root = n - 1;
-      ranks.run([](const Launch &launch) { broadcast(launch, 1); });
+      ranks.run([](const Launch &launch) { broadcast(launch); });
       for (int rank = 0; rank < n; ++rank) {
         const Bytes content = placed.content(rank);
         CHECK(std::memcmp(content.data(), in[n - 1].data(), count) == 0);
         CHECK(std::memcmp(content.data() + count, in[rank].data() + count, (n - 1) * count) == 0);
       }
     }
+}
+
+TEST(a_root_gathers_sums_and_scatters) {
+  std::mt19937_64 random(46);
+  const int n = 3, root = 1;
+  const size_t count = 77;
+  const std::vector<Bytes> in = inputs(random, PHX_U8, n, n * count);
+  Placed placed(in, n * count, 0);
+  Ranks ranks(n, writable(placed.pointers()), n * count);
+  prepare(ranks, count, n, 1);
+  Bytes out(n * count);
+  for (Launch &launch : ranks.launches) launch.root = root;
+  ranks.launches[root].out = out.data();  // the others have none
+  ranks.run([](const Launch &launch) { all_gather(launch); });
+  for (int from = 0; from < n; ++from) CHECK(std::memcmp(out.data() + from * count, in[from].data(), count) == 0);
+  ranks.run([](const Launch &launch) { reduce_into_out<uint8_t, phx::kernels::Sum>(launch); });
+  const Bytes wanted = reference(in, count, PHX_U8, PHX_SUM, n, 1);
+  CHECK(std::memcmp(out.data(), wanted.data(), count) == 0);
+  std::vector<Bytes> parts(n, Bytes(count));
+  for (int rank = 0; rank < n; ++rank) ranks.launches[rank].out = parts[rank].data();
+  ranks.run([](const Launch &launch) { scatter(launch); });
+  for (int rank = 0; rank < n; ++rank)
+    CHECK(std::memcmp(parts[rank].data(), in[root].data() + rank * count, count) == 0);
+}
+
+TEST(lists_of_counts_are_followed) {
+  std::mt19937_64 random(47);
+  const int n = 3;
+  const size_t item = 2;
+  const std::vector<Bytes> in = inputs(random, PHX_BF16, n, 300);
+  Placed placed(in, 600, 0);
+  Ranks ranks(n, writable(placed.pointers()), 600);
+  const auto count_of = [](int from, int to) { return static_cast<size_t>((from * 3 + to * 5) % 7) * 9; };
+  std::vector<Bytes> out(n, Bytes(600));
+  std::vector<Lists> lists(n);
+  for (int rank = 0; rank < n; ++rank) {
+    ranks.launches[rank].out = out[rank].data();
+    ranks.launches[rank].item = item;
+    for (int k = 0; k < n; ++k) lists[rank].out[k] = count_of(k, 0);
+  }
+  ranks.run([&](const Launch &launch) { all_gather_v(launch, lists[launch.team.group_rank]); });
+  for (int rank = 0; rank < n; ++rank) {
+    size_t at = 0;
+    for (int from = 0; from < n; at += count_of(from, 0) * item, ++from)
+      CHECK(std::memcmp(out[rank].data() + at, in[from].data(), count_of(from, 0) * item) == 0);
+  }
+  for (int rank = 0; rank < n; ++rank)
+    for (int k = 0; k < n; ++k) {
+      lists[rank].in[k] = count_of(rank, k);
+      lists[rank].out[k] = count_of(k, rank);
+    }
+  const auto exchange = [&](const Launch &launch) { all_to_all_v(launch, lists[launch.team.group_rank]); };
+  ranks.run(exchange);
+  for (int rank = 0; rank < n; ++rank) {
+    size_t at = 0;
+    for (int from = 0; from < n; at += count_of(from, rank) * item, ++from) {
+      size_t start = 0;
+      for (int to = 0; to < rank; ++to) start += count_of(from, to) * item;
+      CHECK(std::memcmp(out[rank].data() + at, in[from].data() + start, count_of(from, rank) * item) == 0);
+    }
+  }
+  ++lists[0].in[2];  // rank 2 does not expect it; all come to an end
+  ranks.run(ranks.everyone, exchange);
+  CHECK(ranks.status(0) == 0 && ranks.status(1) == 0 && ranks.status(2) == disagrees(n, 0));
 }
 
 TEST(a_rank_that_is_missing_or_has_failed_ends_the_others) {
@@ -179,6 +277,12 @@ TEST(a_rank_that_is_missing_or_has_failed_ends_the_others) {
       CHECK(ranks.status(rank) == (fails ? PHX_ERR_REVOKED : 1 + 2));
       CHECK(placed.content(rank) == in[rank]);  // nothing was summed without it
     }
+    Bytes out(40, 9);
+    prepare(ranks, 10, 1, 1);
+    for (Launch &launch : ranks.launches) launch.out = out.data();
+    ranks.run({0, 1}, [](const Launch &launch) { reduce_lines<float, phx::kernels::Sum>(launch); });
+    for (const int rank : {0, 1}) CHECK(ranks.status(rank) == (fails ? PHX_ERR_REVOKED : 1 + 2));
+    CHECK(out == Bytes(40, 9));
   }
 }
 

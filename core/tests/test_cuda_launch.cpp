@@ -130,6 +130,15 @@ void each_collective(int rank, phx_world *world) {
       CHECK_OK(phx_symm_all_to_all(me.symm(), offset, me.out(), count, dtype, &options, nullptr));
       for (int k = 0; k < n; ++k)
         CHECK(part(me.result(n * bytes), k * bytes, bytes) == part(in[k], rank * bytes, bytes));
+      const int root = n - 1;
+      CHECK_OK(phx_symm_reduce(me.symm(), offset, rank == root ? me.out() : nullptr, count, dtype, PHX_SUM, root,
+                               &options, nullptr));
+      if (rank == root) CHECK(me.result(bytes) == part(summed, 0, bytes));
+      CHECK_OK(phx_symm_gather(me.symm(), offset, rank == 0 ? me.out() : nullptr, count, dtype, 0, &options, nullptr));
+      if (rank == 0)
+        for (int k = 0; k < n; ++k) CHECK(part(me.result(n * bytes), k * bytes, bytes) == part(in[k], 0, bytes));
+      CHECK_OK(phx_symm_scatter(me.symm(), offset, me.out(), count, dtype, root, &options, nullptr));
+      CHECK(me.result(bytes) == part(in[root], rank * bytes, bytes));
       // In place, one after the other on the stream: no rank waits in between.
       CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.block() + offset, count, dtype, PHX_SUM, &options, nullptr));
       CHECK_OK(phx_symm_broadcast(me.symm(), offset + bytes, (n - 1) * count, dtype, n - 1, &options, nullptr));
@@ -138,6 +147,48 @@ void each_collective(int rank, phx_world *world) {
       CHECK(me.content() == block);
       CHECK_OK(phx_group_barrier(me.group(), 0));
     }
+}
+
+// Of the same number as `counts`: from rank i to rank j, or of rank i.
+size_t count_of(int i, int j) { return static_cast<size_t>((i * 3 + j * 5) % 7) * 30; }
+
+void each_with_lists(int rank, phx_world *world) {
+  const int n = phx_world_size(world);
+  const Rank me(world, kSpace);
+  const phx_options options = me.stream().options();
+  const size_t item = phx_dtype_size(PHX_BF16), offset = 6 * item;
+  const std::vector<Bytes> in = inputs(20, PHX_BF16, n, 2000);
+  Bytes block(kSpace, 0);
+  std::memcpy(block.data() + offset, in[rank].data(), in[rank].size());
+  me.write(block);
+  std::vector<size_t> counts, sent, received;
+  for (int k = 0; k < n; ++k) {
+    counts.push_back(count_of(k, 1));
+    sent.push_back(count_of(rank, k));
+    received.push_back(count_of(k, rank));
+  }
+  Bytes gathered, exchanged;
+  size_t total = 0, begin = 0;
+  for (int k = 0; k < n; ++k) {
+    gathered.insert(gathered.end(), in[k].begin(), in[k].begin() + static_cast<std::ptrdiff_t>(counts[k] * item));
+    size_t start = 0;
+    for (int to = 0; to < rank; ++to) start += count_of(k, to) * item;
+    const Bytes piece = part(in[k], start, received[k] * item);
+    exchanged.insert(exchanged.end(), piece.begin(), piece.end());
+    if (k < rank) begin += counts[k];
+    total += counts[k];
+  }
+  const Bytes summed = reference(in, total, PHX_BF16, PHX_SUM, n, 1);
+  CHECK_OK(phx_symm_all_gather_v(me.symm(), offset, me.out(), counts.data(), PHX_BF16, &options, nullptr));
+  CHECK(me.result(gathered.size()) == gathered);
+  CHECK_OK(phx_symm_reduce_scatter_v(me.symm(), offset, me.out(), counts.data(), PHX_BF16, PHX_SUM, &options, nullptr));
+  CHECK(me.result(counts[rank] * item) == part(summed, begin * item, counts[rank] * item));
+  for (int turn = 0; turn < 2; ++turn) {
+    CHECK_OK(
+        phx_symm_all_to_all_v(me.symm(), offset, sent.data(), me.out(), received.data(), PHX_BF16, &options, nullptr));
+    CHECK(me.result(exchanged.size()) == exchanged);
+  }
+  CHECK_OK(phx_group_barrier(me.group(), 0));
 }
 
 template <class Function>
@@ -247,6 +298,31 @@ TEST(a_kernel_ends_when_a_rank_dies) {
   CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
 }
 
+TEST(lists_of_counts_are_followed) {
+  gpu::needs_driver();
+  for (const int n : {1, 2, 3}) ranks::as_threads(n, each_with_lists);
+}
+
+// The lists of all_to_all_v are each rank's own: who expects something else finds out when it runs.
+TEST(counts_that_differ_are_found_out_by_who_expects_others) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const phx_options options = me.stream().options();
+    const size_t sent[2] = {10, rank == 0 ? 21 : size_t{20}}, received[2] = {10, 20};
+    const size_t to_zero[2] = {10, 10};
+    const phx_status status =
+        phx_symm_all_to_all_v(me.symm(), 0, sent, me.out(), rank == 0 ? to_zero : received, PHX_F32, &options, nullptr);
+    CHECK(status == PHX_OK || status == PHX_ERR_REVOKED);
+    me.stream().wait();
+    phx_error_info info{};
+    info.struct_size = sizeof info;
+    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    CHECK(info.status == PHX_ERR_MISMATCH && info.peer == 0);
+    CHECK(std::strstr(info.text, "sends another number of elements than rank 1 expects") != nullptr);
+  });
+}
+
 // Whoever comes later hears of it at once; the kernel of the other one ends.
 TEST(ranks_that_disagree_are_told_both_calls) {
   gpu::needs_driver();
@@ -313,25 +389,28 @@ TEST(signals_and_barriers_order_streams) {
   });
 }
 
+// Small ones too, which count on the GPU what they have sent.
 TEST(a_graph_is_replayed) {
   gpu::needs_driver();
-  ranks::as_threads(2, [](int rank, phx_world *world) {
+  ranks::as_threads(2, [](int, phx_world *world) {
     const Rank me(world, kSpace);
     const phx_options options = me.stream().options();
-    with_capture(me.stream(), [&] {
-      CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), 100, PHX_I32, PHX_SUM, &options, nullptr));
-    });
-    Bytes ones(400, 0);
-    for (size_t i = 0; i < 400; i += 4) ones[i] = 1;
-    me.write(ones);
-    CHECK_OK(phx_group_barrier(me.group(), 0));
-    auto *const replay = gpu::symbol<int(phx::cuda::Stream)>("fake_cuda_replay");
-    for (int i = 0; i < 10; ++i) replay(me.stream().get());
-    int32_t sums[100];
-    std::memcpy(sums, me.content().data(), sizeof sums);
-    for (const int32_t sum : sums) CHECK(sum == 1 << 10);
-    CHECK(rank >= 0);
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    for (const size_t count : {size_t{100}, size_t{4}}) {
+      with_capture(me.stream(), [&] {
+        CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), count, PHX_I32, PHX_SUM, &options, nullptr));
+      });
+      std::vector<int32_t> sums(count, 1);
+      Bytes ones(count * 4);
+      std::memcpy(ones.data(), sums.data(), ones.size());
+      me.write(ones);
+      CHECK_OK(phx_group_barrier(me.group(), 0));
+      auto *const replay = gpu::symbol<int(phx::cuda::Stream)>("fake_cuda_replay");
+      for (int i = 0; i < 10; ++i) replay(me.stream().get());
+      const Bytes content = me.content();
+      std::memcpy(sums.data(), content.data(), ones.size());
+      for (const int32_t sum : sums) CHECK(sum == 1 << 10);
+      CHECK_OK(phx_group_barrier(me.group(), 0));
+    }
   });
 }
 
@@ -360,8 +439,11 @@ TEST(wrong_requests_say_so) {
     phx_work *work = nullptr;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL",
                 phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, &work));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "no kernel of it for GPUs yet",
-                phx_symm_gather(me.symm(), 0, me.out(), 4, PHX_F32, 0, &options, nullptr));
+    const size_t four = 4;
+    CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach",
+                phx_symm_all_to_all_v(me.symm(), 0, &four, host, &four, PHX_F32, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL",
+                phx_symm_all_gather_v(me.symm(), 0, me.out(), &four, PHX_F32, &options, &work));
     CHECK_FAILS(PHX_ERR_INVALID, "do not fit",
                 phx_symm_all_reduce(me.symm(), kSpace, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "stream is for symmetric memory of a GPU",

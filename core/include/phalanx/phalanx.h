@@ -505,13 +505,14 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
  * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
  * this rank's own block at the same offset: in place.
  *
- * On memory of a GPU (all_reduce, all_gather, reduce_scatter, all_to_all and broadcast; work == NULL): the call puts a
- * kernel on phx_options.stream, of the GPU's primary context, and returns. Collectives of one block run in one order on
- * all ranks; of all blocks whose kernels may wait at the same time, one stream keeps them so. A kernel that waits
- * longer than timeout_ms, or whose peer dies, ends; the next call on the group, or phx_group_error, tells why, and
- * `out` is then unspecified. Of ranks whose calls differ the one that comes later gets PHX_ERR_MISMATCH, which names
- * both calls, and the kernels of the others end. A stream that is being captured gets the kernel into its graph, which
- * may be replayed as often as on the other ranks. The bits are those of the host. */
+ * On memory of a GPU (work == NULL): the call puts a kernel on phx_options.stream, of the GPU's primary context, and
+ * returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same
+ * time, one stream keeps them so. A kernel that waits longer than timeout_ms, or whose peer dies, ends; the next call
+ * on the group, or phx_group_error, tells why, and `out` is then unspecified. Of ranks whose calls differ the one that
+ * comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the counts of
+ * all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being captured
+ * gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of the host.
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags. */
 PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,

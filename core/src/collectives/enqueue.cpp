@@ -1,5 +1,7 @@
 #include "collectives/enqueue.h"
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "base/error.h"
@@ -25,61 +27,127 @@ Reducer reducer_of(int32_t dtype, int32_t op) {
 }
 static_assert(PHX_U8 == PHX_I8 + 1 && PHX_U16 == PHX_I16 + 1 && PHX_U32 == PHX_I32 + 1 && PHX_U64 == PHX_I64 + 1);
 
-std::string name_of(const Reducer &reducer, bool in_place) {
-  return std::string("phx_gpu_reduce_") + (in_place ? "in_place_" : "") + phx_dtype_name(reducer.dtype) + "_" +
-         phx_reduce_op_name(reducer.op);
+// How kernels reduce: into out; over all inputs; or with what is sent in Lines, into out.
+enum class Way { kIntoOut, kInPlace, kLines };
+
+std::string name_of(const Reducer &reducer, Way way) {
+  return std::string("phx_gpu_reduce_") +
+         (way == Way::kInPlace ? "in_place_"
+          : way == Way::kLines ? "lines_"
+                               : "") +
+         phx_dtype_name(reducer.dtype) + "_" + phx_reduce_op_name(reducer.op);
 }
+
+// A call that is being put on a stream.
+class Enqueued {
+ public:
+  Enqueued(Call &call, Symm &symm, size_t offset, phx_work **work) : call_(call), symm_(symm) {
+    if (work != nullptr)
+      refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
+                  "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name()));
+    const Buffers &buffers = call.buffers();
+    launch_.offset = offset;
+    launch_.out = buffers.out;
+    launch_.count = buffers.count;
+    launch_.item = buffers.item;
+    launch_.channel = symm.side()->own_channel();
+    launch_.divisor = call.group_size();
+    launch_.scale = call.reduction().scale;
+  }
+
+  cuda::Launch &launch() { return launch_; }
+  // Of out: nothing, where this rank gets nothing.
+  void writes(size_t elements) {
+    const Buffers &buffers = call_.buffers();
+    if (call_.ok() && elements != 0 && buffers.out != buffers.in && !symm_.side()->reaches(buffers.out))
+      refuse(fail(PHX_ERR_INVALID, call_.name(), "%s: out is no memory that the GPU can reach", call_.name()));
+  }
+  const cuda::Lists *lists(const size_t *in_counts, const size_t *out_counts) {
+    const int n = call_.group_size();
+    if (n > cuda::kMostListed)
+      refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(), "%s: on GPUs a group has at most %d ranks, this one has %d",
+                  call_.name(), cuda::kMostListed, n));
+    else
+      for (int i = 0; i < n; ++i) {
+        lists_.in[i] = in_counts[i];
+        lists_.out[i] = out_counts[i];
+      }
+    return &lists_;
+  }
+  // The kernel that reduces `count` elements from `begin` on.
+  std::string reduces(size_t begin, Way way = Way::kIntoOut) {
+    const Reducer reducer = reducer_of(call_.reduction().dtype, call_.reduction().op);
+    launch_.count *= reducer.times;
+    launch_.begin = begin * reducer.times;
+    return name_of(reducer, way);
+  }
+  // Whether an all_reduce of so many bytes goes in Lines, whose 8 bytes hold no complex128 that is to be multiplied.
+  bool fits_lines(size_t bytes) const {
+    const Reducer reducer = reducer_of(call_.reduction().dtype, call_.reduction().op);
+    return call_.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_C128 && bytes <= symm_.side()->line_bytes();
+  }
+  // `bytes`: what the grid is sized by, the same on all ranks. 0: there is nothing to do, but the calls must agree.
+  phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
+    if (!call_.ok()) return call_.status();
+    return symm_.launch(call_.name(), bytes == 0 ? "" : kernel, launch_, &call_.record(), call_.timeout_ms(), bytes,
+                        lists, call_.options().stream);
+  }
+
+ private:
+  void refuse(phx_status status) { call_.refuse(status); }
+
+  Call &call_;
+  Symm &symm_;
+  cuda::Launch launch_{};
+  cuda::Lists lists_{};
+};
+
+size_t sum_before(const size_t *counts, int rank) { return std::accumulate(counts, counts + rank, size_t{0}); }
 
 }  // namespace
 
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work) {
-  const Group &group = call.group();
-  cuda::Side &side = *symm.side();
   const Buffers &buffers = call.buffers();
-  if (work != nullptr)
-    return call
-        .refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
-                     "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name()))
-        .status();
-  const bool empty = buffers.count == 0;
-  if (!empty && buffers.out != buffers.in && !side.reaches(buffers.out))
-    return call.refuse(fail(PHX_ERR_INVALID, call.name(), "%s: out is no memory that the GPU can reach", call.name()))
-        .status();
-
-  const size_t n = group.size(), block = buffers.count * buffers.item;
-  cuda::Launch launch{};
-  launch.offset = offset;
-  launch.out = buffers.out;
-  launch.count = buffers.count;
-  launch.root = root;
-  launch.channel = side.own_channel();
-  launch.divisor = static_cast<int64_t>(n);
-  launch.scale = call.reduction().scale;
-  const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
-  const bool in_place = buffers.in == buffers.out;
-  std::string kernel;
-  const size_t *item = &buffers.item;
-  size_t bytes = block;
+  const size_t n = call.group_size(), self = symm.group_rank(), bytes = buffers.count * buffers.item;
+  Enqueued enqueued(call, symm, offset, work);
+  enqueued.launch().root = root;
+  const bool only_root = call.kind() == Kind::kSymmReduce || call.kind() == Kind::kSymmGather;
+  enqueued.writes(only_root && root != symm.group_rank() ? 0 : buffers.count);
   switch (call.kind()) {
-    case Kind::kSymmAllReduce:
-    case Kind::kSymmReduceScatter:
-      kernel = name_of(reducer, in_place);
-      launch.count *= reducer.times;
-      if (call.kind() == Kind::kSymmReduceScatter) launch.begin = launch.count * group.group_rank();
-      if (in_place) bytes = block / n;
-      item = nullptr;
-      break;
-    case Kind::kSymmAllGather: kernel = "phx_gpu_all_gather"; break;
-    case Kind::kSymmAllToAll: kernel = "phx_gpu_all_to_all"; break;
-    case Kind::kSymmBroadcast: kernel = "phx_gpu_broadcast"; break;
+    case Kind::kSymmAllReduce: {
+      if (enqueued.fits_lines(bytes)) return enqueued.run(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
+      if (buffers.in != buffers.out) return enqueued.run(enqueued.reduces(0), bytes);
+      return enqueued.run(enqueued.reduces(0, Way::kInPlace), (bytes + n - 1) / n);
+    }
+    case Kind::kSymmReduceScatter: return enqueued.run(enqueued.reduces(buffers.count * self), bytes);
+    case Kind::kSymmReduce: return enqueued.run(enqueued.reduces(0), bytes);
+    case Kind::kSymmAllGather:
+    case Kind::kSymmGather: return enqueued.run("phx_gpu_all_gather", bytes);
+    case Kind::kSymmAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
+    case Kind::kSymmBroadcast: return enqueued.run("phx_gpu_broadcast", bytes);
+    case Kind::kSymmScatter: return enqueued.run("phx_gpu_scatter", bytes);
     default:
-      return call
-          .refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: there is no kernel of it for GPUs yet", call.name()))
-          .status();
+      return call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: there is no kernel of it", call.name())).status();
   }
-  if (empty) kernel.clear();  // there is nothing to do, but the calls must agree
-  return symm.launch(call.name(), kernel, launch, &call.record(), call.timeout_ms(), bytes, item,
-                     call.options().stream);
+}
+
+phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_counts, const size_t *out_counts,
+                     phx_work **work) {
+  const int n = call.group_size(), self = symm.group_rank();
+  const size_t item = call.buffers().item, most = *std::max_element(in_counts, in_counts + n);
+  Enqueued enqueued(call, symm, offset, work);
+  switch (call.kind()) {
+    case Kind::kSymmAllGatherV:
+      enqueued.writes(sum_before(out_counts, n));
+      return enqueued.run("phx_gpu_all_gather_v", most * item, enqueued.lists(in_counts, out_counts));
+    case Kind::kSymmReduceScatterV:
+      enqueued.writes(in_counts[self]);
+      enqueued.launch().count = in_counts[self];
+      return enqueued.run(enqueued.reduces(sum_before(in_counts, self)), most * item);
+    default:  // all_to_all_v, of whose sizes no rank knows all: as many blocks as there may be
+      enqueued.writes(sum_before(out_counts, n));
+      return enqueued.run("phx_gpu_all_to_all_v", SIZE_MAX, enqueued.lists(in_counts, out_counts));
+  }
 }
 
 }  // namespace phx

@@ -7,5 +7,8 @@ namespace phx {
 
 // Puts a checked call on its stream. root < 0: none.
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work);
+// Those with a count for each rank: of the input, and of the output. The same list, where all ranks have the same.
+phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_counts, const size_t *out_counts,
+                     phx_work **work);
 
 }  // namespace phx

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/launch.h"
 #include "phalanx/device.h"
 
 #if defined(__CUDACC__)
@@ -27,6 +28,7 @@ PHX_DEVICE uint32_t thread_of_block() { return threadIdx.x; }
 PHX_DEVICE uint32_t threads_of_block() { return blockDim.x; }
 PHX_DEVICE uint32_t block_of_grid() { return blockIdx.x; }
 PHX_DEVICE uint32_t blocks_of_grid() { return gridDim.x; }
+PHX_DEVICE void sync_block() { __syncthreads(); }
 // For all threads of the block: see phalanx/device.h. Each block has a channel of its own.
 PHX_DEVICE int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
   return phx_team_block_barrier(team, channel + blockIdx.x, timeout_ns);
@@ -40,6 +42,20 @@ PHX_DEVICE void store_pack(void *to, const Pack &pack) {
   *static_cast<uint4 *>(to) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
 }
 
+// Each half is written and seen as a whole.
+PHX_DEVICE void put_line(void *to, const Line &line) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(line.half[0]), "l"(line.half[1])
+               : "memory");
+}
+PHX_DEVICE Line get_line(const void *from) {
+  Line line;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(line.half[0]), "=l"(line.half[1])
+               : "l"(from)
+               : "memory");
+  return line;
+}
+
 #else
 
 // Given by whoever runs the kernels.
@@ -47,6 +63,7 @@ uint32_t thread_of_block();
 uint32_t threads_of_block();
 uint32_t block_of_grid();
 uint32_t blocks_of_grid();
+void sync_block();
 int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns);
 
 PHX_DEVICE Pack load_pack(const void *from) {
@@ -56,6 +73,14 @@ PHX_DEVICE Pack load_pack(const void *from) {
 }
 PHX_DEVICE void store_pack(void *to, const Pack &pack) {
   std::memcpy(__builtin_assume_aligned(to, sizeof pack), &pack, sizeof pack);
+}
+PHX_DEVICE void put_line(void *to, const Line &line) {
+  for (int i = 0; i < 2; ++i) __atomic_store_n(static_cast<uint64_t *>(to) + i, line.half[i], __ATOMIC_RELAXED);
+}
+PHX_DEVICE Line get_line(const void *from) {
+  Line line;
+  for (int i = 0; i < 2; ++i) line.half[i] = __atomic_load_n(static_cast<const uint64_t *>(from) + i, __ATOMIC_RELAXED);
+  return line;
 }
 
 #endif

@@ -10,8 +10,8 @@
 namespace phx::cuda {
 namespace {
 
-constexpr int32_t kThreads = 512;      // of a block: with 128 registers each a processor has room for one
-constexpr uint32_t kMostBlocks = 128;  // and so many channels of each pad are for launches
+constexpr int32_t kThreads = kLineThreads;  // of a block: with 128 registers each a processor has room for one
+constexpr uint32_t kMostBlocks = 128;       // and so many channels of each pad are for launches
 
 void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)); }
 
@@ -41,12 +41,35 @@ DeviceWords::~DeviceWords() {
 }
 
 Side::Side(Gpus &gpus, int size, int self, uint32_t channels)
-    : gpus_(gpus), driver_(gpus.driver()), self_(self), channels_(channels), pads_(size) {}
+    : gpus_(gpus),
+      driver_(gpus.driver()),
+      self_(self),
+      channels_(channels),
+      layout_(layout_of(size, channels)),
+      pads_(size) {}
 
-size_t Side::pad_bytes() const {
-  return round_up((channels_ + kMostBlocks) * pads_.size() * sizeof(uint32_t), sizeof(void *));
+Side::Layout Side::layout_of(size_t size, uint32_t channels) {
+  Layout layout{};
+  size_t at = 0;
+  const auto take = [&at](size_t bytes) {
+    const size_t begin = at;
+    at = round_up(begin + bytes, sizeof(Line));
+    return begin;
+  };
+  take((channels + kMostBlocks) * size * sizeof(uint32_t));
+  layout.parts = take(kMostBlocks * size * sizeof(Part));
+  layout.lines = take(size > kLineRanks ? 0 : 2 * kLineBlocks * kLineThreads * size * sizeof(Line));
+  layout.epochs = take(kLineBlocks * sizeof(uint32_t));
+  layout.taken = take(channels * size * sizeof(uint32_t));
+  layout.addresses = take(2 * size * sizeof(void *));
+  layout.bytes = at;
+  return layout;
 }
-size_t Side::taken_bytes() const { return round_up(channels_ * pads_.size() * sizeof(uint32_t), sizeof(void *)); }
+
+size_t Side::line_bytes() const {
+  if (pads_.size() > kLineRanks) return 0;
+  return std::min<size_t>(kLineBlocks, most_blocks_) * static_cast<size_t>(threads_) * sizeof(uint64_t);
+}
 
 phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels,
                       std::unique_ptr<Side> *out) {
@@ -54,9 +77,7 @@ phx_status Side::make(const char *operation, const Block &block, int size, int s
   if (gpus == nullptr) return PHX_OK;
   std::unique_ptr<Side> side(new Side(*gpus, size, self, channels));
   side->index_ = block.device.index;
-  const phx_status status =
-      Memory::make(operation, *gpus, side->index_, side->pad_bytes() + side->taken_bytes() + side->lists_bytes(),
-                   &side->pads_[self]);
+  const phx_status status = Memory::make(operation, *gpus, side->index_, side->layout_.bytes, &side->pads_[self]);
   if (status != PHX_OK) return status;
   side->threads_ = std::min(kThreads, side->pads_[self]->gpu().most_threads);
   if (side->threads_ < size)  // each thread waits for one rank
@@ -74,7 +95,7 @@ Side::~Side() {
 }
 
 phx_status Side::adopt(const char *operation, int rank, int fd) {
-  return Memory::import(operation, gpus_, index_, fd, pad_bytes() + taken_bytes() + lists_bytes(), &pads_[rank]);
+  return Memory::import(operation, gpus_, index_, fd, layout_.bytes, &pads_[rank]);
 }
 
 // All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.
@@ -100,9 +121,9 @@ phx_status Side::finish(const char *operation, Group &group, const BlockRef &blo
   status = DeviceWords::open(operation, block->allocator, own.gpu(), group);
   if (status != PHX_OK) return status;
   words_ = group.device_words();
-  std::vector<void *> lists(buffers, buffers + pads_.size());
-  for (const MemoryPtr &pad : pads_) lists.push_back(pointer_of(pad->pointer()));
-  status = own.write(operation, pad_bytes() + taken_bytes(), lists.data(), lists_bytes());
+  std::vector<void *> addresses(buffers, buffers + pads_.size());
+  for (const MemoryPtr &pad : pads_) addresses.push_back(pointer_of(pad->pointer()));
+  status = own.write(operation, layout_.addresses, addresses.data(), addresses.size() * sizeof(void *));
   if (status != PHX_OK) return status;
   const Current current(driver_, own.gpu().context);
   Result result = current.result();
@@ -111,7 +132,7 @@ phx_status Side::finish(const char *operation, Group &group, const BlockRef &blo
     last_ = nullptr;
     return failed(driver_, operation, result, "making an event (cuEventCreate)");
   }
-  const Pointer at = own.pointer() + pad_bytes() + taken_bytes();
+  const Pointer at = own.pointer() + layout_.addresses;
   team_.struct_size = sizeof team_;
   team_.group_rank = self_;
   team_.group_size = static_cast<int32_t>(pads_.size());
@@ -130,17 +151,20 @@ bool Side::reaches(const void *pointer) const {
 }
 
 phx_status Side::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
-                        const size_t *item, void *given) {
+                        const Lists *lists, void *given) {
   const Gpu &gpu = pads_[self_]->gpu();
   Function function = nullptr;
   const phx_status status = gpus_.kernel(operation, gpu, kernel, threads_, &function);
   if (status != PHX_OK) return status;
   launch.team = team_;
-  launch.taken = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + pad_bytes()));
+  launch.taken = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.taken));
+  launch.epochs = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.epochs));
+  launch.parts = layout_.parts;
+  launch.lines = layout_.lines;
   launch.failed = static_cast<uint32_t *>(pointer_of(words_->pointer())) + pads_.size();
-  const size_t worth = bytes / (static_cast<size_t>(threads_) * 16) + 1;
+  const size_t worth = bytes == 0 ? 1 : (bytes - 1) / (static_cast<size_t>(threads_) * 16) + 1;
   const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
-  void *parameters[] = {&launch, const_cast<size_t *>(item)};
+  void *parameters[] = {&launch, const_cast<Lists *>(lists)};
   Stream stream = static_cast<Stream>(given);
   const std::lock_guard<std::mutex> lock(mutex_);
   const Current current(driver_, gpu.context);

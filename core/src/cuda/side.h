@@ -69,23 +69,32 @@ class Side {
 
   // The first channel of those that the collectives have for themselves.
   uint32_t own_channel() const { return channels_; }
-  // Puts a kernel of ours on the stream, with as many blocks as `bytes` of work are worth. `launch` has all that is of
-  // the call; the rest is filled in. `item`: NULL where the kernel does not take it.
-  phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const size_t *item,
+  // As much as the kernels of small all_reduces take: see Line.
+  size_t line_bytes() const;
+  // Puts a kernel of ours on the stream, with as many blocks as `bytes` of work are worth: the same on all ranks.
+  // `launch` has all that is of the call; the rest is filled in. `lists`: NULL where the kernel takes none.
+  phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const Lists *lists,
                     void *stream);
 
  private:
   Side(Gpus &gpus, int size, int self, uint32_t channels);
-  // In the memory of a rank's pad: the words of all channels, signals taken, then the lists of addresses.
-  size_t pad_bytes() const;
-  size_t taken_bytes() const;
-  size_t lists_bytes() const { return 2 * pads_.size() * sizeof(void *); }
+  // What is where in the memory of a rank's pad, after the words of all channels; the same on all ranks.
+  struct Layout {
+    size_t parts;
+    size_t lines;
+    size_t epochs;
+    size_t taken;  // signals
+    size_t addresses;
+    size_t bytes;  // of all
+  };
+  static Layout layout_of(size_t size, uint32_t channels);
   phx_status count_blocks(const char *operation, const std::vector<Facts> &all);
 
   Gpus &gpus_;
   const Driver &driver_;
   const int self_;
   const uint32_t channels_;
+  const Layout layout_;
   int32_t index_ = 0;
   int32_t threads_ = 0;          // of a block
   uint32_t most_blocks_ = 0;     // the same on all ranks

@@ -7,14 +7,8 @@
 
 #include <cstring>
 
+#include "base/portable.h"
 #include "kernels/select.h"
-
-// For functions that run on hosts and on devices.
-#if defined(__CUDACC__)
-#define PHX_PORTABLE __host__ __device__
-#else
-#define PHX_PORTABLE
-#endif
 
 namespace phx::kernels {
 namespace {

@@ -183,7 +183,7 @@ phx_status Symm::compare(const char *operation, const CallRecord &record) {
 }
 
 phx_status Symm::launch(const char *operation, const std::string &kernel, cuda::Launch launch, const CallRecord *record,
-                        int64_t timeout_ms, size_t bytes, const size_t *item, void *stream) {
+                        int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream) {
   group_->note_launches();
   if (group_->failed()) return group_->raise_revoked(operation);
   const std::lock_guard<std::mutex> lock(launch_mutex_);
@@ -194,7 +194,7 @@ phx_status Symm::launch(const char *operation, const std::string &kernel, cuda::
   if (kernel.empty()) return PHX_OK;
   constexpr int64_t kMostMs = int64_t{1} << 40;
   launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
-  const phx_status status = side_->launch(operation, kernel, launch, bytes, item, stream);
+  const phx_status status = side_->launch(operation, kernel, launch, bytes, lists, stream);
   if (status == PHX_OK || status == PHX_ERR_UNSUPPORTED) return status;
   return group_->fail_with(last_error(), true);
 }

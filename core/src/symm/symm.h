@@ -81,7 +81,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty
   // kernel: nothing is to be done.
   phx_status launch(const char *operation, const std::string &kernel, cuda::Launch launch, const CallRecord *record,
-                    int64_t timeout_ms, size_t bytes, const size_t *item, void *stream);
+                    int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream);
 
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   phx_status put_signal(int group_rank, uint32_t channel);

@@ -388,11 +388,12 @@ FAKE(cuLaunchKernel,
       shared != 0 || extra != nullptr)
     return kInvalidValue;
   const Launch launch = *static_cast<const Launch *>(parameters[0]);
-  const bool takes_item = parameters[1] != nullptr;
-  const size_t item = takes_item ? *static_cast<const size_t *>(parameters[1]) : 0;
+  const bool takes_lists = parameters[1] != nullptr;
+  const phx::cuda::Lists lists =
+      takes_lists ? *static_cast<const phx::cuda::Lists *>(parameters[1]) : phx::cuda::Lists{};
   stream_of(stream).put([=, &s] {
     count_running(1);
-    fake_cuda::run(function, launch, takes_item ? &item : nullptr, grid_x, block_x, s.processors);
+    fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, s.processors);
     count_running(-1);
   });
   return kOk;

@@ -22,8 +22,8 @@ const void *find_kernel(const char *name) {
   return kernel;
 }
 
-void run(const void *kernel, const phx::cuda::Launch &launch, const size_t *item, uint32_t blocks, uint32_t threads,
-         Processors &processors) {
+void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::Lists *lists, uint32_t blocks,
+         uint32_t threads, Processors &processors) {
   std::vector<std::unique_ptr<host_blocks::Block>> all;
   std::vector<std::thread> owners;
   for (uint32_t number = 0; number < blocks; ++number) {
@@ -34,10 +34,10 @@ void run(const void *kernel, const phx::cuda::Launch &launch, const size_t *item
       for (uint32_t thread = 0; thread < threads; ++thread)
         running.emplace_back([&, block, thread] {
           host_blocks::here = {block, thread};
-          if (item == nullptr)
+          if (lists == nullptr)
             reinterpret_cast<void (*)(Launch)>(const_cast<void *>(kernel))(launch);
           else
-            reinterpret_cast<void (*)(Launch, size_t)>(const_cast<void *>(kernel))(launch, *item);
+            reinterpret_cast<void (*)(Launch, Lists)>(const_cast<void *>(kernel))(launch, *lists);
         });
       for (std::thread &one : running) one.join();
       processors.give();

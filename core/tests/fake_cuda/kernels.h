@@ -13,9 +13,9 @@ namespace fake_cuda {
 
 // NULL: there is none of that name.
 const void *find_kernel(const char *name);
-// Returns when all blocks are through. `item`: NULL where the kernel takes none. Each takes a processor as long as it
+// Returns when all blocks are through. `lists`: NULL where the kernel takes none. Each takes a processor as long as it
 // runs.
-void run(const void *kernel, const phx::cuda::Launch &launch, const size_t *item, uint32_t blocks, uint32_t threads,
-         Processors &processors);
+void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::Lists *lists, uint32_t blocks,
+         uint32_t threads, Processors &processors);
 
 }  // namespace fake_cuda

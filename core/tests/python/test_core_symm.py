@@ -473,6 +473,8 @@ def streams_on_the_host(rank, world_size):
             lambda: symm.all_reduce(0, None, 4, "float32", stream=8),
             lambda: symm.broadcast(0, 4, "float32", stream=8),
             lambda: symm.all_gather(0, np.zeros(8, np.float32), stream=8),
+            lambda: symm.reduce(0, np.zeros(4, np.float32), 4, "float32", stream=8),
+            lambda: symm.all_to_all_v(0, [1, 1], np.zeros(2, np.float32), [1, 1], stream=8),
         ]
         for call in calls:
             with pytest.raises(InvalidArgumentError, match="stream is for symmetric memory of a GPU"):

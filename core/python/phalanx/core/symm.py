@@ -276,8 +276,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
             count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather`.
-            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
-                stream. The call puts a kernel on it and returns; there is no Work.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -301,6 +300,7 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.all_gather_v` with the input in the blocks: no copy into staging. Collective.
 
@@ -308,6 +308,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: The blocks of all ranks, one after another, in ordinary memory.
             counts, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather_v`.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -318,7 +319,7 @@ class Symm:
         start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
         kind = resolve_dtype(dtype, (taken,))
         listed = c_counts(counts, "counts", self, kind, ("out", taken, -1))
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream)
         arguments = (start, taken.pointer, listed, kind, made)
         return self._issue(lib.phx_symm_all_gather_v, arguments, taken, blocking)
 
@@ -343,8 +344,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
             count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter`.
-            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
-                stream. The call puts a kernel on it and returns; there is no Work.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -370,6 +370,7 @@ class Symm:
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.reduce_scatter_v` with the input in the blocks: no copy into staging. Collective.
 
@@ -377,6 +378,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `counts[group_rank]` elements of ordinary memory.
             counts, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter_v`.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -387,7 +389,7 @@ class Symm:
         start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
         kind = resolve_dtype(dtype, (taken,))
         listed = c_counts(counts, "counts", self, kind, ("out", taken, self.group_rank))
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream)
         arguments = (start, taken.pointer, listed, kind, reduce_op_of(op), made)
         return self._issue(lib.phx_symm_reduce_scatter_v, arguments, taken, blocking)
 
@@ -410,8 +412,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
             count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all`.
-            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
-                stream. The call puts a kernel on it and returns; there is no Work.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -436,6 +437,7 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.all_to_all_v` with the input in the blocks: no copy into staging. Collective.
 
@@ -443,6 +445,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: Blocks one after another, one from each group rank, in ordinary memory.
             source_counts, out_counts, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all_v`.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -454,7 +457,7 @@ class Symm:
         kind = resolve_dtype(dtype, (taken,))
         sent = c_counts(source_counts, "source_counts", self, kind)
         received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
-        arguments = (start, sent, taken.pointer, received, kind, options(algo, channel, timeout_ms))
+        arguments = (start, sent, taken.pointer, received, kind, options(algo, channel, timeout_ms, stream=stream))
         return self._issue(lib.phx_symm_all_to_all_v, arguments, taken, blocking)
 
     def broadcast(
@@ -475,8 +478,7 @@ class Symm:
         Args:
             offset: Where the elements start in every rank's block, in bytes; the same on all.
             count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.broadcast`.
-            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
-                stream. The call puts a kernel on it and returns; there is no Work.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -504,6 +506,7 @@ class Symm:
         timeout_ms: int = 0,
         scale: float = 1.0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.reduce` with the input in the blocks: no copy into staging. Collective.
 
@@ -512,6 +515,7 @@ class Symm:
             out: `count` elements of ordinary memory on the root; not looked at elsewhere, where count and dtype are
                 needed.
             count, dtype, op, root_group_rank, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce`.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -521,7 +525,7 @@ class Symm:
         """
         root = c_root(root_group_rank, self)
         start, taken, n, kind = self._sides(_arguments.REDUCE, offset, out, count, dtype, root)
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream)
         arguments = (start, taken.pointer, n, kind, reduce_op_of(op), root, made)
         return self._issue(lib.phx_symm_reduce, arguments, taken, blocking)
 
@@ -537,6 +541,7 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.gather` with the input in the blocks: no copy into staging. Collective.
 
@@ -545,6 +550,7 @@ class Symm:
             out: group_size * `count` elements of ordinary memory on the root; not looked at elsewhere, where count
                 and dtype are needed.
             count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.gather`.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -554,7 +560,7 @@ class Symm:
         """
         root = c_root(root_group_rank, self)
         start, taken, n, kind = self._sides(_arguments.GATHER, offset, out, count, dtype, root)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream)
         arguments = (start, taken.pointer, n, kind, root, made)
         return self._issue(lib.phx_symm_gather, arguments, taken, blocking)
 
@@ -570,6 +576,7 @@ class Symm:
         channel: int = 0,
         timeout_ms: int = 0,
         blocking: bool = True,
+        stream: int = 0,
     ) -> Work | None:
         """`Group.scatter` with the input in the root's block: no copy into staging. Collective.
 
@@ -577,6 +584,7 @@ class Symm:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
             count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.scatter`.
+            stream: As in `all_reduce`.
 
         Returns:
             None, or a Work when not blocking.
@@ -586,7 +594,7 @@ class Symm:
         """
         root = c_root(root_group_rank, self)
         start, taken, n, kind = self._sides(_arguments.SCATTER, offset, out, count, dtype, root)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream)
         arguments = (start, taken.pointer, n, kind, root, made)
         return self._issue(lib.phx_symm_scatter, arguments, taken, blocking)
 

@@ -1,0 +1,42 @@
+// What the kernels on symmetric memory have in common: where the ranks' blocks are, and how ranks meet.
+//
+// Each block of threads meets the blocks of the same number on the other ranks, twice. After the first time every
+// rank's kernel has begun, and so what that rank's stream had to do before it is done: all inputs are there. After the
+// second time nobody reads or writes any more, block by block, and the launch is over when all of its blocks have met.
+#pragma once
+
+#include "cuda/block.h"
+
+namespace phx::cuda {
+
+namespace {
+
+PHX_DEVICE char *block_at(const Launch &launch, int rank, size_t bytes) {
+  return static_cast<char *>(launch.team.buffers[rank]) + launch.offset + bytes;
+}
+
+// All threads of the block get the same answer.
+PHX_DEVICE bool all_meet(const Launch &launch) {
+  const int32_t status = meet(&launch.team, launch.channel, launch.timeout_ns);
+  if (status != 0 && thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(status));
+  return status == 0;
+}
+
+PHX_DEVICE char *out_at(const Launch &launch, size_t bytes) { return static_cast<char *>(launch.out) + bytes; }
+
+// Whether this rank has an output.
+PHX_DEVICE bool receives(const Launch &launch) { return launch.root < 0 || launch.root == launch.team.group_rank; }
+
+// All ranks one after the other, beginning with this one.
+template <class Function>
+PHX_DEVICE void for_each_rank(const Launch &launch, const Function &function) {
+  const int n = launch.team.group_size;
+  for (int i = 0; i < n; ++i) function((launch.team.group_rank + i) % n);
+}
+
+// Of one rank's block it says the same as of all: an allocation is aligned alike everywhere, and so is an offset into
+// it.
+PHX_DEVICE bool is_aligned(const void *at) { return (reinterpret_cast<uintptr_t>(at) & (sizeof(Pack) - 1)) == 0; }
+
+}  // namespace
+}  // namespace phx::cuda
