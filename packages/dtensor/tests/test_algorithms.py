@@ -1,5 +1,7 @@
 """Algorithms along sharded dims give what one process gives, and move little."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.distributed.device_mesh import init_device_mesh
@@ -153,6 +155,28 @@ def batch_norms(rank, world_size):
     return differences.found
 
 
+def with_empty_pieces(rank, size):
+    """A rank with an empty piece takes part as the others do, whatever the order of dims in memory."""
+    mesh = init_device_mesh("cpu", (size,))
+    differences = Differences()
+    torch.manual_seed(4)
+    for order in itertools.permutations(range(3)):
+        for length in (2, size + 1):
+            whole = torch.randn(3, 4, length)
+            whole = whole.permute(order).contiguous().permute([order.index(dim) for dim in range(3)])
+            spread = distribute_tensor(whole, mesh, [Shard(2)], src_data_rank=None)
+            mask = torch.rand(1, 4, length) > 0.4
+            name = f"{length} in order {order}"
+            differences.compare(name, spread, whole)
+            for what, function in (("softmax", torch.softmax), ("cumsum", torch.cumsum)):
+                differences.compare(f"{what} of {name}", function(spread, 2), function(whole, 2))
+            masked = torch.masked.softmax(spread, 1, mask=distribute_tensor(mask, mesh, src_data_rank=None))
+            differences.compare(f"masked softmax of {name}", masked, torch.masked.softmax(whole, 1, mask=mask))
+            masked = torch.masked.softmax(spread, 2, mask=distribute_tensor(mask, mesh, src_data_rank=None))
+            differences.compare(f"masked softmax along {name}", masked, torch.masked.softmax(whole, 2, mask=mask))
+    return differences.found
+
+
 def _check(function, world_size):
     for found in run_ranks(function, world_size, start_torch=True):
         assert not found, "\n".join(found)
@@ -161,6 +185,10 @@ def _check(function, world_size):
 def test_ops_along_a_sharded_dim_give_what_one_process_gives():
     _check(along_the_sharded_dim, 2)
     _check(along_the_sharded_dim, 3)
+
+
+def test_empty_pieces_lie_as_those_of_other_ranks():
+    _check(with_empty_pieces, 4)
 
 
 def test_lookups_in_a_sharded_table_leave_a_partial():

@@ -168,6 +168,63 @@ def compared_backward(rank, size):
     return module.known()[1]
 
 
+def crossed(mesh):
+    """What can be seen of tensors that pass between plain ones and DTensors, and of their gradients."""
+    torch.manual_seed(1)
+    seen = []
+    for placements in ([Shard(0)], [Shard(1)], [R], [Partial()]):
+        for target in ([R], [Shard(0)], [Shard(1)]):
+            plain = torch.randn(4, 4, requires_grad=True)
+            made = DTensor.from_local(plain, mesh, placements)
+            moved = made.redistribute(placements=target)
+            local = moved.to_local()
+            noted = []
+            local.register_hook(lambda grad, noted=noted: noted.append(grad.clone()))
+            (first,) = torch.autograd.grad(
+                (local.t() ** 3).sum() + (moved * moved).sum().full_tensor(), plain, create_graph=True
+            )
+            (second,) = torch.autograd.grad((first * first).sum(), plain)
+            seen += [shown(made), shown(moved), local.tolist(), local.stride(), first.tolist(), second.tolist()]
+            seen += [noted[0].tolist(), local._is_view(), made.grad_fn is not None, moved.is_leaf]
+            with pytest.raises(RuntimeError, match="modified inplace"):
+                local.mul_(2)
+            with torch.no_grad():
+                quiet = DTensor.from_local(plain, mesh, placements).redistribute(placements=target).to_local()
+                seen += [quiet.requires_grad, quiet.tolist()]
+    # Written into, the input of a redistribution is not the result, whether or not anything moved.
+    one = DTensor.from_local(torch.ones(4, 4, requires_grad=True), mesh, [R])
+    for other in (one.redistribute(placements=[Shard(0)]), one.redistribute(placements=[R], forward_dtype=torch.half)):
+        other.mul_(2)
+        seen += [shown(one), shown(other)]
+        seen.append(torch.autograd.grad(other.sum().full_tensor(), one)[0].to_local().tolist())
+    # No gradient comes, or one of another dtype.
+    plain = torch.ones(4, 4, requires_grad=True)
+    local = DTensor.from_local(plain, mesh, [R]).to_local()
+    seen += torch.autograd.grad(plain.sum(), [local], allow_unused=True)
+    seen += [torch.autograd.grad(local.double().sum().float() * 2, plain)[0].tolist()]
+    return seen
+
+
+def compared_boundaries(rank, size):
+    module = native.loaded()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    module.use(False)
+    want = crossed(mesh)
+    module.use(True)
+    for _ in range(2):
+        for index, (got, expected) in enumerate(zip(crossed(mesh), want, strict=True)):
+            assert got == expected, index
+    plain = torch.ones(2, 2, requires_grad=True)
+    made = DTensor.from_local(plain, mesh, [R])
+    moved = made.redistribute(placements=[Shard(0)])
+    names = [one.grad_fn.name() for one in (made, moved, made.to_local())]
+    assert names == ["FromLocalBackward", "RedistributeBackward", "ToLocalBackward"]
+    # Freed by whoever is last: here a thread of autograd, or the end of the process.
+    dispatch.forget_plans()
+    made.to_local().sum().backward()
+    assert plain.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
 class Seen(TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -281,6 +338,11 @@ def test_every_kind_of_call_gives_what_python_gives(built):
 
 def test_gradients_are_those_of_one_process(built):
     assert all(here > 10 for here in run_ranks(compared_backward, 2, start_torch=True, env={"PHALANX_NATIVE": built}))
+
+
+def test_gradients_cross_to_plain_tensors_as_without_it(built):  # D3 D5 D11
+    run_ranks(compared_boundaries, 1, start_torch=True, env={"PHALANX_NATIVE": built})
+    run_ranks(compared_boundaries, 2, start_torch=True, env={"PHALANX_NATIVE": built})
 
 
 def test_modes_errors_autograd_and_threads_find_no_difference(built):

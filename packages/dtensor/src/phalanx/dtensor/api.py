@@ -178,7 +178,8 @@ class DTensor(torch.Tensor):
                 rank of its mesh dim. Communicates.
             shape: The shape of the whole tensor. Needed where shards are uneven: by default it is taken as if all
                 ranks had a local tensor of this one's shape.
-            stride: Its stride; contiguous by default, or as the local tensor lies.
+            stride: Its stride; contiguous by default, or as the local tensor lies. Ranks must agree on the order of
+                dims: where one has 0 or 1 elements along a dim and the others lie transposed, give it.
             grad_placements: Placements of the gradient instead.
 
         Raises:

@@ -20,6 +20,20 @@ from phalanx.dtensor.placements import Partial, Placement, Replicate
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec, normalize_placements
 
+_native: Any = None  # the module of native.py, which does the same without Python where nothing is to be decided
+
+
+def use_native(module: Any) -> None:
+    """Have it done there from now on: see csrc/boundary.cpp."""
+    global _native
+    module.record(_gradient_spec, _from_local_back, _to_local_back, _redistribute_back)
+    _native = module
+
+
+def _gradient_spec(spec: Spec) -> Spec:
+    return spec.replace(placements=placing.gradient_placements(spec.placements))
+
+
 # ---- from_local -----------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +69,10 @@ def from_local(
         local = local if checked is local or not local.requires_grad else _same_values(local, checked)
         local = local if local.requires_grad else checked
     if local.requires_grad and torch.is_grad_enabled():
+        if _native is not None and grad_placements is None and not torch.compiler.is_compiling():
+            made = _native.from_local(local, spec)
+            if made is not None:
+                return made
         wanted = None if grad_placements is None else _wanted("from_local", spec, grad_placements)
         return _FromLocal.apply(local, spec, wanted)  # type: ignore[no-untyped-call]
     return api.DTensor._wrap(local.detach() if local.requires_grad else local, spec)
@@ -88,17 +106,21 @@ class _FromLocal(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        if grad is None:
-            return None, None, None
-        placements = ctx.wanted or placing.gradient_placements(ctx.spec.placements)
-        if grad._spec.placements != placements:
-            # Not by `redistribute`, which refuses what a user may ask for here: terms of the gradient.
-            where = (grad._spec.mesh, placements, False, grad.dtype)
-            if grad.requires_grad and torch.is_grad_enabled():
-                grad = _Redistribute.apply(grad, *where, None)  # type: ignore[no-untyped-call]
-            else:
-                grad = _moved(grad, *where)
-        return to_local(grad, None), None, None
+        return None if grad is None else _from_local_back(ctx.spec, grad, ctx.wanted), None, None
+
+
+def _from_local_back(spec: Spec, grad: Any, wanted: Any = None) -> torch.Tensor:
+    """The gradient of the local tensor that a DTensor of this spec was made of."""
+    placements = wanted or placing.gradient_placements(spec.placements)
+    if grad._spec.placements != placements:
+        # Not by `redistribute`, which refuses what a user may ask for here: terms of the gradient.
+        where = (grad._spec.mesh, placements, False, grad.dtype)
+        if grad.requires_grad and torch.is_grad_enabled():
+            grad = _Redistribute.apply(grad, *where, None)  # type: ignore[no-untyped-call]
+        else:
+            grad = _moved(grad, *where)
+    made: torch.Tensor = to_local(grad, None)
+    return made
 
 
 # ---- to_local -------------------------------------------------------------------------------------------------------
@@ -107,9 +129,12 @@ class _FromLocal(Function):
 def to_local(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:
     """See `DTensor.to_local`."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        spec = tensor._spec
         if grad_placements is not None:
-            grad_placements = _wanted("to_local", spec, grad_placements)
+            grad_placements = _wanted("to_local", tensor._spec, grad_placements)
+        elif _native is not None and not torch.compiler.is_compiling():
+            made = _native.to_local(tensor)
+            if made is not None:
+                return made
         return _ToLocal.apply(tensor, grad_placements)  # type: ignore[no-untyped-call]
     return tensor._local_tensor
 
@@ -125,15 +150,15 @@ class _ToLocal(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        if grad is None:
-            return None, None
-        spec = ctx.spec
-        placements = ctx.grad_placements or placing.gradient_placements(spec.placements)
-        made = spec.replace(placements=placements, dtype=grad.dtype)
-        if not grad.requires_grad:
-            return api.DTensor._wrap(grad, made), None
-        wrapped = _FromLocal.apply(grad, made, None)  # type: ignore[no-untyped-call]
-        return wrapped, None
+        return None if grad is None else _to_local_back(ctx.spec, grad, ctx.grad_placements), None
+
+
+def _to_local_back(spec: Spec, grad: torch.Tensor, wanted: Any = None) -> Any:
+    """The gradient of a DTensor of this spec, of whose local tensor it is `grad`."""
+    made = spec.replace(placements=wanted or placing.gradient_placements(spec.placements), dtype=grad.dtype)
+    if not grad.requires_grad:
+        return api.DTensor._wrap(grad, made)
+    return _FromLocal.apply(grad, made, None)  # type: ignore[no-untyped-call]
 
 
 # ---- redistribute ---------------------------------------------------------------------------------------------------
@@ -166,6 +191,9 @@ def redistribute(
     if same_mesh and wanted == spec.placements and dtype == spec.dtype and not backward_dtype:
         return tensor if not (tensor.requires_grad and torch.is_grad_enabled()) else tensor.view_as(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
+        plain = not async_op and backward_dtype is None and not torch.compiler.is_compiling()
+        if plain and _native is not None and _native.is_recorded(tensor):
+            return _native.redistributed(tensor, _moved(tensor, target, wanted, False, dtype))
         return _Redistribute.apply(tensor, target, wanted, async_op, dtype, backward_dtype)  # type: ignore[no-untyped-call]
     return _moved(tensor, target, wanted, async_op, dtype)
 
@@ -193,17 +221,18 @@ class _Redistribute(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        if grad is None:
-            return (None,) * 6
-        spec = ctx.spec
-        placements = placing.gradient_placements(spec.placements)
-        if ctx.backward_dtype is not None and grad.dtype != ctx.backward_dtype:
-            grad = grad.to(ctx.backward_dtype)
-        if grad._spec.mesh is not spec.mesh or grad._spec.placements != placements:
-            grad = redistribute(grad, spec.mesh, placements, ctx.async_op, None, None)
-        if grad.dtype != spec.dtype:
-            grad = grad.to(spec.dtype)
-        return grad, None, None, None, None, None
+        made = None if grad is None else _redistribute_back(ctx.spec, grad, ctx.async_op, ctx.backward_dtype)
+        return made, None, None, None, None, None
+
+
+def _redistribute_back(spec: Spec, grad: Any, async_op: bool = False, dtype: torch.dtype | None = None) -> Any:
+    """The gradient of a DTensor of this spec that was redistributed."""
+    placements = placing.gradient_placements(spec.placements)
+    if dtype is not None and grad.dtype != dtype:
+        grad = grad.to(dtype)
+    if grad._spec.mesh is not spec.mesh or grad._spec.placements != placements:
+        grad = redistribute(grad, spec.mesh, placements, async_op, None, None)
+    return grad if grad.dtype == spec.dtype else grad.to(spec.dtype)
 
 
 # ---- full_tensor ----------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.collectives import building
-from phalanx.dtensor import api, dispatch
+from phalanx.dtensor import api, autograd, dispatch
 from phalanx.dtensor.spec import Spec
 
 log = logging.getLogger("phalanx.dtensor")
 
-_SOURCES = (Path(__file__).parent / "csrc" / "fastpath.cpp",)
+_CSRC = Path(__file__).parent / "csrc"
+_SOURCES = tuple(_CSRC / name for name in ("fastpath.cpp", "boundary.cpp"))
 _MODULE = "phalanx_dtensor_native"  # as fastpath.cpp says
 
 _loaded: list[Any] = []
@@ -25,7 +26,7 @@ _loaded: list[Any] = []
 
 def library() -> Path | None:
     """Where the compiled module is, or would be; None if there is no cache directory."""
-    return building.file_of("dtensor", _SOURCES, ())
+    return building.file_of("dtensor", (*_SOURCES, _CSRC / "dtensor.h"), ())
 
 
 def build() -> Path:
@@ -85,6 +86,7 @@ def why_not() -> str | None:
 
 def _start(module: Any) -> None:
     module.open(api.DTensor, recipe)
+    autograd.use_native(module)
     _loaded.append(module)
     dispatch.on_forget(module.forget)
 

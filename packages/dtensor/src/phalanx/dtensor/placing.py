@@ -101,9 +101,10 @@ def local_part(tensor: torch.Tensor, spec: Spec, source: int | None) -> torch.Te
     if source is not None:
         tensor = same_values(tensor, mesh, source)
     local = transfer(spec.replace(placements=(Replicate(),) * mesh.ndim), spec).run(tensor)
-    if local is not tensor and any(split_dim(one) is not None for one in spec.placements):
-        # A piece must not keep the memory of the whole.
-        local = local.clone(memory_format=torch.contiguous_format) if local._is_view() else local.contiguous()
+    is_piece = local is not tensor and any(split_dim(one) is not None for one in spec.placements)
+    # A piece must not keep the memory of the whole, nor an order of dims that an empty one alone can have: ranks agree.
+    if is_piece and (local._is_view() or tuple(local.stride()) != layout.contiguous_stride(local.shape)):
+        local = local.clone(memory_format=torch.contiguous_format)
     return local
 
 

@@ -76,7 +76,7 @@ def attention(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any
     locals_ = (query._local_tensor, key._local_tensor, value._local_tensor)
     output, total = ring_attention(*locals_, _ring(spec, key._spec), causal, scale)
     shape = (*spec.shape[:-1], value.shape[-1])
-    return wrapped(output, spec.mesh, spec.placements, shape), wrapped(
+    return wrapped(output, spec.mesh, spec.placements, shape, spec), wrapped(
         total, spec.mesh, spec.placements, spec.shape[:-1]
     )
 
@@ -99,5 +99,5 @@ def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         scale,
     )
     given = (query, key, value)
-    made = [wrapped(one, spec.mesh, spec.placements, of.shape) for one, of in zip(found, given, strict=True)]
+    made = [wrapped(one, spec.mesh, spec.placements, of.shape, of._spec) for one, of in zip(found, given, strict=True)]
     return made[0], made[1], made[2]

@@ -55,7 +55,7 @@ def batch_norm(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
             running._local_tensor.lerp_(new.to(running.dtype), momentum)
     whole = (Replicate(),) * spec.mesh.ndim
     return (
-        wrapped(out.to(spec.dtype), spec.mesh, spec.placements, spec.shape),
+        wrapped(out.to(spec.dtype), spec.mesh, spec.placements, spec.shape, spec),
         wrapped(mean, spec.mesh, whole, mean.shape),
         wrapped(inverse, spec.mesh, whole, inverse.shape),
     )
@@ -87,7 +87,7 @@ def batch_norm_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         count = spec.shape.numel() // int(spec.shape[1])
         part = gradient - grad_bias.reshape(line) / count - normal * grad_weight.reshape(line) / count
         factor = inverse if weight is None else inverse * weight._local_tensor.to(exact).reshape(line)
-        results[0] = wrapped((part * factor).to(spec.dtype), spec.mesh, spec.placements, spec.shape)
+        results[0] = wrapped((part * factor).to(spec.dtype), spec.mesh, spec.placements, spec.shape, spec)
     whole = (Replicate(),) * spec.mesh.ndim
     kind = spec.dtype if weight is None else weight.dtype
     for index, one in ((1, grad_weight), (2, grad_bias)):

@@ -73,7 +73,7 @@ def softmax(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     top, total = _extent(local, spec, dim % spec.ndim)
     shifted = local - top
     result = shifted.sub_(total.log_()) if "log" in op._schema.name else shifted.exp_().div_(total)
-    return wrapped(result.to(spec.dtype), spec.mesh, spec.placements, spec.shape)
+    return wrapped(result.to(spec.dtype), spec.mesh, spec.placements, spec.shape, spec)
 
 
 def _takes_gradient(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
@@ -96,7 +96,7 @@ def softmax_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         weighted = gradient * values
         total = reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
         result = weighted - values * total
-    return wrapped(result.to(dtype), spec.mesh, spec.placements, spec.shape)
+    return wrapped(result.to(dtype), spec.mesh, spec.placements, spec.shape, spec)
 
 
 # ---- negative log-likelihood ----------------------------------------------------------------------------------------
@@ -215,4 +215,4 @@ def nll_loss_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         # Where another rank has the target, class 0 of this one would be written: with its 0.
         value = value.masked_fill(~picked.here, 0)
         result.scatter_(picked.dim, picked.index.unsqueeze(picked.dim), value.unsqueeze(picked.dim))
-    return wrapped(result, spec.mesh, spec.placements, spec.shape)
+    return wrapped(result, spec.mesh, spec.placements, spec.shape, spec)

@@ -182,7 +182,7 @@ def convolution(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     else:
         left = _without(padding, halo.dim - 2, spec.ndim - 2)
         out = op(window, kernel, local_bias, stride, left, dilation, False, extra, groups)
-    return wrapped(out, spec.mesh, spec.placements, [int(one) for one in shape])
+    return wrapped(out, spec.mesh, spec.placements, [int(one) for one in shape], spec)
 
 
 def _takes_backward(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
@@ -214,10 +214,10 @@ def convolution_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     if mask[0]:
         own = found[0].narrow(halo.dim, before, inner.shape[halo.dim])
         local = _halo_back(own, tensor._local_tensor.shape, spec, halo)
-        results[0] = wrapped(local, spec.mesh, spec.placements, spec.shape)
+        results[0] = wrapped(local, spec.mesh, spec.placements, spec.shape, spec)
     sums: list[AnyPlacement] = [Replicate() if one.is_replicate() else Partial("sum") for one in spec.placements]
     if mask[1]:
-        results[1] = wrapped(found[1], spec.mesh, sums, weight.shape)
+        results[1] = wrapped(found[1], spec.mesh, sums, weight.shape, weight._spec)
     if mask[2]:
         results[2] = wrapped(found[2], spec.mesh, sums, (weight.shape[0],))
     return results[0], results[1], results[2]

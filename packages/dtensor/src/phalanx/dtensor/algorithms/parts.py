@@ -109,7 +109,21 @@ def without_dims(spec: Spec, dims: Sequence[int], keepdim: bool) -> tuple[tuple[
     return tuple(placements), shape
 
 
-def wrapped(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement], shape: Sequence[int]) -> "api.DTensor":
-    """A DTensor of that shape, with the order of dims that the local tensor has."""
-    stride = layout.global_stride(tuple(shape), local.shape, local.stride())
-    return api.DTensor._wrap(local, Spec(mesh, tuple(placements), torch.Size(shape), tuple(stride), local.dtype))
+def wrapped(
+    local: torch.Tensor,
+    mesh: Mesh,
+    placements: Sequence[AnyPlacement],
+    shape: Sequence[int],
+    like: Spec | None = None,
+) -> "api.DTensor":
+    """A DTensor of that shape, its dims in memory in the order of those of `like`, or contiguous.
+
+    Not as the local tensor happens to lie: ranks must agree on it, and one with an empty piece sees another order.
+    """
+    stride = None
+    if like is not None and 0 not in like.stride:
+        stride = layout.stride_like(tuple(shape), like.shape, like.stride)
+    spec = Spec(mesh, tuple(placements), torch.Size(shape), stride, local.dtype)
+    if local.stride() != spec.local_stride:
+        local = torch.empty_strided(local.shape, spec.local_stride, dtype=local.dtype, device=local.device).copy_(local)
+    return api.DTensor._wrap(local, spec)

@@ -48,4 +48,4 @@ def scan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> "api.DTensor":
             out += totals.sum(0, dtype=out.dtype)
         else:
             out *= totals.prod(0, dtype=out.dtype)
-    return wrapped(out, spec.mesh, spec.placements, spec.shape)
+    return wrapped(out, spec.mesh, spec.placements, spec.shape, spec)

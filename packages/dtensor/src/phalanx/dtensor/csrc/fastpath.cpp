@@ -2,9 +2,11 @@
 //
 //   open(type, learn)   once: the class DTensor, and what is asked for the recipe of a call that is new. From now on
 //                       the ops of torch that come to the Python key are looked at here; gives their number
-//   forget()            forget all recipes
+//   forget()            forget all recipes, and what boundary.cpp keeps
 //   known()             the number of calls that are known, and of those of them that run here
 //   use(bool)           whether anything runs here, and says whether it did before; true at first
+//
+// and the functions of boundary.cpp.
 //
 // It knows no rules. What is called for the first time goes the way it would go without this file; then learn(op, args,
 // kwargs) says what was done: None (never here), or (what is called with other sizes, form, specs of the results). A
@@ -12,24 +14,19 @@
 // a plain tensor or a value, the call goes on to torch's own kernel for the Python key, as if this one were not there.
 //
 // Compiled by native.py for the torch and the Python that are installed, and loaded only by these.
-#include <torch/csrc/python_headers.h>
+#include "dtensor.h"
 // Python first, as it asks.
 #include <structmember.h>
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/DynamicTypes.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 #include <torch/library.h>
 
-#include <atomic>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -39,20 +36,12 @@
 #include <utility>
 #include <vector>
 
+namespace phalanx {
 namespace {
 
 using Stack = torch::jit::Stack;
 
-// ---- the class DTensor ----------------------------------------------------------------------------------------------
-
-PyTypeObject *dtensor = nullptr;
-Py_ssize_t local_at = 0, spec_at = 0;  // where its slots are
 PyObject *learn = nullptr;
-std::atomic<bool> in_use = true;
-
-PyObject *&slot(PyObject *object, Py_ssize_t at) {
-  return *reinterpret_cast<PyObject **>(reinterpret_cast<char *>(object) + at);
-}
 
 // Where a member of __slots__ is in an object; -1 with an error set: it is none.
 Py_ssize_t offset_of(PyTypeObject *type, const char *name) {
@@ -63,53 +52,6 @@ Py_ssize_t offset_of(PyTypeObject *type, const char *name) {
     return -1;
   }
   return reinterpret_cast<PyMemberDescrObject *>(found.ptr())->d_member->offset;
-}
-
-// ---- the shape of a result ------------------------------------------------------------------------------------------
-
-struct Shape {
-  c10::SmallVector<int64_t, 5> sizes, strides;
-  py::object spec;  // a Spec; empty: the result is no tensor
-};
-
-bool read_ints(PyObject *tuple, c10::SmallVector<int64_t, 5> &into) {
-  if (!PyTuple_Check(tuple)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-    PyObject *one = PyTuple_GET_ITEM(tuple, i);
-    if (!PyLong_CheckExact(one)) return false;
-    into.push_back(PyLong_AsLongLong(one));
-  }
-  return true;
-}
-
-std::optional<Shape> shape_of(py::handle spec) {
-  Shape made;
-  if (spec.is_none()) return made;
-  made.spec = py::reinterpret_borrow<py::object>(spec);
-  if (!read_ints(py::object(spec.attr("shape")).ptr(), made.sizes)) return std::nullopt;
-  if (!read_ints(py::object(spec.attr("stride")).ptr(), made.strides)) return std::nullopt;
-  return made;
-}
-
-// A DTensor without data of its own, as torch.Tensor._dtensor__new__ makes one. Holds the GIL.
-at::Tensor wrapped(const at::Tensor &local, const Shape &shape) {
-  const auto offset = static_cast<size_t>(local.storage_offset());
-  const size_t bytes = at::detail::computeStorageNbytes(shape.sizes, shape.strides, local.dtype().itemsize(), offset);
-  c10::Storage storage(c10::Storage::use_byte_size_t{}, bytes, at::DataPtr{nullptr, local.device()},
-                       c10::GetAllocator(c10::kMeta), /*resizable=*/true);
-  c10::DispatchKeySet keys{local.options().computeDispatchKey()};
-  for (auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative})
-    if (local.key_set().has(key)) keys = keys.add(key);
-  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, local.dtype());
-  c10::TensorImpl *body = made.unsafeGetTensorImpl();
-  body->set_sizes_and_strides(c10::IntArrayRef(shape.sizes), c10::IntArrayRef(shape.strides), local.storage_offset());
-  body->set_python_dispatch(true);
-  auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(made, dtensor));
-  auto inner = py::reinterpret_steal<py::object>(THPVariable_Wrap(local));
-  if (!object || !inner) throw python_error();
-  slot(object.ptr(), local_at) = inner.release().ptr();
-  slot(object.ptr(), spec_at) = py::object(shape.spec).release().ptr();
-  return made;
 }
 
 // ---- recipes --------------------------------------------------------------------------------------------------------
@@ -158,15 +100,6 @@ uint64_t bits(double value) {
   uint64_t word;
   std::memcpy(&word, &value, sizeof word);
   return word;
-}
-
-// The object of a DTensor over a plain tensor; null: it is something else. Holds the GIL.
-PyObject *object_of(const c10::TensorImpl *tensor) {
-  PyObject *object = tensor->pyobj_slot()->load_pyobj();
-  if (object == nullptr || Py_TYPE(object) != dtensor) return nullptr;
-  PyObject *local = slot(object, local_at), *spec = slot(object, spec_at);
-  if (local == nullptr || spec == nullptr || !THPVariable_CheckExact(local)) return nullptr;
-  return THPVariable_Unpack(local).key_set().has(c10::DispatchKey::Python) ? nullptr : object;
 }
 
 bool add_tensor(Key &key, const at::Tensor &tensor, bool &any) {
@@ -293,19 +226,9 @@ void run(const c10::OperatorHandle &op, const Recipe &recipe, Stack *stack, PyTh
   }
 }
 
-// The GIL, which a recipe gives up while its op runs.
-struct Gil {
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyThreadState *saved = nullptr;
-  ~Gil() {
-    if (saved != nullptr) PyEval_RestoreThread(saved);
-    PyGILState_Release(state);
-  }
-};
-
 // ---- learning one ---------------------------------------------------------------------------------------------------
 
-py::object object_of(const c10::IValue &value, const c10::Argument &argument) {
+py::object python_of(const c10::IValue &value, const c10::Argument &argument) {
   if (value.isInt()) {
     auto type = argument.real_type();
     if (type->kind() == c10::TypeKind::OptionalType) type = type->expectRef<c10::OptionalType>().getElementType();
@@ -332,11 +255,11 @@ py::object asked(const c10::OperatorHandle &op, const std::vector<c10::IValue> &
   for (size_t i = 0; i < arguments.size() && !arguments[i].kwarg_only(); ++i)
     if (!is_default(given[i], arguments[i])) positional = i + 1;
   py::tuple args(positional);
-  for (size_t i = 0; i < positional; ++i) args[i] = object_of(given[i], arguments[i]);
+  for (size_t i = 0; i < positional; ++i) args[i] = python_of(given[i], arguments[i]);
   py::dict kwargs;
   for (size_t i = 0; i < arguments.size(); ++i)
     if (arguments[i].kwarg_only() && !is_default(given[i], arguments[i]))
-      kwargs[arguments[i].name().c_str()] = object_of(given[i], arguments[i]);
+      kwargs[arguments[i].name().c_str()] = python_of(given[i], arguments[i]);
   return py::reinterpret_borrow<py::object>(learn)(py::handle(torch::detail::getTorchApiFunction(op)), args, kwargs);
 }
 
@@ -478,6 +401,7 @@ PyObject *open(PyObject *, PyObject *given) {
 
 PyObject *forget(PyObject *, PyObject *) {
   forget_all();
+  forget_gradients();
   Py_RETURN_NONE;
 }
 
@@ -495,12 +419,21 @@ PyObject *use(PyObject *, PyObject *given) {
 }
 
 PyMethodDef methods[] = {
-    {"open", open, METH_VARARGS, nullptr},  {"forget", forget, METH_NOARGS, nullptr},
-    {"known", known, METH_NOARGS, nullptr}, {"use", use, METH_O, nullptr},
+    {"open", open, METH_VARARGS, nullptr},
+    {"forget", forget, METH_NOARGS, nullptr},
+    {"known", known, METH_NOARGS, nullptr},
+    {"use", use, METH_O, nullptr},
+    {"record", record, METH_VARARGS, nullptr},
+    {"from_local", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(from_local)), METH_FASTCALL, nullptr},
+    {"to_local", to_local, METH_O, nullptr},
+    {"is_recorded", is_recorded, METH_O, nullptr},
+    {"redistributed", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(redistributed)), METH_FASTCALL,
+     nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx_dtensor_native", nullptr, -1, methods};
 
 }  // namespace
+}  // namespace phalanx
 
-PyMODINIT_FUNC PyInit_phalanx_dtensor_native() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC PyInit_phalanx_dtensor_native() { return PyModule_Create(&phalanx::definition); }

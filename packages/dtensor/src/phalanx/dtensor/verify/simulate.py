@@ -11,6 +11,9 @@ from phalanx.dtensor.placements import Partial, Placement, Replicate, Shard
 
 Coordinate = tuple[int, ...]
 
+# How many times the epsilon of its dtype a value may be off, relative to the largest.
+TOLERATED = 1e3
+
 
 class Mismatch(Exception):
     """What the ranks have does not fit together, or is not what one process has."""
@@ -183,7 +186,8 @@ def compare(got: torch.Tensor, want: torch.Tensor, what: str, coarsest: float = 
     size = float(finite.max()) if finite.numel() else 0.0
     # Terms of a sum cancel: what is lost is relative to the largest element, not to each.
     epsilon = max(coarsest, torch.finfo(want.dtype).eps)
-    close = torch.isclose(got, want, rtol=1e3 * epsilon, atol=1e3 * epsilon * (1 + size), equal_nan=True)
+    most = TOLERATED * epsilon
+    close = torch.isclose(got, want, rtol=most, atol=most * (1 + size), equal_nan=True)
     if not bool(close.all()):
         at = int((~close).flatten().nonzero()[0])
         raise Mismatch(
