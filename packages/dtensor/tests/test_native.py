@@ -219,9 +219,19 @@ def compared_boundaries(rank, size):
     moved = made.redistribute(placements=[Shard(0)])
     names = [one.grad_fn.name() for one in (made, moved, made.to_local())]
     assert names == ["FromLocalBackward", "RedistributeBackward", "ToLocalBackward"]
+    # Compiled autograd puts what each of them does into its graph, and keeps specs apart.
+    for placements in ([Partial()], [R], [Partial()]):
+        plain = torch.ones(2, 2, requires_grad=True)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            moved = DTensor.from_local(plain, mesh, placements).redistribute(placements=[Shard(0)])
+            (moved.redistribute(placements=[R]).to_local() ** 2).sum().backward()
+        # A term of a Partial counts with the whole sum; of replicas each has its own gradient.
+        terms = size if placements == [Partial()] else 1
+        assert plain.grad.tolist() == [[2.0 * terms] * 2] * 2
     # Freed by whoever is last: here a thread of autograd, or the end of the process.
     dispatch.forget_plans()
-    made.to_local().sum().backward()
+    plain.grad = None
+    DTensor.from_local(plain, mesh, [R]).to_local().sum().backward()
     assert plain.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 

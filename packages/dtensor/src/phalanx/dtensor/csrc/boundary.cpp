@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <array>
 #include <memory>
@@ -35,6 +36,7 @@ std::array<PyObject *, kFunctions> backwards{};
 
 struct Known {
   Shape shape, gradient;
+  std::string number;  // its own, forever
 };
 using KnownPtr = std::shared_ptr<const Known>;
 
@@ -56,7 +58,8 @@ KnownPtr know(PyObject *spec) {
   if (!shape) return nullptr;
   auto gradient = shape_of(py::reinterpret_borrow<py::object>(gradient_of)(py::handle(spec)));
   if (!gradient) return nullptr;
-  KnownPtr made(new Known{std::move(*shape), std::move(*gradient)}, free_known);
+  static uint64_t made_so_far = 0;
+  KnownPtr made(new Known{std::move(*shape), std::move(*gradient), std::to_string(++made_so_far)}, free_known);
   if (known.size() >= kMostKept) forget_gradients();
   return known.emplace(spec, made).first->second;  // it holds the spec, so the address stays its own
 }
@@ -86,35 +89,53 @@ struct Backward final : Node {
     return kWhich == kFromLocal ? "FromLocalBackward" : kWhich == kToLocal ? "ToLocalBackward" : "RedistributeBackward";
   }
 
-  variable_list apply(variable_list &&grads) override {
-    if (!grads[0].defined()) return {at::Tensor()};
+  variable_list apply(variable_list &&grads) override { return {passed(*known, grads[0])}; }
+
+  // For compiled autograd: a graph is of this function and this spec, and calls it.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs &args) const override { args.collect(known->number); }
+
+  variable_list apply_with_saved(const variable_list &grads,
+                                 torch::dynamo::autograd::SwapSavedVariables &saved) override {
+    namespace compiled = torch::dynamo::autograd;
+    const auto &interface = compiled::getPyCompilerInterface();
+    const auto run = [known = known](const variable_list &given, const std::vector<c10::IValue> &) {
+      return variable_list{passed(*known, given[0])};
+    };
+    const std::string called = interface->bind_function(saved.get_py_compiler(), "phalanx::" + name(), run, {},
+                                                        /*is_custom_function=*/true, /*is_traceable=*/false);
+    const auto shapes = compiled::IValuePacker<std::vector<std::optional<torch::autograd::InputMetadata>>>::pack(
+        compiled::get_input_metadata(next_edges()));
+    return interface->call_function(saved.get_py_compiler(), "apply_functional", called, grads, {}, shapes);
+  }
+
+ private:
+  static at::Tensor passed(const Known &known, const at::Tensor &grad) {
+    if (!grad.defined()) return {};
     Gil gil;
-    const at::Tensor &grad = grads[0];
     if (is_plain_call() && !(at::GradMode::is_enabled() && grad.requires_grad())) {
       if (kWhich == kToLocal) {
-        if (is_plain(grad) && grad.dtype() == dtype()) return {wrapped(grad, known->gradient)};
+        if (is_plain(grad) && grad.dtype() == dtype_of(known)) return wrapped(grad, known.gradient);
       } else if (PyObject *object = object_of(grad.unsafeGetTensorImpl());
-                 object != nullptr && slot(object, spec_at) == known->gradient.spec.ptr()) {
-        if (kWhich == kRedistribute) return {grad};
-        return {THPVariable_Unpack(slot(object, local_at))};
+                 object != nullptr && slot(object, spec_at) == known.gradient.spec.ptr()) {
+        if (kWhich == kRedistribute) return grad;
+        return THPVariable_Unpack(slot(object, local_at));
       }
     }
     auto given = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
     if (!given) throw python_error();
-    PyObject *made = PyObject_CallFunctionObjArgs(backwards[kWhich], known->shape.spec.ptr(), given.ptr(), nullptr);
+    PyObject *made = PyObject_CallFunctionObjArgs(backwards[kWhich], known.shape.spec.ptr(), given.ptr(), nullptr);
     if (made == nullptr) {
       python_error error;
       error.persist();
       throw std::move(error);
     }
     auto held = py::reinterpret_steal<py::object>(made);
-    return {THPVariable_Unpack(held.ptr())};
+    return THPVariable_Unpack(held.ptr());
   }
 
- private:
-  caffe2::TypeMeta dtype() const {
+  static caffe2::TypeMeta dtype_of(const Known &known) {
     return c10::scalarTypeToTypeMeta(
-        reinterpret_cast<THPDtype *>(known->gradient.spec.attr("dtype").ptr())->scalar_type);
+        reinterpret_cast<THPDtype *>(known.gradient.spec.attr("dtype").ptr())->scalar_type);
   }
 };
 
