@@ -56,7 +56,7 @@ def dtensor(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, help="the number of ranks, if the mesh is not given")
     parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all)")
     parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
-    parser.add_argument("--samples", type=int, default=8, help="samples of each entry (8)")
+    parser.add_argument("--samples", type=int, default=9, help="samples of each entry (9)")
     parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")

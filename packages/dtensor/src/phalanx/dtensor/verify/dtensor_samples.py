@@ -16,6 +16,8 @@ from phalanx.dtensor.verify.simulate import coordinates
 
 # Larger samples show nothing that smaller ones do not, and cost much.
 _MOST_ELEMENTS = 20_000
+# Some entries have hundreds of samples.
+_MOST_SEEN = 64
 # More inputs than this are placed alike only: each alone would be too many.
 _MOST_ALONE = 5
 # Their samples say sizes by numbers, which others would contradict: kernels then read beyond the end.
@@ -83,12 +85,14 @@ def dtype_of(info: Any) -> torch.dtype | None:
 
 
 def cases(info: Any, dtype: torch.dtype, ranks: int, count: int) -> list[Case]:
-    """Samples of an entry: half of them in torch's own sizes (5, 10), half in sizes that the ranks divide.
+    """Samples of an entry: a third in torch's own sizes (5, 10), in sizes that the ranks divide, and in uneven ones.
+
+    Of those the last rank has less than the others. If there are none, one more: torch's first that is uneven.
 
     Args:
         info: The OpInfo entry.
         dtype: The dtype of its samples.
-        ranks: The number that sizes shall divide.
+        ranks: The number that sizes shall divide, or not.
         count: The most samples to take.
 
     Raises:
@@ -96,16 +100,25 @@ def cases(info: Any, dtype: torch.dtype, ranks: int, count: int) -> list[Case]:
     """
     if info.name in _OF_OWN_SIZE:
         return _some(info, dtype, count)
-    own = _some(info, dtype, (count + 1) // 2)
-    try:
-        with sample_sizes({"XS": ranks, "S": 2 * ranks, "M": 4 * ranks, "L": 8 * ranks}):
-            even = _some(info, dtype, count // 2)
-    except Exception:  # a generator that knows its sizes
-        even = []
-    return own + even
+    found = _some(info, dtype, (count + 2) // 3)
+    for less, share in ((0, (count + 1) // 3), (1, count // 3)):
+        times = {"XS": 1 + less, "S": 2 + less, "M": 4, "L": 8}
+        try:
+            with sample_sizes({name: each * ranks - less for name, each in times.items()}):
+                found += _some(info, dtype, share)
+        except Exception:  # a generator that knows its sizes
+            continue
+    if not any(_is_uneven(one, ranks) for one in found):
+        found += [one for one in _some(info, dtype, _MOST_SEEN) if _is_uneven(one, ranks)][:1]
+    return found
 
 
-def _some(info: Any, dtype: torch.dtype, count: int, most: int = 64) -> list[Case]:
+def _is_uneven(case: Case, ranks: int) -> bool:
+    sizes = [size for one in case.tensors for size in one.shape]
+    return any(size % ranks and size > -(-size // ranks) * (ranks - 1) for size in sizes)
+
+
+def _some(info: Any, dtype: torch.dtype, count: int) -> list[Case]:
     seed(3)
     grad = bool(info.supports_autograd) and (dtype.is_floating_point or dtype.is_complex)
     found: list[Case] = []
@@ -113,7 +126,7 @@ def _some(info: Any, dtype: torch.dtype, count: int, most: int = 64) -> list[Cas
         case = _case(sample)
         if case is not None:
             found.append(case)
-        if len(found) == most:
+        if len(found) == _MOST_SEEN:
             break
     return found if len(found) <= count else [found[index * len(found) // count] for index in range(count)]
 
