@@ -200,8 +200,7 @@ void Group::on_peer_gone(const Link &link, LinkState state) {
     info.peer = rank_of(i);
     const char *what = "has left: its world was finalized";
     if (state == LinkState::kDead) {
-      const char *now = process_state(link.pid);
-      const bool ended = std::string(now) == "gone" || std::string(now) == "zombie";
+      const bool ended = process_has_ended(link.pid);
       what = ended ? "died" : "closed its connection";
       if (ended) info.rank = -1;  // of all ranks, not of this one
     }

@@ -36,6 +36,16 @@ std::string stat_tail(int32_t pid, bool *missing = nullptr) {
   return end == std::string::npos || end + 2 > text.size() ? std::string() : text.substr(end + 2);
 }
 
+// Field `number` of proc(5), 4 or later, of such a tail, which starts with field 3; 0 if there is none.
+uint64_t stat_field(const std::string &tail, int number) {
+  const char *p = tail.c_str();
+  for (int field = 3; field < number && p != nullptr; ++field) {
+    p = std::strchr(p, ' ');
+    if (p != nullptr) ++p;
+  }
+  return p == nullptr || *p == '\0' ? 0 : std::strtoull(p, nullptr, 10);
+}
+
 }  // namespace
 
 Uuid random_uuid() {
@@ -81,20 +91,15 @@ uint64_t detect_host_id() {
   return hash == 0 ? 1 : hash;
 }
 
-uint64_t process_start_time(int32_t pid) {
-  const std::string tail = stat_tail(pid);  // starts with field 3; the start time is field 22
-  const char *p = tail.c_str();
-  for (int field = 3; field < 22 && p != nullptr; ++field) {
-    p = std::strchr(p, ' ');
-    if (p != nullptr) ++p;
-  }
-  return p == nullptr || *p == '\0' ? 0 : std::strtoull(p, nullptr, 10);
-}
+uint64_t process_start_time(int32_t pid) { return stat_field(stat_tail(pid), 22); }
 
 const char *process_state(int32_t pid) {
   bool missing = false;
   const std::string tail = stat_tail(pid, &missing);
   if (tail.empty()) return missing ? "gone" : "unknown";  // unknown: such as where no descriptor is left to look
+  if (tail[0] == 'Z' || tail[0] == 'X') return "zombie";
+  constexpr uint64_t kExiting = 4;  // PF_EXITING of the kernel's flags, field 9
+  if ((stat_field(tail, 9) & kExiting) != 0) return "exiting";
   switch (tail[0]) {
     case 'R': return "running";
     case 'S':
@@ -102,10 +107,13 @@ const char *process_state(int32_t pid) {
     case 'I': return "sleeping";
     case 'T':
     case 't': return "stopped";
-    case 'Z':
-    case 'X': return "zombie";
     default: return "unknown";
   }
+}
+
+bool process_has_ended(int32_t pid) {
+  const std::string state = process_state(pid);
+  return state == "gone" || state == "zombie" || state == "exiting";
 }
 
 std::string socket_name(const Uuid &uuid) {

@@ -37,8 +37,10 @@ uint64_t detect_host_id();
 // Start time of a process in clock ticks after boot, 0 if it cannot be read. With the pid it names one process for
 // ever.
 uint64_t process_start_time(int32_t pid);
-// "running", "sleeping", "stopped", "zombie", "gone" or "unknown".
+// "running", "sleeping", "stopped", "exiting", "zombie", "gone" or "unknown".
 const char *process_state(int32_t pid);
+// Whether it is exiting, a zombie or gone. Its sockets close while it is exiting: on a busy host long before the rest.
+bool process_has_ended(int32_t pid);
 
 // What a rank publishes in the store. Read back by peers built from the same sources or newer: fields only ever append.
 struct PeerRecord {

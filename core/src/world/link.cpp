@@ -40,7 +40,7 @@ phx_status refused(const PeerRecord &record, const char *why) {
   return PHX_ERR_PERMISSION;
 }
 
-// The sockets of a dying process close a moment before it counts as ended.
+// Where the kernel does not tell that a process is exiting, its sockets close a moment before it counts as ended.
 bool is_ending(const PeerRecord &record) {
   for (int i = 0; i < 10; ++i) {
     if (has_ended(record)) return true;
@@ -78,8 +78,7 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
 }  // namespace
 
 bool has_ended(const PeerRecord &record) {
-  const char *state = process_state(record.pid);
-  if (process_start_time(record.pid) == record.start_time && std::strcmp(state, "zombie") != 0) return false;
+  if (process_start_time(record.pid) == record.start_time && !process_has_ended(record.pid)) return false;
   // Its number may mean nothing here, in another namespace of processes. Nobody listens for a dead one.
   return has_left(record);
 }

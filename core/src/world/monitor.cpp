@@ -240,8 +240,7 @@ void Monitor::read_link(const LinkRef &link) {
         end_link(link, LinkState::kDead);
         return;
       case Receive::kClosed: {
-        // The sockets of a dying process close a moment before it counts as ended. Look again, so as to say which it
-        // was.
+        // The sockets of a dying process close before the rest of it has ended; mostly this is soon over.
         if (link->pidfd.valid()) {
           pollfd entry{link->pidfd.get(), POLLIN, 0};
           poll(&entry, 1, 20);

@@ -89,7 +89,7 @@ def killed(rank, world_size):
     (path,) = scratch().glob(f"phalanx-*-rank{rank}-*.json")
     dump = json.loads(path.read_text())
     assert dump["groups"][0]["error"]["status"] == "PHX_ERR_PEER_DEAD" and dump["groups"][0]["error"]["peer"] == 1
-    assert dump["groups"][0]["members"][1]["process"] in ("gone", "zombie")
+    assert dump["groups"][0]["members"][1]["process"] in ("exiting", "zombie", "gone")
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -68,7 +68,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank of a group. `process` is its state: "running", "sleeping", "stopped", "zombie" or "gone"."""
+    """A rank of a group. `process` is its state: "running", "sleeping", "stopped", "exiting", "zombie" or "gone"."""
 
     rank: int
     pid: int
