@@ -141,6 +141,25 @@ def test_forms_in_place_and_into_tensors_are_recorded(size):  # F21, P8
     run_ranks(in_place, size, start_torch=True)
 
 
+def one_source_of_several(rank, size):
+    group = dist.group.WORLD
+    x = torch.arange(24.0).reshape(4, 6) + 100 * rank
+    kept = x.clone()
+    with pc.coalescing_manager(group):
+        row = pc.broadcast(x[0], 0, group)
+        column = pc.broadcast(x[1:, 2], 0, group)
+        others = pc.broadcast(x[2], 1, group), pc.broadcast(x[2, 3:], 1, group), pc.all_reduce(x[3], "sum", group)
+    assert torch.equal(row + 0, torch.arange(6.0)) and torch.equal(column + 0, torch.tensor([8.0, 14.0, 20.0]))
+    assert torch.equal(others[0] + 0, torch.arange(12.0, 18.0) + 100)
+    assert torch.equal(others[1] + 0, torch.arange(15.0, 18.0) + 100)
+    assert torch.equal(others[2] + 0, size * torch.arange(18.0, 24.0) + 100 * sum(range(size)))
+    assert torch.equal(x, kept)
+
+
+def test_broadcasts_of_a_body_may_read_one_tensor():  # P1, P5
+    run_ranks(one_source_of_several, 2, start_torch=True)
+
+
 def one_call(rank, size):
     group = dist.group.WORLD
     core = pc.core_group(group)

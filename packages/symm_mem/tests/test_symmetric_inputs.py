@@ -132,12 +132,20 @@ def lists(rank, size):
     torch.testing.assert_close(two[0] + 0, values[2][-1].repeat(size), rtol=0, atol=0)
     torch.testing.assert_close(two[1] + 0, torch.cat(values[1]), rtol=0, atol=0)
     seen.append(core.zero_copies)
+    with pc.coalescing_manager(group):
+        alone = pc.broadcast(mine[2], 0, group)
+    with pc.coalescing_manager(group):  # two calls read one tensor: the broadcast sends a copy
+        twice = pc.broadcast(mine[1], 0, group), pc.all_gather_tensor(mine[1], 0, group)
+    torch.testing.assert_close(alone + 0, values[2][-1], rtol=0, atol=0)
+    torch.testing.assert_close(twice[0] + 0, values[1][0], rtol=0, atol=0)
+    torch.testing.assert_close(twice[1] + 0, torch.cat(values[1]), rtol=0, atol=0)
+    seen.append(core.zero_copies)
     return seen
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_lists_of_calls_read_each_symmetric_input_where_it_lies(size):  # M35 I5
-    assert run_ranks(lists, size, start_torch=True) == [[0, 3, 6, 9, 12, 13]] * size
+    assert run_ranks(lists, size, start_torch=True) == [[0, 3, 6, 9, 12, 13, 15]] * size
 
 
 def some_ranks_have_ordinary_memory(rank, size):

@@ -127,6 +127,7 @@ KINDS = {
 # are filled in.
 _FIELDS = "IiPPNiiiI"
 FIELDS = len(_FIELDS)
+IN, OUT = 2, 3
 SIZE = struct.calcsize("@" + _FIELDS)
 assert ffi.sizeof("phx_call") == SIZE
 assert [name for name, _ in ffi.typeof("phx_call").fields] == [
@@ -147,6 +148,35 @@ def packed(rows: Sequence[int], count: int) -> Any:
     return ffi.from_buffer("phx_call[]", struct.pack("@" + _FIELDS * count, *rows))
 
 
+def _spans(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[int, int, bool, int]]:
+    """Where what each call reads and writes begins and ends, whether it is written, and the call; by beginning."""
+    spans: list[tuple[int, int, bool, int]] = []
+    for call, (source, out) in enumerate(pairs):
+        for tensor, writes in ((source, False), (out, True)):
+            if tensor.numel() and memory_of(tensor) is not None:
+                begin = tensor.data_ptr()
+                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                spans.append((begin, begin + (last + 1) * tensor.element_size(), writes, call))
+    spans.sort(key=lambda span: span[0])
+    return spans
+
+
+def sharing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> set[int]:
+    """The calls with memory that another one also reads or writes.
+
+    Args:
+        pairs: What each call reads, and what it writes.
+    """
+    found: set[int] = set()
+    reach, owner = 0, -1
+    for begin, end, _, call in _spans(pairs):
+        if begin < reach and call != owner:
+            found |= {call, owner}
+        if end > reach:
+            reach, owner = end, call
+    return found
+
+
 def check_overlaps(group: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Refuse calls one of which writes what another reads or writes: their order is not promised.
 
@@ -157,16 +187,8 @@ def check_overlaps(group: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]
     Raises:
         ValueError: Two overlap.
     """
-    spans: list[tuple[int, int, bool, int]] = []
-    for call, (source, out) in enumerate(pairs):
-        for tensor, writes in ((source, False), (out, True)):
-            if tensor.numel() and memory_of(tensor) is not None:
-                begin = tensor.data_ptr()
-                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-                spans.append((begin, begin + (last + 1) * tensor.element_size(), writes, call))
-    spans.sort(key=lambda span: span[0])
     reach: dict[bool, list[tuple[int, int]]] = {False: [], True: []}  # (end, call) of all, and of those that write
-    for begin, end, writes, call in spans:
+    for begin, end, writes, call in _spans(pairs):
         for other_end, other in reach[not writes]:
             if other_end > begin and other != call:
                 first, second = sorted((other, call))

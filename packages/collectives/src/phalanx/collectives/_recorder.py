@@ -75,6 +75,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._together: Together | None = None
         self._rows: list[int] = []
+        self._roots: list[tuple[int, int, int]] = []  # of a broadcast from here: its call, its row, where its source is
         self._kept: list[torch.Tensor] = []  # whose memory rows name, and that no call has
         self._calls: list[_Call] = []
         self._written: list[torch.Tensor] = []
@@ -245,6 +246,8 @@ class Recorder:
             root = args[0]
             if root == self.entry.group_rank and given.data_ptr() != out.data_ptr():
                 self._before.append(partial(out.copy_, given))
+                self._roots.append((len(self._calls), len(self._rows), given.data_ptr()))
+                self._kept.append(given)
             given = out  # the core's is in place
         self._rows += (_calls.SIZE, kind, given.data_ptr(), out.data_ptr(), count, code, reduction, root, 0)
         self._kept.append(given)
@@ -308,6 +311,7 @@ class Recorder:
                         wait_plain(each)
         for prepare in self._before:
             prepare()
+        self._give_sources()
         if self._rows:
             count = len(self._rows) // _calls.FIELDS
             rows = _calls.packed(self._rows, count)
@@ -321,6 +325,18 @@ class Recorder:
         for message in self._messages:
             message.begin()
             self.works.append(message)
+
+    def _give_sources(self) -> None:
+        """Let broadcasts from here send their sources, which others can perhaps read where they lie, not the copies.
+
+        The core takes it for written, and would refuse the list if another call uses the same memory.
+        """
+        if not self._roots:
+            return
+        shared = _calls.sharing([each[:2] for each in self._calls])
+        for call, row, address in self._roots:
+            if call not in shared:
+                self._rows[row + _calls.IN] = self._rows[row + _calls.OUT] = address
 
     def settle(self, timeout: timedelta | None = None) -> None:
         """Wait until all of it is complete. A later call returns at once, or raises the same.
@@ -379,6 +395,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._rows.clear()
+        self._roots.clear()
         self._kept.clear()
         self._calls.clear()
         self._written.clear()
