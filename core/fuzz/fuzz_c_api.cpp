@@ -209,7 +209,7 @@ void Caller::call_symm() {
   phx_group *group = groups_.pick(args_);
   void *block = blocks_[args_.below(3)];
   phx_symm **out = symms_.out(args_);
-  switch (args_.below(13)) {
+  switch (args_.below(14)) {
     case 0:
     case 1:
     case 2: rendezvous(); break;
@@ -222,6 +222,7 @@ void Caller::call_symm() {
     case 9: fuzz::must_end_well(phx_symm_barrier(symm, channel, timeout_ms)); break;
     case 10: symms_.share(args_); break;
     case 11: symms_.keep(phx_symm_alloc(group, nullptr, args_.below(3) * 4000, timeout_ms, out), args_); break;
+    case 12: gathered(symm); break;
     default: symms_.drop(args_);
   }
 }

@@ -91,6 +91,6 @@ Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
 Kernel all_reduce_coalesced, all_reduce_coalesced_, all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced;
 Kernel symm_arena, arena_view, peer_view, arena_barrier_, arena_release_;
 Kernel mm_into_, bmm_into_, addmm_into_;
-Kernel mm_all_reduce_, mm_reduce_scatter, all_gather_mm;
+Kernel mm_all_reduce_, mm_reduce_scatter, all_gather_mm, all_gather_mms;
 
 }  // namespace phxt

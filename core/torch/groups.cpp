@@ -38,7 +38,8 @@ Registry &registry() {
 thread_local uint64_t thread_context = 0;
 
 std::string describe(uint64_t context, const char *name) {
-  return "group '" + std::string(name) + "' of context " + std::to_string(context);
+  return "group '" + std::string(name) + "' of " +
+         (context == PHXT_EVERY_CONTEXT ? "every context" : "context " + std::to_string(context));
 }
 
 }  // namespace
@@ -50,6 +51,11 @@ GroupRef find_group(uint64_t context, std::string_view name) {
   const std::shared_lock lock(all.mutex);
   const auto found = all.find(context, name);
   return found == all.groups.end() ? nullptr : found->group;
+}
+
+GroupRef find_group(std::string_view name) {
+  GroupRef found = find_group(current_context(), name);
+  return found ? found : find_group(PHXT_EVERY_CONTEXT, name);
 }
 
 }  // namespace phxt

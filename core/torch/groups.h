@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "phalanx/phalanx.h"
+#include "staging.h"
 
 namespace phxt {
 
@@ -16,12 +17,13 @@ struct Group {
   std::string name;
   int32_t rank;  // of this process in the group
   int32_t size;
-  uint64_t eager_bytes;  // input up to this size has been taken when a start returns
+  uint64_t eager_bytes;     // input up to this size has been taken when a start returns
+  mutable Staging staging;  // the calls of a group are issued by one thread at a time
 };
 using GroupRef = std::shared_ptr<const Group>;
 
 uint64_t current_context();
 GroupRef find_group(uint64_t context, std::string_view name);  // empty when there is none
-inline GroupRef find_group(std::string_view name) { return find_group(current_context(), name); }
+GroupRef find_group(std::string_view name);                    // of this thread's context, else of every one
 
 }  // namespace phxt

@@ -80,6 +80,8 @@ constexpr Op kOps[] = {
      false, Kind::single},
     {"all_gather_mm", "(Tensor shard, Tensor b, int group_size, str group_name) -> Tensor", all_gather_mm, false,
      Kind::single},
+    {"all_gather_mms", "(Tensor shard, Tensor[] bs, int group_size, str group_name) -> Tensor[]", all_gather_mms, false,
+     Kind::single},
 };
 
 // A library handle is never deleted: that would take the ops out again.

@@ -1,128 +1,18 @@
-// Matrix products fused with the collective after or before them. They are cut into pieces of rows, and the collective
-// of one piece is under way while the next product is computed: ranks that come late or early do not stop each other at
-// once, and what is sent still lies in the cache.
+// Matrix products fused with the collective after them. The product of a reduce_scatter is computed where the other
+// ranks read it. Where that would be too much memory, and for an all_reduce if the caller wants it so, it is cut into
+// pieces of rows, and the collective of one piece is under way while the next product is computed: ranks that come late
+// or early do not stop each other at once, and what is sent still lies in the cache.
 #include <algorithm>
 #include <array>
 #include <deque>
 #include <exception>
 
 #include "library.h"
-#include "output.h"
+#include "products.h"
+#include "staging.h"
 
 namespace phxt {
 namespace {
-
-// ---- operands -------------------------------------------------------------------------------------------------------
-
-// A matrix of any strides, and the addresses that its elements span.
-struct Matrix {
-  const char *name = "";
-  int64_t rows = 0, columns = 0;
-  int32_t dtype = 0;  // torch's
-  ElementType type{};
-  Range range;
-
-  size_t count(int64_t of_rows) const { return static_cast<size_t>(of_rows) * static_cast<size_t>(columns); }
-  size_t bytes(int64_t of_rows) const { return count(of_rows) * type.bytes; }
-  std::string shape() const { return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]"; }
-  std::string text() const { return std::string(name) + " is " + shape() + " of " + type.name; }
-};
-
-// A call and its checks, on either road: nothing was sent when they raise.
-struct Request {
-  Call call;
-  std::string group_name;
-
-  [[noreturn]] void refuse(const std::string &text) const {
-    if (call) call.refuse(text);
-    raise(PHX_ERR_INVALID, std::string(call.op) + " on group '" + group_name + "': " + text);
-  }
-
-  // On our road: complete, where work of ours was still to write it.
-  Matrix matrix(const char *name, const Tensor &tensor) const;
-  void check_factors(const Matrix &a, const Matrix &b) const;
-  void check_out(const Tensor &tensor, const Matrix &out, const Matrix &a, const Matrix &b) const;
-  void check_size(int64_t group_size) const;
-};
-
-bool is_float(const ElementType &type) {
-  return type.lanes == 1 && type.reduce == Reducible::always &&
-         (type.code == PHX_F64 || type.code == PHX_F32 || type.code == PHX_BF16 || type.code == PHX_F16);
-}
-
-Matrix Request::matrix(const char *name, const Tensor &tensor) const {
-  Matrix result;
-  result.name = name;
-  int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
-  const void *data = nullptr;
-  check_torch(aoti_torch_get_dim(tensor.get(), &dims), "read a tensor's dim");
-  if (dims != 2) refuse(std::string(name) + " has " + std::to_string(dims) + " dims, but must be a matrix");
-  if (call && !on_cpu(tensor)) refuse(std::string(name) + " must be on the CPU, as the other operands are");
-  check_torch(aoti_torch_get_dtype(tensor.get(), &result.dtype), "read a tensor's dtype");
-  check_torch(aoti_torch_get_sizes(tensor.get(), &sizes), "read a tensor's sizes");
-  check_torch(aoti_torch_get_strides(tensor.get(), &strides), "read a tensor's strides");
-  check_torch(torch_get_const_data_ptr(tensor.get(), &data), "read a tensor's data pointer");
-  result.type = element_type(result.dtype);
-  if (!is_float(result.type))
-    refuse(std::string(name) + " is " + result.type.name + ", but must be float64, float32, bfloat16 or float16");
-  result.rows = sizes[0];
-  result.columns = sizes[1];
-  const int64_t spanned =
-      sizes[0] == 0 || sizes[1] == 0 ? 0 : (sizes[0] - 1) * strides[0] + (sizes[1] - 1) * strides[1] + 1;
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  result.range = {begin, begin + static_cast<uintptr_t>(spanned) * result.type.bytes};
-  if (call) settle(tensor, result.range);
-  return result;
-}
-
-void Request::check_factors(const Matrix &a, const Matrix &b) const {
-  if (a.dtype != b.dtype || a.columns != b.rows)
-    refuse(a.text() + " and " + b.text() + "; they must have the same dtype, and b as many rows as " + a.name +
-           " has columns");
-}
-
-void Request::check_out(const Tensor &tensor, const Matrix &out, const Matrix &a, const Matrix &b) const {
-  if (out.rows != a.rows || out.columns != b.columns || out.dtype != a.dtype)
-    refuse(out.text() + ", but must be [" + std::to_string(a.rows) + ", " + std::to_string(b.columns) + "] of " +
-           a.type.name);
-  if (!is_contiguous(tensor)) refuse("out must be contiguous");
-  if (out.range.overlaps(a.range) || out.range.overlaps(b.range)) refuse("out must not share memory with a or b");
-}
-
-void Request::check_size(int64_t group_size) const {
-  if (call) check_group_size(call, group_size);
-  if (group_size < 1) refuse("group_size is " + std::to_string(group_size) + ", but must be at least 1");
-}
-
-// ---- products -------------------------------------------------------------------------------------------------------
-
-Tensor rows(const Tensor &matrix, int64_t begin, int64_t count) {
-  StableIValue stack[] = {matrix.share().release(), 0, release(begin), release(count)};
-  check_torch(torch_call_dispatcher("aten::narrow", "", stack, kTorchVersion), "take rows of a matrix");
-  return Tensor(stack[0]);
-}
-
-void multiply(const Tensor &a, const Tensor &b, const Tensor &out) {
-  check_torch(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()), "multiply two matrices");
-}
-
-Tensor product(const Tensor &a, const Tensor &b) {  // on any device
-  StableIValue stack[] = {a.share().release(), b.share().release()};
-  check_torch(torch_call_dispatcher("aten::mm", "", stack, kTorchVersion), "multiply two matrices");
-  return Tensor(stack[0]);
-}
-
-// Memory for `count` rows that are multiplied and sent, or gathered.
-struct Block {
-  Tensor tensor;
-  char *data = nullptr;
-
-  Block() = default;
-  Block(int64_t count, const Matrix &columns_of, const Matrix &like)
-      : tensor(empty({count, columns_of.columns}, like.dtype)), data(static_cast<char *>(mutable_data(tensor))) {
-    expect_first_touch(data, columns_of.bytes(count));
-  }
-};
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
 
@@ -206,17 +96,11 @@ constexpr int64_t kPackingCost = 4;  // in elements moved, for each of b
 // No size was found at which an all_reduce in pieces is faster where ranks keep step.
 constexpr int64_t kPiecesOfAllReduce = 1;
 
-// Of a large product only two pieces have memory at a time, which stays in the cache.
+// Of a product that is too large for staging. Only two pieces have memory at a time, which stays in the cache.
 int64_t pieces_of_reduce_scatter(int64_t own_rows, const Matrix &a, const Matrix &b) {
-  constexpr size_t kLarge = size_t{16} << 20;
   constexpr int64_t kMost = 16;
-  if (b.bytes(a.rows) < kLarge) return 1;
+  if (b.bytes(a.rows) <= kMostStaged) return 1;
   return std::min({kMost, own_rows / kRows, own_rows / (kPackingCost * std::max<int64_t>(a.columns, 1))});
-}
-
-// Whether to gather while the own rows are multiplied: that makes a product for each rank out of one.
-bool gathers_meanwhile(int64_t size, int64_t shard_rows, const Matrix &b) {
-  return size > 1 && shard_rows >= kRows && size * shard_rows >= (size - 1) * kPackingCost * b.columns;
 }
 
 }  // namespace
@@ -270,8 +154,17 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   }
   check_reduction(call, reduction, a.type);
   const int64_t own_rows = a.rows / group_size;
-  const Pieces pieces(call, wished > 0 ? wished : pieces_of_reduce_scatter(own_rows, a, b), own_rows);
   Block result(own_rows, b, a);
+  const size_t bytes = b.bytes(a.rows);
+  if (wished <= 0 && call.group->size > 1 && bytes != 0 && bytes <= kMostStaged) {
+    const Staging::Turn turn = call.group->staging.next(call, bytes);
+    multiply(left, right, as_matrix(turn.own, a.rows, b.columns, a.dtype));
+    check_core(phx_symm_reduce_scatter(turn.symm, turn.offset, result.data, b.count(own_rows), a.type.code, reduction,
+                                       nullptr, nullptr));
+    stack[0] = result.tensor.release();
+    return;
+  }
+  const Pieces pieces(call, wished > 0 ? wished : pieces_of_reduce_scatter(own_rows, a, b), own_rows);
   std::array<Block, kBlocks> blocks;
   for (int64_t i = 0; i < std::min<int64_t>(kBlocks, pieces.count); ++i)
     blocks[static_cast<size_t>(i)] = Block(group_size * pieces.size(0), b, a);
@@ -289,45 +182,6 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
       });
     }
   });
-  stack[0] = result.tensor.release();
-}
-
-void all_gather_mm(StableIValue *stack, uint64_t, uint64_t) {
-  Tensor own(stack[0]);
-  const Tensor right(stack[1]);
-  const String group_name(stack[3]);
-  const auto group_size = static_cast<int64_t>(stack[2]);
-  const Request request{route("all_gather_mm", own, group_name), std::string(group_name.view())};
-  const Call &call = request.call;
-  const Matrix shard = request.matrix("shard", own), b = request.matrix("b", right);
-  request.check_factors(shard, b);
-  request.check_size(group_size);
-  if (!call) {
-    fallback(Call{"all_gather_into_tensor", {}}, group_name, stack, own, group_size, group_name);
-    stack[0] = product(Tensor(stack[0]), right).release();
-    return;
-  }
-  const Operand in = read_operand(own);
-  const Block whole(group_size * shard.rows, shard, shard);
-  Block result(group_size * shard.rows, b, shard);
-  const auto gather = [&](phx_work **work) {
-    return phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, nullptr, work);
-  };
-  if (!gathers_meanwhile(group_size, shard.rows, b)) {
-    check_core(gather(nullptr));
-    multiply(whole.tensor, right, result.tensor);
-  } else {
-    fly(call, [&](Flight &flight) {
-      flight.start(false, gather);
-      for (int64_t step = 0; step < group_size; ++step) {
-        // One product for each rank, also of neighbours: the same products on all ranks give the same bits.
-        const int64_t rank = (call.group->rank + step) % group_size;
-        if (step == 1) flight.land(0);
-        multiply(step == 0 ? own.share() : rows(whole.tensor, rank * shard.rows, shard.rows), right,
-                 rows(result.tensor, rank * shard.rows, shard.rows));
-      }
-    });
-  }
   stack[0] = result.tensor.release();
 }
 

@@ -24,6 +24,11 @@
  * the arena grew. arena_barrier_ is a barrier of the group; arena_release_ does nothing but tell a compiler an order.
  * mm_into_, bmm_into_ and addmm_into_ write a product into contiguous memory of the caller.
  *
+ * Also on CPU: all_gather_mm(shard, b, group_size, group) is the product of all ranks' shards, one after another, with
+ * b, and all_gather_mms with each of a list; mm_reduce_scatter(a, b, op, group_size, group, pieces) is this rank's rows
+ * of the reduced products. The ranks read each other's shards, and products, where they lie. Shards in symmetric memory
+ * that has had a rendezvous with the very group are not copied either; then it must be so on all ranks.
+ *
  * Same rules as in phalanx.h: C99, statuses, cdef marks. An op that fails raises ValueError (an argument is wrong:
  * nothing was sent) or RuntimeError with the full text; phxt_last_status() and phxt_last_error() of the same thread say
  * which status it was, so that a binding can raise an exception class of its own. */
@@ -33,6 +38,9 @@
 #include "phalanx/phalanx.h"
 
 #define PHXT_ABI_VERSION 0 /* 0: still free to change; from 1 on only additions */
+
+/* For phxt_group_add: a group that every thread finds by its name, unless its context has another of that name. */
+#define PHXT_EVERY_CONTEXT UINT64_MAX
 
 #ifdef __cplusplus
 extern "C" {

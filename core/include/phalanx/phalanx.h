@@ -357,6 +357,15 @@ PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
 /* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
  * the handle. */
 PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
+/* The same part of every rank's block once more, one after another by group rank: *out is the start of one range of
+ * group_size * bytes. No copy: what a rank writes to its block is there, so who reads the range after a barrier has
+ * gathered without moving anything. phx_symm_all_gather into the range is such a barrier, and compares the calls.
+ * Local. offset and bytes must be multiples of the page size (4096 on x86-64); a part may end behind the block with the
+ * block's last page. Host memory of shared pages only, such as phalanx's own. A part that is mapped already gives the
+ * same range. It lives until phx_symm_unmap_gathered was called as often, or as long as the handle; the last few stay
+ * mapped for the next use. */
+PHX_API phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out);
+PHX_API phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer); /* PHX_ERR_NOT_FOUND: no such range */
 /* A rank's signal pad as mapped here: word [channel * group_size + r] is written only by group rank r, holds a count
  * that only grows (modulo 2^32), and is zero when the handle appears. put_signal and wait_signal use the same words:
  * use a channel either through them or by hand, not both. Of memory of a GPU the pad lies on the GPU, for kernels, and
@@ -503,7 +512,8 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
  * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
  * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
  * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
- * this rank's own block at the same offset: in place.
+ * this rank's own block at the same offset: in place; or, for all_gather, on all ranks the range that
+ * phx_symm_map_gathered made of just these bytes: then nothing moves, and the ranks only meet.
  *
  * On memory of a GPU (work == NULL): the call puts a kernel on phx_options.stream, of the GPU's primary context, and
  * returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same

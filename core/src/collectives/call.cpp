@@ -137,6 +137,12 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   return *this;
 }
 
+Call &Call::stays() {
+  const uint64_t facts[2] = {record_.aux, 1};
+  record_.aux = hash_words(facts);
+  return *this;
+}
+
 Call &Call::chose(int32_t algo) {
   record_.algo = static_cast<uint8_t>(options_.algo | algo << 4);
   return *this;

@@ -73,6 +73,8 @@ phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shap
     if (root != nullptr) call.root(*root);
     const size_t in_bytes = shape.in_parts * count * call.buffers().item;
     if (call.ok()) call.inside(s, offset, in_bytes);
+    if (call.ok() && kind == Kind::kSymmAllGather && s.gathered().begins(out, offset, in_bytes))
+      return call.stays().issue(phx::make_barrier(), work);
     const bool in_place = kind == Kind::kSymmAllReduce || kind == Kind::kSymmBroadcast;
     call.overlap(shape.in_parts * count, shape.out_parts * count, 0, in_place);
     if (!call.ok()) return call.status();

@@ -120,6 +120,34 @@ int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
   return (pointer == nullptr ? phx::may_find_input(g, size) : phx::find_input(g, pointer, size) != nullptr) ? 1 : 0;
 }
 
+phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out) {
+  const char *operation = "symm_map_gathered";
+  return guarded(operation, [&]() -> phx_status {
+    if (symm == nullptr || out == nullptr)
+      return fail(PHX_ERR_INVALID, operation, "%s: symm or out is NULL", operation);
+    phx::Symm &s = *symm->symm;
+    const size_t page = phx::page_bytes(), mapped = phx::round_up(s.block().size, page);
+    if (s.block().on_device())
+      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the blocks are not in memory of the host", operation);
+    if (bytes == 0 || offset % page != 0 || bytes % page != 0)
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: %zu bytes at offset %zu are no whole pages; both must be multiples of %zu, and not 0 bytes",
+                  operation, bytes, offset, page);
+    if (bytes > mapped || offset > mapped - bytes)
+      return fail(PHX_ERR_INVALID, operation, "%s: %zu bytes at offset %zu end outside of the block, which has %zu",
+                  operation, bytes, offset, s.block().size);
+    return s.gathered().map(operation, s.buffers(), static_cast<size_t>(s.size()), offset, bytes, out);
+  });
+}
+
+phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer) {
+  const char *operation = "symm_unmap_gathered";
+  return guarded(operation, [&]() -> phx_status {
+    if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+    return symm->symm->gathered().unmap(operation, pointer);
+  });
+}
+
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
   const char *operation = "symm_get_info";
   if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);

@@ -11,6 +11,7 @@
 #include "memory/allocator.h"
 #include "memory/shared_memory.h"
 #include "phalanx/phalanx.h"
+#include "symm/gathered.h"
 #include "wait/wait.h"
 
 namespace phx {
@@ -77,6 +78,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void *const *buffers() const { return buffers_.data(); }
   void *const *pads() const { return pads_.data(); }
   cuda::Side *side() const { return side_.get(); }  // NULL: not in memory of our CUDA allocator
+  GatheredRanges &gathered() { return gathered_; }
   // Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
   // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty
   // kernel: nothing is to be done.
@@ -120,6 +122,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
   std::unique_ptr<cuda::Side> side_;  // after what its kernels use
+  GatheredRanges gathered_;
 
   std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]
   struct Barrier {

@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from phalanx import symm_mem
 from phalanx.core import InvalidArgumentError, MismatchError, RevokedError
-from phalanx.symm_mem._ops import fused, whole
+from phalanx.symm_mem._ops import whole
 from ranks import run_ranks
 
 ops = torch.ops.phalanx
@@ -18,22 +18,20 @@ def parts_of(size, shape, dtype, seed=0):
     return [torch.randint(-4, 5, shape, generator=each).to(dtype) for each in drawn]
 
 
-WAYS = {  # how few rows are cut, and from how many bytes on the core sums from symmetric memory
-    "whole": (1 << 60, 1 << 10, 1 << 60),
-    "whole, in memory used before": (1 << 60, 0, 0),
-    "cut": (0, 0, 0),
+WAYS = {  # from how many bytes on the core sums from symmetric memory, and memory is kept for the next call
+    "whole": (1 << 10, 1 << 60),
+    "whole, in memory used before": (0, 0),
 }
 
 
 def choose(way):
     """Make products of a few rows go the way of large ones."""
-    fused._ROWS, whole._FRESH_BYTES, whole._SMALL_BYTES = WAYS[way]
-    fused._ROWS_FOR_EACH_COLUMN = 0
+    whole._FRESH_BYTES, whole._SMALL_BYTES = WAYS[way]
 
 
 def gathers(rank, size, name):
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for shape in ((4, 6), (2, 3, 6), (1, 0, 6)):
+        for shape in ((4, 6), (2, 3, 6), (1, 0, 6), (64, 128), (8, 8, 128)):  # the last two are whole pages
             for dim in range(-len(shape), len(shape)):
                 parts = parts_of(size, shape, dtype)
                 whole = torch.cat(parts, dim)
@@ -135,17 +133,26 @@ def parameters(rank, size, name):
 
 def disagreements(rank, size, name):
     """Which names both calls on every rank; and after it the ranks are out of step, so nothing is guessed."""
-    b = torch.ones(6, 2)
-    ops.fused_all_gather_matmul(torch.ones(4, 6), [b], 0, name, return_A=False)
-    a = torch.ones(4 if rank else 5, 6)
-    with pytest.raises(MismatchError, match=r"A \[5, 6\].*while rank . called|A \[4, 6\].*while rank . called"):
-        ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False)
-    for call in (
-        lambda: ops.fused_all_gather_matmul(torch.ones(4, 6), [b], 0, name, return_A=False),
-        lambda: ops.fused_matmul_reduce_scatter(torch.ones(4 * size, 6), b, "sum", 0, name),
+    dist.barrier()
+    for number, shapes in enumerate(
+        (((4, 6), (5, 6)), ((64, 128), (32, 128)), ((64, 128), (5, 6)), ((64, 128), (4096, 512)))
     ):
-        with pytest.raises(RevokedError, match="an earlier call failed"):
-            call()
+        group = dist.new_group(range(size)).group_name
+        shape = shapes[rank % 2]
+        a, b = torch.ones(shape), torch.ones(shape[1], 2)
+        if number == 1:  # one of them would be read where it lies, the other one from staging
+            ops.fused_all_gather_matmul(torch.ones(64, 128), [torch.ones(128, 2)], 0, group, return_A=False)
+            a = symm_mem.empty(64, 128).fill_(1)
+            handle = symm_mem.rendezvous(a, group)
+            a, b = (a if rank % 2 else torch.ones(64, 128)), torch.ones(128, 2)
+        with pytest.raises(MismatchError, match=r"while rank . called|different sizes of plan .the staging"):
+            ops.fused_all_gather_matmul(a, [b], 0, group, return_A=False)
+        for call in (
+            lambda: ops.fused_all_gather_matmul(torch.ones(4, 6), [torch.ones(6, 2)], 0, group, return_A=False),  # noqa: B023
+            lambda: ops.fused_matmul_reduce_scatter(torch.ones(4 * size, 6), torch.ones(6, 2), "sum", 0, group),  # noqa: B023
+        ):
+            with pytest.raises((MismatchError, RevokedError)):
+                call()
 
 
 def traced(rank, size, name):

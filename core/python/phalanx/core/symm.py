@@ -132,6 +132,31 @@ class Symm:
         """
         return self._view(lib.phx_symm_signal_pad, group_rank, self.signal_pad_bytes)
 
+    def gathered(self, offset: int, size: int) -> memoryview:
+        """The same part of every rank's block once more, one after another by group rank, as one range. Not collective.
+
+        No copy: what a rank writes to its block is there, so who reads the range after a barrier has gathered without
+        moving anything; `all_gather` with this range as `out` is such a barrier. To make a range costs about as much as
+        to touch its pages; the last few of a handle stay for the next use of the same part.
+
+        Args:
+            offset: Where the part starts in every block, in bytes; a multiple of the page size (`mmap.PAGESIZE`).
+            size: Bytes of the part; likewise, and not 0. It may end behind the block, with its last page.
+
+        Returns:
+            group_size * size writable bytes. The mapping stays while the view is alive.
+
+        Raises:
+            InvalidArgumentError: No whole pages, or outside of the block.
+            UnsupportedError: The blocks are not in host memory, or not in pages that can be mapped twice.
+        """
+        start, length = c_integer(offset, "offset", 0, UINT64_MAX), c_integer(size, "size", 0, UINT64_MAX)
+        symm, out = self._handle.pointer, ffi.new("void **")
+        check(lib.phx_symm_map_gathered(symm, start, length, out))
+        what = f"a gathered range of group {self.group.name!r}"
+        handle = Handle(out[0], lambda range_: lib.phx_symm_unmap_gathered(symm, range_), what, (self._handle,))
+        return view(int(ffi.cast("uintptr_t", out[0])), self.group_size * length, handle)
+
     def _mapped(self, function: Callable[..., Any], group_rank: int) -> int:
         rank = c_integer(group_rank, "group_rank", 0, self.group_size - 1)
         pointer = function(self._handle.pointer, rank)

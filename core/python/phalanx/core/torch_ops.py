@@ -4,9 +4,10 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from phalanx.core._lib import ffi, library_path, open_library
-from phalanx.core.errors import PhalanxError, error_from_status
+from phalanx.core._lib import ffi, lib, library_path, open_library
+from phalanx.core.errors import PhalanxError, check, error_from_status
 
+EVERY_CONTEXT = 2**64 - 1  # PHXT_EVERY_CONTEXT
 ABI_VERSION = 0  # of the phalanx_torch.h that this binding was written for
 
 
@@ -26,8 +27,26 @@ class TorchOps(NamedTuple):
         status = int(self.lib.phxt_last_status())
         if status >= 0:
             return None
-        text = self.ffi.string(self.lib.phxt_last_error()).decode("utf-8", "replace")
-        return error_from_status(status, text)
+        return error_from_status(status, _text(self.lib.phxt_last_error()))
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The exception to raise for one that torch raised for an op on this thread just now.
+
+        Args:
+            error: A RuntimeError or ValueError of torch, which has a text only.
+
+        Returns:
+            A PhalanxError with all that the core knows where the error is one of the op, or `error` itself.
+        """
+        text = str(error)
+        if self.lib.phxt_last_status() >= 0 or _text(self.lib.phxt_last_error()) != text:
+            return error
+        if _text(lib.phx_last_error()) == text:
+            try:
+                check(int(self.lib.phxt_last_status()))
+            except PhalanxError as known:
+                return known.with_traceback(None)
+        return self.last_error() or error
 
     def check(self, status: int) -> int:
         """Turn the status of a phxt_* function into an exception.
@@ -44,6 +63,10 @@ class TorchOps(NamedTuple):
         if status < 0:
             raise self.last_error() or error_from_status(status, f"the torch ops returned status {status}")
         return status
+
+
+def _text(pointer: Any) -> str:
+    return bytes(ffi.string(pointer)).decode("utf-8", "replace")
 
 
 _lock = threading.Lock()
@@ -96,8 +119,7 @@ def _load() -> TorchOps:
     reason = lib.phxt_load_error()
     if reason != ffi.NULL:
         raise ImportError(
-            f"phalanx.core: {path}: {ffi.string(reason).decode('utf-8', 'replace')}; this version of phalanx-core "
-            "may not fit the installed torch",
+            f"phalanx.core: {path}: {_text(reason)}; this version of phalanx-core may not fit the installed torch",
             name="phalanx.core",
             path=str(path),
         )

@@ -43,6 +43,12 @@ def _fake_all_gather_mm(shard: torch.Tensor, b: torch.Tensor, group_size: int, g
     return shard.new_empty([shard.size(0) * group_size, b.size(1)])
 
 
+def _fake_all_gather_mms(
+    shard: torch.Tensor, bs: Sequence[torch.Tensor], group_size: int, group_name: str
+) -> list[torch.Tensor]:
+    return [_fake_all_gather_mm(shard, b, group_size, group_name) for b in bs]
+
+
 FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
     "arena_view": _fake_view,
@@ -55,6 +61,7 @@ FAKES: dict[str, Any] = {
     "mm_all_reduce_": _fake_nothing,
     "mm_reduce_scatter": _fake_mm_reduce_scatter,
     "all_gather_mm": _fake_all_gather_mm,
+    "all_gather_mms": _fake_all_gather_mms,
 }
 
 _libraries: list[Any] = []  # what is registered lives as long as these

@@ -1,10 +1,9 @@
 """Errors of the native ops as exceptions of phalanx.core."""
 
 import threading
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from phalanx.collectives import _ops
-from phalanx.core import PhalanxError, check, ffi, lib
 
 
 class _Stash(threading.local):
@@ -31,20 +30,7 @@ def better(error: BaseException) -> BaseException:
     stashed, _stash.error = _stash.error, None
     if stashed is not None and str(stashed) and str(stashed) in str(error):
         return stashed
-    ops = _ops.loaded()
-    text = str(error)
-    if ops.lib.phxt_last_status() >= 0 or _text(ops.lib.phxt_last_error()) != text:
-        return error
-    if _text(lib.phx_last_error()) == text:
-        try:
-            check(ops.lib.phxt_last_status())
-        except PhalanxError as known:
-            return known.with_traceback(None)
-    return ops.last_error() or error
-
-
-def _text(pointer: Any) -> str:
-    return bytes(ffi.string(pointer)).decode("utf-8", "replace")
+    return _ops.loaded().explain(error)
 
 
 def fail(error: Exception) -> NoReturn:

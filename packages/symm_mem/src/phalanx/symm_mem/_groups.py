@@ -1,5 +1,6 @@
 """Groups: logical ones by name and store, and those of torch."""
 
+import itertools
 import threading
 import weakref
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from phalanx.core import (
     RevokedError,
     UnsupportedError,
     as_store,
+    load_torch_ops,
 )
+from phalanx.core.torch_ops import EVERY_CONTEXT
 from phalanx.symm_mem import _torch_compat
 from phalanx.symm_mem._context import RankContext, current
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 GroupLike = str | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str]
 
+_serials = itertools.count(1)
 _STORE_PREFIX = "phalanx.symm_mem"  # of what this package writes to the store of a process group
 
 
@@ -58,6 +62,7 @@ class RankGroup:
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._failure: PhalanxError | None = None
+        self._native_name: str | None = None
 
     def meet(self, context: RankContext, timeout_ms: int) -> Group:
         """The core's group. Collective the first time."""
@@ -71,6 +76,17 @@ class RankGroup:
     def met(self) -> Group | None:
         """The core's group, or None when its ranks have not met yet. Not collective."""
         return self._group
+
+    def native_name(self) -> str:
+        """The name by which native ops of torch.ops.phalanx find the core's group. Collective the first time."""
+        if self._native_name is None:
+            group, ops = self.meet(current(), 0), load_torch_ops()
+            # No other group has it: names are for one rank, and a process may have several.
+            name = f"{self.name} (symm_mem {next(_serials)})"
+            ops.check(ops.lib.phxt_group_add(EVERY_CONTEXT, name.encode(), group.pointer))
+            weakref.finalize(self, ops.lib.phxt_group_remove, EVERY_CONTEXT, name.encode())
+            self._native_name = name
+        return self._native_name
 
     def _attach(self, context: RankContext, timeout_ms: int) -> Group:
         if self._failure is not None:

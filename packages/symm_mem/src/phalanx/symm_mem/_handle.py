@@ -1,5 +1,6 @@
 """The handle that a rendezvous gives: the blocks of all ranks, and their signals."""
 
+import mmap
 from collections.abc import Sequence
 from math import prod
 
@@ -134,6 +135,39 @@ class SymmetricMemory(Statics):
                 f"{dtype.itemsize} bytes of {dtype}; use a dtype that fits"
             )
         return self._tensor("get_remote_tensor", self._buffers, peer, sizes, dtype, self.offset)
+
+    def get_gathered(self, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
+        """The same part of all ranks' memory as one tensor, without a copy: an all_gather that moves nothing.
+
+        The pages of the blocks are mapped once more, one rank's after another's. What a rank writes to its block is
+        there: read it after a barrier. Not collective. Phalanx's own; torch has no such function.
+
+        Args:
+            sizes: The shape of one rank's part. Its bytes must be whole pages (4096 bytes on x86-64).
+            dtype: Of the elements.
+            storage_offset: Elements of `dtype` from the start of the block to the part, whole pages too.
+
+        Returns:
+            A contiguous tensor of shape [world_size * sizes[0], *sizes[1:]], for a part of at least one dim.
+
+        Raises:
+            InvalidArgumentError: The part is no whole pages, or would not fit into the block.
+            UnsupportedError: The blocks are not in host memory, or not in pages that can be mapped twice.
+        """
+        if not isinstance(dtype, torch.dtype):
+            raise InvalidArgumentError(f"get_gathered: dtype is {dtype!r}; give a torch.dtype")
+        if not sizes or not all(isinstance(size, int) and size >= 0 for size in sizes):
+            raise InvalidArgumentError(f"get_gathered: sizes is {sizes!r}; give a shape of at least one dim")
+        start, nbytes = self._offset("get_gathered", storage_offset) * dtype.itemsize, prod(sizes) * dtype.itemsize
+        if start % mmap.PAGESIZE or nbytes % mmap.PAGESIZE or start + nbytes > self.buffer_size:
+            raise InvalidArgumentError(
+                f"get_gathered: {list(sizes)} elements of {dtype} are the bytes {start} to {start + nbytes} of the "
+                f"block, which has {self.buffer_size}; they must be inside, and whole pages of {mmap.PAGESIZE} bytes"
+            )
+        shape = (self.world_size * sizes[0], *sizes[1:])
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return torch.frombuffer(self.symm.gathered(start, nbytes), dtype=dtype).view(shape)
 
     def get_signal_pad(
         self, rank: int, sizes: Sequence[int] = (), dtype: torch.dtype | None = None, storage_offset: int = 0

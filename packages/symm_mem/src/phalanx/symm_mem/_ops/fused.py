@@ -1,33 +1,32 @@
 """Matrix products fused with the collective before or after them.
 
-On CPU nothing moves data beside the cores that compute, so what fusing can save is copies, fresh pages, and waits; the
-product itself is most of the time, and cutting it into one for each rank costs: every product packs its operands anew.
-So large ones are cut, where that costs next to nothing, and the others are not:
+On CPU nothing moves data beside the cores that compute, and a product that is cut into one for each rank packs its
+operands anew for each. So the product is one, and fusing saves the copies, fresh pages and waits around it:
 
-all_gather, then matmul. Cut: each rank multiplies the shards of the others where they lie, its own first, while the
-others are still on their way. Whole: the core gathers, and one product follows.
+all_gather, then matmul. The shards of all ranks are mapped one after another (as `SymmetricMemory.get_gathered` does),
+so the product reads them where they lie, as one matrix that nobody has put together. A that is no symmetric memory is
+copied into staging before.
 
-matmul, then reduce_scatter. Cut: each rank computes what the others need first, in memory that they read, and tells
-each of them as soon as its part is there. Whole: one product, and the core sums; of a large one where it is computed.
+matmul, then reduce_scatter. Every rank computes its product in memory that the others read, and each adds up its part
+of all.
 
-The choice is made by the shapes, which are alike on all ranks.
+Both are native: all_gather_mms and mm_reduce_scatter in core/torch. What is gathered or scattered along another dim, or
+kept, goes the way of `whole.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
-from phalanx.core import InvalidArgumentError
+from phalanx.core import InvalidArgumentError, PhalanxError, load_torch_ops
 from phalanx.symm_mem._alloc import is_symm_mem_tensor
 from phalanx.symm_mem._groups import RankGroup, resolve
-from phalanx.symm_mem._ops.peers import add_views, handle_of, peer_views, size_of
-from phalanx.symm_mem._ops.staging import turn
+from phalanx.symm_mem._ops.peers import handle_of, size_of
 from phalanx.symm_mem._ops.whole import gathered, scattered
 
-# A product that is cut packs B once more for each further part, which costs as much as to copy about four times as many
-# elements of A (measured, float32 and bfloat16, 256 to 4096 rows). And few rows at a time are slow for themselves.
-_ROWS_FOR_EACH_COLUMN = 4
-_ROWS = 256
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_Result = TypeVar("_Result")
 
 
 def _check_product(operation: str, a: torch.Tensor, b: torch.Tensor, inner: int, dim: int) -> int:
@@ -47,6 +46,17 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+def _native(members: RankGroup, call: Callable[[], _Result]) -> _Result:
+    """What a native op returns; its errors as those of the core."""
+    try:
+        return call()
+    except (RuntimeError, ValueError) as error:
+        found = load_torch_ops().explain(error)
+        if isinstance(found, PhalanxError):
+            raise members.in_global_ranks(found) from None
+        raise
+
+
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b, for a of any number of dims, into a contiguous tensor."""
     if a.dim() == 2:
@@ -56,13 +66,6 @@ def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) 
         return torch.mm(rows, b).view(*a.shape[:-1], b.shape[1])
     torch.mm(rows, b, out=out.view(-1, out.shape[-1]))
     return out
-
-
-def _worth_cutting(size: int, rows: int, bs: Sequence[torch.Tensor]) -> bool:
-    """Whether to compute products of this many rows, one for each rank, instead of one."""
-    if size == 1 or rows < _ROWS:
-        return False
-    return size * rows >= (size - 1) * _ROWS_FOR_EACH_COLUMN * sum(b.shape[1] for b in bs)
 
 
 # ---- all_gather, then matmul -----------------------------------------------------------------------------------------
@@ -75,36 +78,15 @@ def fused_all_gather_matmul(
     size = members.info.world_size
     dim = _check_gather(operation, a, bs, gather_dim, size)
     a, bs = _plain(a), [_plain(b) for b in bs]
-    if dim == 0 and not return_a and _worth_cutting(size, a.shape[:-1].numel(), bs):
-        return None, _by_shards(operation, a, bs, members)
+    if dim == 0 and not return_a and a.dtype in _FLOATS:
+        rows = a.reshape(-1, a.shape[-1])
+        if a.is_contiguous() and is_symm_mem_tensor(a):
+            handle_of(operation, a, group_name)  # the ranks meet about it, if they have not
+        name = members.native_name()
+        products = _native(members, lambda: torch.ops.phalanx.all_gather_mms(rows, bs, size, name))
+        return None, [each.view(size * a.shape[0], *a.shape[1:-1], each.shape[1]) for each in products]
     whole = gathered(operation, a, dim, members, return_a)
     return whole if return_a else None, [_product(whole, b) for b in bs]
-
-
-def _by_shards(operation: str, a: torch.Tensor, bs: Sequence[torch.Tensor], members: RankGroup) -> list[torch.Tensor]:
-    size, me, name = members.info.world_size, members.info.rank, members.name
-    length = a.shape[0]
-    outs = [a.new_empty([size * length, *a.shape[1:-1], b.shape[1]]) for b in bs]
-    handle = handle_of(operation, a, name) if a.is_contiguous() and is_symm_mem_tensor(a) else None
-    what = f"{operation}(A {list(a.shape)} of {a.dtype}, {[list(b.shape) for b in bs]}"
-    what += ")" if handle is None else f", symmetric at {handle.offset})"
-    with turn(members, 0 if handle is not None else a.numel() * a.element_size(), what) as staging:
-        if handle is not None:
-            shards = peer_views(handle, a)
-        else:
-            shards = [staging.view(rank, a.shape, a.dtype) for rank in range(size)]
-            shards[me].copy_(a)
-        for step in range(1, size):
-            staging.tell((me - step) % size)  # first to whom it comes first
-        for step in range(size):
-            rank = (me + step) % size
-            if rank != me:
-                staging.expect(rank)
-            for out, b in zip(outs, bs, strict=True):
-                _product(shards[rank], b, out.narrow(0, rank * length, length))
-        if handle is not None:
-            staging.close()  # they have read A, which is the caller's
-    return outs
 
 
 def _check_gather(operation: str, a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, size: int) -> int:
@@ -135,32 +117,17 @@ def fused_matmul_reduce_scatter(
     size = members.info.world_size
     dim, part = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
     a, b = _plain(a), _plain(b)
+    if dim == 0 and a.dtype in _FLOATS:
+        rows, name = a.reshape(-1, a.shape[-1]), members.native_name()
+        done = _native(members, lambda: torch.ops.phalanx.mm_reduce_scatter(rows, b, reduce_op.lower(), size, name, 0))
+        return done.view(part)
     shape = [*a.shape[:-1], b.shape[1]]
     what = f"{operation}(A {list(a.shape)}, B {list(b.shape)} of {a.dtype}, {reduce_op.lower()}, dim {dim})"
-    if dim == 0 and _worth_cutting(size, a.shape[:-1].numel() // size, [b]):
-        return _by_parts(what, a, b, part, reduce_op, members)
 
     def product(out: torch.Tensor | None) -> torch.Tensor:
         return _product(a, b, out)
 
     return scattered(what, product, shape, a.dtype, dim, reduce_op, members)
-
-
-def _by_parts(
-    what: str, a: torch.Tensor, b: torch.Tensor, part: Sequence[int], reduce_op: str, members: RankGroup
-) -> torch.Tensor:
-    size, me, length = members.info.world_size, members.info.rank, part[0]
-    out = a.new_empty(part)
-    count = out.numel()
-    with turn(members, size * count * out.element_size(), what) as staging:
-        for step in range(1, size + 1):  # this rank's own part last: nobody waits for it
-            rank = (me + step) % size
-            _product(a.narrow(0, rank * length, length), b, staging.view(me, part, out.dtype, rank * count))
-            if rank != me:
-                staging.tell(rank)
-        for step in range(1, size):
-            staging.expect((me - step) % size)  # in the order in which they get to this rank's part
-        return add_views([staging.view(rank, part, out.dtype, me * count) for rank in range(size)], reduce_op, out)
 
 
 def _check_scatter(

@@ -85,15 +85,3 @@ def reduce_views(views: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
     wide = accumulation_dtype(dtype, reduction)
     parts = [views[0].to(wide, copy=True), *(view.to(wide) for view in views[1:])]
     return combine(parts, reduction, len(views)).to(dtype)
-
-
-def add_views(views: Sequence[torch.Tensor], reduce_op: str, out: torch.Tensor) -> torch.Tensor:
-    """sum or avg of tensors in their order, into another one: with no pass or memory that can be spared."""
-    reduction, dtype = reduce_op.lower(), out.dtype
-    # The sum of two is rounded once anyway.
-    if reduction == "sum" and (len(views) == 2 or accumulation_dtype(dtype, reduction) == dtype):
-        torch.add(views[0], views[1], out=out)
-        for view in views[2:]:
-            out.add_(view)
-        return out
-    return out.copy_(reduce_views(views, reduce_op))

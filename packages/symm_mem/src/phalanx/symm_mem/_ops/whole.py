@@ -10,7 +10,7 @@ from phalanx.symm_mem._alloc import is_symm_mem_tensor
 from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import RankGroup
 from phalanx.symm_mem._ops.peers import core_dtype, handle_of, reduction_of
-from phalanx.symm_mem._ops.staging import turn
+from phalanx.symm_mem._ops.staging import staging_of
 
 # Measured. What an allocator has just got back is warm, but large pieces go back to the system, and to touch each of
 # their pages for the first time costs more than to fill it.
@@ -105,14 +105,14 @@ def scattered(
             group = members.meet(current(), 0)
             group.reduce_scatter(done.data_ptr(), out.data_ptr(), out.numel(), core_dtype(out), op)
             return out
-        with turn(members, nbytes, what) as staging:
-            mine = staging.view(members.info.rank, shape if dim == 0 else [size, *part], dtype)
+        with staging_of(members, nbytes, what) as staging:
+            mine = staging.own(shape if dim == 0 else [size, *part], dtype)
             if dim == 0:
                 product(mine)
             else:
                 mine.copy_(_stacked(product(None), dim, size))
             symm = staging.handle.symm
-            symm.reduce_scatter(staging.offset, out.data_ptr(), out.numel(), core_dtype(out), op)
+            symm.reduce_scatter(0, out.data_ptr(), out.numel(), core_dtype(out), op)
     except PhalanxError as error:
         members.in_global_ranks(error)
         raise

@@ -1,0 +1,117 @@
+// all_gather_mm: the product of all ranks' shards with one or several matrices.
+//
+// A product that is cut into one for each rank packs its second factor anew for each, and on the CPU nothing moves data
+// beside the core that computes. So it is one product, and the gathering is what is spared: the shards of all ranks are
+// mapped one after another, and it reads them where they lie. Shards that are not in symmetric memory are copied into
+// staging before; those that are no whole pages are gathered.
+#include "products.h"
+#include "staging.h"
+
+namespace phxt {
+namespace {
+
+// A shard in symmetric memory that has had a rendezvous with the group, in whole pages.
+class SymmetricShard {
+ public:
+  SymmetricShard(const Call &call, const Operand &shard) {
+    if (phx_symm_find(call.handle(), shard.data, &symm_) != PHX_OK) return;
+    phx_symm_info info{};
+    info.struct_size = sizeof info;
+    check_core(phx_symm_get_info(symm_, &info));
+    offset_ = static_cast<size_t>(static_cast<char *>(shard.data) - static_cast<char *>(info.base));
+    lies_in_pages_ = offset_ % page_bytes() == 0;
+  }
+  SymmetricShard(const SymmetricShard &) = delete;
+  SymmetricShard &operator=(const SymmetricShard &) = delete;
+  ~SymmetricShard() { phx_symm_release(symm_); }
+  explicit operator bool() const { return lies_in_pages_; }
+  phx_symm *symm() const { return symm_; }
+  size_t offset() const { return offset_; }
+
+ private:
+  phx_symm *symm_ = nullptr;
+  size_t offset_ = 0;
+  bool lies_in_pages_ = false;
+};
+
+// Calls `use` with the shards of all ranks as one matrix, which is there until it returns.
+template <class Use>
+void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use use) {
+  const int64_t size = call.group->size;
+  if (size == 1) return use(own);
+  const Operand in = read_operand(own);
+  const auto meet = [&](phx_symm *symm, size_t offset, char *gathered) {
+    check_core(phx_symm_all_gather(symm, offset, gathered, in.count(), in.type.code, nullptr, nullptr));
+  };
+  const auto all = [&](const Gathered &gathered) {
+    return as_matrix(gathered.data(), size * shard.rows, shard.columns, shard.dtype);
+  };
+  if (in.numel != 0 && in.bytes() % page_bytes() == 0) {
+    if (const SymmetricShard found(call, in); found) {
+      const Gathered gathered(found.symm(), found.offset(), in.bytes());
+      meet(found.symm(), found.offset(), gathered.data());
+      use(all(gathered));
+      return check_core(phx_group_barrier(call.handle(), 0));  // they have read the shard, which is the caller's
+    }
+    if (in.bytes() <= kMostStaged) {
+      const Staging::Turn turn = call.group->staging.next(call, in.bytes());
+      const Gathered gathered(turn.symm, turn.offset, in.bytes());
+      __builtin_memcpy(gathered.data() + static_cast<size_t>(call.group->rank) * in.bytes(), in.data, in.bytes());
+      meet(turn.symm, turn.offset, gathered.data());
+      return use(all(gathered));
+    }
+  }
+  const Block whole(size * shard.rows, shard, shard);
+  check_core(phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, nullptr, nullptr));
+  use(whole.tensor);
+}
+
+std::vector<Tensor> gather_products(const String &group_name, const Tensor &own, const std::vector<const Tensor *> &bs,
+                                    int64_t group_size, StableIValue *stack) {
+  const Request request{route("all_gather_mm", own, group_name), std::string(group_name.view())};
+  const Call &call = request.call;
+  const Matrix shard = request.matrix("shard", own);
+  std::vector<Matrix> factors;
+  for (const Tensor *b : bs) {
+    factors.push_back(request.matrix("b", *b));
+    request.check_factors(shard, factors.back());
+  }
+  request.check_size(group_size);
+  std::vector<Tensor> results;
+  if (!call) {
+    Tensor shared = own.share();
+    fallback(Call{"all_gather_into_tensor", {}}, group_name, stack, shared, group_size, group_name);
+    const Tensor whole(stack[0]);
+    for (const Tensor *b : bs) results.push_back(product(whole, *b));
+    return results;
+  }
+  use_shards(call, own, shard, [&](const Tensor &whole) {
+    for (size_t i = 0; i < bs.size(); ++i) {
+      Block result(group_size * shard.rows, factors[i], shard);
+      multiply(whole, *bs[i], result.tensor);
+      results.push_back(std::move(result.tensor));
+    }
+  });
+  return results;
+}
+
+}  // namespace
+
+void all_gather_mm(StableIValue *stack, uint64_t, uint64_t) {
+  const Tensor own(stack[0]), right(stack[1]);
+  const auto group_size = static_cast<int64_t>(stack[2]);
+  const String group_name(stack[3]);
+  stack[0] = gather_products(group_name, own, {&right}, group_size, stack)[0].release();
+}
+
+void all_gather_mms(StableIValue *stack, uint64_t, uint64_t) {
+  const Tensor own(stack[0]);
+  const TensorList rights(stack[1]);
+  const auto group_size = static_cast<int64_t>(stack[2]);
+  const String group_name(stack[3]);
+  std::vector<const Tensor *> bs;
+  for (size_t i = 0; i < rights.size(); ++i) bs.push_back(&rights[i]);
+  stack[0] = TensorList(gather_products(group_name, own, bs, group_size, stack)).release();
+}
+
+}  // namespace phxt
