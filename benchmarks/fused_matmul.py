@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -47,12 +48,22 @@ ops = torch.ops.phalanx
 Run = Callable[[], torch.Tensor]
 
 
+@cache
+def symmetric_of(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Made once: a model has its activations in the same memory in each step."""
+    return symm_mem.empty(*shape, dtype=dtype)
+
+
+def symmetric_like(a: torch.Tensor) -> torch.Tensor:
+    return symmetric_of(a.shape, a.dtype)
+
+
 def gathers(a: torch.Tensor, b: torch.Tensor) -> dict[str, Run]:
     """What each row runs: all_gather, then matmul."""
     group = dist.group.WORLD
     assert group is not None
     name = group.group_name
-    symmetric = symm_mem.empty(*a.shape, dtype=a.dtype).copy_(a)
+    symmetric = symmetric_like(a).copy_(a)
     whole = theirs.all_gather_single(a, 0, group) + 0
     return {
         "fused": lambda: ops.fused_all_gather_matmul(a, [b], 0, name, return_A=False)[1][0],
@@ -82,8 +93,8 @@ def measure_one(
     shape: tuple[int, int, int],
     rounds: int,
     draw: random.Random,
-) -> dict[str, float]:
-    """Medians in microseconds."""
+) -> dict[str, torch.Tensor]:
+    """Microseconds of each round."""
     rows, inner, columns = shape
     own = rows // RANKS if ways is gathers else rows
     drawn = torch.Generator().manual_seed(dist.get_rank())
@@ -105,8 +116,7 @@ def measure_one(
     names = list(took)
     all_ranks = [torch.empty(len(names), rounds) for _ in range(RANKS)]
     dist.all_gather(all_ranks, torch.tensor([took[who] for who in names]))
-    slowest = torch.stack(all_ranks).amax(0)
-    return {who: float(slowest[at].median()) for at, who in enumerate(names)}
+    return dict(zip(names, torch.stack(all_ranks).amax(0), strict=True))
 
 
 def measure(rounds: int) -> list[dict[str, object]]:
@@ -116,21 +126,27 @@ def measure(rounds: int) -> list[dict[str, object]]:
         for dtype in DTYPES:
             for shape in SHAPES:
                 times = rounds * (SMALL_ROUNDS if shape[0] < 256 else 1)
-                us = measure_one(ways, dtype, shape, times, draw)
+                by_round = measure_one(ways, dtype, shape, times, draw)
+                us = {who: float(each.median()) for who, each in by_round.items()}
                 rows.append(
                     {
                         "collective": collective,
                         "dtype": str(dtype),
                         "shape": shape,
                         "us": us,
-                        "ratio_to_pair": us[PAIR] / us["fused"],
-                        "ratio_to_gloo": us[GLOO] / us["fused"],
-                        "bound": us[PAIR] / us[ALONE],
+                        "ratio_to_pair": ratio(by_round, PAIR, "fused"),
+                        "ratio_to_gloo": ratio(by_round, GLOO, "fused"),
+                        "bound": ratio(by_round, PAIR, ALONE),
                     }
                 )
                 if dist.get_rank() == 0:
                     print(line_of(rows[-1], us), flush=True)
     return rows
+
+
+def ratio(by_round: dict[str, torch.Tensor], one: str, other: str) -> float:
+    """Median of the ratios of single rounds, as the machine's speed changes from one to the next."""
+    return float((by_round[one] / by_round[other]).median())
 
 
 def line_of(row: dict[str, object], us: dict[str, float]) -> str:

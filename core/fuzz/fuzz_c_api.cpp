@@ -222,7 +222,12 @@ void Caller::call_symm() {
     case 9: fuzz::must_end_well(phx_symm_barrier(symm, channel, timeout_ms)); break;
     case 10: symms_.share(args_); break;
     case 11: symms_.keep(phx_symm_alloc(group, nullptr, args_.below(3) * 4000, timeout_ms, out), args_); break;
-    case 12: gathered(symm); break;
+    case 12: {
+      void *range = nullptr;
+      fuzz::must_end_well(phx_symm_map_gathered(symm, args_.below(3) * 2048, args_.below(4) * 4096, &range));
+      fuzz::must_end_well(phx_symm_unmap_gathered(symm, range));
+      break;
+    }
     default: symms_.drop(args_);
   }
 }

@@ -493,3 +493,21 @@ def streams_on_the_host(rank, world_size):
 
 def test_a_stream_is_refused_where_no_gpu_is():
     run_ranks(streams_on_the_host, 2)
+
+
+def gathered_in_one_range(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("g", range(world_size))
+        symm = group.rendezvous(world.alloc(3 * 4096))
+        whole = symm.gathered(4096, 8192)
+        assert len(whole) == world_size * 8192
+        symm.buffer(rank)[4096:] = bytes([rank + 1]) * 8192
+        symm.all_gather(4096, whole, 8192, "uint8")  # moves nothing, and all have written
+        assert bytes(whole) == b"".join(bytes([each + 1]) * 8192 for each in range(world_size))
+        group.barrier()
+        with pytest.raises(InvalidArgumentError, match="no whole pages"):
+            symm.gathered(100, 4096)
+
+
+def test_parts_of_all_ranks_are_one_range_without_a_copy():
+    run_ranks(gathered_in_one_range, 2)

@@ -27,7 +27,7 @@ from torch_shim import (
 
 # Rows, inner, columns. Whole rows for each of two and of three ranks.
 SHAPES = [(6, 3, 5), (12, 33, 7), (6, 0, 5), (0, 3, 5), (6, 3, 0), (12, 1, 1)]
-LARGE = (1542, 16, 128)  # pieces above what a start takes at once, and shards that are multiplied one by one
+LARGE = (1536, 16, 128)  # pieces above what a start takes at once; shards in whole pages, which are read where they lie
 
 
 def whole_numbers(rank, shape, dtype, seed=0):
@@ -64,6 +64,7 @@ def test_schemas_say_what_is_written():
             "(Tensor a, Tensor b, str reduce_op, int group_size, str group_name, SymInt pieces) -> Tensor",
         ),
         ("all_gather_mm", "(Tensor shard, Tensor b, int group_size, str group_name) -> Tensor"),
+        ("all_gather_mms", "(Tensor shard, Tensor[] bs, int group_size, str group_name) -> Tensor[]"),
     ):
         assert str(getattr(P, name).default._schema) == f"phalanx::{name}{signature}"
 
@@ -162,6 +163,9 @@ def every_op_against_the_reference(rank, size):
                         same(part, total.chunk(size)[rank] if shape[0] else total)
                 shards = [factors(r, shape, dtype, seed)[0] for r in range(size)]
                 same(P.all_gather_mm(a, b, size, "g"), torch.cat(shards) @ b)
+                several = P.all_gather_mms(a, [b, b[:, :1], b[:, 1:].contiguous()], size, "g")
+                for product, factor in zip(several, (b, b[:, :1], b[:, 1:]), strict=True):
+                    same(product, torch.cat(shards) @ factor)
         assert world.ops.phxt_pending_count() == 0
 
 

@@ -222,3 +222,53 @@ def reduces(rank, world_size):
 def test_reductions_of_symmetric_memory_have_the_sum_in_every_dtype():  # M39
     first, *others = run_ranks(reduces, 3)
     assert all(other == first for other in others)
+
+
+def gathered(rank, world_size):
+    join(rank, world_size)
+    tensor = symm_mem.empty(6 * 1024)  # six pages
+    handle = symm_mem.rendezvous(tensor, "tp")
+    for shape, dtype, start in (
+        ((2, 512), torch.float32, 0),
+        ((4096,), torch.bfloat16, 4096),
+        ((3, 1024), torch.int32, 2048),
+    ):
+        whole = handle.get_gathered(shape, dtype, start)
+        assert whole.shape == (world_size * shape[0], *shape[1:]) and whole.dtype == dtype and whole.is_contiguous()
+        for turn in range(1, 4):
+            handle.get_buffer(rank, shape, dtype, start).fill_(10 * turn + rank)
+            handle.barrier()
+            wanted = torch.cat([torch.full(shape, 10 * turn + each, dtype=dtype) for each in range(world_size)])
+            assert torch.equal(whole, wanted)
+            handle.barrier()
+    whole[rank * 3] = rank + 70  # it is the ranks' memory
+    handle.barrier()
+    for peer in range(world_size):
+        assert handle.get_buffer(peer, (3, 1024), torch.int32, 2048)[0].eq(peer + 70).all()
+    handle.barrier()
+    del tensor, handle
+    gc.collect()
+    assert whole[rank * 3].eq(rank + 70).all()  # it lives on its own
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_all_ranks_have_is_one_tensor_without_a_copy(world_size):
+    run_ranks(gathered, world_size)
+
+
+def test_only_whole_pages_inside_the_block_are_one_tensor():
+    with symm_mem.rank_context():
+        symm_mem.set_group_info("tp", 0, 1, MemoryStore())
+        tensor = symm_mem.empty(3000)
+        handle = symm_mem.rendezvous(tensor, "tp")
+        for sizes, start, text in (
+            ((1000,), 0, "whole pages"),
+            ((1024,), 8, "whole pages"),
+            ((4096,), 0, "inside"),
+            ((), 0, "at least one dim"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=text):
+                handle.get_gathered(sizes, torch.float32, start)
+        assert handle.get_gathered((0, 3), torch.float32).shape == (0, 3)
+        with pytest.raises(InvalidArgumentError, match="give a torch.dtype"):
+            handle.get_gathered((1024,), "float32")

@@ -131,28 +131,41 @@ def parameters(rank, size, name):
         assert torch.equal(got.detach(), torch.full((2, 2), 6.0 * size))
 
 
+SHAPES = (  # of A on even and on odd ranks, and whether the group is of use after it
+    ((4, 6), (5, 6), False),
+    ((64, 128), (32, 128), False),
+    ((64, 128), (5, 6), False),
+    ((64, 128), (4096, 512), True),  # all hear of it before memory is made
+)
+
+
+def products_of(shape, group, a=None):
+    a = torch.ones(shape) if a is None else a
+    return ops.fused_all_gather_matmul(a, [torch.ones(a.shape[1], 2)], 0, group, return_A=False)
+
+
 def disagreements(rank, size, name):
-    """Which names both calls on every rank; and after it the ranks are out of step, so nothing is guessed."""
-    dist.barrier()
-    for number, shapes in enumerate(
-        (((4, 6), (5, 6)), ((64, 128), (32, 128)), ((64, 128), (5, 6)), ((64, 128), (4096, 512)))
-    ):
+    """Which names both calls on every rank; where the ranks are out of step after it, nothing is guessed."""
+    for *shapes, usable in SHAPES:
         group = dist.new_group(range(size)).group_name
-        shape = shapes[rank % 2]
-        a, b = torch.ones(shape), torch.ones(shape[1], 2)
-        if number == 1:  # one of them would be read where it lies, the other one from staging
-            ops.fused_all_gather_matmul(torch.ones(64, 128), [torch.ones(128, 2)], 0, group, return_A=False)
-            a = symm_mem.empty(64, 128).fill_(1)
-            handle = symm_mem.rendezvous(a, group)
-            a, b = (a if rank % 2 else torch.ones(64, 128)), torch.ones(128, 2)
         with pytest.raises(MismatchError, match=r"while rank . called|different sizes of plan .the staging"):
-            ops.fused_all_gather_matmul(a, [b], 0, group, return_A=False)
-        for call in (
-            lambda: ops.fused_all_gather_matmul(torch.ones(4, 6), [torch.ones(6, 2)], 0, group, return_A=False),  # noqa: B023
-            lambda: ops.fused_matmul_reduce_scatter(torch.ones(4 * size, 6), torch.ones(6, 2), "sum", 0, group),  # noqa: B023
-        ):
-            with pytest.raises((MismatchError, RevokedError)):
-                call()
+            products_of(shapes[rank % 2], group)
+        if usable:
+            assert products_of((64, 128), group)[1][0].eq(128).all()
+            continue
+        with pytest.raises((MismatchError, RevokedError)):
+            products_of((4, 6), group)
+        with pytest.raises(RevokedError):
+            ops.fused_matmul_reduce_scatter(torch.ones(4 * size, 6), torch.ones(6, 2), "sum", 0, group)
+
+
+def one_is_symmetric(rank, size, name):
+    group = dist.new_group(range(size)).group_name
+    symmetric = symm_mem.empty(64, 128).fill_(1)
+    symm_mem.rendezvous(symmetric, group)
+    assert products_of((64, 128), group)[1][0].eq(128).all()
+    with pytest.raises(MismatchError, match="while rank . called"):
+        products_of((64, 128), group, symmetric if rank == 0 else None)
 
 
 def traced(rank, size, name):
@@ -174,7 +187,7 @@ def everything(rank, size):
         choose(way)
         for part in (gathers, scatters, turns, rounding):
             part(rank, size, name)
-    for part in (refusals, workspaces, traced, parameters, disagreements):
+    for part in (refusals, workspaces, traced, parameters, disagreements, one_is_symmetric):
         part(rank, size, name)
 
 

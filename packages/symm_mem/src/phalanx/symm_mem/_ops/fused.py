@@ -14,19 +14,19 @@ Both are native: all_gather_mms and mm_reduce_scatter in core/torch. What is gat
 kept, goes the way of `whole.py`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 
 from phalanx.core import InvalidArgumentError, PhalanxError, load_torch_ops
-from phalanx.symm_mem._alloc import is_symm_mem_tensor
+from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import RankGroup, resolve
 from phalanx.symm_mem._ops.peers import handle_of, size_of
 from phalanx.symm_mem._ops.whole import gathered, scattered
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_Result = TypeVar("_Result")
 
 
 def _check_product(operation: str, a: torch.Tensor, b: torch.Tensor, inner: int, dim: int) -> int:
@@ -46,15 +46,22 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _native(members: RankGroup, call: Callable[[], _Result]) -> _Result:
-    """What a native op returns; its errors as those of the core."""
-    try:
-        return call()
-    except (RuntimeError, ValueError) as error:
-        found = load_torch_ops().explain(error)
-        if isinstance(found, PhalanxError):
-            raise members.in_global_ranks(found) from None
-        raise
+def _fail(members: RankGroup, error: Exception) -> NoReturn:
+    """Raise what a native op raised, as an error of the core if it is one."""
+    found = load_torch_ops().explain(error)
+    if isinstance(found, PhalanxError):
+        raise members.in_global_ranks(found) from None
+    raise error
+
+
+@cache
+def _all_gather_mms() -> Any:
+    return torch.ops.phalanx.all_gather_mms.default
+
+
+@cache
+def _mm_reduce_scatter() -> Any:
+    return torch.ops.phalanx.mm_reduce_scatter.default
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -76,17 +83,26 @@ def fused_all_gather_matmul(
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     operation, members = "fused_all_gather_matmul", resolve(group_name)
     size = members.info.world_size
-    dim = _check_gather(operation, a, bs, gather_dim, size)
     a, bs = _plain(a), [_plain(b) for b in bs]
+    if gather_dim == 0 and not return_a and a.dim() == 2 and a.dtype in _FLOATS:
+        return None, _gather_products(operation, a, bs, members)  # which checks the rest
+    dim = _check_gather(operation, a, bs, gather_dim, size)
     if dim == 0 and not return_a and a.dtype in _FLOATS:
-        rows = a.reshape(-1, a.shape[-1])
-        if a.is_contiguous() and is_symm_mem_tensor(a):
-            handle_of(operation, a, group_name)  # the ranks meet about it, if they have not
-        name = members.native_name()
-        products = _native(members, lambda: torch.ops.phalanx.all_gather_mms(rows, bs, size, name))
+        products = _gather_products(operation, a.reshape(-1, a.shape[-1]), bs, members)
         return None, [each.view(size * a.shape[0], *a.shape[1:-1], each.shape[1]) for each in products]
     whole = gathered(operation, a, dim, members, return_a)
     return whole if return_a else None, [_product(whole, b) for b in bs]
+
+
+def _gather_products(
+    operation: str, rows: torch.Tensor, bs: Sequence[torch.Tensor], members: RankGroup
+) -> list[torch.Tensor]:
+    if rows.untyped_storage().data_ptr() in current().allocations and rows.is_contiguous():
+        handle_of(operation, rows, members.name)  # the ranks meet about it, if they have not
+    try:
+        return _all_gather_mms()(rows, bs, members.info.world_size, members.native_name())
+    except (RuntimeError, ValueError) as error:
+        _fail(members, error)
 
 
 def _check_gather(operation: str, a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, size: int) -> int:
@@ -115,12 +131,12 @@ def fused_matmul_reduce_scatter(
 ) -> torch.Tensor:
     operation, members = "fused_matmul_reduce_scatter", resolve(group_name)
     size = members.info.world_size
-    dim, part = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
     a, b = _plain(a), _plain(b)
+    if scatter_dim == 0 and a.dim() == 2 and a.dtype in _FLOATS and reduce_op in ("sum", "avg"):
+        return _scatter_product(a, b, reduce_op, members)  # which checks the rest
+    dim, part = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
     if dim == 0 and a.dtype in _FLOATS:
-        rows, name = a.reshape(-1, a.shape[-1]), members.native_name()
-        done = _native(members, lambda: torch.ops.phalanx.mm_reduce_scatter(rows, b, reduce_op.lower(), size, name, 0))
-        return done.view(part)
+        return _scatter_product(a.reshape(-1, a.shape[-1]), b, reduce_op.lower(), members).view(part)
     shape = [*a.shape[:-1], b.shape[1]]
     what = f"{operation}(A {list(a.shape)}, B {list(b.shape)} of {a.dtype}, {reduce_op.lower()}, dim {dim})"
 
@@ -128,6 +144,13 @@ def fused_matmul_reduce_scatter(
         return _product(a, b, out)
 
     return scattered(what, product, shape, a.dtype, dim, reduce_op, members)
+
+
+def _scatter_product(rows: torch.Tensor, b: torch.Tensor, reduce_op: str, members: RankGroup) -> torch.Tensor:
+    try:
+        return _mm_reduce_scatter()(rows, b, reduce_op, members.info.world_size, members.native_name(), 0)
+    except (RuntimeError, ValueError) as error:
+        _fail(members, error)
 
 
 def _check_scatter(
