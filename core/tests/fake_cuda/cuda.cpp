@@ -315,8 +315,10 @@ FAKE(cuStreamQuery, (Stream stream)) {
   MAY_FAIL(cuStreamQuery);
   return stream_of(stream).idle() ? kOk : kNotReady;
 }
-FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned)) {
+FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags)) {
   MAY_FAIL(cuStreamWaitEvent);
+  if (current_contexts.empty()) return kInvalidContext;
+  if (flags != 0) return kInvalidValue;
   return event_of(event).order(stream_of(stream)) ? kOk : kCaptureIsolation;
 }
 FAKE(cuLaunchHostFunc, (Stream stream, void (*function)(void *), void *data)) {
@@ -476,6 +478,19 @@ FAKE(cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t count, Stream s
   const Physical *memory = behind(s, to, count, &offset);
   if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
+}
+FAKE(cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t count, Stream stream)) {
+  MAY_FAIL(cuMemcpyDtoDAsync_v2);
+  size_t offset = 0;
+  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr || current_contexts.empty())
+    return kInvalidValue;
+  stream_of(stream).put([=] {
+    count_running(1);
+    std::memmove(reinterpret_cast<void *>(static_cast<uintptr_t>(to)),
+                 reinterpret_cast<const void *>(static_cast<uintptr_t>(from)), count);
+    count_running(-1);
+  });
+  return kOk;
 }
 FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
   MAY_FAIL(cuMemcpyHtoD_v2);
