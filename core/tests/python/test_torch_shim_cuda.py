@@ -1,8 +1,8 @@
 """The ops torch.ops.phalanx.* on tensors of a GPU: each gives the bits that it gives on the host."""
 
-import fake_torch_cuda
 import pytest
 
+import fake_torch_cuda
 from ranks import run_ranks
 from torch_shim import INVALID, NOT_FOUND, P, World, checked, data, load, raises, same, torch
 
