@@ -77,3 +77,5 @@ extern "C" __global__ void phx_gpu_all_to_all_v_slots(Launch launch, Lists lists
 extern "C" __global__ void phx_gpu_barrier(Launch launch) { barrier(launch); }
 extern "C" __global__ void phx_gpu_put_signal(Launch launch) { put_signal(launch); }
 extern "C" __global__ void phx_gpu_wait_signal(Launch launch) { wait_signal(launch); }
+
+#include "random.cu"  // one image has all kernels

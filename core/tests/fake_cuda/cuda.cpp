@@ -394,6 +394,14 @@ FAKE(cuLaunchKernel,
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  if (fake_cuda::is_random(function)) {
+    stream_of(stream).put([=, &s, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
+      count_running(1);
+      fake_cuda::run(function, fill, grid_x, block_x, s.processors);
+      count_running(-1);
+    });
+    return kOk;
+  }
   const Launch launch = *static_cast<const Launch *>(parameters[0]);
   const bool takes_lists = parameters[1] != nullptr;
   const phx::cuda::Lists lists =
