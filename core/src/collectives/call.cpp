@@ -23,7 +23,7 @@ Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), g
     return;
   }
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
-  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_TWO_SHOT)
+  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
     set(fail(PHX_ERR_INVALID, name(), "%s: flags must be 0, and algo one of PHX_ALGO_*", name()));
   else if (options_.channel >= group->channels())
     set(fail(PHX_ERR_INVALID, name(), "%s: channel is %u; group '%s' has %u (phx_world_params.channels)", name(),
@@ -137,6 +137,11 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   return *this;
 }
 
+Call &Call::gives_at(uint64_t place) {
+  if (ok()) record_.aux = hash_bytes(&place, sizeof place, record_.aux);
+  return *this;
+}
+
 Call &Call::chose(int32_t algo) {
   record_.algo = static_cast<uint8_t>(options_.algo | algo << 4);
   return *this;
@@ -152,6 +157,9 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (options_.stream != nullptr)
     return set(fail(PHX_ERR_INVALID, name(), "%s: stream is for symmetric memory of a GPU; set it to NULL", name()))
+        .status();
+  if (options_.algo == PHX_ALGO_MULTIMEM)
+    return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: PHX_ALGO_MULTIMEM is for symmetric memory of GPUs", name()))
         .status();
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);

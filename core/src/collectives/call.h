@@ -45,6 +45,8 @@ class Call {
   // `bytes` at `offset` must lie inside the block. Calls on other blocks or offsets do not match, nor does one in place
   // with one that is not.
   Call &inside(const Symm &symm, size_t offset, size_t bytes);
+  // Calls whose results lie elsewhere do not match.
+  Call &gives_at(uint64_t place);
   // The algorithm, once it is resolved: ranks that chose differently must not meet.
   Call &chose(int32_t algo);
   Call &coalesces(const std::vector<CoalescedCall> &calls);
