@@ -2,12 +2,13 @@
 
 import os
 import time
+import traceback
 
 import pytest
 
 import fake_torch_cuda
 from ranks import run_ranks, scratch
-from torch_shim import PEER_DEAD, P, World, checked, data, raises, same, torch
+from torch_shim import PEER_DEAD, P, World, checked, data, raises, run_threads, same, torch
 
 CUDA = 2
 COUNT = 3000
@@ -88,7 +89,7 @@ def waited_on_another_stream(rank, size):
         with torch.cuda.stream(side):
             y = P.all_reduce(xs[0], "sum", "g")
             (z,) = P.all_reduce_coalesced([xs[1]], "sum", "g")
-            P.all_reduce_(xs[2][::2], "sum", "g")
+            P.all_reduce_(xs[2][: COUNT // 2], "sum", "g")
         if rank == 0:
             assert torch.cuda.current_stream().query()  # nobody waits yet
             P.wait_tensor(y)
@@ -107,7 +108,7 @@ def waited_on_another_stream(rank, size):
         same((y + 1).cpu(), sum(inputs(size)) + 1)  # torch's op is on this stream, behind the wait
         with torch.cuda.stream(third):
             same((z + 1).cpu(), sum(inputs(size, 1)) + 1)
-            same(xs[2].cpu()[::2], sum(inputs(size, 2))[::2])
+            same(xs[2].cpu()[: COUNT // 2], sum(inputs(size, 2))[: COUNT // 2])
         torch.cuda.synchronize()
         assert world.ops.phxt_sweep() == 0
 
@@ -144,6 +145,28 @@ def read_without_a_wait(rank, size):
 
 def test_ops_of_ours_wait_for_what_they_read_also_on_another_stream():
     run_ranks(read_without_a_wait, 2)
+
+
+def rank_thread(rank, size, store, failures):
+    try:
+        torch.cuda.set_device(0)
+        with World(rank, size, context=rank + 1, store=store) as world, torch.cuda.stream(torch.cuda.Stream()):
+            checked(world.ops.phxt_group_serve(rank + 1, b"g", CUDA, 1))
+            for seed in range(3):
+                x = data(rank, (COUNT,), seed=seed).cuda()
+                same(P.wait_tensor(P.all_reduce(x, "sum", "g")).cpu(), sum(inputs(size, seed)))
+            torch.cuda.current_stream().synchronize()
+    except BaseException:
+        failures.append(traceback.format_exc())
+
+
+def as_threads(rank, world_size):
+    fake_torch_cuda.load()
+    run_threads(rank_thread, 2)
+
+
+def test_ranks_may_be_threads_on_streams_of_their_own():
+    run_ranks(as_threads, 1)
 
 
 def of_a_group(rank, size):
