@@ -1,6 +1,9 @@
 """Streams and the ops torch.ops.phalanx.*: what comes after what, on which stream, and in graphs."""
 
+import ctypes
 import os
+import shutil
+import subprocess
 import time
 import traceback
 
@@ -169,6 +172,49 @@ def test_ranks_may_be_threads_on_streams_of_their_own():
     run_ranks(as_threads, 1)
 
 
+BUILT_FOR_CUDA = """
+#include <stdint.h>
+int calls = 0;
+void *stream = 0;
+int32_t aoti_torch_get_current_cuda_stream(int32_t device, void **out) {
+  ++calls;
+  *out = device == 0 ? stream : 0;
+  return 0;
+}
+"""
+
+
+def built_for_cuda(rank, size, library):
+    calls = ctypes.CDLL(library)  # before ours, as it is where torch was built with it
+    with joined(rank, size) as world:
+        side = torch.cuda.Stream()
+        ctypes.c_void_p.in_dll(calls, "stream").value = side.cuda_stream
+        first(world)
+        x = data(rank, (COUNT,)).cuda()
+        torch.cuda.synchronize()
+        if rank == 1:
+            await_arrival("put")
+        y = P.all_reduce(x, "sum", "g")
+        if rank == 0:
+            assert torch.cuda.current_stream().query() and not side.query()
+            arrive("put")
+        side.synchronize()
+        same(y.cpu(), sum(inputs(size)))
+        assert (
+            ctypes.c_int.in_dll(calls, "calls").value == 3
+        )  # the collectives', and the one of the check of what is read
+
+
+def test_the_current_stream_is_asked_for_as_cuda_builds_of_torch_tell_it(tmp_path):
+    if fake_torch_cuda.is_real():
+        pytest.skip("the torch here is such a build")
+    compiler = shutil.which("cc") or pytest.skip("no C compiler (cc)")
+    source, library = tmp_path / "torch_cuda.c", tmp_path / "libtorch_cuda.so"
+    source.write_text(BUILT_FOR_CUDA, encoding="utf-8")
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", "-o", library, source], check=True)
+    run_ranks(built_for_cuda, 2, str(library))
+
+
 def of_a_group(rank, size):
     with joined(rank, size) as world:
         first(world)
@@ -270,6 +316,7 @@ def waited_for_in_a_capture(rank, size):
                 graph.capture_end()
             arrive("captured")
         torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             z = P.wait_tensor(y) + 1  # it is there: nothing to wait for
         graph.replay()
