@@ -1,10 +1,12 @@
-// Compares what core/src/cuda/driver.h declares of the CUDA driver with cuda.h. Nothing of it is run:
+// Compares what core/src/cuda/driver.h and core/torch/gpu_driver.h declare of the CUDA driver with cuda.h. Nothing of
+// it is run:
 //
 //   nvcc -std=c++17 -Icore/include -Icore/src -c core/cuda/check_driver.cpp
 #include <cuda.h>
 
 #include <cstddef>
 
+#include "../torch/gpu_driver.h"
 #include "cuda/driver.h"
 
 namespace phx::cuda {
@@ -23,6 +25,14 @@ static_assert(offsetof(AllocationProperties, location) == offsetof(CUmemAllocati
 static_assert(offsetof(AllocationProperties, flags) == offsetof(CUmemAllocationProp, allocFlags));
 static_assert(kPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kFileDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+
+static_assert(sizeof(MulticastProperties) == sizeof(CUmulticastObjectProp));
+static_assert(offsetof(MulticastProperties, devices) == offsetof(CUmulticastObjectProp, numDevices));
+static_assert(offsetof(MulticastProperties, size) == offsetof(CUmulticastObjectProp, size));
+static_assert(offsetof(MulticastProperties, handle_types) == offsetof(CUmulticastObjectProp, handleTypes));
+static_assert(offsetof(MulticastProperties, flags) == offsetof(CUmulticastObjectProp, flags));
+static_assert(kSmallestGranularity == CU_MULTICAST_GRANULARITY_MINIMUM);
+static_assert(kHasMulticast == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
 
 static_assert(sizeof(AccessDescription) == sizeof(CUmemAccessDesc));
 static_assert(offsetof(AccessDescription, flags) == offsetof(CUmemAccessDesc, flags));
@@ -44,6 +54,20 @@ constexpr bool alike(CUresult(CUDAAPI *)(Theirs...), Result (*)(Ours...)) {
 #define PHX_CUDA_COMPARE(member, symbol, parameters) \
   static_assert(alike(&symbol, static_cast<Result(*) parameters>(nullptr)), #symbol);
 PHX_CUDA_FUNCTIONS(PHX_CUDA_COMPARE)
+PHX_CUDA_NEWER_FUNCTIONS(PHX_CUDA_COMPARE)
 #undef PHX_CUDA_COMPARE
 
 }  // namespace phx::cuda
+
+namespace phxt::gpu {
+
+static_assert(sizeof(Result) == sizeof(CUresult) && sizeof(Device) == sizeof(CUdevice));
+static_assert(kUntimed == CU_EVENT_DISABLE_TIMING && kCapturing == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+static_assert(kRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+
+#define PHXT_CUDA_COMPARE(member, symbol, parameters) \
+  static_assert(phx::cuda::alike(&symbol, static_cast<Result(*) parameters>(nullptr)), #symbol);
+PHXT_CUDA_FUNCTIONS(PHXT_CUDA_COMPARE)
+#undef PHXT_CUDA_COMPARE
+
+}  // namespace phxt::gpu

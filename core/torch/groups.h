@@ -1,6 +1,7 @@
 // Which group a name means: (context, name) -> phx_group. A context is one rank of this process.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,7 +18,9 @@ struct Group {
   std::string name;
   int32_t rank;  // of this process in the group
   int32_t size;
-  uint64_t eager_bytes;     // input up to this size has been taken when a start returns
+  uint64_t eager_bytes;  // input up to this size has been taken when a start returns
+  // Which tensors come here: phxt_group_serve.
+  mutable std::atomic<bool> serves_cpu{true}, serves_cuda{false};
   mutable Staging staging;  // the calls of a group are issued by one thread at a time
 };
 using GroupRef = std::shared_ptr<const Group>;

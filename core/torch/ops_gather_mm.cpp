@@ -3,7 +3,7 @@
 // A product that is cut into one for each rank packs its second factor anew for each, and on the CPU nothing moves data
 // beside the core that computes. So it is one product, and the gathering is what is spared: the shards of all ranks are
 // mapped one after another, and it reads them where they lie. Shards that are not in symmetric memory are copied into
-// staging before; those that are no whole pages are gathered.
+// staging before; those that are no whole pages, or on a GPU, are gathered.
 #include "products.h"
 #include "staging.h"
 
@@ -39,14 +39,14 @@ template <class Use>
 void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use use) {
   const int64_t size = call.group->size;
   if (size == 1) return use(own);
-  const Operand in = read_operand(own);
+  const Operand in = read_operand(own, call.gpu);
   const auto meet = [&](phx_symm *symm, size_t offset, char *gathered) {
     check_core(phx_symm_all_gather(symm, offset, gathered, in.count(), in.type.code, nullptr, nullptr));
   };
   const auto all = [&](const Gathered &gathered) {
     return as_matrix(gathered.data(), size * shard.rows, shard.columns, shard.dtype);
   };
-  if (in.numel != 0 && in.bytes() % page_bytes() == 0) {
+  if (call.gpu == kHost && in.numel != 0 && in.bytes() % page_bytes() == 0) {
     if (const SymmetricShard found(call, in); found) {
       const Gathered gathered(found.symm(), found.offset(), in.bytes());
       meet(found.symm(), found.offset(), gathered.data());
@@ -61,8 +61,8 @@ void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use us
       return use(all(gathered));
     }
   }
-  const Block whole(size * shard.rows, shard, shard);
-  check_core(phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, nullptr, nullptr));
+  const Block whole(call, size * shard.rows, shard, shard);
+  check_core(phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, call.options(), nullptr));
   use(whole.tensor);
 }
 
@@ -87,7 +87,7 @@ std::vector<Tensor> gather_products(const String &group_name, const Tensor &own,
   }
   use_shards(call, own, shard, [&](const Tensor &whole) {
     for (size_t i = 0; i < bs.size(); ++i) {
-      Block result(group_size * shard.rows, factors[i], shard);
+      Block result(call, group_size * shard.rows, factors[i], shard);
       multiply(whole, *bs[i], result.tensor);
       results.push_back(std::move(result.tensor));
     }

@@ -1,7 +1,8 @@
 // Matrix products fused with the collective after them. The product of a reduce_scatter is computed where the other
 // ranks read it. Where that would be too much memory, and for an all_reduce if the caller wants it so, it is cut into
 // pieces of rows, and the collective of one piece is under way while the next product is computed: ranks that come late
-// or early do not stop each other at once, and what is sent still lies in the cache.
+// or early do not stop each other at once, and what is sent still lies in the cache. On a GPU there is one piece: all
+// is on one stream.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -21,7 +22,9 @@ struct Pieces {  // of rows, as even as can be
 
   Pieces(const Call &call, int64_t wished, int64_t all_rows)
       : rows(all_rows),
-        count(call.group->size == 1 ? 1 : std::clamp<int64_t>(wished, 1, std::max<int64_t>(all_rows, 1))) {}
+        count(call.group->size == 1 || call.gpu != kHost
+                  ? 1
+                  : std::clamp<int64_t>(wished, 1, std::max<int64_t>(all_rows, 1))) {}
   int64_t begin(int64_t piece) const { return rows / count * piece + std::min(piece, rows % count); }
   int64_t size(int64_t piece) const { return begin(piece + 1) - begin(piece); }
   bool last(int64_t piece) const { return piece + 1 == count; }
@@ -83,7 +86,7 @@ void fly(const Call &call, Body body) {
 
 phx_status reduce_scatter(const Call &call, const void *in, void *out, size_t count, const Matrix &like,
                           int32_t reduction, phx_work **work) {
-  return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, nullptr, work);
+  return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, call.options(), work);
 }
 
 // ---- what the op chooses, by the shapes, which are alike on all ranks -----------------------------------------------
@@ -129,7 +132,8 @@ void mm_all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
       multiply(rows(left, begin, size), right, rows(target, begin, size));
       char *sent = data + out.bytes(begin);
       flight.start(pieces.last(piece), [&](phx_work **work) {
-        return phx_all_reduce(call.handle(), sent, sent, out.count(size), out.type.code, reduction, nullptr, work);
+        return phx_all_reduce(call.handle(), sent, sent, out.count(size), out.type.code, reduction, call.options(),
+                              work);
       });
     }
   });
@@ -154,9 +158,9 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   }
   check_reduction(call, reduction, a.type);
   const int64_t own_rows = a.rows / group_size;
-  Block result(own_rows, b, a);
+  Block result(call, own_rows, b, a);
   const size_t bytes = b.bytes(a.rows);
-  if (wished <= 0 && call.group->size > 1 && bytes != 0 && bytes <= kMostStaged) {
+  if (wished <= 0 && call.gpu == kHost && call.group->size > 1 && bytes != 0 && bytes <= kMostStaged) {
     const Staging::Turn turn = call.group->staging.next(call, bytes);
     multiply(left, right, as_matrix(turn.own, a.rows, b.columns, a.dtype));
     check_core(phx_symm_reduce_scatter(turn.symm, turn.offset, result.data, b.count(own_rows), a.type.code, reduction,
@@ -167,7 +171,7 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   const Pieces pieces(call, wished > 0 ? wished : pieces_of_reduce_scatter(own_rows, a, b), own_rows);
   std::array<Block, kBlocks> blocks;
   for (int64_t i = 0; i < std::min<int64_t>(kBlocks, pieces.count); ++i)
-    blocks[static_cast<size_t>(i)] = Block(group_size * pieces.size(0), b, a);
+    blocks[static_cast<size_t>(i)] = Block(call, group_size * pieces.size(0), b, a);
   fly(call, [&](Flight &flight) {
     for (int64_t piece = 0; piece < pieces.count; ++piece) {
       const Block &block = blocks[static_cast<size_t>(piece) % kBlocks];

@@ -19,7 +19,9 @@ Matrix Request::matrix(const char *name, const Tensor &tensor) const {
   const void *data = nullptr;
   check_torch(aoti_torch_get_dim(tensor.get(), &dims), "read a tensor's dim");
   if (dims != 2) refuse(std::string(name) + " has " + std::to_string(dims) + " dims, but must be a matrix");
-  if (call && !on_cpu(tensor)) refuse(std::string(name) + " must be on the CPU, as the other operands are");
+  if (call && gpu_of(tensor) != call.gpu)
+    refuse(std::string(name) + " is on " + device_name(gpu_of(tensor)) + ", but must be on " + device_name(call.gpu) +
+           ", as the other operands are");
   check_torch(aoti_torch_get_dtype(tensor.get(), &result.dtype), "read a tensor's dtype");
   check_torch(aoti_torch_get_sizes(tensor.get(), &sizes), "read a tensor's sizes");
   check_torch(aoti_torch_get_strides(tensor.get(), &strides), "read a tensor's strides");
@@ -60,10 +62,6 @@ Tensor rows(const Tensor &matrix, int64_t begin, int64_t count) {
   StableIValue stack[] = {matrix.share().release(), 0, release(begin), release(count)};
   check_torch(torch_call_dispatcher("aten::narrow", "", stack, kTorchVersion), "take rows of a matrix");
   return Tensor(stack[0]);
-}
-
-void multiply(const Tensor &a, const Tensor &b, const Tensor &out) {
-  check_torch(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()), "multiply two matrices");
 }
 
 Tensor product(const Tensor &a, const Tensor &b) {  // on any device

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "call.h"
+#include "multiply.h"
 #include "output.h"
 
 namespace phxt {
@@ -40,10 +41,9 @@ struct Request {
 };
 
 Tensor rows(const Tensor &matrix, int64_t begin, int64_t count);
-void multiply(const Tensor &a, const Tensor &b, const Tensor &out);  // on the CPU
-Tensor product(const Tensor &a, const Tensor &b);                    // on any device
+Tensor product(const Tensor &a, const Tensor &b);  // on any device
 
-// Memory that is the owner's as a contiguous matrix, for as long as the memory is there.
+// Memory of the host that is the owner's as a contiguous matrix, for as long as the memory is there.
 Tensor as_matrix(void *data, int64_t rows, int64_t columns, int32_t dtype);
 
 // Memory for `count` rows that are multiplied and sent, or gathered.
@@ -52,9 +52,10 @@ struct Block {
   char *data = nullptr;
 
   Block() = default;
-  Block(int64_t count, const Matrix &columns_of, const Matrix &like)
-      : tensor(empty({count, columns_of.columns}, like.dtype)), data(static_cast<char *>(mutable_data(tensor))) {
-    expect_first_touch(data, columns_of.bytes(count));
+  Block(const Call &call, int64_t count, const Matrix &columns_of, const Matrix &like)
+      : tensor(empty({count, columns_of.columns}, like.dtype, call.gpu)),
+        data(static_cast<char *>(mutable_data(tensor))) {
+    if (call.gpu == kHost) expect_first_touch(data, columns_of.bytes(count));
   }
 };
 

@@ -99,7 +99,8 @@ enum {
 
 enum { PHX_DEV_CPU = 1, PHX_DEV_CUDA = 2 }; /* DLPack's numbers */
 
-enum { PHX_ALGO_AUTO = 0, PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
+/* MULTIMEM: by NVLink switches, on symmetric memory of GPUs; see there. */
+enum { PHX_ALGO_AUTO = 0, PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2, PHX_ALGO_MULTIMEM = 3 };
 
 enum { PHX_LOG_DEBUG = 0, PHX_LOG_INFO = 1, PHX_LOG_WARNING = 2, PHX_LOG_ERROR = 3 };
 
@@ -268,6 +269,10 @@ PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
 PHX_API phx_status phx_group_error(phx_group *group,
                                    phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
 PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
+/* Collective: a barrier of streams, put on one of a GPU; returns at once. What precedes it on any rank's stream is done
+ * when what follows it on another's begins. See the collectives on memory of a GPU. */
+PHX_API phx_status phx_group_enqueue_barrier(phx_group *group, const phx_device *device, int64_t timeout_ms,
+                                             void *stream);
 PHX_API phx_group *phx_group_retain(phx_group *group);
 PHX_API void phx_group_release(phx_group *group);
 
@@ -414,7 +419,9 @@ typedef struct phx_options {
                        * those of different channels are independent, so that threads can have one each. */
   int64_t timeout_ms; /* of the whole operation, start and wait each */
   double scale;       /* of PHX_PREMUL_SUM */
-  void *stream;       /* CUstream (cudaStream_t) of a collective on symmetric memory of a GPU; else NULL */
+  void *stream;       /* CUstream (cudaStream_t) of a collective on memory of a GPU; else NULL */
+  phx_device device;  /* where `in` and `out` of a collective of a group lie; type 0: the host. Of one on symmetric
+                       * memory its block says that. */
 } phx_options;        /* NULL wherever it is asked for means all defaults */
 
 /* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
@@ -430,7 +437,22 @@ typedef struct phx_options {
  * in one allocation that has had a rendezvous with any group of the same processes in the same order, are read there by
  * the peers and not copied, at whatever offsets; of all_reduce if it is in place on all ranks or on none. Of broadcast
  * and scatter only the root's input matters; of coalesced calls each is looked at by itself. Started ones only above
- * eager_bytes. phx_group_info.zero_copies counts them. */
+ * eager_bytes. phx_group_info.zero_copies counts them.
+ *
+ * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the GPU of this rank, which `in` and `out` are ordinary
+ * pointers of; work == NULL): the call puts copies and kernels on options.stream, of the GPU's primary context, and
+ * returns. All of these on one group run in one order on all ranks, whatever their channel; on one rank, those on other
+ * streams wait for those before them, but for what is captured.
+ *
+ * Inputs there that lie in memory which has had a rendezvous with this group, one of the last 64, are read where they
+ * are by the peers, on whichever ranks that is so, at whatever offsets; zero_copies counts those of this rank. Free
+ * such memory on all ranks or on none. Not so of all_to_all_v, of an all_reduce in place that is not large, and with
+ * another algo than PHX_ALGO_AUTO. All other inputs, but for small ones of all_reduce, are copied into a workspace of
+ * the group on that GPU. The first call makes it, and one that needs more than any before makes a larger one: then the
+ * call waits for the other ranks' hosts, and is PHX_ERR_UNSUPPORTED while the stream is captured (make one call of that
+ * size before the capture). Workspaces last as long as the group, so captured calls may be replayed as long as that, as
+ * often as on the other ranks. What is said below of symmetric memory of a GPU holds here as well: timeouts, dead
+ * peers, calls that differ, bits. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
@@ -496,7 +518,8 @@ enum { PHX_ANY_RANK = -1 };
 
 /* Not collective: a send meets the oldest unmet receive of its receiver that names its sender (or PHX_ANY_RANK) and its
  * tag. Messages of one sender with one tag arrive in the order sent. dtype and count must agree, else both sides fail
- * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. With work == NULL a send
+ * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used; with a stream, or a device
+ * that is not the host, it is PHX_ERR_UNSUPPORTED. With work == NULL a send
  * returns when `in` may be changed, which can be before it is received. Of a send that was started, `in` must stay
  * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going. */
 PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,
@@ -522,7 +545,17 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
  * comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the counts of
  * all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being captured
  * gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of the host.
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags. */
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.
+ *
+ * Where each rank has a GPU of its own and NVLink switches connect them (phx_team.multicast is not NULL), broadcasts
+ * store everything once, to all ranks, and so do all_gathers of 64 KiB and more whose `out` lies in symmetric memory of
+ * the group, at one place on all ranks. PHX_ALGO_MULTIMEM wants the switches, and is PHX_ERR_UNSUPPORTED where they
+ * cannot: for those two, and to sum float16, bfloat16 (in float32), float32, float64, complex numbers and integers of
+ * 32 and 64 bits, to take the minimum or maximum of float16, bfloat16 and integers of 32 and 64 bits, and for bitwise
+ * ops on all integers, in all_reduce, reduce_scatter and reduce. Switches add in an order of their own: the bits are
+ * the same on all ranks, but not always those of the host, nor those of the call before. Therefore an all_reduce of
+ * floats is in place, or `out` lies in symmetric memory as above; but for sums of two ranks. NaNs may become others,
+ * and minima and maxima may pass over them. */
 PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
@@ -602,6 +635,15 @@ PHX_API phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, doubl
 PHX_API phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key,
                                        uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                                        const int64_t *out_strides);
+/* The same elements, bit for bit, in memory of a device. On a GPU the call puts a kernel on `stream` (CUstream,
+ * cudaStream_t), of the GPU's primary context, and returns. device NULL = CPU, where stream is NULL. */
+PHX_API phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind,
+                                      double a, double b, uint64_t key, uint64_t first, int32_t ndim,
+                                      const int64_t *sizes, const int64_t *index_strides, const int64_t *out_strides);
+PHX_API phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
+                                          uint64_t range, uint64_t key, uint64_t first, int32_t ndim,
+                                          const int64_t *sizes, const int64_t *index_strides,
+                                          const int64_t *out_strides);
 
 /* cdef: end */
 

@@ -16,7 +16,7 @@ PHX_DEVICE void copy_between(char *to, const char *from, size_t bytes) {
 
 // gather is the same with a root.
 PHX_DEVICE void all_gather(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item;
   if (receives(launch))
     for_each_rank(launch,
@@ -25,7 +25,7 @@ PHX_DEVICE void all_gather(const Launch &launch) {
 }
 
 PHX_DEVICE void all_to_all(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   for_each_rank(launch,
                 [&](int from) { copy_between(out_at(launch, from * bytes), block_at(launch, from, mine), bytes); });
@@ -33,9 +33,17 @@ PHX_DEVICE void all_to_all(const Launch &launch) {
 }
 
 PHX_DEVICE void scatter(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item;
   copy_between(out_at(launch, 0), block_at(launch, launch.root, launch.team.group_rank * bytes), bytes);
+  all_meet(launch);
+}
+
+// broadcast out of place.
+PHX_DEVICE void fetch(const Launch &launch) {
+  if (!all_come(launch)) return;
+  if (launch.root != launch.team.group_rank)
+    copy_between(out_at(launch, 0), block_at(launch, launch.root, 0), launch.count * launch.item);
   all_meet(launch);
 }
 
@@ -46,7 +54,7 @@ PHX_DEVICE uint64_t sum_before(const uint64_t *counts, int rank) {
 }
 
 PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   for_each_rank(launch, [&](int from) {
     copy_between(out_at(launch, sum_before(lists.out, from) * launch.item), block_at(launch, from, 0),
                  lists.out[from] * launch.item);
@@ -57,19 +65,15 @@ PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
 // Each rank knows its own lists alone: where in a block the part for this rank is, its owner says before they meet.
 PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
-  const auto part_at = [&](int of, int to) {
-    char *const parts = reinterpret_cast<char *>(launch.team.pads[of]) + launch.parts;
-    return parts + (static_cast<size_t>(block_of_grid()) * n + to) * sizeof(Part);
-  };
   for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {
     const Part part{sum_before(lists.in, to), lists.in[to]};
     Pack pack;
     std::memcpy(&pack, &part, sizeof pack);
-    store_pack(part_at(self, to), pack);
+    store_pack(part_at(launch, self, to), pack);
   }
   if (!all_meet(launch)) return;
   for_each_rank(launch, [&](int from) {
-    const Pack pack = load_pack(part_at(from, self));
+    const Pack pack = load_pack(part_at(launch, from, self));
     Part part;
     std::memcpy(&part, &pack, sizeof part);
     if (part.count == lists.out[from])

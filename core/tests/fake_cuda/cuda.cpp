@@ -1,29 +1,40 @@
 // A CUDA driver without a GPU, for tests: memfds are its memory, and as long as no kernel runs no processor of the host
 // can read them where they are "mapped", so that a test fails if the core tries. Kernels run on threads of the host.
-// Only what core/src/cuda/driver.h names, and copies.
+// Only what core/src/cuda/driver.h names, copies, and what tests/support/fake_torch_cuda calls beside it.
 //
 //   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
-//   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on all of them together (6)
+//   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on each of them (6)
+//   FAKE_CUDA_MULTICAST=N    how many GPUs, from the first one on, switches connect (all)
+//   FAKE_CUDA_LACKS=prefix   kernels that the image does not have
 //   FAKE_CUDA_FAIL=cuMemMap  which function fails, with CUDA_ERROR_UNKNOWN
+//   FAKE_CUDA_FAIL_AT=N      from which of its calls on: 1 for the first after the variable is set
+//   FAKE_CUDA_KILL=1         it does not fail, but ends the process
+//
+// Compiled with FAKE_CUDA_OLD it is a driver that does not know multicast.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "cuda/driver.h"
 #include "fake_cuda/kernels.h"
+#include "fake_cuda/multicast.h"
 
 using namespace phx::cuda;
 
 namespace {
 
 constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidContext = 201,
-                 kNotFound = 500, kUnknown = 999;
+                 kNotFound = 500, kNotReady = 600, kCaptureIsolation = 905, kCapturedEvent = 907, kUnknown = 999;
 constexpr size_t kUnit = size_t{64} << 10;   // larger than a page, as that of a GPU is
 constexpr size_t kMemory = size_t{1} << 30;  // of each GPU
 
@@ -31,11 +42,15 @@ struct Physical {
   int fd;
   size_t size;
   int references;  // the handle's and the mappings'
+  int device;      // -1: a peer's
+  bool multicast;  // fd is a fake_cuda::Switch, size that of its memory
 };
 struct Mapped {
   Handle handle;
   size_t size;
   bool accessible;
+  Device device;  // that has access
+  void *host;     // where the host sees the same memory; NULL until fake_cuda_host is asked
 };
 
 struct State {
@@ -47,19 +62,28 @@ struct State {
   std::map<Pointer, size_t> reserved;
   std::map<Pointer, Mapped> mapped;
   std::map<void *, size_t> registered;
+  std::map<std::pair<Handle, Device>, size_t> bound;
+  std::map<const void *, int> launches;  // of each kernel
   int contexts = 0, streams = 0, events = 0, modules = 0;
   int running = 0;  // kernels
-  fake_cuda::Processors processors;
+  std::map<Device, fake_cuda::Processors> processors;
 };
 State &state() {
   static State *const all = new State;
   return *all;
 }
-thread_local int current_contexts = 0;
+thread_local std::vector<Context> current_contexts;
+Device current_device() { return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1; }
 
+// With the state's mutex held.
 bool fails(const char *function) {
+  static int calls = 0;
   const char *which = std::getenv("FAKE_CUDA_FAIL");
-  return which != nullptr && std::strcmp(which, function) == 0;
+  if (which == nullptr) calls = 0;  // they are counted anew
+  if (which == nullptr || std::strcmp(which, function) != 0) return false;
+  const bool now = ++calls >= fake_cuda::number("FAKE_CUDA_FAIL_AT", 1);
+  if (now && std::getenv("FAKE_CUDA_KILL") != nullptr) raise(SIGKILL);
+  return now;
 }
 int devices() {
   const char *given = std::getenv("FAKE_CUDA_DEVICES");
@@ -69,7 +93,7 @@ int devices() {
 void drop(State &s, Handle handle) {
   const auto found = s.physical.find(handle);
   if (--found->second.references != 0) return;
-  s.allocated -= found->second.size;
+  if (!found->second.multicast) s.allocated -= found->second.size;
   close(found->second.fd);
   s.physical.erase(found);
 }
@@ -79,9 +103,30 @@ const Physical *behind(State &s, Pointer pointer, size_t size, size_t *offset) {
   auto next = s.mapped.upper_bound(pointer);
   if (next == s.mapped.begin()) return nullptr;
   const auto &[begin, mapping] = *std::prev(next);
-  if (!mapping.accessible || pointer - begin + size > mapping.size) return nullptr;
+  const Physical &memory = s.physical.at(mapping.handle);
+  if (!mapping.accessible || memory.multicast || pointer - begin + size > mapping.size) return nullptr;
   *offset = pointer - begin;
-  return &s.physical.at(mapping.handle);
+  return &memory;
+}
+
+// Whether a kernel that stores to `multicast` would reach the blocks of all ranks, and nothing else.
+bool reaches_all(State &s, const phx_team &team) {
+  const auto found = s.mapped.find(reinterpret_cast<uintptr_t>(team.multicast));
+  if (found == s.mapped.end() || !found->second.accessible) return false;
+  const Physical &object = s.physical.at(found->second.handle);
+  size_t offset = 0;
+  const size_t size = static_cast<size_t>(team.group_size) * sizeof(void *);
+  const Physical *const list = behind(s, reinterpret_cast<uintptr_t>(team.buffers), size, &offset);
+  if (!object.multicast || list == nullptr) return false;
+  std::vector<Pointer> buffers(static_cast<size_t>(team.group_size));
+  if (pread(list->fd, buffers.data(), size, static_cast<off_t>(offset)) != static_cast<ssize_t>(size)) return false;
+  std::set<ino_t> blocks;
+  for (const Pointer buffer : buffers) {
+    const Physical *const memory = behind(s, buffer, team.bytes, &offset);
+    if (memory == nullptr || offset != 0) return false;
+    blocks.insert(fake_cuda::number_of(memory->fd));
+  }
+  return fake_cuda::Switch::of(object.fd)->bound() == blocks && team.bytes <= object.size;
 }
 
 void protect(Pointer pointer, const Mapped &mapping, bool readable) {
@@ -93,15 +138,17 @@ void count_running(int change) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   s.running += change;
-  for (const auto &[pointer, mapping] : s.mapped) protect(pointer, mapping, s.running != 0);
+  for (const auto &[pointer, mapping] : s.mapped)
+    if (!s.physical.at(mapping.handle).multicast) protect(pointer, mapping, s.running != 0);
 }
 
-// The default stream, which is there from the beginning.
+// The default stream of the current context, which is there from the beginning.
 fake_cuda::FakeStream &stream_of(Stream stream) {
   if (stream != nullptr) return *reinterpret_cast<fake_cuda::FakeStream *>(stream);
   static std::mutex mutex;
-  static fake_cuda::FakeStream *own = nullptr;
+  static std::map<Context, fake_cuda::FakeStream *> of_context;
   const std::lock_guard<std::mutex> lock(mutex);
+  fake_cuda::FakeStream *&own = of_context[current_contexts.empty() ? nullptr : current_contexts.back()];
   if (own == nullptr || !own->is_of_this_process()) own = new fake_cuda::FakeStream;
   return *own;
 }
@@ -143,11 +190,12 @@ FAKE(cuDeviceGet, (Device * device, int index)) {
   *device = index;
   return index >= 0 && index < devices() ? kOk : kInvalidValue;
 }
-FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device)) {
+FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device device)) {
   MAY_FAIL(cuDeviceGetAttribute);
   switch (attribute) {
     case kProcessors: *value = fake_cuda::number("FAKE_CUDA_PROCESSORS", 6); break;
     case kMostThreads: *value = 4; break;
+    case kHasMulticast: *value = device < fake_cuda::number("FAKE_CUDA_MULTICAST", devices()) ? 1 : 0; break;
     default: *value = attribute == kHasVirtualMemory || attribute == kHasFileDescriptors ? 1 : 0;
   }
   return kOk;
@@ -172,13 +220,15 @@ FAKE(cuDevicePrimaryCtxRelease_v2, (Device)) {
 FAKE(cuCtxPushCurrent_v2, (Context context)) {
   MAY_FAIL(cuCtxPushCurrent_v2);
   if (context == nullptr) return kInvalidContext;
-  ++current_contexts;
+  current_contexts.push_back(context);
   return kOk;
 }
 FAKE(cuCtxPopCurrent_v2, (Context * context)) {
   MAY_FAIL(cuCtxPopCurrent_v2);
-  *context = nullptr;
-  return --current_contexts >= 0 ? kOk : kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
+  *context = current_contexts.back();
+  current_contexts.pop_back();
+  return kOk;
 }
 FAKE(cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *, int)) {
   MAY_FAIL(cuMemGetAllocationGranularity);
@@ -197,22 +247,28 @@ FAKE(cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *wha
   const char rubbish = 77;
   for (size_t at = 0; at < size; at += kUnit) (void)!pwrite(fd, &rubbish, 1, static_cast<off_t>(at));
   *handle = s.next++;
-  s.physical[*handle] = {fd, size, 1};
+  s.physical[*handle] = {fd, size, 1, what->location.id, false};
   s.allocated += size;
   return kOk;
 }
 FAKE(cuMemRelease, (Handle handle)) {
   MAY_FAIL(cuMemRelease);
   if (s.physical.count(handle) == 0) return kInvalidValue;
+  for (const auto &[what, size] : s.bound)
+    if (what.first == handle) return kInvalidValue;  // a test shall see it
   drop(s, handle);
   return kOk;
 }
-FAKE(cuMemAddressReserve, (Pointer * pointer, size_t size, size_t, Pointer, unsigned long long)) {
+FAKE(cuMemAddressReserve, (Pointer * pointer, size_t size, size_t alignment, Pointer, unsigned long long)) {
   MAY_FAIL(cuMemAddressReserve);
   if (size == 0 || size % kUnit != 0) return kInvalidValue;
-  void *const place = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (alignment == 0) alignment = kUnit;
+  void *const place = mmap(nullptr, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (place == MAP_FAILED) return kOutOfMemory;
-  *pointer = reinterpret_cast<uintptr_t>(place);
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(place), from = (begin + alignment - 1) / alignment * alignment;
+  if (from != begin) munmap(place, from - begin);
+  munmap(reinterpret_cast<void *>(from + size), begin + alignment - from);
+  *pointer = from;
   s.reserved[*pointer] = size;
   return kOk;
 }
@@ -231,11 +287,15 @@ FAKE(cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsi
   if (place == s.reserved.end() || size > place->second || memory == s.physical.end() || offset != 0 ||
       size > memory->second.size || s.mapped.count(pointer) != 0)
     return kInvalidValue;
+  // Of one that is not complete a driver would wait for the others.
+  if (memory->second.multicast &&
+      (!fake_cuda::Switch::of(memory->second.fd)->complete() || (pointer | size) % fake_cuda::kMulticastUnit != 0))
+    return kInvalidValue;
   if (mmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size, PROT_NONE, MAP_SHARED | MAP_FIXED,
            memory->second.fd, 0) == MAP_FAILED)
     return kUnknown;
   ++memory->second.references;
-  s.mapped[pointer] = {handle, size, false};
+  s.mapped[pointer] = {handle, size, false, 0, nullptr};
   return kOk;
 }
 FAKE(cuMemUnmap, (Pointer pointer, size_t size)) {
@@ -244,6 +304,7 @@ FAKE(cuMemUnmap, (Pointer pointer, size_t size)) {
   if (found == s.mapped.end() || found->second.size != size) return kInvalidValue;
   (void)mmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (found->second.host != nullptr) munmap(found->second.host, size);
   drop(s, found->second.handle);
   s.mapped.erase(found);
   return kOk;
@@ -255,7 +316,8 @@ FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *wha
       what->location.type != kOnDevice || what->location.id >= devices())
     return kInvalidValue;
   found->second.accessible = true;
-  protect(pointer, found->second, s.running != 0);
+  found->second.device = what->location.id;
+  if (!s.physical.at(found->second.handle).multicast) protect(pointer, found->second, s.running != 0);
   return kOk;
 }
 FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long)) {
@@ -274,18 +336,72 @@ FAKE(cuMemImportFromShareableHandle, (Handle * handle, void *given, int type)) {
   char name[64] = {}, link[64];
   std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   if (type != kFileDescriptor || fstat(fd, &about) != 0 || readlink(link, name, sizeof name - 1) < 0 ||
-      std::strstr(name, "fake-cuda") == nullptr)
+      std::strstr(name, "fake-") == nullptr)
     return kInvalidValue;
   const int copy = dup(fd);
   if (copy < 0) return kUnknown;
   *handle = s.next++;
-  s.physical[*handle] = {copy, static_cast<size_t>(about.st_size), 1};
+  if (std::strstr(name, fake_cuda::kSwitchName) != nullptr) {
+    s.physical[*handle] = {copy, fake_cuda::Switch::of(copy)->size, 1, -1, true};
+    return kOk;
+  }
+  s.physical[*handle] = {copy, static_cast<size_t>(about.st_size), 1, -1, false};
   s.allocated += static_cast<size_t>(about.st_size);
   return kOk;
 }
+#ifndef FAKE_CUDA_OLD
+FAKE(cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *what, int option)) {
+  MAY_FAIL(cuMulticastGetGranularity);
+  if (what->handle_types != kFileDescriptor || option != kSmallestGranularity) return kInvalidValue;
+  *bytes = fake_cuda::kMulticastUnit;
+  return kOk;
+}
+FAKE(cuMulticastCreate, (Handle * handle, const MulticastProperties *what)) {
+  MAY_FAIL(cuMulticastCreate);
+  if (what->devices < 2 || what->size == 0 || what->size % fake_cuda::kMulticastUnit != 0 ||
+      what->handle_types != kFileDescriptor || what->flags != 0)
+    return kInvalidValue;
+  const int fd = fake_cuda::make_switch(what->devices, what->size);
+  if (fd < 0) return kUnknown;
+  *handle = s.next++;
+  s.physical[*handle] = {fd, what->size, 1, -1, true};
+  return kOk;
+}
+FAKE(cuMulticastAddDevice, (Handle handle, Device device)) {
+  MAY_FAIL(cuMulticastAddDevice);
+  const auto object = s.physical.find(handle);
+  if (object == s.physical.end() || !object->second.multicast || device < 0 || device >= devices())
+    return kInvalidValue;
+  return fake_cuda::Switch::of(object->second.fd)->add(device) ? kOk : kInvalidValue;
+}
+FAKE(cuMulticastBindMem,
+     (Handle handle, size_t offset, Handle memory, size_t memory_offset, size_t size, unsigned long long flags)) {
+  MAY_FAIL(cuMulticastBindMem);
+  const auto object = s.physical.find(handle), part = s.physical.find(memory);
+  if (object == s.physical.end() || !object->second.multicast || part == s.physical.end() || part->second.multicast ||
+      offset != 0 || memory_offset != 0 || flags != 0 || size == 0 || size % fake_cuda::kMulticastUnit != 0 ||
+      size > object->second.size || size > part->second.size)
+    return kInvalidValue;
+  const int device = part->second.device;
+  const auto made = fake_cuda::Switch::of(object->second.fd);
+  // Of one that is not complete a driver would wait for the others.
+  if (device < 0 || !made->complete() || !made->bind(device, fake_cuda::number_of(part->second.fd)))
+    return kInvalidValue;
+  s.bound[{handle, device}] = size;
+  return kOk;
+}
+FAKE(cuMulticastUnbind, (Handle handle, Device device, size_t offset, size_t size)) {
+  MAY_FAIL(cuMulticastUnbind);
+  const auto found = s.bound.find({handle, device});
+  if (found == s.bound.end() || offset != 0 || size != found->second) return kInvalidValue;
+  fake_cuda::Switch::of(s.physical.at(handle).fd)->unbind(device);
+  s.bound.erase(found);
+  return kOk;
+}
+#endif
 FAKE(cuStreamCreate, (Stream * stream, unsigned)) {
   MAY_FAIL(cuStreamCreate);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   ++s.streams;
   *stream = reinterpret_cast<Stream>(new fake_cuda::FakeStream);
   return kOk;
@@ -303,6 +419,68 @@ FAKE(cuStreamSynchronize, (Stream stream)) {
   stream_of(stream).wait();
   return kOk;
 }
+FAKE(cuStreamQuery, (Stream stream)) {
+  MAY_FAIL(cuStreamQuery);
+  return stream_of(stream).idle() ? kOk : kNotReady;
+}
+FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags)) {
+  MAY_FAIL(cuStreamWaitEvent);
+  if (current_contexts.empty()) return kInvalidContext;
+  if (flags != 0) return kInvalidValue;
+  return event_of(event).order(stream_of(stream)) ? kOk : kCaptureIsolation;
+}
+FAKE(cuLaunchHostFunc, (Stream stream, void (*function)(void *), void *data)) {
+  MAY_FAIL(cuLaunchHostFunc);
+  stream_of(stream).put([=] { function(data); });
+  return kOk;
+}
+FAKE(cuStreamBeginCapture_v2, (Stream stream, int)) {
+  MAY_FAIL(cuStreamBeginCapture_v2);
+  if (stream_of(stream).capturing()) return kInvalidValue;
+  stream_of(stream).capture(true);
+  return kOk;
+}
+// Graphs and what is made of them are the same thing.
+FAKE(cuStreamEndCapture, (Stream stream, void **graph)) {
+  MAY_FAIL(cuStreamEndCapture);
+  if (!stream_of(stream).capturing()) return kInvalidValue;
+  *graph = new fake_cuda::GraphRef(stream_of(stream).capture(false));
+  return kOk;
+}
+FAKE(cuGraphInstantiateWithFlags, (void **made, void *graph, unsigned long long)) {
+  MAY_FAIL(cuGraphInstantiateWithFlags);
+  *made = new fake_cuda::GraphRef(*static_cast<fake_cuda::GraphRef *>(graph));
+  return kOk;
+}
+FAKE(cuGraphLaunch, (void *made, Stream stream)) {
+  MAY_FAIL(cuGraphLaunch);
+  stream_of(stream).launch(**static_cast<fake_cuda::GraphRef *>(made));
+  return kOk;
+}
+FAKE(cuGraphExecDestroy, (void *made)) {
+  MAY_FAIL(cuGraphExecDestroy);
+  delete static_cast<fake_cuda::GraphRef *>(made);
+  return kOk;
+}
+FAKE(cuGraphDestroy, (void *graph)) {
+  MAY_FAIL(cuGraphDestroy);
+  delete static_cast<fake_cuda::GraphRef *>(graph);
+  return kOk;
+}
+FAKE(cuStreamGetCaptureInfo_v2,
+     (Stream stream, int *status, uint64_t *id, void **graph, const void **nodes, size_t *count)) {
+  MAY_FAIL(cuStreamGetCaptureInfo_v2);
+  if (graph != nullptr || nodes != nullptr || count != nullptr) return kInvalidValue;  // nobody asks
+  const fake_cuda::GraphRef captured = stream_of(stream).captured_into();
+  *status = captured != nullptr ? 1 : kNotCapturing;
+  *id = captured != nullptr ? captured->id : 0;
+  return kOk;
+}
+FAKE(cuThreadExchangeStreamCaptureMode, (int *mode)) {
+  thread_local int own = 0;
+  std::swap(own, *mode);
+  return kOk;
+}
 FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
   MAY_FAIL(cuStreamIsCapturing);
   *status = stream_of(stream).capturing() ? 1 : kNotCapturing;
@@ -310,7 +488,7 @@ FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
 }
 FAKE(cuEventCreate, (Event * event, unsigned)) {
   MAY_FAIL(cuEventCreate);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   ++s.events;
   *event = reinterpret_cast<Event>(new fake_cuda::FakeEvent);
   return kOk;
@@ -328,26 +506,32 @@ FAKE(cuEventRecord, (Event event, Stream stream)) {
 }
 FAKE(cuEventSynchronize, (Event event)) {
   { MAY_FAIL(cuEventSynchronize); }
-  event_of(event).wait();
-  return kOk;
+  return event_of(event).wait() ? kOk : kCapturedEvent;
+}
+FAKE(cuEventQuery, (Event event)) {
+  MAY_FAIL(cuEventQuery);
+  return event_of(event).done() ? kOk : kNotReady;
 }
 FAKE(cuPointerGetAttribute, (void *value, int attribute, Pointer pointer)) {
   MAY_FAIL(cuPointerGetAttribute);
   size_t offset = 0;
-  if (attribute != kKindOfMemory || behind(s, pointer, 1, &offset) == nullptr) return kInvalidValue;
-  *static_cast<int *>(value) = 2;  // of a device
+  constexpr int kDeviceOfMemory = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  if ((attribute != kKindOfMemory && attribute != kDeviceOfMemory) || behind(s, pointer, 1, &offset) == nullptr)
+    return kInvalidValue;
+  constexpr int kOfDevice = 2;  // CU_MEMORYTYPE_DEVICE
+  *static_cast<int *>(value) = attribute == kKindOfMemory ? kOfDevice : s.mapped.find(pointer - offset)->second.device;
   return kOk;
 }
 FAKE(cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags)) {
   MAY_FAIL(cuMemHostRegister_v2);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   if (flags != kForAllContexts || s.registered.count(memory) != 0) return kInvalidValue;
   s.registered[memory] = bytes;
   return kOk;
 }
 FAKE(cuMemHostUnregister, (void *memory)) {
   MAY_FAIL(cuMemHostUnregister);
-  return current_contexts != 0 && s.registered.erase(memory) == 1 ? kOk : kInvalidValue;
+  return !current_contexts.empty() && s.registered.erase(memory) == 1 ? kOk : kInvalidValue;
 }
 FAKE(cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned)) {
   MAY_FAIL(cuMemHostGetDevicePointer_v2);
@@ -358,7 +542,7 @@ FAKE(cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned)) 
 // The image is not looked at: the kernels are in this library.
 FAKE(cuModuleLoadData, (Module * module, const void *image)) {
   MAY_FAIL(cuModuleLoadData);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   if (image == nullptr) return kInvalidValue;
   ++s.modules;
   *module = reinterpret_cast<Module>(static_cast<intptr_t>(1));
@@ -367,10 +551,12 @@ FAKE(cuModuleLoadData, (Module * module, const void *image)) {
 FAKE(cuModuleUnload, (Module)) {
   MAY_FAIL(cuModuleUnload);
   --s.modules;
-  return current_contexts != 0 ? kOk : kInvalidContext;
+  return !current_contexts.empty() ? kOk : kInvalidContext;
 }
 FAKE(cuModuleGetFunction, (Function * function, Module, const char *name)) {
   MAY_FAIL(cuModuleGetFunction);
+  const char *const lacks = std::getenv("FAKE_CUDA_LACKS");
+  if (lacks != nullptr && std::strncmp(name, lacks, std::strlen(lacks)) == 0) return kNotFound;
   *function = reinterpret_cast<Function>(const_cast<void *>(fake_cuda::find_kernel(name)));
   return *function != nullptr ? kOk : kNotFound;
 }
@@ -383,17 +569,29 @@ FAKE(cuLaunchKernel,
      (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
       unsigned block_z, unsigned shared, Stream stream, void **parameters, void **extra)) {
   MAY_FAIL(cuLaunchKernel);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  ++s.launches[function];
+  fake_cuda::Processors &processors = s.processors[current_device()];
+  if (fake_cuda::is_random(function)) {
+    stream_of(stream).put([=, &processors, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
+      count_running(1);
+      fake_cuda::run(function, fill, grid_x, block_x, processors);
+      count_running(-1);
+    });
+    return kOk;
+  }
   const Launch launch = *static_cast<const Launch *>(parameters[0]);
+  for (const phx_team *team : {&launch.team, &launch.spread.team})
+    if (team->multicast != nullptr && !reaches_all(s, *team)) return kInvalidValue;
   const bool takes_lists = parameters[1] != nullptr;
   const phx::cuda::Lists lists =
       takes_lists ? *static_cast<const phx::cuda::Lists *>(parameters[1]) : phx::cuda::Lists{};
-  stream_of(stream).put([=, &s] {
+  stream_of(stream).put([=, &processors] {
     count_running(1);
-    fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, s.processors);
+    fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, processors);
     count_running(-1);
   });
   return kOk;
@@ -402,7 +600,7 @@ FAKE(cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Strea
   MAY_FAIL(cuMemsetD8Async);
   size_t offset = 0;
   const Physical *memory = behind(s, pointer, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   void *const bytes = mmap(nullptr, memory->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
   if (bytes == MAP_FAILED) return kUnknown;
   std::memset(static_cast<char *>(bytes) + offset, value, count);
@@ -414,21 +612,35 @@ FAKE(cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t count, Stream s
   MAY_FAIL(cuMemcpyHtoDAsync_v2);
   size_t offset = 0;
   const Physical *memory = behind(s, to, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
+}
+FAKE(cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t count, Stream stream)) {
+  MAY_FAIL(cuMemcpyDtoDAsync_v2);
+  size_t offset = 0;
+  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr ||
+      current_contexts.empty())
+    return kInvalidValue;
+  stream_of(stream).put([=] {
+    count_running(1);
+    std::memmove(reinterpret_cast<void *>(static_cast<uintptr_t>(to)),
+                 reinterpret_cast<const void *>(static_cast<uintptr_t>(from)), count);
+    count_running(-1);
+  });
+  return kOk;
 }
 FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
   MAY_FAIL(cuMemcpyHtoD_v2);
   size_t offset = 0;
   const Physical *memory = behind(s, to, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
 FAKE(cuMemcpyDtoH_v2, (void *to, Pointer from, size_t count)) {
   MAY_FAIL(cuMemcpyDtoH_v2);
   size_t offset = 0;
   const Physical *memory = behind(s, from, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pread(memory->fd, to, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
 // What a test does with a stream in place of a graph: what is put on it meanwhile is kept, and run at each replay.
@@ -440,10 +652,32 @@ FAKE(fake_cuda_replay, (Stream stream)) {
   stream_of(stream).replay();
   return kOk;
 }
+// Where the host sees the memory behind a pointer: for tests/support/fake_torch_cuda, whose kernels are the host's. It
+// goes with the mapping.
+FAKE(fake_cuda_host, (Pointer pointer, void **host)) {
+  MAY_FAIL(fake_cuda_host);
+  size_t offset = 0;
+  const Physical *memory = behind(s, pointer, 1, &offset);
+  if (memory == nullptr) return kInvalidValue;
+  Mapped &mapping = s.mapped.find(pointer - offset)->second;
+  if (mapping.host == nullptr) {
+    void *const bytes = mmap(nullptr, mapping.size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+    if (bytes == MAP_FAILED) return kUnknown;
+    mapping.host = bytes;
+  }
+  *host = static_cast<char *>(mapping.host) + offset;
+  return kOk;
+}
+// How often a kernel has been launched in this process.
+FAKE(fake_cuda_launches, (const char *name)) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.launches[fake_cuda::find_kernel(name)];
+}
 // What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.
 FAKE(fake_cuda_alive, ()) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size()) + s.contexts + s.streams + s.events +
-         s.modules + static_cast<int>(s.registered.size());
+         s.modules + static_cast<int>(s.bound.size()) + static_cast<int>(s.registered.size());
 }
