@@ -288,7 +288,6 @@ def await_file(name):
 CALLS = {  # op: the product that follows the first start, and the call
     "mm_all_reduce_": (3, lambda a, b, size: fused_all_reduce(a, b, pieces=3)),
     "mm_reduce_scatter": (5, lambda a, b, size: P.mm_reduce_scatter(a, b, "sum", size, "g", 3)),
-    "all_gather_mm": (1, lambda a, b, size: P.all_gather_mm(a, b, size, "g")),
 }
 
 
@@ -302,11 +301,8 @@ def one_rank_ahead(rank, size, op):
         else:
             await_file("ahead")
             result = run(*pairs[rank], size)
-        if op == "all_gather_mm":
-            same(result, torch.cat([x for x, _ in pairs]) @ pairs[rank][1])
-        else:
-            total = reduced([x @ y for x, y in pairs], "sum")
-            same(result, total if op == "mm_all_reduce_" else total.chunk(size)[rank])
+        total = reduced([x @ y for x, y in pairs], "sum")
+        same(result, total if op == "mm_all_reduce_" else total.chunk(size)[rank])
 
 
 @pytest.mark.parametrize("op", CALLS)
@@ -329,7 +325,7 @@ def one_rank_dies(rank, size, op):
     return text
 
 
-@pytest.mark.parametrize("op", ["mm_all_reduce_", "mm_reduce_scatter"])
+@pytest.mark.parametrize("op", CALLS)
 def test_a_peer_that_dies_between_pieces_is_named(op):
     load()
     text, _ = run_ranks(one_rank_dies, 2, op, expect_exit={1: -9})
@@ -356,7 +352,7 @@ def one_rank_fails(rank, size, op):
     raises(RuntimeError, lambda: run(a, b, size))  # the ranks are out of step
 
 
-@pytest.mark.parametrize("op", ["mm_all_reduce_", "mm_reduce_scatter"])
+@pytest.mark.parametrize("op", CALLS)
 def test_a_rank_that_fails_between_pieces_tells_its_peers(op):
     load()
     run_ranks(one_rank_fails, 2, op)
