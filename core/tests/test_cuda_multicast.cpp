@@ -194,15 +194,17 @@ void reduce_each(int rank, phx_world *world, const std::vector<Pair> &some, cons
   const Rank me(world, rank);
   int seed = 10;
   for (const Pair &pair : some)
-    for (const size_t count : counts)
-      for (const size_t offset : {size_t{0}, size_t{3}}) reduce(me, rank, pair, count, offset, ++seed);
+    for (const size_t count : counts) {
+      ++seed;
+      reduce(me, rank, pair, count, seed % 2 == 0 ? 0 : 3, seed);
+    }
 }
 
 }  // namespace
 
 TEST(every_pair_that_switches_know_gives_the_same_as_the_host) {
   needs_gpus(3);
-  ranks::as_threads(3, [](int rank, phx_world *world) { reduce_each(rank, world, pairs(), {1, 131}); });
+  ranks::as_threads(3, [](int rank, phx_world *world) { reduce_each(rank, world, pairs(), {131, 66, 1}); });
 }
 
 TEST(ranks_as_processes_reduce_by_switches) {
@@ -516,5 +518,6 @@ TEST(nothing_is_left_behind) {
 
 int main(int argc, char **argv) {
   setenv("FAKE_CUDA_DEVICES", "4", 0);
+  setenv("FAKE_CUDA_PROCESSORS", "2", 0);  // each of its threads is one of the system
   return check::run_all(argc, argv);
 }
