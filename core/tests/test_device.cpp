@@ -79,7 +79,7 @@ TEST(what_was_written_before_a_barrier_is_seen_after_it_by_processes) { ranks::a
 void multicast(int rank, phx_world *world) {
   Symmetric s(world, 64);
   const auto mine = static_cast<char *>(s.block);
-  const float floats[4] = {0.5F + static_cast<float>(rank), -1, 1e30F, static_cast<float>(rank)};
+  const float floats[4] = {0.5F + static_cast<float>(rank), -1, 0x1p100F, static_cast<float>(rank)};
   const uint16_t halves[8] = {0x3c00, 0x0001, 0x7bff, static_cast<uint16_t>(rank == 1 ? 0x7e00 : 0x3c00),
                               0xbc00, 0x8000, 0x0400, 0x5555};  // 1, the smallest, the largest, a NaN, -1, -0, ...
   const int32_t integers[4] = {rank - 1, 1 << 30, -5 * rank, 7};
@@ -90,7 +90,7 @@ void multicast(int rank, phx_world *world) {
   const phx_pack sum = phx_multicast_sum_f32x4(&s.team, 0), half = phx_multicast_sum_f16x8(&s.team, 16);
   const phx_pack least = phx_multicast_min_i32x4(&s.team, 32), whole = phx_multicast_sum_u32x4(&s.team, 32);
   const phx_pack both = phx_multicast_or_b64x2(&s.team, 32), brains = phx_multicast_max_bf16x8(&s.team, 16);
-  const float sums[4] = {4.5F, -3, 3e30F, 3};
+  const float sums[4] = {4.5F, -3, 0x3p100F, 3};
   // 3, three of the smallest, infinity, a NaN, -3, -0, 3 * 2^-14, 3 * 85.3125 rounded to even
   const uint16_t summed[8] = {0x4200, 0x0003, 0x7c00, 0x7e00, 0xc200, 0x8000, 0x0a00, 0x5c00};
   const int32_t minima[4] = {-1, 1 << 30, -10, 7}, totals[4] = {0, static_cast<int32_t>(0xc0000000), -15, 21};
