@@ -15,7 +15,7 @@ using kernel_test::reference;
 
 namespace {
 
-constexpr size_t kSpace = size_t{1} << 16;
+constexpr size_t kSpace = size_t{17} << 12;  // more than an all_gather takes to be stored to all
 
 phx_device gpu_of(int rank) { return {PHX_DEV_CUDA, rank}; }
 
@@ -342,6 +342,18 @@ TEST(a_group_on_ordinary_memory_of_gpus_may_ask_for_switches) {
     expect(me.read(me.out() + 8192, 2 * count), part(wanted, static_cast<size_t>(rank) * 2 * count, 2 * count),
            {PHX_BF16, PHX_SUM}, "reduce_scatter of a group");
     if (before >= 0) CHECK(launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum") >= before + 1);
+    // Inputs that are read where they lie, wherever that is on each rank.
+    const std::vector<Bytes> large = inputs(6, PHX_U8, 3, 21856);
+    char *const from = rank == 0 ? me.block() + 2 : me.block() + 64;
+    phx_options usual = options;
+    usual.algo = PHX_ALGO_AUTO;
+    me.write(from, large[rank]);
+    me.meet();
+    CHECK_OK(phx_all_gather(me.group(), from, me.shared(), 21856, PHX_U8, &usual, nullptr));
+    if (before >= 0) CHECK(launches("phx_gpu_multimem_all_gather") != 0);
+    const Bytes gathered = me.read(me.shared(), 3 * size_t{21856});
+    for (size_t k = 0; k < 3; ++k) CHECK(part(gathered, k * 21856, 21856) == part(large[k], 0, 21856));
+    me.meet();
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do product of bfloat16",
                 phx_all_reduce(me.group(), me.out(), me.out(), 8, PHX_BF16, PHX_PROD, &options, nullptr));
     CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_BF16, PHX_SUM, &options, nullptr));
