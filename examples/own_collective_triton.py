@@ -32,7 +32,7 @@ def all_reduce(team, out, numel, status, timeout_ns, block: tl.constexpr):  # ty
     late = phx_team_barrier(team, channel, timeout_ns)  # everybody's input is there
     if late == 0:
         at = channel * block + tl.arange(0, block)
-        total = tl.zeros((block,), tl.float32)
+        total = tl.full((block,), 0, tl.float32)
         for rank in range(team.group_size):  # in the same order on all ranks, so the sums are the same to the bit
             theirs = phx_team_at(team, rank, 0, tl.float32)
             total += tl.load(theirs + at, mask=at < numel, other=0)

@@ -72,7 +72,7 @@ PHX_FROZEN(offsetof(phx_mem_info, persistent) == 32);
 PHX_FROZEN(offsetof(phx_mem_info, reserved) == 36);
 PHX_FROZEN(offsetof(phx_mem_info, device) == 40);
 
-PHX_FROZEN(sizeof(phx_options) == 40);
+PHX_FROZEN(sizeof(phx_options) == 48);
 PHX_FROZEN(offsetof(phx_options, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_options, flags) == 4);
 PHX_FROZEN(offsetof(phx_options, algo) == 8);
@@ -80,6 +80,7 @@ PHX_FROZEN(offsetof(phx_options, channel) == 12);
 PHX_FROZEN(offsetof(phx_options, timeout_ms) == 16);
 PHX_FROZEN(offsetof(phx_options, scale) == 24);
 PHX_FROZEN(offsetof(phx_options, stream) == 32);
+PHX_FROZEN(offsetof(phx_options, device) == 40);
 
 PHX_FROZEN(sizeof(phx_store_ops) == 56);
 PHX_FROZEN(offsetof(phx_store_ops, struct_size) == 0);

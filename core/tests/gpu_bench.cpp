@@ -1,4 +1,5 @@
-// Not a test: what collectives on memory of a GPU take, with ranks as threads that share one. Prints a JSON object.
+// Not a test: what collectives on memory of a GPU take, with ranks as threads that share one; and where there are
+// several, with a GPU for each, what NVLink switches change. Prints a JSON object.
 //
 //   gpu_bench [--quick] [--device N]
 //
@@ -73,11 +74,12 @@ struct Rank {
   phx_symm *symm = nullptr;
   void *block = nullptr, *out = nullptr;
   Stream stream = nullptr;
-  gpu::Gpu gpu{device.index};
+  gpu::Gpu gpu;
 
-  Rank(phx_world *of, size_t bytes, size_t out_bytes) : world(of), group(ranks::make_group(of)) {
-    CHECK_OK(phx_mem_alloc(world, &device, bytes, &block));
-    CHECK_OK(phx_mem_alloc(world, &device, out_bytes, &out));
+  Rank(phx_world *of, size_t bytes, size_t out_bytes, phx_device on = device)
+      : world(of), group(ranks::make_group(of)), gpu(on.index) {
+    CHECK_OK(phx_mem_alloc(world, &on, bytes, &block));
+    CHECK_OK(phx_mem_alloc(world, &on, out_bytes, &out));
     CHECK_OK(phx_symm_rendezvous(group, block, 0, &symm));
     CHECK(gpu.driver().stream_create(&stream, phx::cuda::kNonBlocking) == 0);
   }
@@ -229,6 +231,63 @@ void measure(int n, Report &report) {
   });
 }
 
+// A GPU for each rank. Where switches connect them, each collective once as ever, and once by them.
+void measure_apart(int n, Report &report) {
+  Meeting meeting(n);
+  const size_t largest = quick ? size_t{1} << 16 : size_t{256} << 20;
+  const std::vector<size_t> sizes =
+      quick ? std::vector<size_t>{1 << 16} : std::vector<size_t>{16 << 10, 256 << 10, 1 << 20, 16 << 20, 256 << 20};
+  ranks::as_threads(n, [&](int rank, phx_world *world) {
+    const Rank me(world, 2 * largest, largest, {PHX_DEV_CUDA, rank});
+    phx_team team{};
+    team.struct_size = sizeof team;
+    CHECK_OK(phx_symm_team(me.symm, &team));
+    if (rank == 0 && team.multicast == nullptr)
+      report.add(R"({"what": "no multicast", "ranks": )" + std::to_string(n) + "}");
+    char *const shared = static_cast<char *>(me.block) + largest;
+    for (const int32_t algo : {PHX_ALGO_TWO_SHOT, PHX_ALGO_MULTIMEM}) {
+      if (algo == PHX_ALGO_MULTIMEM && team.multicast == nullptr) continue;
+      phx_options options = me.options();
+      options.algo = algo;
+      const std::string how = algo == PHX_ALGO_MULTIMEM ? ", a GPU each, multimem" : ", a GPU each";
+      const auto tell = [&](const char *what, size_t bytes, double us) {
+        if (rank == 0) report.add((what + how).c_str(), n, bytes, us);
+      };
+      for (const size_t bytes : sizes) {
+        const size_t count = bytes / sizeof(float), part = count / static_cast<size_t>(n);
+        const int times =
+            quick ? 3 : static_cast<int>(std::max<size_t>(4, std::min<size_t>(100, (size_t{1} << 28) / bytes)));
+        me.gpu.write(me.block, input(rank, count));
+        meeting.wait();
+        tell("reduce_scatter", bytes, time_of(me, meeting, times, [&] {
+               CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_F32, PHX_SUM, &options, nullptr));
+             }));
+        std::vector<float> seen(part);
+        std::memcpy(seen.data(), me.gpu.read(me.out, part * sizeof(float)).data(), part * sizeof(float));
+        for (size_t i = 0; i < part; ++i) CHECK(seen[i] == summed(n, static_cast<size_t>(rank) * part + i));
+        // Ordinary ones fetch, as their results lie nowhere in symmetric memory.
+        void *const gathered = algo == PHX_ALGO_MULTIMEM ? static_cast<void *>(shared) : me.out;
+        tell("all_gather", bytes, time_of(me, meeting, times, [&] {
+               CHECK_OK(phx_symm_all_gather(me.symm, 0, gathered, part, PHX_F32, &options, nullptr));
+             }));
+        me.gpu.write(me.block, std::vector<unsigned char>(bytes, 0));  // they stay
+        meeting.wait();
+        tell("all_reduce in place", bytes, time_of(me, meeting, times, [&] {
+               CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, count, PHX_F32, PHX_SUM, &options, nullptr));
+             }));
+        tell("all_reduce of bfloat16 in place", bytes, time_of(me, meeting, times, [&] {
+               CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, 2 * count, PHX_BF16, PHX_SUM, &options, nullptr));
+             }));
+        if (algo == PHX_ALGO_MULTIMEM)
+          tell("broadcast", bytes, time_of(me, meeting, times, [&] {
+                 CHECK_OK(phx_symm_broadcast(me.symm, 0, count, PHX_F32, 0, &options, nullptr));
+               }));
+        meeting.wait();
+      }
+    }
+  });
+}
+
 // The same bits each time. D: launches that only differ in when their blocks run.
 void replay(Report &report) {
   Meeting meeting(2);
@@ -302,6 +361,8 @@ int main(int argc, char **argv) {
     Report report;
     report.add("death of a rank", 2, 0, after_a_death());  // first: what forks must not have started the driver
     for (const int n : quick ? std::vector<int>{2} : std::vector<int>{2, 4, 8}) measure(n, report);
+    for (const int n : quick ? std::vector<int>{2} : std::vector<int>{2, 4, 8})
+      if (n <= gpu::count()) measure_apart(n, report);
     replay(report);
     report.print();
     return 0;

@@ -15,7 +15,7 @@ using kernel_test::reference;
 
 namespace {
 
-constexpr size_t kSpace = size_t{1} << 16;
+constexpr size_t kSpace = size_t{17} << 12;  // more than an all_gather takes to be stored to all
 
 phx_device gpu_of(int rank) { return {PHX_DEV_CUDA, rank}; }
 
@@ -194,15 +194,17 @@ void reduce_each(int rank, phx_world *world, const std::vector<Pair> &some, cons
   const Rank me(world, rank);
   int seed = 10;
   for (const Pair &pair : some)
-    for (const size_t count : counts)
-      for (const size_t offset : {size_t{0}, size_t{3}}) reduce(me, rank, pair, count, offset, ++seed);
+    for (const size_t count : counts) {
+      ++seed;
+      reduce(me, rank, pair, count, seed % 2 == 0 ? 0 : 3, seed);
+    }
 }
 
 }  // namespace
 
 TEST(every_pair_that_switches_know_gives_the_same_as_the_host) {
   needs_gpus(3);
-  ranks::as_threads(3, [](int rank, phx_world *world) { reduce_each(rank, world, pairs(), {1, 131}); });
+  ranks::as_threads(3, [](int rank, phx_world *world) { reduce_each(rank, world, pairs(), {131, 66, 1}); });
 }
 
 TEST(ranks_as_processes_reduce_by_switches) {
@@ -306,7 +308,7 @@ TEST(what_switches_cannot_do_is_refused_alike_and_leaves_the_group_usable) {
     for (const Pair pair : {Pair{PHX_F32, PHX_SUM}, Pair{PHX_BF16, PHX_MIN}})
       CHECK_FAILS(PHX_ERR_UNSUPPORTED, "their bits could differ",
                   phx_symm_all_reduce(me.symm(), 0, me.out(), 4, pair.dtype, pair.op, &options, nullptr));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM is for all_reduce,",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM does not do this: it is for all_reduce,",
                 phx_symm_all_to_all(me.symm(), 0, me.out(), 4, PHX_F32, &options, nullptr));
     const size_t counts[3] = {1, 2, 3};
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "with one count for all",
@@ -317,6 +319,47 @@ TEST(what_switches_cannot_do_is_refused_alike_and_leaves_the_group_usable) {
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM is for symmetric memory of GPUs",
                 phx_all_reduce(me.group(), host.data(), host.data(), 8, PHX_F32, PHX_SUM, &on_host, nullptr));
     reduce(me, rank, {PHX_F32, PHX_SUM}, 100, 0, 3);
+  });
+}
+
+// Through the workspace of the group, whose memory is symmetric.
+TEST(a_group_on_ordinary_memory_of_gpus_may_ask_for_switches) {
+  needs_gpus(3);
+  ranks::as_threads(3, [](int rank, phx_world *world) {
+    if (!has_switches()) return;
+    const Rank me(world, rank);
+    phx_options options = me.options();
+    options.device = gpu_of(rank);
+    const size_t count = 300;
+    const std::vector<Bytes> in = inputs(4, PHX_BF16, 3, 3 * count);
+    const Bytes wanted = reference(in, 3 * count, PHX_BF16, PHX_SUM, 3, 1);
+    const int before = launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum");
+    me.write(me.out(), in[rank]);
+    me.meet();
+    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_BF16, PHX_SUM, &options, nullptr));
+    expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_BF16, PHX_SUM}, "all_reduce of a group");
+    CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8192, count, PHX_BF16, PHX_SUM, &options, nullptr));
+    expect(me.read(me.out() + 8192, 2 * count), part(wanted, static_cast<size_t>(rank) * 2 * count, 2 * count),
+           {PHX_BF16, PHX_SUM}, "reduce_scatter of a group");
+    if (before >= 0) CHECK(launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum") >= before + 1);
+    // Inputs that are read where they lie, wherever that is on each rank.
+    const std::vector<Bytes> large = inputs(6, PHX_U8, 3, 21856);
+    char *const from = rank == 0 ? me.block() + 2 : me.block() + 64;
+    phx_options usual = options;
+    usual.algo = PHX_ALGO_AUTO;
+    me.write(from, large[rank]);
+    const int gathers = launches("phx_gpu_multimem_all_gather");
+    me.meet();
+    CHECK_OK(phx_all_gather(me.group(), from, me.shared(), 21856, PHX_U8, &usual, nullptr));
+    if (before >= 0) CHECK(launches("phx_gpu_multimem_all_gather") > gathers);
+    const Bytes gathered = me.read(me.shared(), 3 * size_t{21856});
+    for (size_t k = 0; k < 3; ++k) CHECK(part(gathered, k * 21856, 21856) == part(large[k], 0, 21856));
+    me.meet();
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do product of bfloat16",
+                phx_all_reduce(me.group(), me.out(), me.out(), 8, PHX_BF16, PHX_PROD, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_BF16, PHX_SUM, &options, nullptr));
+    expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_BF16, PHX_SUM}, "all_reduce after an error");
+    me.meet();
   });
 }
 
@@ -516,5 +559,6 @@ TEST(nothing_is_left_behind) {
 
 int main(int argc, char **argv) {
   setenv("FAKE_CUDA_DEVICES", "4", 0);
+  setenv("FAKE_CUDA_PROCESSORS", "2", 0);  // each of its threads is one of the system
   return check::run_all(argc, argv);
 }

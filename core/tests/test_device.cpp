@@ -75,6 +75,44 @@ void meet(int rank, phx_world *world) {
 TEST(what_was_written_before_a_barrier_is_seen_after_it) { ranks::as_threads(3, meet); }  // M27 M32
 TEST(what_was_written_before_a_barrier_is_seen_after_it_by_processes) { ranks::all_zero(ranks::as_processes(3, meet)); }
 
+// On the host they go over the blocks: what a kernel does with them can be tried where there is no switch.
+void multicast(int rank, phx_world *world) {
+  Symmetric s(world, 64);
+  const auto mine = static_cast<char *>(s.block);
+  const float floats[4] = {0.5F + static_cast<float>(rank), -1, 0x1p100F, static_cast<float>(rank)};
+  const uint16_t halves[8] = {0x3c00, 0x0001, 0x7bff, static_cast<uint16_t>(rank == 1 ? 0x7e00 : 0x3c00),
+                              0xbc00, 0x8000, 0x0400, 0x5555};  // 1, the smallest, the largest, a NaN, -1, -0, ...
+  const int32_t integers[4] = {rank - 1, 1 << 30, -5 * rank, 7};
+  std::memcpy(mine, floats, 16);
+  std::memcpy(mine + 16, halves, 16);
+  std::memcpy(mine + 32, integers, 16);
+  CHECK(phx_team_barrier(&s.team, 0, kLong) == 0);
+  const phx_pack sum = phx_multicast_sum_f32x4(&s.team, 0), half = phx_multicast_sum_f16x8(&s.team, 16);
+  const phx_pack least = phx_multicast_min_i32x4(&s.team, 32), whole = phx_multicast_sum_u32x4(&s.team, 32);
+  const phx_pack both = phx_multicast_or_b64x2(&s.team, 32), brains = phx_multicast_max_bf16x8(&s.team, 16);
+  const float sums[4] = {4.5F, -3, 0x3p100F, 3};
+  // 3, three of the smallest, infinity, a NaN, -3, -0, 3 * 2^-14, 3 * 85.3125 rounded to even
+  const uint16_t summed[8] = {0x4200, 0x0003, 0x7c00, 0x7e00, 0xc200, 0x8000, 0x0a00, 0x5c00};
+  const int32_t minima[4] = {-1, 1 << 30, -10, 7}, totals[4] = {0, static_cast<int32_t>(0xc0000000), -15, 21};
+  const int32_t ored[4] = {-1, 1 << 30, -5 | -10, 7};
+  CHECK(std::memcmp(&sum, sums, 16) == 0 && std::memcmp(&half, summed, 16) == 0);
+  CHECK(std::memcmp(&least, minima, 16) == 0 && std::memcmp(&whole, totals, 16) == 0);
+  CHECK(std::memcmp(&both, ored, 16) == 0);
+  uint16_t largest[8];
+  std::memcpy(largest, &brains, 16);
+  CHECK(largest[0] == 0x3c00 && largest[3] == 0x7e00 && largest[4] == 0xbc00 && largest[5] == 0x8000);
+  CHECK(phx_team_barrier(&s.team, 0, kLong) == 0);
+  if (rank == 2) {
+    phx_multicast_fence();
+    phx_multicast_put(&s.team, 48, whole);
+  }
+  CHECK(phx_team_barrier(&s.team, 0, kLong) == 0);
+  CHECK(std::memcmp(mine + 48, totals, 16) == 0);
+  CHECK_OK(phx_symm_barrier(s.symm, 1, 0));
+}
+
+TEST(multicast_goes_over_the_blocks_of_the_host) { ranks::as_threads(3, multicast); }  // M32
+
 // A ring of two channels: data goes right, room comes back left.
 void stream(int rank, phx_world *world) {
   Symmetric s(world, sizeof(int64_t));

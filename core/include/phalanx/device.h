@@ -214,7 +214,7 @@ static inline float phx_larger(float a, float x) { return -phx_smaller(-a, -x); 
         acc[i] = x;                                                         \
       } else {                                                              \
         const Acc a = acc[i];                                               \
-        acc[i] = combined;                                                  \
+        acc[i] = (combined);                                                \
       }                                                                     \
     }                                                                       \
   }                                                                         \

@@ -160,8 +160,8 @@ class Chooser {
 void refuse_multimem(Call &call) {
   if (call.ok() && call.options().algo == PHX_ALGO_MULTIMEM)
     call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
-                     "%s: PHX_ALGO_MULTIMEM is for all_reduce, reduce_scatter, reduce, all_gather and broadcast with "
-                     "one count for all",
+                     "%s: PHX_ALGO_MULTIMEM does not do this: it is for all_reduce, reduce_scatter, reduce and "
+                     "all_gather with one count for all, and for broadcasts of symmetric memory",
                      call.name()));
 }
 

@@ -138,8 +138,8 @@ PHX_DEVICE void multimem_broadcast(const Launch &launch) {
       put_to_all(launch, at, load_pack(block_at(launch, launch.root, at)));
     for_each_rank(launch, [&](int to) {
       if (to == launch.root) return;
-      copy_between(block_at(launch, to, 0), block_at(launch, launch.root, 0), ahead);
-      copy_between(block_at(launch, to, until), block_at(launch, launch.root, until), bytes - until);
+      copy_between(result_at(launch, to, 0), block_at(launch, launch.root, 0), ahead);
+      copy_between(result_at(launch, to, until), block_at(launch, launch.root, until), bytes - until);
     });
     phx_multicast_fence();
   }
@@ -153,9 +153,17 @@ PHX_DEVICE void multimem_all_gather(const Launch &launch) {
   if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   if (launch.spread.place != 0 && in_one_place(launch)) {
+    const char *const from = block_at(launch, launch.team.group_rank, 0);
+    const bool aligned = is_aligned(from);
     phx_multicast_fence();
-    for (size_t at = thread_of_grid() * sizeof(Pack); at < bytes; at += threads_of_grid() * sizeof(Pack))
-      put_to_all(launch, mine + at, load_pack(block_at(launch, launch.team.group_rank, at)));
+    for (size_t at = thread_of_grid() * sizeof(Pack); at < bytes; at += threads_of_grid() * sizeof(Pack)) {
+      Pack pack;
+      if (aligned)
+        pack = load_pack(from + at);
+      else
+        std::memcpy(&pack, from + at, sizeof pack);
+      put_to_all(launch, mine + at, pack);
+    }
     phx_multicast_fence();
   } else {
     for_each_rank(launch,
