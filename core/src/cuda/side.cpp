@@ -56,7 +56,7 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
     at = round_up(begin + bytes, sizeof(Line));
     return begin;
   };
-  take((channels + kMostBlocks) * size * sizeof(uint32_t));
+  take((channels + kMostBlocks + channels) * size * sizeof(uint32_t));  // signals, launches, barriers
   layout.parts = take(kMostBlocks * size * sizeof(Part));
   layout.lines = take(size > kLineRanks ? 0 : 2 * kLineBlocks * kLineThreads * size * sizeof(Line));
   layout.epochs = take(kLineBlocks * sizeof(uint32_t));
@@ -65,6 +65,8 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
   layout.bytes = at;
   return layout;
 }
+
+uint32_t Side::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
 
 size_t Side::line_bytes() const {
   if (pads_.size() > kLineRanks) return 0;
