@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from phalanx.core import MemoryCount
+from phalanx.symm_mem import _streams
 from phalanx.symm_mem._context import current
 
 
@@ -70,6 +71,7 @@ def get_mem_stats() -> MemStats:
     context = current()
     if not context.has_world:
         return MemStats(0, 0)  # and the size of signal pads can still be set
+    _streams.drain()
     world = context.world
     with context.lock:
         handles = list(context.handles)

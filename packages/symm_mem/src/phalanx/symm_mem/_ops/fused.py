@@ -20,6 +20,7 @@ import torch
 from phalanx.core import InvalidArgumentError
 from phalanx.symm_mem._alloc import is_symm_mem_tensor
 from phalanx.symm_mem._groups import RankGroup, resolve
+from phalanx.symm_mem._ops import fused_cuda
 from phalanx.symm_mem._ops.peers import add_views, handle_of, peer_views, size_of
 from phalanx.symm_mem._ops.staging import turn
 from phalanx.symm_mem._ops.whole import gathered, scattered
@@ -75,6 +76,8 @@ def fused_all_gather_matmul(
     size = members.info.world_size
     dim = _check_gather(operation, a, bs, gather_dim, size)
     a, bs = _plain(a), [_plain(b) for b in bs]
+    if a.is_cuda:
+        return fused_cuda.all_gather_matmul(operation, a, bs, dim, members, return_a, _product)
     if dim == 0 and not return_a and _worth_cutting(size, a.shape[:-1].numel(), bs):
         return None, _by_shards(operation, a, bs, members)
     whole = gathered(operation, a, dim, members, return_a)
@@ -135,6 +138,8 @@ def fused_matmul_reduce_scatter(
     size = members.info.world_size
     dim, part = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
     a, b = _plain(a), _plain(b)
+    if a.is_cuda:
+        return fused_cuda.matmul_reduce_scatter(operation, a, b, dim, reduce_op, members, _product)
     shape = [*a.shape[:-1], b.shape[1]]
     what = f"{operation}(A {list(a.shape)}, B {list(b.shape)} of {a.dtype}, {reduce_op.lower()}, dim {dim})"
     if dim == 0 and _worth_cutting(size, a.shape[:-1].numel() // size, [b]):

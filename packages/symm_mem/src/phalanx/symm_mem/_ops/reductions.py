@@ -14,6 +14,7 @@ from phalanx.symm_mem._ops.peers import (
     reduction_of,
     size_of,
 )
+from phalanx.symm_mem._streams import stream_of
 
 
 def _reduce_into(
@@ -22,7 +23,7 @@ def _reduce_into(
     op = reduction_of(operation, reduce_op)
     check_like(operation, out, symmetric.shape, symmetric)
     handle = handle_of(operation, symmetric, group_name)
-    target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+    target = out if out.is_contiguous() else out.new_empty(out.shape)
     in_place = target.data_ptr() == symmetric.data_ptr()
     handle.symm.all_reduce(
         handle.offset,
@@ -31,6 +32,7 @@ def _reduce_into(
         core_dtype(symmetric),
         op,
         algo=algo,
+        stream=stream_of(symmetric),
     )
     return out if target is out else out.copy_(target)
 
@@ -97,9 +99,9 @@ def multimem_one_shot_reduce_out(
     is_root = handle.rank == root
     if is_root:
         check_like(operation, out, tensor.shape, tensor)
-    target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-    to = target.data_ptr() if is_root else None
-    handle.symm.reduce(handle.offset, to, tensor.numel(), core_dtype(tensor), op, root_group_rank=root)
+    target = out if out.is_contiguous() else out.new_empty(out.shape)
+    to, count = target.data_ptr() if is_root else None, tensor.numel()
+    handle.symm.reduce(handle.offset, to, count, core_dtype(tensor), op, root_group_rank=root, stream=stream_of(tensor))
     return out.copy_(target) if is_root and target is not out else out
 
 
@@ -127,8 +129,10 @@ def reduce_scatter_out(
         output.copy_(reduce_views(columns, "sum"))
         handle.barrier()  # peers have read this rank's
         return output
-    target = output if output.is_contiguous() else torch.empty(shape, dtype=output.dtype)
-    handle.symm.reduce_scatter(handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor))
+    target = output if output.is_contiguous() else output.new_empty(shape)
+    handle.symm.reduce_scatter(
+        handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor), stream=stream_of(tensor)
+    )
     return output if target is output else output.copy_(target)
 
 
