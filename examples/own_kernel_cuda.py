@@ -64,7 +64,9 @@ def run(folder: str) -> None:
         return out  # once the stream has come there
 
     # [call end]
-    inputs = [torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(r)) for r in range(dist.get_world_size())]
+    inputs = [
+        torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(r)) for r in range(dist.get_world_size())
+    ]
     x.copy_(inputs[rank])
     done = fused().cpu()  # waits for the stream
     late = status.item()

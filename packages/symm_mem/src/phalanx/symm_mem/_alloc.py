@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from phalanx.core import InvalidArgumentError, Memory, UnsupportedError
+from phalanx.core import InvalidArgumentError, Memory, MemoryInfo, UnsupportedError
 from phalanx.symm_mem import _device_memory, _streams
 from phalanx.symm_mem._allocators import Allocator, get_allocator
 from phalanx.symm_mem._context import RankContext, current
@@ -206,15 +206,36 @@ def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:
     except (RuntimeError, NotImplementedError):  # sparse, fake and other tensors without a storage
         return None
     context = current()
-    if address == 0 or tensor.device.type not in _DEVICE_TYPES or not context.allocations:
+    if address == 0 or tensor.device.type not in _DEVICE_TYPES:
+        return None
+    if not context.allocations and context.segment_number is None:
         return None
     allocation = context.allocations.get(address)
-    if allocation is None:  # perhaps a storage that starts inside a block, as numpy's views give
+    if allocation is None:  # perhaps a storage that starts inside a block, as numpy's views and torch's pools give
         block = context.world.find(address)
-        allocation = context.allocations.get(block.address) if block is not None and block.live else None
+        if block is None or not block.live:
+            return None
+        allocation = context.allocations.get(block.address) or _segment(context, block)
         if allocation is None:
             return None
     return allocation, address + offset - allocation.address
+
+
+def _segment(context: RankContext, block: MemoryInfo) -> Allocation | None:
+    """The segment of a memory pool on a GPU that a block is, if it is one."""
+    number_of = context.segment_number
+    number = 0 if number_of is None else number_of(block.address)
+    if number_of is None or number == 0:
+        return None
+    with context.lock:
+        known = context.segments.get(block.address)
+        if known is None or known[0] != number:
+            for address, (its_number, _) in list(context.segments.items()):
+                if number_of(address) != its_number:  # torch has freed it, and with it go its handles
+                    del context.segments[address]
+            known = (number, Allocation(block.address, block.size, block.device, None, None))
+            context.segments[block.address] = known
+    return known[1]
 
 
 def with_index(device: torch.device) -> torch.device:
