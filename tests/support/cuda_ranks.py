@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import fake_torch_cuda
-
 from ranks import run_ranks, scratch
 
 __all__ = ["WAYS", "on_cuda", "run_cuda_ranks"]

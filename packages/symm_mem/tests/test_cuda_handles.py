@@ -8,7 +8,15 @@ import torch
 from cuda_ranks import WAYS, on_cuda, run_cuda_ranks
 
 from phalanx import symm_mem
-from phalanx.core import InvalidArgumentError, NotFoundError, PeerDeadError, UnsupportedError, WaitTimeoutError
+from phalanx.core import (
+    FileStore,
+    InvalidArgumentError,
+    NotFoundError,
+    PeerDeadError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
+from ranks import scratch
 
 ways = pytest.mark.parametrize("way", WAYS)
 
@@ -130,6 +138,54 @@ def keeps_mappings(rank, world_size, name):
 @ways
 def test_a_tensor_of_a_peer_keeps_its_memory(way):  # M22 M37
     run_cuda_ranks(keeps_mappings, 2, way)
+
+
+@on_cuda
+def from_two_streams(rank, world_size, name):
+    tensor = symm_mem.empty(8, dtype=torch.int32, device="cuda")
+    handle = symm_mem.rendezvous(tensor, name)
+    own = torch.cuda.current_stream()
+    streams = [own, torch.cuda.Stream(), torch.cuda.Stream()]
+    for turn in range(12):
+        with torch.cuda.stream(streams[(turn + rank) % 3]):  # nobody orders them
+            handle.put_signal(1 - rank, channel=2)
+            handle.wait_signal(1 - rank, channel=2)
+            handle.barrier(channel=2)
+            torch.ops.phalanx.one_shot_all_reduce(tensor, "sum", name)
+    torch.cuda.synchronize() if rank == 0 else own.synchronize()
+    handle.symm.barrier()
+    words = handle.get_signal_pad(rank, (handle.signal_channels, world_size), torch.int32)
+    assert words.cpu()[2].tolist() == [12 * (rank == 1), 12 * (rank == 0)]
+    handle.symm.barrier()
+
+
+def test_calls_of_several_streams_keep_their_order():  # M29
+    run_cuda_ranks(from_two_streams, 2, "processes")
+
+
+@on_cuda
+def in_two_groups(rank, world_size, name):
+    store = FileStore(scratch() / "second-store")
+    symm_mem.set_group_info("reversed", world_size - 1 - rank, world_size, store)
+    tensor = symm_mem.empty(8, device="cuda")
+    first, second = symm_mem.rendezvous(tensor, name), symm_mem.rendezvous(tensor, "reversed")
+    assert not set(first.signal_pad_ptrs) & set(second.signal_pad_ptrs)
+    for _ in range(3):
+        first.put_signal(1 - rank)
+    second.barrier()
+    assert second.get_signal_pad(second.rank).view(torch.int32).cpu().eq(0).all()
+    second.get_buffer(1 - second.rank, (8,), torch.float32).fill_(rank)
+    second.barrier()
+    assert tensor.unique().tolist() == [1 - rank]
+    for _ in range(3):
+        first.wait_signal(1 - rank)
+    first.barrier()
+    torch.cuda.current_stream().synchronize()
+    first.symm.barrier()
+
+
+def test_two_groups_on_one_allocation_have_signals_of_their_own():  # M29
+    run_cuda_ranks(in_two_groups, 2, "processes")
 
 
 @on_cuda

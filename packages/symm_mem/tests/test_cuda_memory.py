@@ -2,11 +2,11 @@
 
 import gc
 
-import fake_torch_cuda
 import pytest
 import torch
 from cuda_ranks import WAYS, on_cuda, run_cuda_ranks
 
+import fake_torch_cuda
 from phalanx import symm_mem
 from phalanx.core import InUseError, MismatchError, UnsupportedError
 from phalanx.symm_mem import _streams

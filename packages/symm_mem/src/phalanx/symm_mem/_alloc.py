@@ -34,6 +34,7 @@ class Allocation:
         group_name: The group that it was allocated for, or None.
         alloc_id: None unless persistent.
         handles: One for each group and byte offset that a rendezvous was made for.
+        orders: Of what its handles put on streams, by group.
     """
 
     address: int
@@ -42,6 +43,7 @@ class Allocation:
     group_name: str | None
     alloc_id: int | None
     handles: "dict[tuple[RankGroup, int], SymmetricMemory]" = field(default_factory=dict)
+    orders: "dict[RankGroup, _streams.Order]" = field(default_factory=dict)
 
 
 class _Lease:

@@ -1,6 +1,6 @@
 """The handle that a rendezvous gives: the blocks of all ranks, and their signals."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 
 import torch
@@ -27,7 +27,8 @@ class SymmetricMemory(Statics):
     Of memory of a GPU, everything is put on torch's current stream, and returns: signals and barriers order streams.
     What goes wrong there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is
     raised by the next call on the group; what the stream does after it works with unspecified data, and the group is of
-    no further use. Buffers of peers are for the stream that is current when they are got.
+    no further use. Calls from several streams that concern the same words keep their order: the later stream waits for
+    the earlier one. Buffers of peers are for the stream that is current when they are got.
 
     The class has the static methods of torch's too, which are functions of this package: set_group_info,
     empty_strided_p2p, rendezvous, is_symm_mem_tensor, get_backend, set_backend, get_mempool_allocator,
@@ -46,8 +47,11 @@ class SymmetricMemory(Statics):
         symm: The core's handle, with the collectives on symmetric memory.
     """
 
-    def __init__(self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int) -> None:
+    def __init__(
+        self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int, order: _streams.Order
+    ) -> None:
         self._group = group
+        self._order = order
         self.symm = symm
         self.rank = symm.group_rank
         self.world_size = symm.group_size
@@ -220,9 +224,13 @@ class SymmetricMemory(Statics):
             step *= size
         return _device_memory.tensor_of(storage, dtype, sizes, tuple(reversed(steps)))
 
-    def _stream(self) -> int | None:
-        """Where signals and barriers are put; None: nowhere, they are the host's."""
-        return None if self._on_host else _streams.current(self.device)
+    def stream(self) -> int:
+        """The stream for a collective of `symm`: torch's current one, after those of earlier ones. 0 on CPU."""
+        return 0 if self._on_host else self._order.next(self.device, "collective")
+
+    def _signals(self, *use: Hashable) -> int | None:
+        """The stream for a signal or barrier; None: it is the host's."""
+        return None if self._on_host else self._order.next(self.device, use)
 
     # ---- signals --------------------------------------------------------------------------------
 
@@ -239,7 +247,7 @@ class SymmetricMemory(Statics):
             RevokedError: The group failed before.
         """
         try:
-            self.symm.put_signal(dst_rank, channel, stream=self._stream())
+            self.symm.put_signal(dst_rank, channel, stream=self._signals("put", dst_rank, channel))
         except PhalanxError as error:
             self._group.in_global_ranks(error)
             raise
@@ -258,7 +266,7 @@ class SymmetricMemory(Statics):
             InvalidArgumentError: There is no such rank or channel.
         """
         try:
-            self.symm.wait_signal(src_rank, channel, timeout_ms, stream=self._stream())
+            self.symm.wait_signal(src_rank, channel, timeout_ms, stream=self._signals("wait", src_rank, channel))
         except PhalanxError as error:
             self._group.in_global_ranks(error)
             raise
@@ -277,7 +285,7 @@ class SymmetricMemory(Statics):
             InvalidArgumentError: There is no such channel.
         """
         try:
-            self.symm.barrier(channel, timeout_ms, stream=self._stream())
+            self.symm.barrier(channel, timeout_ms, stream=self._signals("barrier", channel))
         except PhalanxError as error:
             self._group.in_global_ranks(error)
             raise

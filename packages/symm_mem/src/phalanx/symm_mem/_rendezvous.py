@@ -77,7 +77,8 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
 
 def _kept(allocation: Allocation, members: RankGroup, symm: Symm, offset: int) -> SymmetricMemory:
     """The handle of this place of a block, which another thread may have made meanwhile."""
-    made = SymmetricMemory(members, symm, allocation.device, offset)
+    order = allocation.orders.setdefault(members, _streams.Order())
+    made = SymmetricMemory(members, symm, allocation.device, offset, order)
     handle = allocation.handles.setdefault((members, offset), made)
     if handle is made:
         context = current()

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -22,16 +23,39 @@ def current(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def stream_of(tensor: torch.Tensor) -> int:
-    """The stream on which work with a tensor is put; 0 for one on the CPU, where the core takes none."""
-    return 0 if tensor.is_cpu else current(tensor.device)
-
-
 def place_of(tensor: torch.Tensor) -> dict[str, Any]:
     """What the collectives of `phalanx.core.Group` must be told of a tensor that is not on the CPU."""
     if tensor.is_cpu:
         return {}
     return {"device": (tensor.device.type, tensor.device.index), "stream": current(tensor.device)}
+
+
+class Order:
+    """Keeps uses of the same words of a signal pad in the order of their calls, whichever streams they are put on.
+
+    What counts signals is read and written without regard to what else runs, so two streams must not do it at once.
+    Replays of a graph are not seen from here; their order is the caller's.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, torch.cuda.Stream] = {}
+
+    def next(self, device: torch.device, use: Hashable) -> int:
+        """The current stream, as the driver's number, once it waits for the one of the last call of this use.
+
+        Args:
+            device: The GPU.
+            use: Of what; different ones do not wait for each other.
+        """
+        stream = torch.cuda.current_stream(device)
+        number, before = int(stream.cuda_stream), self._last.get(use)
+        if before is None:
+            self._last[use] = stream
+        elif before.cuda_stream != number:
+            if not torch.cuda.is_current_stream_capturing() and not _is_captured(before):
+                stream.wait_stream(before)
+            self._last[use] = stream
+        return number
 
 
 def refuse_capture(operation: str, device: torch.device, why: str) -> None:

@@ -24,7 +24,6 @@ from phalanx.symm_mem._groups import RankGroup
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._ops.peers import add_views, core_dtype, handle_of, peer_views, reduction_of
 from phalanx.symm_mem._ops.whole import gather_into
-from phalanx.symm_mem._streams import current
 from phalanx.symm_mem._workspace import get_symm_mem_workspace
 
 Product = Callable[..., torch.Tensor]  # (a, b, out=None): a @ b
@@ -192,7 +191,7 @@ def scattered(
         parts = product(None)
         mine.copy_(parts.view(*shape[:dim], size, part[dim], *shape[dim + 1 :]).movedim(dim, 0))
     try:
-        handle.symm.reduce_scatter(0, out.data_ptr(), out.numel(), core_dtype(out), op, stream=current(device))
+        handle.symm.reduce_scatter(0, out.data_ptr(), out.numel(), core_dtype(out), op, stream=handle.stream())
     except PhalanxError as error:
         members.in_global_ranks(error)
         raise

@@ -14,7 +14,6 @@ from phalanx.symm_mem._ops.peers import (
     reduction_of,
     size_of,
 )
-from phalanx.symm_mem._streams import stream_of
 
 
 def _reduce_into(
@@ -32,7 +31,7 @@ def _reduce_into(
         core_dtype(symmetric),
         op,
         algo=algo,
-        stream=stream_of(symmetric),
+        stream=handle.stream(),
     )
     return out if target is out else out.copy_(target)
 
@@ -101,7 +100,7 @@ def multimem_one_shot_reduce_out(
         check_like(operation, out, tensor.shape, tensor)
     target = out if out.is_contiguous() else out.new_empty(out.shape)
     to, count = target.data_ptr() if is_root else None, tensor.numel()
-    handle.symm.reduce(handle.offset, to, count, core_dtype(tensor), op, root_group_rank=root, stream=stream_of(tensor))
+    handle.symm.reduce(handle.offset, to, count, core_dtype(tensor), op, root_group_rank=root, stream=handle.stream())
     return out.copy_(target) if is_root and target is not out else out
 
 
@@ -131,7 +130,7 @@ def reduce_scatter_out(
         return output
     target = output if output.is_contiguous() else output.new_empty(shape)
     handle.symm.reduce_scatter(
-        handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor), stream=stream_of(tensor)
+        handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor), stream=handle.stream()
     )
     return output if target is output else output.copy_(target)
 

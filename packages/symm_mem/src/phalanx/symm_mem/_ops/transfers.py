@@ -8,7 +8,7 @@ from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import resolve
 from phalanx.symm_mem._ops.peers import check_like, core_dtype, handle_of, peer_views, reduction_of, size_of
 from phalanx.symm_mem._ops.whole import gather_into
-from phalanx.symm_mem._streams import place_of, stream_of
+from phalanx.symm_mem._streams import place_of
 
 
 def get_remote_tensors(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
@@ -39,8 +39,8 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
     source = tensor.contiguous()
     if is_symm_mem_tensor(source):
         handle = handle_of(operation, source, group_name)
-        stream = stream_of(source)
-        handle.symm.reduce_scatter(handle.offset, out.data_ptr(), out.numel(), core_dtype(source), op, stream=stream)
+        count, stream = out.numel(), handle.stream()
+        handle.symm.reduce_scatter(handle.offset, out.data_ptr(), count, core_dtype(source), op, stream=stream)
     else:
         group = resolve(group_name).meet(current(), 0)
         place = place_of(source)

@@ -11,7 +11,7 @@ from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import RankGroup
 from phalanx.symm_mem._ops.peers import core_dtype, handle_of, reduction_of
 from phalanx.symm_mem._ops.staging import turn
-from phalanx.symm_mem._streams import place_of, stream_of
+from phalanx.symm_mem._streams import place_of
 
 # Measured. What an allocator has just got back is warm, but large pieces go back to the system, and to touch each of
 # their pages for the first time costs more than to fill it.
@@ -26,8 +26,8 @@ def gather_into(operation: str, source: torch.Tensor, out: torch.Tensor, members
     try:
         if look and is_symm_mem_tensor(source):
             handle = handle_of(operation, source, members.name)
-            stream = stream_of(source)
-            handle.symm.all_gather(handle.offset, out.data_ptr(), source.numel(), core_dtype(source), stream=stream)
+            count, stream = source.numel(), handle.stream()
+            handle.symm.all_gather(handle.offset, out.data_ptr(), count, core_dtype(source), stream=stream)
         else:
             group = members.meet(current(), 0)
             place = place_of(source)
