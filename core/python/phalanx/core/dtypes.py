@@ -50,11 +50,12 @@ class ReduceOp(IntEnum):
 
 
 class Algo(IntEnum):
-    """How a collective runs. AUTO chooses by size, and alike on all ranks."""
+    """How a collective runs. AUTO chooses by size, and alike on all ranks. MULTIMEM: by NVLink switches."""
 
     AUTO = 0
     ONE_SHOT = 1
     TWO_SHOT = 2
+    MULTIMEM = 3
 
 
 ANY_RANK = -1  # for receives: whoever sends

@@ -1,10 +1,11 @@
 """all_reduce, reduce_scatter and sums of tiles, on symmetric inputs: peers read them where they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from phalanx.core import Algo, InvalidArgumentError
+from phalanx.core import Algo, InvalidArgumentError, UnsupportedError
+from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._ops.peers import (
     check_like,
     core_dtype,
@@ -84,8 +85,25 @@ def two_shot_all_reduce_out(
     return _reduce_into("two_shot_all_reduce_out", tensor, reduce_op, group_name, output, Algo.TWO_SHOT)
 
 
+def _by_switch(handle: SymmetricMemory, reduce: Callable[[Algo], object]) -> None:
+    """Reduce by NVLink switches where they are, and can: of what they cannot, all ranks are told before it begins."""
+    if handle.multicast_ptr:
+        try:
+            reduce(Algo.MULTIMEM)
+        except UnsupportedError:
+            pass
+        else:
+            return
+    reduce(Algo.AUTO)
+
+
 def multimem_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    return _reduce_into("multimem_all_reduce_", tensor, reduce_op, group_name, tensor, Algo.AUTO)
+    operation = "multimem_all_reduce_"
+    if tensor.is_cpu:
+        return _reduce_into(operation, tensor, reduce_op, group_name, tensor, Algo.AUTO)
+    handle = handle_of(operation, tensor, group_name)
+    _by_switch(handle, lambda algo: _reduce_into(operation, tensor, reduce_op, group_name, tensor, algo))
+    return tensor
 
 
 def multimem_one_shot_reduce_out(
@@ -99,8 +117,11 @@ def multimem_one_shot_reduce_out(
     if is_root:
         check_like(operation, out, tensor.shape, tensor)
     target = out if out.is_contiguous() else out.new_empty(out.shape)
-    to, count = target.data_ptr() if is_root else None, tensor.numel()
-    handle.symm.reduce(handle.offset, to, count, core_dtype(tensor), op, root_group_rank=root, stream=handle.stream())
+    to, count, dtype = target.data_ptr() if is_root else None, tensor.numel(), core_dtype(tensor)
+    stream = handle.stream()
+    _by_switch(
+        handle, lambda algo: handle.symm.reduce(handle.offset, to, count, dtype, op, root, algo=algo, stream=stream)
+    )
     return out.copy_(target) if is_root and target is not out else out
 
 

@@ -29,6 +29,9 @@ def _gathered(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
 
 def multimem_all_gather_out(tensor: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
     check_like("multimem_all_gather_out", out, _gathered(tensor, group_name).shape, tensor)
+    if out.is_cuda and out.is_contiguous():  # which switches write at once, where it is symmetric as well
+        gather_into("multimem_all_gather_out", tensor.contiguous(), out, resolve(group_name))
+        return out
     return out.copy_(_low_contention_all_gather(tensor, group_name))
 
 
