@@ -133,6 +133,35 @@ def test_tiles_words_and_tensors_of_peers(way):  # M22
 
 
 @on_cuda
+def by_switch(rank, size, name):
+    if torch.cuda.device_count() < size or not symm_mem.SymmetricMemory.has_multicast_support("cuda", rank):
+        return "two GPUs that are connected by NVLink switches"
+    torch.cuda.set_device(rank)
+    assert not symm_mem.SymmetricMemory.has_multicast_support("cpu", 0)
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):  # int8: what switches cannot do
+        parts = parts_of(size, (3000,), dtype)
+        total = torch.stack(parts).sum(0).to(dtype)
+        x = symmetric(parts[rank])
+        handle = symm_mem.rendezvous(x, name)
+        assert x.device.index == rank and handle.multicast_ptr != 0
+        assert torch.equal(ops.multimem_one_shot_all_reduce(x, "sum", name).cpu(), total)
+        out = torch.zeros(3000, dtype=dtype, device="cuda")
+        got = ops.multimem_one_shot_reduce_out(x, "sum", 1, name, out)
+        assert torch.equal(got.cpu(), total * (rank == 1))
+        assert torch.equal(ops.multimem_all_reduce_(x, "sum", name).cpu(), total)
+        gathered = symm_mem.empty(size * 3000, dtype=dtype, device="cuda")
+        assert torch.equal(ops.multimem_all_gather_out(x, name, gathered).cpu(), total.repeat(size))
+    handle.symm.barrier()
+    return None
+
+
+def test_switches_do_the_multimem_ops_where_there_are_any():
+    (missing, _) = run_cuda_ranks(by_switch, 2, "processes")
+    if missing:
+        pytest.skip(missing)
+
+
+@on_cuda
 def replays(rank, size, name):
     x, out = symm_mem.empty(5000, device="cuda"), torch.empty(5000, device="cuda")
     step = torch.ones(5000, device="cuda")

@@ -39,7 +39,7 @@ def lies_in_a_segment(rank, size, name):
     context.segment_number = cuda.segment_number  # as a pool does
     with cuda.entered(context.world):
         block = segments.take(2 * MIB)
-        other = segments.take(MIB, 1)
+        other = segments.take(MIB)
         assert 0 not in (block, other) and symm_mem.get_mem_stats() == (2, 3 * MIB)
     first, second = tensor_in(block + 4096, 256), tensor_in(block + MIB, 100)
     assert symm_mem.is_symm_mem_tensor(first) and not symm_mem.is_symm_mem_tensor(torch.ones(2, device="cuda"))
