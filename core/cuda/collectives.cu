@@ -109,3 +109,5 @@ PHX_MULTIMEM(uint8, bxor, uint8_t, BitXor)
 extern "C" __global__ void phx_gpu_multimem_all_gather(Launch launch) { multimem_all_gather(launch); }
 extern "C" __global__ void phx_gpu_multimem_broadcast(Launch launch) { multimem_broadcast(launch); }
 #endif
+
+#include "random.cu"  // one image has all kernels

@@ -619,6 +619,15 @@ PHX_API phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, doubl
 PHX_API phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key,
                                        uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                                        const int64_t *out_strides);
+/* The same elements, bit for bit, in memory of a device. On a GPU the call puts a kernel on `stream` (CUstream,
+ * cudaStream_t), of the GPU's primary context, and returns. device NULL = CPU, where stream is NULL. */
+PHX_API phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind,
+                                      double a, double b, uint64_t key, uint64_t first, int32_t ndim,
+                                      const int64_t *sizes, const int64_t *index_strides, const int64_t *out_strides);
+PHX_API phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
+                                          uint64_t range, uint64_t key, uint64_t first, int32_t ndim,
+                                          const int64_t *sizes, const int64_t *index_strides,
+                                          const int64_t *out_strides);
 
 /* cdef: end */
 

@@ -126,4 +126,12 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
   return PHX_OK;
 }
 
+// Never destroyed: the driver may be gone before static objects are.
+Gpus *gpus_of_process(std::string *problem) {
+  const Driver *driver = find_driver(problem);
+  if (driver == nullptr) return nullptr;
+  static Gpus *const gpus = new Gpus(*driver);
+  return gpus;
+}
+
 }  // namespace phx::cuda

@@ -54,4 +54,8 @@ class Gpus {
   std::map<int32_t, Entry> entries_;  // by index
 };
 
+// For what has no world: its contexts and kernels stay until the process ends. NULL, and *problem says why, where there
+// is no driver.
+Gpus *gpus_of_process(std::string *problem);
+
 }  // namespace phx::cuda

@@ -19,6 +19,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -459,6 +460,20 @@ FAKE(cuGraphDestroy, (void *graph)) {
   delete static_cast<fake_cuda::GraphRef *>(graph);
   return kOk;
 }
+FAKE(cuStreamGetCaptureInfo_v2,
+     (Stream stream, int *status, uint64_t *id, void **graph, const void **nodes, size_t *count)) {
+  MAY_FAIL(cuStreamGetCaptureInfo_v2);
+  if (graph != nullptr || nodes != nullptr || count != nullptr) return kInvalidValue;  // nobody asks
+  const fake_cuda::GraphRef captured = stream_of(stream).captured_into();
+  *status = captured != nullptr ? 1 : kNotCapturing;
+  *id = captured != nullptr ? captured->id : 0;
+  return kOk;
+}
+FAKE(cuThreadExchangeStreamCaptureMode, (int *mode)) {
+  thread_local int own = 0;
+  std::swap(own, *mode);
+  return kOk;
+}
 FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
   MAY_FAIL(cuStreamIsCapturing);
   *status = stream_of(stream).capturing() ? 1 : kNotCapturing;
@@ -549,6 +564,14 @@ FAKE(cuLaunchKernel,
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  if (fake_cuda::is_random(function)) {
+    stream_of(stream).put([=, &s, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
+      count_running(1);
+      fake_cuda::run(function, fill, grid_x, block_x, s.processors);
+      count_running(-1);
+    });
+    return kOk;
+  }
   const Launch launch = *static_cast<const Launch *>(parameters[0]);
   for (const phx_team *team : {&launch.team, &launch.spread.team})
     if (team->multicast != nullptr && !reaches_all(s, *team)) return kInvalidValue;
