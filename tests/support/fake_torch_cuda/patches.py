@@ -153,7 +153,7 @@ def apply(library: Any) -> None:
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
         "init": lambda: None,
-        "device_count": torch.accelerator.device_count,
+        "device_count": library.fake_torch_device_count,
         "current_device": torch.accelerator.current_device_index,
         "set_device": lambda device: torch.accelerator.set_device_index(_index(device)),
         "_exchange_device": _exchange_device,
