@@ -177,7 +177,7 @@ def replays(rank, size, name):
         ops.reduce_scatter_out(columns, name, True, half)  # of torch's sums and two barriers
         with pytest.raises(UnsupportedError, match="the splits must be read by the host"):
             ops.all_to_all_vdev(
-                columns, half, torch.zeros(size, dtype=torch.int64), torch.zeros(2, size, dtype=torch.int64), name
+                columns, columns, torch.zeros(size, dtype=torch.int64), torch.zeros(2, size, dtype=torch.int64), name
             )
     for turn in range(1, 6):
         graph.replay()
