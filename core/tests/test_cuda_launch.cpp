@@ -389,6 +389,29 @@ TEST(signals_and_barriers_order_streams) {
   });
 }
 
+// The API lets a channel be used for both.
+TEST(signals_do_not_stand_in_for_a_rank_at_a_barrier_of_their_channel) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const OwnStream &stream = me.stream();
+    if (rank == 0)
+      for (int i = 0; i < 3; ++i) CHECK_OK(phx_symm_enqueue_put_signal(me.symm(), 1, 7, stream.get()));
+    for (int i = 0; i < 2; ++i) CHECK_OK(phx_symm_enqueue_barrier(me.symm(), 7, 0, stream.get()));
+    if (rank == 1)
+      for (int i = 0; i < 3; ++i) CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 0, 7, 0, stream.get()));
+    stream.wait();
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+    if (rank == 1) {
+      CHECK_OK(phx_symm_enqueue_barrier(me.symm(), 7, 20, stream.get()));  // to which rank 0 does not come
+      stream.wait();
+      CHECK_FAILS(PHX_ERR_TIMEOUT, "for rank 0", phx_symm_enqueue_barrier(me.symm(), 7, 0, stream.get()));
+    } else {
+      CHECK(phx_group_barrier(me.group(), 0) != PHX_OK);  // until rank 1 has found out
+    }
+  });
+}
+
 // Small ones too, which count on the GPU what they have sent.
 TEST(a_graph_is_replayed) {
   gpu::needs_driver();

@@ -109,6 +109,16 @@ PHX_API int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_
 /* The reduction or group name that a phalanx_c10d op was given as this number. Lives for ever; NULL for others. */
 PHX_API const char *phxt_text(int64_t number);
 
+/* Memory pools of torch on GPUs: torch.cuda.memory.CUDAPluggableAllocator(library, "phxt_pool_alloc", "phxt_pool_free")
+ * makes segments of memory of the world that the calling thread has entered, which its groups can map. The world must
+ * live until its last segment is given back. */
+PHX_API phx_world *phxt_pool_enter(phx_world *world);                      /* NULL: none. Returns the one before. */
+PHX_API void *phxt_pool_alloc(int64_t size, int32_t device, void *stream); /* NULL: no world, or no memory */
+PHX_API void phxt_pool_free(void *pointer, int64_t size, int32_t device, void *stream);
+/* The number, from 1 on, of the segment that begins there; 0 where none does. */
+PHX_API uint64_t phxt_pool_segment(const void *pointer);
+PHX_API uint64_t phxt_pool_count(const phx_world *world); /* of its segments */
+
 /* Of the last error that an op or a phxt call raised in this thread: PHX_OK and "" before the first. */
 PHX_API phx_status phxt_last_status(void);
 PHX_API const char *phxt_last_error(void); /* until the thread's next error */

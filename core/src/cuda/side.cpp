@@ -58,7 +58,7 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
     at = round_up(begin + bytes, sizeof(Line));
     return begin;
   };
-  take((channels + kMostBlocks) * size * sizeof(uint32_t));
+  take((channels + kMostBlocks + channels) * size * sizeof(uint32_t));  // signals, launches, barriers
   layout.parts = take(kMostBlocks * size * sizeof(Part));
   layout.shown = take(kMostBlocks * sizeof(Where));
   layout.found = take(kMostBlocks * size * sizeof(char *));
@@ -69,6 +69,8 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
   layout.bytes = at;
   return layout;
 }
+
+uint32_t Side::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
 
 size_t Side::line_bytes() const {
   if (pads_.size() > kLineRanks) return 0;

@@ -83,6 +83,8 @@ class Side {
 
   // The first channel of those that the collectives have for themselves.
   uint32_t own_channel() const { return channels_; }
+  // That of a barrier of the user's channel, which has nothing to do with the signals of that channel.
+  uint32_t barrier_channel(uint32_t channel) const;
   // As much as the kernels of small all_reduces take: see Line.
   size_t line_bytes() const;
   // Puts a kernel of ours on the stream, with as many blocks as `bytes` of work are worth: the same on all ranks.

@@ -31,7 +31,9 @@ bool valid_rank(const char *operation, phx_symm *symm, int32_t group_rank) {
   return false;
 }
 
-phx_status enqueue(const char *operation, const char *kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
+enum class Kernel { put_signal, wait_signal, barrier };
+
+phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
                    int64_t timeout_ms, void *stream) {
   return guarded(operation, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
@@ -46,8 +48,9 @@ phx_status enqueue(const char *operation, const char *kernel, phx_symm *symm, in
     if (status != PHX_OK) return status;
     phx::cuda::Launch launch{};
     launch.root = group_rank;
-    launch.channel = channel;
-    return s.launch(operation, kernel, launch, nullptr, timeout, 0, nullptr, stream);
+    launch.channel = kernel == Kernel::barrier ? s.side()->barrier_channel(channel) : channel;
+    constexpr const char *kNames[] = {"phx_gpu_put_signal", "phx_gpu_wait_signal", "phx_gpu_barrier"};
+    return s.launch(operation, kNames[static_cast<int>(kernel)], launch, nullptr, timeout, 0, nullptr, stream);
   });
 }
 
@@ -215,16 +218,16 @@ phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms
 }
 
 phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream) {
-  return enqueue("symm_enqueue_put_signal", "phx_gpu_put_signal", symm, group_rank, channel, 0, stream);
+  return enqueue("symm_enqueue_put_signal", Kernel::put_signal, symm, group_rank, channel, 0, stream);
 }
 
 phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms,
                                         void *stream) {
-  return enqueue("symm_enqueue_wait_signal", "phx_gpu_wait_signal", symm, group_rank, channel, timeout_ms, stream);
+  return enqueue("symm_enqueue_wait_signal", Kernel::wait_signal, symm, group_rank, channel, timeout_ms, stream);
 }
 
 phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream) {
-  return enqueue("symm_enqueue_barrier", "phx_gpu_barrier", symm, 0, channel, timeout_ms, stream);
+  return enqueue("symm_enqueue_barrier", Kernel::barrier, symm, 0, channel, timeout_ms, stream);
 }
 
 phx_status phx_symm_team(phx_symm *symm, phx_team *out) {

@@ -73,7 +73,9 @@ State &state() {
   return *all;
 }
 thread_local std::vector<Context> current_contexts;
-Device current_device() { return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1; }
+Device current_device() {  // there must be a context
+  return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1;
+}
 
 // With the state's mutex held.
 bool fails(const char *function) {

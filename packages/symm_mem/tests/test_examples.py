@@ -35,3 +35,12 @@ def test_the_collective_in_numba_gives_the_same():  # M32
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Python, C++, numba: 3 ranks have gathered what torch gathers" in done.stdout
+
+
+def test_the_kernel_of_ones_own_runs_on_a_gpu():  # M32
+    command = [sys.executable, str(EXAMPLES / "own_kernel_cuda.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if done.stdout.startswith("skipped: "):
+        pytest.skip(done.stdout.removeprefix("skipped: ").strip())
+    assert "all_reduce and rms_norm in one kernel on the GPU: as torch computes them" in done.stdout

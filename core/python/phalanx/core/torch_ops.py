@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx.core._lib import ffi, lib, library_path, open_library
@@ -17,10 +18,12 @@ class TorchOps(NamedTuple):
     Attributes:
         ffi: The same as `phalanx.core.ffi`.
         lib: Holds the functions of phalanx_torch.h.
+        path: Of the library, for who loads it by its name.
     """
 
     ffi: Any
     lib: Any
+    path: Path
 
     def last_error(self) -> PhalanxError | None:
         """What the last op or phxt_* call that failed on this thread failed with, or None."""
@@ -123,4 +126,4 @@ def _load() -> TorchOps:
             name="phalanx.core",
             path=str(path),
         )
-    return TorchOps(ffi, lib)
+    return TorchOps(ffi, lib, path)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from phalanx.core import InvalidArgumentError, Memory, UnsupportedError
+from phalanx.core import InvalidArgumentError, Memory, MemoryInfo, UnsupportedError
+from phalanx.symm_mem import _device_memory, _streams
 from phalanx.symm_mem._allocators import Allocator, get_allocator
 from phalanx.symm_mem._context import RankContext, current
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.symm_mem._handle import SymmetricMemory
 
 _INT64_MAX = 2**63 - 1
+_DEVICE_TYPES = ("cpu", "cuda")
 
 
 @dataclass(eq=False)
@@ -32,6 +34,7 @@ class Allocation:
         group_name: The group that it was allocated for, or None.
         alloc_id: None unless persistent.
         handles: One for each group and byte offset that a rendezvous was made for.
+        orders: Of what its handles put on streams, by group.
     """
 
     address: int
@@ -40,17 +43,23 @@ class Allocation:
     group_name: str | None
     alloc_id: int | None
     handles: "dict[tuple[RankGroup, int], SymmetricMemory]" = field(default_factory=dict)
+    orders: "dict[RankGroup, _streams.Order]" = field(default_factory=dict)
 
 
 class _Lease:
     """What a storage holds. Gives the block back when the storage dies, on whatever thread that is."""
 
-    __slots__ = ("_allocations", "_allocator", "_memory")
+    __slots__ = ("_allocations", "_allocator", "_memory", "_until")
 
     def __init__(self, allocations: dict[int, Allocation], allocator: Allocator, memory: Memory) -> None:
         self._allocations = allocations
         self._allocator = allocator
         self._memory = memory
+        # Of a GPU, streams may still use the block, and the mappings of its handles. A persistent one stays anyway.
+        self._until: _streams.UsedOn | None = None
+        if memory.device[0] == "cuda" and memory.alloc_id is None:
+            known = allocations.get(memory.address)
+            self._until = _streams.UsedOn((memory, known), torch.device(*memory.device))
 
     def __del__(self) -> None:
         # Before the block is freed, so that nobody else can have its address yet.
@@ -72,12 +81,13 @@ def empty(
 def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor:
     """Like `torch.empty`, in memory that other ranks can map after `rendezvous`. Not collective.
 
-    As `torch.distributed._symmetric_memory.empty`; the memory is zeroed.
+    As `torch.distributed._symmetric_memory.empty`; the memory is zeroed. On a GPU it is for work on the stream that is
+    current here: what others do with it must be over, or ordered before that stream, when the tensor ends.
 
     Args:
         *size: The shape, as several integers or as one sequence.
         dtype: None is torch's default dtype.
-        device: None is torch's default device.
+        device: "cpu" or "cuda"; None is torch's default device.
 
     Returns:
         A contiguous tensor. Its memory is freed when it and all views of it are gone.
@@ -121,7 +131,7 @@ def empty_strided_p2p(
         size: The shape.
         stride: In elements, one for each dim.
         dtype: Of the elements.
-        device: Where.
+        device: "cpu" or "cuda"; without an index, the current GPU.
         group_name: The group that `rendezvous` takes if it is given none. It need not exist yet.
         alloc_id: 0 to 2^64 - 1; None for memory that is freed with the tensor.
 
@@ -141,18 +151,20 @@ def empty_strided_p2p(
     nbytes = _storage_bytes(shape, steps, dtype)
     place = torch.device(device)
     allocator = get_allocator(place.type)
-    if place.type != "cpu":
-        raise UnsupportedError(f"empty_strided_p2p makes tensors in host memory, not yet on {place.type}; use 'cpu'")
+    if place.type not in _DEVICE_TYPES:
+        raise UnsupportedError(f"empty_strided_p2p makes tensors on 'cpu' and 'cuda', not on {place.type}")
+    place = with_index(place)
+    _streams.refuse_capture("empty_strided_p2p", place, "memory cannot be allocated then; do it before")
     context = current()
     memory = allocator.alloc(context.world, nbytes, place, group_name, alloc_id)
     storage = _storage_of(context, allocator, memory, group_name)
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, steps)
+    return _device_memory.tensor_of(storage, dtype, shape, steps)
 
 
 def drop(alloc_id: int, group_name: str | None = None, device: torch.device | str = "cpu") -> None:
     """Free the memory of an alloc id for good. Not collective.
 
-    Handles and peers that have it mapped keep what they have.
+    Handles and peers that have it mapped keep what they have. Of memory of a GPU, the current stream is waited for.
 
     Args:
         alloc_id, group_name, device: As they were allocated.
@@ -161,8 +173,10 @@ def drop(alloc_id: int, group_name: str | None = None, device: torch.device | st
         InUseError: A tensor of it is alive.
         NotFoundError: There is no such allocation.
     """
-    context, place = current(), torch.device(device)
+    context, place = current(), with_index(torch.device(device))
     where = (place.type, place.index or 0)
+    if place.type == "cuda":
+        torch.cuda.current_stream(place).synchronize()
     dropped = [
         each
         for each in list(context.allocations.values())
@@ -194,15 +208,43 @@ def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:
     except (RuntimeError, NotImplementedError):  # sparse, fake and other tensors without a storage
         return None
     context = current()
-    if address == 0 or tensor.device.type != "cpu" or not context.allocations:
+    if address == 0 or tensor.device.type not in _DEVICE_TYPES:
+        return None
+    if not context.allocations and context.segment_number is None:
         return None
     allocation = context.allocations.get(address)
-    if allocation is None:  # perhaps a storage that starts inside a block, as numpy's views give
+    if allocation is None:  # perhaps a storage that starts inside a block, as numpy's views and torch's pools give
         block = context.world.find(address)
-        allocation = context.allocations.get(block.address) if block is not None and block.live else None
+        if block is None or not block.live:
+            return None
+        allocation = context.allocations.get(block.address) or _segment(context, block)
         if allocation is None:
             return None
     return allocation, address + offset - allocation.address
+
+
+def _segment(context: RankContext, block: MemoryInfo) -> Allocation | None:
+    """The segment of a memory pool on a GPU that a block is, if it is one."""
+    number_of = context.segment_number
+    number = 0 if number_of is None else number_of(block.address)
+    if number_of is None or number == 0:
+        return None
+    with context.lock:
+        known = context.segments.get(block.address)
+        if known is None or known[0] != number:
+            for address, (its_number, _) in list(context.segments.items()):
+                if number_of(address) != its_number:  # torch has freed it, and with it go its handles
+                    del context.segments[address]
+            known = (number, Allocation(block.address, block.size, block.device, None, None))
+            context.segments[block.address] = known
+    return known[1]
+
+
+def with_index(device: torch.device) -> torch.device:
+    """The device, and of GPUs without an index the current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
@@ -244,7 +286,11 @@ def _storage_of(
         if known is None or known.alloc_id is None or known.alloc_id != memory.alloc_id:
             context.allocations[memory.address] = allocation
         # Otherwise it is a persistent block, with the handles of its previous life.
+    lease = _Lease(context.allocations, allocator, memory)
     # torch refuses empty buffers, so one without bytes claims the first byte of its block, which is never touched.
-    array = (ctypes.c_char * max(memory.size, 1)).from_address(memory.address)
-    array.lease = _Lease(context.allocations, allocator, memory)  # type: ignore[attr-defined]
+    nbytes = max(memory.size, 1)
+    if memory.device[0] == "cuda":
+        return _device_memory.storage_at(memory.address, nbytes, torch.device(*memory.device), lease)
+    array = (ctypes.c_char * nbytes).from_address(memory.address)
+    array.lease = lease  # type: ignore[attr-defined]
     return torch.frombuffer(array, dtype=torch.uint8).untyped_storage()

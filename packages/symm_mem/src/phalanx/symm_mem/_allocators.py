@@ -4,7 +4,8 @@ from typing import Protocol
 
 import torch
 
-from phalanx.core import InvalidArgumentError, Memory, UnsupportedError, World
+from phalanx.core import InvalidArgumentError, Memory, OutOfMemoryError, UnsupportedError, World
+from phalanx.symm_mem import _streams
 from phalanx.symm_mem._context import RankContext, current
 
 
@@ -37,7 +38,7 @@ class Allocator(Protocol):
 
 
 class WorldAllocator:
-    """Takes memory from the core: shared memory of the host (a sealed memfd) for CPU."""
+    """Takes memory from the core: shared memory of the host (a sealed memfd) for CPU, the driver's for GPUs."""
 
     name = "SHM"
 
@@ -51,6 +52,31 @@ class WorldAllocator:
         """Nothing to do: the core frees the block when `memory` is gone."""
 
 
+class CudaAllocator(WorldAllocator):
+    """Takes memory of a GPU from the core: what the driver's virtual memory API makes, shared as a descriptor."""
+
+    name = "CUDA"
+
+    def alloc(self, world: World, size: int, device: torch.device, scope: str | None, alloc_id: int | None) -> Memory:
+        """As `Allocator.alloc`. What streams are through with is freed first, and if need be waited for."""
+        _streams.drain()
+        try:
+            return super().alloc(world, size, device, scope, alloc_id)
+        except OutOfMemoryError:
+            if not _streams.wait():
+                raise
+        return super().alloc(world, size, device, scope, alloc_id)
+
+
+def _built_in(device_type: str) -> WorldAllocator | None:
+    if device_type == "cpu":
+        return WorldAllocator()
+    return CudaAllocator() if device_type == "cuda" and torch.cuda.is_available() else None
+
+
+_BUILT_IN_NAMES = (WorldAllocator.name, CudaAllocator.name)
+
+
 def _type_of(device_type: str) -> str:
     if not isinstance(device_type, str) or ":" in device_type or not device_type:
         raise InvalidArgumentError(f"device_type is {device_type!r}; give a type such as 'cpu', without an index")
@@ -59,10 +85,11 @@ def _type_of(device_type: str) -> str:
 
 def _registered(context: RankContext, device_type: str) -> Allocator | None:
     found = context.allocators.get(device_type)
-    if found is None and device_type == "cpu":
+    made = _built_in(device_type) if found is None else None
+    if made is not None:
         with context.lock:
-            found = context.allocators.setdefault("cpu", WorldAllocator())
-            context.backends.setdefault((found.name, "cpu"), found)
+            found = context.allocators.setdefault(device_type, made)
+            context.backends.setdefault((found.name, device_type), found)
     return found
 
 
@@ -70,7 +97,7 @@ def register_allocator(device_type: str, allocator: Allocator) -> None:
     """Set where this rank's memory of a device type comes from. Not collective.
 
     A second registration replaces the first; tensors made before stay valid and are freed by the
-    allocator that made them. `set_backend` chooses between it and the built-in one of CPU.
+    allocator that made them. `set_backend` chooses between it and the built-in one of CPU or CUDA.
 
     Args:
         device_type: Such as "cpu".
@@ -84,7 +111,7 @@ def register_allocator(device_type: str, allocator: Allocator) -> None:
         raise InvalidArgumentError(f"register_allocator: {allocator!r} has no name; see phalanx.symm_mem.Allocator")
     with context.lock:
         _registered(context, kind)  # the built-in one stays, by its name
-        for key in [key for key in context.backends if key[1] == kind and key[0] != WorldAllocator.name]:
+        for key in [key for key in context.backends if key[1] == kind and key[0] not in _BUILT_IN_NAMES]:
             del context.backends[key]
         context.backends[allocator.name, kind] = context.allocators[kind] = allocator
 
@@ -101,10 +128,14 @@ def get_allocator(device_type: str) -> Allocator:
     found = _registered(current(), _type_of(device_type))
     if found is None:
         raise UnsupportedError(
-            f"SymmetricMemory does not support device type {device_type}; use a CPU tensor, or register an "
-            "allocator for it (register_allocator)"
+            f"SymmetricMemory does not support device type {device_type}{_why(device_type)}; use a CPU tensor, or "
+            "register an allocator for it (register_allocator)"
         )
     return found
+
+
+def _why(device_type: str) -> str:
+    return " here, as torch.cuda.is_available() is False" if device_type == "cuda" else ""
 
 
 def has_allocator(device_type: str) -> bool:
@@ -123,16 +154,18 @@ def set_backend(name: str) -> None:
     later allocations. It concerns the device types that an allocator of this name is registered for.
 
     Args:
-        name: "SHM", shared memory of the host, which is the backend of CPU unless another one is chosen, or the name
-            of the allocator that was last given to `register_allocator` for a device type.
+        name: "SHM", shared memory of the host, which is the backend of CPU unless another one is chosen; "CUDA", memory
+            of the driver, likewise for GPUs where there are any; or the name of the allocator that was last given to
+            `register_allocator` for a device type.
 
     Raises:
-        UnsupportedError: There is no such backend; the text lists those that there are. Torch's CUDA, NVSHMEM and NCCL
-            are not among them.
+        UnsupportedError: There is no such backend; the text lists those that there are. Torch's NVSHMEM and NCCL are
+            not among them.
     """
     context = current()
     with context.lock:
-        _registered(context, "cpu")
+        for kind in ("cpu", "cuda"):
+            _registered(context, kind)
         chosen = {kind: allocator for (each, kind), allocator in context.backends.items() if each == name}
         if not chosen:
             listed = ", ".join(f"{each} ({kind})" for each, kind in sorted(context.backends))
@@ -149,7 +182,7 @@ def get_backend(device: torch.device | str) -> str | None:
     As `torch.distributed._symmetric_memory.get_backend`.
 
     Args:
-        device: Such as "cpu", whose backend is "SHM" unless another one is chosen.
+        device: Such as "cpu", whose backend is "SHM" unless another one is chosen, or "cuda:1", whose is "CUDA".
     """
     found = _registered(current(), torch.device(device).type)
     return None if found is None else found.name

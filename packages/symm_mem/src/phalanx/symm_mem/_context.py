@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from phalanx.symm_mem._allocators import Allocator
     from phalanx.symm_mem._groups import RankGroup
     from phalanx.symm_mem._handle import SymmetricMemory
+    from phalanx.symm_mem._pool.cuda import CudaMemPool
 
 _DEFAULT_CHANNELS, _MOST_CHANNELS = 64, 65536  # of the core
 _CHANNEL_BYTES = 8  # of a signal pad, in the smallest group that has use for one: a word for each of two ranks
@@ -35,6 +36,10 @@ class RankContext:
         self.backends: dict[tuple[str, str], Allocator] = {}  # by name and device type: those to choose from
         self.handles: WeakSet[SymmetricMemory] = WeakSet()  # changed and walked under the lock
         self.allocations: dict[int, Allocation] = {}  # by address; see _alloc.py for who may touch it
+        # Of segments of memory pools on GPUs, which torch makes and frees: by address, with their numbers.
+        self.segments: dict[int, tuple[int, Allocation]] = {}
+        self.segment_number: Callable[[int], int] | None = None  # None: there is no such pool
+        self.pools: dict[int, CudaMemPool] = {}  # by GPU
         self._timeout_ms = timeout_ms
         self._signal_channels = signal_channels
         self._signal_pad_size: int | None = None
@@ -115,6 +120,8 @@ class RankContext:
             self._closed = True
             world, self._world = self._world, None
         self.allocations.clear()
+        self.segments.clear()
+        self.pools.clear()
         self.groups.clear()
         if world is not None:
             world.finalize()

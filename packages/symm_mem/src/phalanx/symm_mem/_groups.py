@@ -58,7 +58,7 @@ class RankGroup:
         self.process_group = None if process_group is None else weakref.ref(process_group)
         ranks = range(info.world_size) if process_group is None else dist.get_process_group_ranks(process_group)
         self.global_ranks = tuple(ranks)
-        self.workspace: SymmetricMemory | None = None  # see _workspace.py
+        self.workspaces: dict[tuple[str, int], SymmetricMemory] = {}  # see _workspace.py
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._failure: PhalanxError | None = None

@@ -1,12 +1,13 @@
 """The handle that a rendezvous gives: the blocks of all ranks, and their signals."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 
 import torch
 
-from phalanx.core import InvalidArgumentError, PhalanxError, Symm
+from phalanx.core import InvalidArgumentError, PhalanxError, Symm, ffi
+from phalanx.symm_mem import _device_memory, _streams
 from phalanx.symm_mem._groups import RankGroup
 from phalanx.symm_mem._statics import Statics
 
@@ -23,6 +24,12 @@ class SymmetricMemory(Statics):
     the matching wait, whether torch wrote it or anything else. Timeouts are in milliseconds; 0 is
     the default of the rank context, five minutes. After a timeout the handle is as before it, and
     the call may be repeated.
+
+    Of memory of a GPU, everything is put on torch's current stream, and returns: signals and barriers order streams.
+    What goes wrong there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is
+    raised by the next call on the group; what the stream does after it works with unspecified data, and the group is of
+    no further use. Calls from several streams that concern the same words keep their order: the later stream waits for
+    the earlier one. Buffers of peers are for the stream that is current when they are got.
 
     The class has the static methods of torch's too, which are functions of this package: set_group_info,
     empty_strided_p2p, rendezvous, is_symm_mem_tensor, get_backend, set_backend, get_mempool_allocator,
@@ -41,19 +48,25 @@ class SymmetricMemory(Statics):
         symm: The core's handle, with the collectives on symmetric memory.
     """
 
-    def __init__(self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int) -> None:
+    def __init__(
+        self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int, order: _streams.Order
+    ) -> None:
         self._group = group
+        self._order = order
         self.symm = symm
         self.rank = symm.group_rank
         self.world_size = symm.group_size
         self.group_name = group.name
-        self.device = torch.device(device[0]) if device[0] == "cpu" else torch.device(*device)
+        self._on_host = device[0] == "cpu"
+        self.device = torch.device(device[0]) if self._on_host else torch.device(*device)
         self.offset = offset
         self.buffer_size = symm.size
         self.signal_pad_size = symm.signal_pad_bytes
         self.signal_channels = symm.signal_channels
         self._buffers: dict[int, memoryview] = {}
         self._signal_pads: dict[int, memoryview] = {}
+        self._device_blocks: list[int] = []  # addresses, by rank
+        self._device_pads: list[int] = []
 
     # ---- memory of all ranks --------------------------------------------------------------------
 
@@ -84,8 +97,10 @@ class SymmetricMemory(Statics):
 
     @property
     def multicast_ptr(self) -> int:
-        """0: no address of host memory stands for the blocks of all ranks at once."""
-        return 0
+        """An address that stands for the blocks of all ranks at once, where GPUs and their switch have such; else 0."""
+        if self._on_host:
+            return 0
+        return int(ffi.cast("uintptr_t", ffi.cast("phx_team *", self.symm.team).multicast))
 
     @property
     def team(self) -> int:
@@ -221,10 +236,35 @@ class SymmetricMemory(Statics):
             )
         if end == start:  # torch refuses empty buffers, and there is nothing to share
             return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
+        if not self._on_host:
+            return self._device_tensor(pads, rank, tuple(sizes), dtype, (start, end))
         view = views.get(rank)
         if view is None:
             view = views[rank] = self.symm.signal_pad(rank) if pads else self.symm.buffer(rank)
         return torch.frombuffer(view, dtype=dtype, count=prod(sizes), offset=start).view(tuple(sizes))
+
+    def _device_tensor(
+        self, pads: bool, rank: int, sizes: tuple[int, ...], dtype: torch.dtype, span: tuple[int, int]
+    ) -> torch.Tensor:
+        places = self._device_pads if pads else self._device_blocks
+        if not places:
+            places.extend(self.symm.signal_pad_ptrs if pads else self.symm.buffer_ptrs)
+        start, end = span
+        keeper = _streams.UsedOn(self.symm, self.device)
+        storage = _device_memory.storage_at(places[rank] + start, end - start, self.device, keeper)
+        steps, step = [], 1
+        for size in reversed(sizes):
+            steps.append(step)
+            step *= size
+        return _device_memory.tensor_of(storage, dtype, sizes, tuple(reversed(steps)))
+
+    def stream(self) -> int:
+        """The stream for a collective of `symm`: torch's current one, after those of earlier ones. 0 on CPU."""
+        return 0 if self._on_host else self._order.next(self.device, "collective")
+
+    def _signals(self, *use: Hashable) -> int | None:
+        """The stream for a signal or barrier; None: it is the host's."""
+        return None if self._on_host else self._order.next(self.device, use)
 
     # ---- signals --------------------------------------------------------------------------------
 
@@ -241,7 +281,7 @@ class SymmetricMemory(Statics):
             RevokedError: The group failed before.
         """
         try:
-            self.symm.put_signal(dst_rank, channel)
+            self.symm.put_signal(dst_rank, channel, stream=self._signals("put", dst_rank, channel))
         except PhalanxError as error:
             self._group.in_global_ranks(error)
             raise
@@ -260,7 +300,7 @@ class SymmetricMemory(Statics):
             InvalidArgumentError: There is no such rank or channel.
         """
         try:
-            self.symm.wait_signal(src_rank, channel, timeout_ms)
+            self.symm.wait_signal(src_rank, channel, timeout_ms, stream=self._signals("wait", src_rank, channel))
         except PhalanxError as error:
             self._group.in_global_ranks(error)
             raise
@@ -279,7 +319,7 @@ class SymmetricMemory(Statics):
             InvalidArgumentError: There is no such channel.
         """
         try:
-            self.symm.barrier(channel, timeout_ms)
+            self.symm.barrier(channel, timeout_ms, stream=self._signals("barrier", channel))
         except PhalanxError as error:
             self._group.in_global_ranks(error)
             raise

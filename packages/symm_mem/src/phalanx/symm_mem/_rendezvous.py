@@ -3,6 +3,7 @@
 import torch
 
 from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm
+from phalanx.symm_mem import _streams
 from phalanx.symm_mem._alloc import Allocation, find
 from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import GroupLike, RankGroup, resolve
@@ -32,13 +33,14 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         NotFoundError: There is no such group.
         MismatchError: The ranks' blocks differ; the text, on every rank, names the odd one.
         WaitTimeoutError: Ranks did not come; the text names them. The group is of no use after it.
-        UnsupportedError: The ranks share no memory, such as those of different hosts.
+        UnsupportedError: The ranks share no memory, such as those of different hosts; or a stream is being captured.
     """
     allocation, offset = _allocation_of("rendezvous", tensor)
     members = resolve(_group_of("rendezvous", allocation, group))
     handle = allocation.handles.get((members, offset))
     if handle is not None:
         return handle
+    _streams.refuse_capture("rendezvous", tensor.device, "ranks cannot meet then; do it before")
     try:
         symm = members.meet(current(), timeout_ms).rendezvous(allocation.address, timeout_ms)
     except PhalanxError as error:
@@ -75,7 +77,8 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
 
 def _kept(allocation: Allocation, members: RankGroup, symm: Symm, offset: int) -> SymmetricMemory:
     """The handle of this place of a block, which another thread may have made meanwhile."""
-    made = SymmetricMemory(members, symm, allocation.device, offset)
+    order = allocation.orders.setdefault(members, _streams.Order())
+    made = SymmetricMemory(members, symm, allocation.device, offset, order)
     handle = allocation.handles.setdefault((members, offset), made)
     if handle is made:
         context = current()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from phalanx.symm_mem._multicast import has_multicast
 from phalanx.symm_mem._signal_pad import get_signal_pad_size, set_signal_pad_size
 
 if TYPE_CHECKING:
@@ -88,12 +89,16 @@ class Statics(metaclass=HandleType):
 
     @staticmethod
     def has_multicast_support(device_type: Any, device_idx: int) -> bool:
-        """Whether a device reduces or copies for several ranks at once. Host memory has no such thing: False.
+        """Whether a device reduces or copies for several ranks at once. Host memory has no such thing.
+
+        For a GPU it says what the driver says of that GPU alone; `multicast_ptr` of a handle tells whether those of the
+        ranks are connected so.
 
         Args:
-            device_type, device_idx: Any device; not looked at.
+            device_type: "cpu" or "cuda", or torch's DeviceType.
+            device_idx: Which GPU.
         """
-        return False
+        return has_multicast(device_type, device_idx)
 
     @staticmethod
     def stream_write_value32(input: torch.Tensor, offset: int, val: int) -> torch.Tensor:  # noqa: A002 - torch's name

@@ -1,8 +1,12 @@
 """What a rank's symmetric memory amounts to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from phalanx.core import MemoryCount
+from phalanx.symm_mem import _streams
+from phalanx.symm_mem._alloc import Allocation
 from phalanx.symm_mem._context import current
 
 
@@ -33,6 +37,8 @@ class MemStats(MemoryCount):
     Attributes:
         blocks: How many there are.
         size_bytes: Their sizes added up.
+        by_device: Of each device that has any, such as ("cuda", 1), how many there are, and their sizes added up.
+            Memory pools on GPUs are counted in the whole alone.
         persistent: The persistent ones among them, in the order of their alloc ids.
         handles: How many handles of `rendezvous` are alive. One of a block is kept for as long as the block.
         peer_size_bytes: Bytes of the blocks of other ranks that these handles have mapped, without signal pads; a
@@ -40,6 +46,7 @@ class MemStats(MemoryCount):
     """
 
     # Beside the tuple, as in os.stat_result: what unpacks the two numbers or compares them goes on.
+    by_device: Mapping[tuple[str, int], MemoryCount] = MappingProxyType({})
     persistent: tuple[PersistentBlock, ...] = ()
     handles: int = 0
     peer_size_bytes: int = 0
@@ -57,7 +64,7 @@ class MemStats(MemoryCount):
     def __repr__(self) -> str:
         return (
             f"MemStats(blocks={self.blocks}, size_bytes={self.size_bytes}, persistent={self.persistent}, "
-            f"handles={self.handles}, peer_size_bytes={self.peer_size_bytes})"
+            f"handles={self.handles}, peer_size_bytes={self.peer_size_bytes}, by_device={dict(self.by_device)})"
         )
 
 
@@ -70,6 +77,7 @@ def get_mem_stats() -> MemStats:
     context = current()
     if not context.has_world:
         return MemStats(0, 0)  # and the size of signal pads can still be set
+    _streams.drain()
     world = context.world
     with context.lock:
         handles = list(context.handles)
@@ -81,8 +89,17 @@ def get_mem_stats() -> MemStats:
             handle_count = len(each.handles)
             blocks.append(PersistentBlock(alloc_id, each.group_name, each.device, each.size, found.live, handle_count))
     stats = MemStats(*world.mem_count())
+    stats.by_device = _by_device(allocations)
     stats.persistent = tuple(sorted(blocks, key=lambda block: (block.alloc_id, block.group_name or "", block.device)))
     stats.handles = len(handles)
     mapped = {handle.symm: (handle.world_size - 1) * handle.buffer_size for handle in handles}  # views share a mapping
     stats.peer_size_bytes = sum(mapped.values())
     return stats
+
+
+def _by_device(allocations: list[Allocation]) -> dict[tuple[str, int], MemoryCount]:
+    counts: dict[tuple[str, int], MemoryCount] = {}
+    for each in allocations:
+        before = counts.get(each.device, MemoryCount(0, 0))
+        counts[each.device] = MemoryCount(before.blocks + 1, before.size_bytes + each.size)
+    return counts

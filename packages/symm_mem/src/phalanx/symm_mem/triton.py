@@ -14,9 +14,9 @@ What device.h says of threads holds here for programs: all threads of a program 
 result, and programs that run at the same time each take a channel of their own. Words and pointers mean what they mean
 in device.h, so a rank may run a kernel in Triton while another runs one in C. Counts are int32 and wrap around.
 
-This module can be imported without Triton; what needs it says so. The symmetric memory of this package is in host
-memory, where kernels run in Triton's interpreter (TRITON_INTERPRET=1, before Triton is imported). For GPUs the tests
-compile these functions; they have not run on one.
+This module can be imported without Triton; what needs it says so. On symmetric memory of the host, kernels run in
+Triton's interpreter (TRITON_INTERPRET=1, before Triton is imported). On that of GPUs they are launched as any other
+(on torch's current stream); the tests compile these functions for GPUs, and they have not run on one.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators

@@ -1,10 +1,14 @@
-"""The ops of torch.ops.symm_mem as torch.ops.phalanx: the same names and schemas, on CPU.
+"""The ops of torch.ops.symm_mem as torch.ops.phalanx: the same names and schemas, on CPU and CUDA.
+
+On CUDA everything is put on torch's current stream: kernels of the core, and copies and sums of torch's between
+barriers of the streams. Nothing waits for a stream but experts.py, whose splits the host must read.
 
 peers.py        a tensor's counterparts on the other ranks
 staging.py      memory in which the fused ops leave their parts for the others
 whole.py        a tensor gathered whole, a product scattered whole
 experts.py      all_to_all of rows, by rank and by expert
 fused.py        matmul with the collective before or after it
+fused_cuda.py   the same on CUDA, where the copies go beside the products
 offsets.py      reduce_scatter of blocks that the caller cuts
 reductions.py   all_reduce, reduce_scatter, tiles
 scaled.py       the same of scaled float8 matrices
@@ -48,7 +52,8 @@ def _register() -> None:
         for schema, kernel, fake in module.OPS:
             name = schema.partition("(")[0]
             library.define(schema)
-            library.impl(name, kernel, "CPU")
+            for key in ("CPU", "CUDA"):
+                library.impl(name, kernel, key)
             torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
             if schema.endswith("-> ()"):  # kept in graphs though nothing comes of them
                 torch.fx.node.has_side_effect(getattr(torch.ops.phalanx, name).default)

@@ -1,7 +1,8 @@
 """all_to_all of rows whose splits only the ranks themselves know: by rank, and by the experts of a rank.
 
 Before anything moves every rank learns the splits of all, so what does not fit is an error on every rank, and nothing
-was written. Then each reads its rows where they lie.
+was written. Then each reads its rows where they lie. On CUDA the host waits for the current stream, as it must read the
+splits; the rows are moved on the stream.
 
 The order in which experts get their rows, and how their blocks are aligned, is that of torch 2.13
 (torch/csrc/distributed/c10d/symm_mem/nvshmem_extension.cu, and its test test_nvshmem.py). With two ranks and two
@@ -19,6 +20,7 @@ from phalanx.core import InvalidArgumentError, MismatchError
 from phalanx.symm_mem._groups import RankGroup, resolve
 from phalanx.symm_mem._ops.peers import handle_of
 from phalanx.symm_mem._ops.whole import gather_into
+from phalanx.symm_mem._streams import refuse_capture
 
 
 def all_to_all_vdev(
@@ -115,6 +117,10 @@ class _Exchange:
         self._out, self._told, self._align = out, told, align
         self._handle = handle_of(operation, tensor, members.name)
         self._row, self._dtype = tensor.shape[1:], tensor.dtype
+        if tensor.is_cuda:  # with the splits, which the host must know, come this rank's rows
+            refuse_capture(operation, tensor.device, "the splits must be read by the host; capture what is around it")
+            torch.cuda.current_stream(tensor.device).synchronize()
+            splits = splits.cpu()
         own = [tensor.shape[0], out.shape[0], self._handle.offset // tensor.element_size()]
         self._own = self._agree(own, [prod(self._row), tensor.element_size(), listed, align])
         self.splits = self._all(splits)

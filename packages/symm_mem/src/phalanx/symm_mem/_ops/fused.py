@@ -23,6 +23,7 @@ import torch
 from phalanx.core import InvalidArgumentError, PhalanxError, load_torch_ops
 from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import RankGroup, resolve
+from phalanx.symm_mem._ops import fused_cuda
 from phalanx.symm_mem._ops.peers import handle_of, size_of
 from phalanx.symm_mem._ops.whole import gathered, scattered
 
@@ -84,6 +85,9 @@ def fused_all_gather_matmul(
     operation, members = "fused_all_gather_matmul", resolve(group_name)
     size = members.info.world_size
     a, bs = _plain(a), [_plain(b) for b in bs]
+    if a.is_cuda:
+        dim = _check_gather(operation, a, bs, gather_dim, size)
+        return fused_cuda.all_gather_matmul(operation, a, bs, dim, members, return_a, _product)
     if gather_dim == 0 and not return_a and a.dim() == 2 and a.dtype in _FLOATS:
         return None, _gather_products(operation, a, bs, members)  # which checks the rest
     dim = _check_gather(operation, a, bs, gather_dim, size)
@@ -132,6 +136,9 @@ def fused_matmul_reduce_scatter(
     operation, members = "fused_matmul_reduce_scatter", resolve(group_name)
     size = members.info.world_size
     a, b = _plain(a), _plain(b)
+    if a.is_cuda:
+        dim, _ = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
+        return fused_cuda.matmul_reduce_scatter(operation, a, b, dim, reduce_op, members, _product)
     if scatter_dim == 0 and a.dim() == 2 and a.dtype in _FLOATS and reduce_op in ("sum", "avg"):
         return _scatter_product(a, b, reduce_op, members)  # which checks the rest
     dim, part = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)

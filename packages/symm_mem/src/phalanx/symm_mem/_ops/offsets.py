@@ -84,7 +84,7 @@ def reduce_scatter_offset(
 
 def _reduced(views: Sequence[torch.Tensor], red_op: str) -> torch.Tensor:
     """`reduce_views` in slabs of rows, so that what it makes on the way is small."""
-    result = torch.empty(views[0].shape, dtype=views[0].dtype)
+    result = views[0].new_empty(views[0].shape)
     rows = max(1, _SLAB_COUNT // max(1, result.shape[1]))
     for begin in range(0, result.shape[0], rows):
         slab = slice(begin, begin + rows)

@@ -1,10 +1,11 @@
 """all_reduce, reduce_scatter and sums of tiles, on symmetric inputs: peers read them where they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from phalanx.core import Algo, InvalidArgumentError
+from phalanx.core import Algo, InvalidArgumentError, UnsupportedError
+from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._ops.peers import (
     check_like,
     core_dtype,
@@ -22,7 +23,7 @@ def _reduce_into(
     op = reduction_of(operation, reduce_op)
     check_like(operation, out, symmetric.shape, symmetric)
     handle = handle_of(operation, symmetric, group_name)
-    target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+    target = out if out.is_contiguous() else out.new_empty(out.shape)
     in_place = target.data_ptr() == symmetric.data_ptr()
     handle.symm.all_reduce(
         handle.offset,
@@ -31,6 +32,7 @@ def _reduce_into(
         core_dtype(symmetric),
         op,
         algo=algo,
+        stream=handle.stream(),
     )
     return out if target is out else out.copy_(target)
 
@@ -83,8 +85,25 @@ def two_shot_all_reduce_out(
     return _reduce_into("two_shot_all_reduce_out", tensor, reduce_op, group_name, output, Algo.TWO_SHOT)
 
 
+def _by_switch(handle: SymmetricMemory, reduce: Callable[[Algo], object]) -> None:
+    """Reduce by NVLink switches where they are, and can: of what they cannot, all ranks are told before it begins."""
+    if handle.multicast_ptr:
+        try:
+            reduce(Algo.MULTIMEM)
+        except UnsupportedError:
+            pass
+        else:
+            return
+    reduce(Algo.AUTO)
+
+
 def multimem_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    return _reduce_into("multimem_all_reduce_", tensor, reduce_op, group_name, tensor, Algo.AUTO)
+    operation = "multimem_all_reduce_"
+    if tensor.is_cpu:
+        return _reduce_into(operation, tensor, reduce_op, group_name, tensor, Algo.AUTO)
+    handle = handle_of(operation, tensor, group_name)
+    _by_switch(handle, lambda algo: _reduce_into(operation, tensor, reduce_op, group_name, tensor, algo))
+    return tensor
 
 
 def multimem_one_shot_reduce_out(
@@ -97,9 +116,12 @@ def multimem_one_shot_reduce_out(
     is_root = handle.rank == root
     if is_root:
         check_like(operation, out, tensor.shape, tensor)
-    target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
-    to = target.data_ptr() if is_root else None
-    handle.symm.reduce(handle.offset, to, tensor.numel(), core_dtype(tensor), op, root_group_rank=root)
+    target = out if out.is_contiguous() else out.new_empty(out.shape)
+    to, count, dtype = target.data_ptr() if is_root else None, tensor.numel(), core_dtype(tensor)
+    stream = handle.stream()
+    _by_switch(
+        handle, lambda algo: handle.symm.reduce(handle.offset, to, count, dtype, op, root, algo=algo, stream=stream)
+    )
     return out.copy_(target) if is_root and target is not out else out
 
 
@@ -127,8 +149,10 @@ def reduce_scatter_out(
         output.copy_(reduce_views(columns, "sum"))
         handle.barrier()  # peers have read this rank's
         return output
-    target = output if output.is_contiguous() else torch.empty(shape, dtype=output.dtype)
-    handle.symm.reduce_scatter(handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor))
+    target = output if output.is_contiguous() else output.new_empty(shape)
+    handle.symm.reduce_scatter(
+        handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor), stream=handle.stream()
+    )
     return output if target is output else output.copy_(target)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._groups import resolve
+from phalanx.symm_mem._groups import RankGroup, resolve
+from phalanx.symm_mem._ops import fused_cuda
 from phalanx.symm_mem._ops._torch_compat import dtypes_of, scaled_mm
 from phalanx.symm_mem._ops.peers import size_of
 from phalanx.symm_mem._ops.whole import gathered, scattered
@@ -59,6 +60,12 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 # ---- all_gather, then matmul -----------------------------------------------------------------------------------------
 
 
+def _gathered(tensor: torch.Tensor, dim: int, members: RankGroup, keep: bool) -> torch.Tensor:
+    if tensor.is_cuda:
+        return fused_cuda.gathered(_GATHER, tensor, dim, members)
+    return gathered(_GATHER, tensor, dim, members, keep)
+
+
 @torch.no_grad()  # there is no backward; torch warns of it where one is asked for
 def fused_all_gather_scaled_matmul(
     a: torch.Tensor,
@@ -75,9 +82,9 @@ def fused_all_gather_scaled_matmul(
     members, dtypes = resolve(group_name), dtypes_of(out_dtypes)
     given = (b_scales, biases, result_scales, dtypes, use_fast_accum)
     dim, mode = _check_gather(a, bs, a_scale, gather_dim, members.info.world_size, given)
-    whole = gathered(_GATHER, a, dim, members, keep=True)
+    whole = _gathered(a, dim, members, keep=True)
     if mode == "sharded":
-        a_scale = gathered(_GATHER, a_scale, dim, members, keep=False)
+        a_scale = _gathered(a_scale, dim, members, keep=False)
     scale = a_scale.reshape(()) if mode == "whole" else _rows(a_scale)
     rows = _rows(whole)
     return whole, [
@@ -178,6 +185,10 @@ def fused_scaled_matmul_reduce_scatter(
         done = scaled_mm(rows, b, scale_a, scale_b, bias, result_scale, dtype, use_fast_accum, flat)
         return done.view(shape) if out is None else out
 
+    if a.is_cuda:
+        return fused_cuda.scattered(
+            _SCATTER, product, shape, dtype, orig_scatter_dim, reduce_op, members, device=a.device
+        )
     what = f"{_SCATTER}({shape} of {dtype}, {reduce_op.lower()}, dim {orig_scatter_dim})"
     return scattered(what, product, shape, dtype, orig_scatter_dim, reduce_op, members)
 

@@ -8,6 +8,7 @@ from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import resolve
 from phalanx.symm_mem._ops.peers import check_like, core_dtype, handle_of, peer_views, reduction_of, size_of
 from phalanx.symm_mem._ops.whole import gather_into
+from phalanx.symm_mem._streams import place_of
 
 
 def get_remote_tensors(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
@@ -28,6 +29,9 @@ def _gathered(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
 
 def multimem_all_gather_out(tensor: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
     check_like("multimem_all_gather_out", out, _gathered(tensor, group_name).shape, tensor)
+    if out.is_cuda and out.is_contiguous():  # which switches write at once, where it is symmetric as well
+        gather_into("multimem_all_gather_out", tensor.contiguous(), out, resolve(group_name))
+        return out
     return out.copy_(_low_contention_all_gather(tensor, group_name))
 
 
@@ -38,10 +42,12 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
     source = tensor.contiguous()
     if is_symm_mem_tensor(source):
         handle = handle_of(operation, source, group_name)
-        handle.symm.reduce_scatter(handle.offset, out.data_ptr(), out.numel(), core_dtype(source), op)
+        count, stream = out.numel(), handle.stream()
+        handle.symm.reduce_scatter(handle.offset, out.data_ptr(), count, core_dtype(source), op, stream=stream)
     else:
         group = resolve(group_name).meet(current(), 0)
-        group.reduce_scatter(source.data_ptr(), out.data_ptr(), out.numel(), core_dtype(source), op)
+        place = place_of(source)
+        group.reduce_scatter(source.data_ptr(), out.data_ptr(), out.numel(), core_dtype(source), op, **place)
     return out
 
 

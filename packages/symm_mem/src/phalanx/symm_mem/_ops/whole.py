@@ -11,6 +11,7 @@ from phalanx.symm_mem._context import current
 from phalanx.symm_mem._groups import RankGroup
 from phalanx.symm_mem._ops.peers import core_dtype, handle_of, reduction_of
 from phalanx.symm_mem._ops.staging import staging_of
+from phalanx.symm_mem._streams import place_of
 
 # Measured. What an allocator has just got back is warm, but large pieces go back to the system, and to touch each of
 # their pages for the first time costs more than to fill it.
@@ -25,10 +26,12 @@ def gather_into(operation: str, source: torch.Tensor, out: torch.Tensor, members
     try:
         if look and is_symm_mem_tensor(source):
             handle = handle_of(operation, source, members.name)
-            handle.symm.all_gather(handle.offset, out.data_ptr(), source.numel(), core_dtype(source))
+            count, stream = source.numel(), handle.stream()
+            handle.symm.all_gather(handle.offset, out.data_ptr(), count, core_dtype(source), stream=stream)
         else:
             group = members.meet(current(), 0)
-            group.all_gather(source.data_ptr(), out.data_ptr(), source.numel(), core_dtype(source))
+            place = place_of(source)
+            group.all_gather(source.data_ptr(), out.data_ptr(), source.numel(), core_dtype(source), **place)
     except PhalanxError as error:
         members.in_global_ranks(error)
         raise

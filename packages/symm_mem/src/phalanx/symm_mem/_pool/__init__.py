@@ -18,6 +18,7 @@ heap.cpp      which pieces of the segments are free
 pools.cpp     the pools, and torch's CPU allocator in front of them
 module.cpp    both for Python
 _build.py     compiles them
+cuda.py       pools on GPUs, which are torch's
 """
 
 import functools
@@ -30,10 +31,11 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.core import InvalidArgumentError, OutOfMemoryError, UnsupportedError
-from phalanx.symm_mem._alloc import empty
+from phalanx.symm_mem._alloc import empty, with_index
 from phalanx.symm_mem._allocators import Allocator, get_allocator
 from phalanx.symm_mem._context import RankContext, current
 from phalanx.symm_mem._pool import _build
+from phalanx.symm_mem._pool.cuda import CudaMemPool
 
 
 class PoolSegment(NamedTuple):
@@ -117,23 +119,29 @@ _pools: weakref.WeakKeyDictionary[RankContext, MemPool] = weakref.WeakKeyDiction
 _lock = threading.Lock()  # of short sections
 
 
-def get_mem_pool(device: torch.device | str = "cpu") -> MemPool:
+def get_mem_pool(device: torch.device | str = "cpu") -> "MemPool | CudaMemPool":
     """The memory pool of this rank. Not collective.
 
     As `torch.distributed._symmetric_memory.get_mem_pool`, which has none for CPU.
 
     Args:
-        device: A CPU.
+        device: "cpu" or "cuda".
 
     Returns:
-        The same pool at each call; it ends with the rank context (`finalize`). `MemPool()` makes another one.
+        The same pool at each call; it ends with the rank context (`finalize`). `MemPool()` makes another one for CPU.
 
     Raises:
-        UnsupportedError: The device is no CPU, or as `MemPool`.
+        UnsupportedError: There is no such device, or as `MemPool`.
     """
-    _check_device("get_mem_pool", device)
-    _build.module()  # not under the lock: it may take a while
+    place = _checked("get_mem_pool", device)
     context = current()
+    if place.type == "cuda":
+        with context.lock:
+            found = context.pools.get(place.index)
+            if found is None:
+                found = context.pools[place.index] = CudaMemPool(place, context)
+            return found
+    _build.module()  # not under the lock: it may take a while
     with _lock:
         pool = _pools.get(context)
         if pool is None:
@@ -148,24 +156,25 @@ def get_mempool_allocator(device: torch.device | str = "cpu") -> Allocator:
     it, and `register_allocator` replaces it.
 
     Args:
-        device: A CPU.
+        device: "cpu" or "cuda", of which the pools are torch's, and always take memory of the core.
 
     Raises:
-        UnsupportedError: The device is no CPU.
+        UnsupportedError: There is no such device.
     """
-    _check_device("get_mempool_allocator", device)
-    return get_allocator("cpu")
+    return get_allocator(_checked("get_mempool_allocator", device).type)
 
 
 @contextmanager
-def use_mem_pool(pool: MemPool) -> Iterator[None]:
-    """Let torch allocate CPU memory from a pool, in this thread and inside the `with`. Not collective.
+def use_mem_pool(pool: MemPool | CudaMemPool) -> Iterator[None]:
+    """Let torch allocate memory from a pool, in this thread and inside the `with`. Not collective.
 
     As `torch.cuda.use_mem_pool`. It concerns every storage that an op of torch makes in this thread, in C++ too:
     activations, gradients of a backward that runs on the CPU (torch does that in the thread that calls it), an
     optimizer's state. Not `torch.UntypedStorage(n)` and `copy.deepcopy` of a tensor, for which torch takes its default
     allocator. Memory is not zeroed. Other threads, pinned memory and other devices are as they were. A tensor
     that is resized gets its memory from where it is resized. It may be nested; the innermost pool serves.
+
+    On a GPU it is torch's `use_mem_pool`: a backward runs in a thread of its own there, and is not concerned.
 
     Args:
         pool: Of this rank.
@@ -175,9 +184,13 @@ def use_mem_pool(pool: MemPool) -> Iterator[None]:
             this one was forked from.
         torch.OutOfMemoryError: By torch's ops: there is not enough memory for a new segment.
     """
-    if not isinstance(pool, MemPool):
+    if isinstance(pool, CudaMemPool) and pool.context is current():
+        with pool.entered():
+            yield
+        return
+    if not isinstance(pool, MemPool | CudaMemPool):
         raise InvalidArgumentError(f"use_mem_pool: pool is a {type(pool).__name__}; give what get_mem_pool returned")
-    if pool._context() is not current():
+    if isinstance(pool, CudaMemPool) or pool._context() is not current():
         raise InvalidArgumentError(
             "use_mem_pool: the pool belongs to another rank context, one that was closed, or the process that this one "
             "was forked from; call get_mem_pool here"
@@ -203,10 +216,13 @@ def _segment(context_of: "weakref.ref[RankContext]", size_bytes: int) -> tuple[i
     return keeper.data_ptr(), keeper
 
 
-def _check_device(operation: str, device: torch.device | str) -> None:
+def _checked(operation: str, device: torch.device | str) -> torch.device:
     place = torch.device(device)
+    if place.type == "cuda" and torch.cuda.is_available():
+        return with_index(place)
     if place.type != "cpu":
         raise UnsupportedError(
-            f"{operation}: memory pools of phalanx.symm_mem are for CPU tensors, not for {place}; "
-            "for CUDA see torch.distributed._symmetric_memory"
+            f"{operation}: memory pools of phalanx.symm_mem are for CPU tensors here, not for {place}; for CUDA there "
+            "must be a GPU (torch.cuda.is_available())"
         )
+    return place
