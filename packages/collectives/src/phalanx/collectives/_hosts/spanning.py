@@ -8,11 +8,10 @@ is on its way the ranks of a host work on others. See docs/explanation/hosts.md 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from phalanx.collectives._hosts.bridge import Bridge
 from phalanx.collectives._hosts.places import Places
 from phalanx.collectives._hosts.stream import Trade
 from phalanx.collectives.reducing import accumulation_dtype, combine
@@ -32,6 +31,25 @@ def _inside(reduction: str) -> str:
     return "sum" if reduction == "avg" else reduction
 
 
+class Between(Protocol):
+    """What carries tensors between the ranks of one lane: a Bridge, or a Carrier. See there."""
+
+    @property
+    def is_broken(self) -> bool: ...
+
+    def begin(
+        self, call: str, number: int, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]
+    ) -> Trade: ...
+
+    def finish(self, trade: Trade) -> None: ...
+
+    def set_timeout(self, timeout: timedelta) -> None: ...
+
+    def give_up(self, error: PhalanxError) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Spanning:
     """A group on several hosts, as one of its ranks sees it.
 
@@ -47,7 +65,7 @@ class Spanning:
             for which it may wait a little. Who closes a connection may have been told of a failure of others.
     """
 
-    def __init__(self, name: str, places: Places, inside: Group, bridge: Bridge | None, timeout_ms: int) -> None:
+    def __init__(self, name: str, places: Places, inside: Group, bridge: Between | None, timeout_ms: int) -> None:
         self._name = name
         self._places = places
         self._inside = inside
@@ -124,26 +142,33 @@ class Spanning:
 
     # ---- within the host ---------------------------------------------------------------------------------------------
 
+    def _where(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """What the core is told besides of where the tensors of a call are."""
+        return {}
+
     def _gather_here(
         self, mine: torch.Tensor, counts: Sequence[int], whole: torch.Tensor, is_last: bool = True
     ) -> None:
         """The elements of all ranks of this host, one after another, in `whole`."""
         dtype = str(whole.dtype).removeprefix("torch.")
         timeout_ms = self._last_ms if is_last else self._first_ms
-        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms)
+        where = self._where(whole)
+        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms, **where)
 
     def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks of this host."""
-        mine = torch.empty(counts[self._places.local], dtype=whole.dtype)
+        mine = whole.new_empty(counts[self._places.local])
         dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
-        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._first_ms)
+        more = {"timeout_ms": self._first_ms, **self._where(whole)}
+        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, **more)
         return mine
 
     def _reduce_whole_here(self, whole: torch.Tensor, reduction: str) -> torch.Tensor:
         """The sum over the ranks of this host."""
         done = torch.empty_like(whole)
         dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
-        self._inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, timeout_ms=self._first_ms)
+        more = {"timeout_ms": self._first_ms, **self._where(whole)}
+        self._inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, **more)
         return done
 
     # ---- between the hosts -------------------------------------------------------------------------------------------
@@ -184,7 +209,7 @@ class Spanning:
         yield None
         self._finish(trade)
         done = combine([own.clone() if each == host else theirs[each] for each in hosts], reduction, self._size)
-        results = [done if each == host else torch.empty(len(pieces[each]), dtype=done.dtype) for each in hosts]
+        results = [done if each == host else done.new_empty(len(pieces[each])) for each in hosts]
         others = {each: results[each] for each in hosts if each != host}
         trade = self._begin(f"{call} part 2", dict.fromkeys(others, done), others)
         yield None
@@ -198,7 +223,7 @@ class Spanning:
         reduction = reduction.lower()
         call = self._describe("all_reduce", tensor, reduction)
         wide = tensor.to(accumulation_dtype(tensor.dtype, reduction)).view(-1)
-        out = torch.empty(tensor.shape, dtype=tensor.dtype)
+        out = torch.empty_like(tensor)
         flat, size = out.view(-1), wide.element_size()
         if self._places.even and len(self._places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
             *_, done = self._reduce_across(call, self._reduce_whole_here(wide, reduction), reduction)
@@ -226,20 +251,20 @@ class Spanning:
             )
         places, chunk = self._places, tensor.numel() * tensor.element_size()
         call = self._describe("all_gather_into_tensor", tensor)
-        block = torch.empty(len(places.here) * chunk, dtype=torch.uint8)
+        block = tensor.new_empty(len(places.here) * chunk, dtype=torch.uint8)
         self._gather_here(tensor, [chunk] * len(places.here), block, is_last=False)
         parts = {host: self._cut(len(ranks) * chunk) for host, ranks in enumerate(places.hosts)}
         came: dict[int, torch.Tensor] = {}
         others = [host for host in parts if host != places.host]
         if places.lane is not None:
             begin, end = parts[places.host][places.lane]
-            came = {host: torch.empty(_length(parts[host][places.lane]), dtype=torch.uint8) for host in others}
+            came = {host: block.new_empty(_length(parts[host][places.lane])) for host in others}
             self._trade(call, dict.fromkeys(others, block[begin:end]), came)
         counts = [sum(_length(parts[host][lane]) for host in others) for lane in range(places.lanes)]
-        mine = torch.cat([came[host] for host in others]) if came else torch.empty(0, dtype=torch.uint8)
-        shared = torch.empty(sum(counts), dtype=torch.uint8)
+        mine = torch.cat([came[host] for host in others]) if came else block.new_empty(0)
+        shared = block.new_empty(sum(counts))
         self._gather_here(mine, counts + [0] * (len(places.here) - places.lanes), shared)
-        blocks = {host: torch.empty(len(places.hosts[host]) * chunk, dtype=torch.uint8) for host in others}
+        blocks = {host: block.new_empty(len(places.hosts[host]) * chunk) for host in others}
         blocks[places.host] = block
         at = 0
         for lane in range(places.lanes):  # what lane i brought: its part of the block of every other host
@@ -247,10 +272,11 @@ class Spanning:
                 begin, end = parts[host][lane]
                 blocks[host][begin:end] = shared[at : at + end - begin]
                 at += end - begin
-        out = torch.empty([self._size * (tensor.size(0) if tensor.dim() else 1), *tensor.shape[1:]], dtype=tensor.dtype)
+        out = tensor.new_empty([self._size * (tensor.size(0) if tensor.dim() else 1), *tensor.shape[1:]])
         rows = out.view(-1).view(torch.uint8).view(self._size, chunk)
         for host, ranks in enumerate(places.hosts):
-            rows[ranks] = blocks[host].view(len(ranks), chunk)
+            for rank, row in zip(ranks, blocks[host].view(len(ranks), chunk), strict=True):
+                rows[rank] = row  # not rows[ranks]: a list would be a copy to the device, which the host waits for
         return out
 
     def reduce_scatter(self, tensor: torch.Tensor, reduction: str, group_size: int) -> torch.Tensor:
@@ -270,7 +296,8 @@ class Spanning:
         order = [ranks[lane] for lane in range(places.lanes) for ranks in places.hosts]
         hosts = range(len(places.hosts))
         per_lane = wide.size(1) * len(hosts)
-        mine = self._reduce_here(wide[order].view(-1), [per_lane] * places.lanes, reduction).view(len(hosts), -1)
+        ordered = torch.cat([wide[each] for each in order])
+        mine = self._reduce_here(ordered, [per_lane] * places.lanes, reduction).view(len(hosts), -1)
         parts = [mine[host] if host == places.host else torch.empty_like(mine[host]) for host in hosts]
         others = {host: parts[host] for host in hosts if host != places.host}
         self._trade(call, {host: mine[host] for host in others}, others)
