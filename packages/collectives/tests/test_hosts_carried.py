@@ -184,7 +184,7 @@ def two(monkeypatch):
         events.append(Event())
         return events[-1]
 
-    monkeypatch.setattr("phalanx.collectives._hosts.carrier._event", record)
+    monkeypatch.setattr("phalanx.collectives._hosts.carrier.Mark", record)
     limit = timedelta(milliseconds=300)
     both = [Carrier(Backend(), Bridge(None, host, [4, 6], limit, "g"), [4, 6], "g", limit) for host in (0, 1)]
     for each in both:

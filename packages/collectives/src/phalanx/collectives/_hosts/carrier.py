@@ -19,6 +19,7 @@ import torch
 
 from phalanx.collectives._hosts.bridge import Bridge
 from phalanx.collectives._hosts.stream import Trade
+from phalanx.collectives._streams import Mark
 from phalanx.core import PeerDeadError, PhalanxError, UnsupportedError, WaitTimeoutError
 
 _ByHost = dict[int, torch.Tensor]
@@ -47,7 +48,7 @@ class Load(Trade):
 
 class _OnStream(NamedTuple):
     load: Load
-    event: Any  # recorded after it
+    mark: Any  # after it on the stream
     begun_s: float
 
 
@@ -140,8 +141,8 @@ class Carrier:
             except RuntimeError as error:
                 raise self._broken(load.call, hosts, error) from None
         load.works = []
-        if on_stream:
-            self._look_after(_OnStream(load, _event(device), time.monotonic()))
+        if device is not None and on_stream:
+            self._look_after(_OnStream(load, Mark(device), time.monotonic()))
         else:
             load.kept = {}, {}
 
@@ -198,7 +199,7 @@ class Carrier:
         self._bridge.look(calls[0].load.call)
         self.check()
         for each in calls:
-            if not (each.load.word.is_done and each.event.query()):
+            if not (each.load.word.is_done and each.mark.query()):
                 if time.monotonic() - each.begun_s > self._timeout.total_seconds():
                     raise self._late(each.load)
                 return
@@ -273,10 +274,3 @@ def _device_of(kept: Sequence[_ByHost]) -> torch.device | None:
         for tensor in tensors.values():
             return tensor.device
     return None
-
-
-def _event(device: Any) -> Any:
-    make: Any = torch.cuda.Event  # without types
-    event = make()
-    event.record(torch.cuda.current_stream(device))
-    return event

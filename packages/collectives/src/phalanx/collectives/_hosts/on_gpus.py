@@ -13,6 +13,7 @@ import torch
 from phalanx.collectives._hosts.carrier import Carrier
 from phalanx.collectives._hosts.places import Places
 from phalanx.collectives._hosts.spanning import Spanning
+from phalanx.collectives._streams import where
 from phalanx.core import Group, MismatchError, PhalanxError, UnsupportedError
 
 
@@ -53,11 +54,7 @@ class GpuSpanning(Spanning):
         return super().run(op, tensor, *args, out=out)
 
     def _where(self, tensor: torch.Tensor) -> dict[str, Any]:
-        device = tensor.device
-        if device.type == "cpu":
-            return {}
-        stream = torch.cuda.current_stream(device).cuda_stream
-        return {"device": (device.type, device.index or 0), "stream": stream}
+        return {} if tensor.is_cpu else where(tensor.device)
 
     def _check_inside(self) -> None:
         error = self._inside.error()

@@ -34,7 +34,7 @@ BACKEND = "phalanx"
 def register() -> None:
     """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
     if dist.is_available():
-        _torch_compat.register_backend(BACKEND, _create, devices=["cpu"])
+        _torch_compat.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
 
 
 def implementation() -> str:
@@ -83,7 +83,7 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     Raises:
         ValueError: The timeout is not positive.
     """
-    _torch_compat.backend_of(_group(group)).set_timeout(timeout)
+    _torch_compat.backend_of(_group(group), BACKEND).set_timeout(timeout)
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
