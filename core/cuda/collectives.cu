@@ -8,6 +8,7 @@
 #include "cuda/move.h"
 #include "cuda/reduce.h"
 #include "cuda/signals.h"
+#include "cuda/slots.h"
 
 using namespace phx::cuda;
 using namespace phx::kernels;
@@ -65,8 +66,13 @@ extern "C" __global__ void phx_gpu_all_gather(Launch launch) { all_gather(launch
 extern "C" __global__ void phx_gpu_all_to_all(Launch launch) { all_to_all(launch); }
 extern "C" __global__ void phx_gpu_broadcast(Launch launch) { broadcast(launch); }
 extern "C" __global__ void phx_gpu_scatter(Launch launch) { scatter(launch); }
+extern "C" __global__ void phx_gpu_fetch(Launch launch) { fetch(launch); }
 extern "C" __global__ void phx_gpu_all_gather_v(Launch launch, Lists lists) { all_gather_v(launch, lists); }
 extern "C" __global__ void phx_gpu_all_to_all_v(Launch launch, Lists lists) { all_to_all_v(launch, lists); }
+
+extern "C" __global__ void phx_gpu_all_to_all_v_slots(Launch launch, Lists lists) {
+  all_to_all_v_by_slots(launch, lists);
+}
 
 extern "C" __global__ void phx_gpu_barrier(Launch launch) { barrier(launch); }
 extern "C" __global__ void phx_gpu_put_signal(Launch launch) { put_signal(launch); }

@@ -27,6 +27,7 @@ class Ranks {
     for (int rank = 0; rank < n; ++rank) {
       Launch launch{};
       launch.team = team_.of(rank, blocks, bytes);
+      launch.in = blocks[rank];
       launch.divisor = n;
       launch.scale = 1;
       launch.item = 1;

@@ -446,7 +446,7 @@ TEST(wrong_requests_say_so) {
                 phx_symm_all_gather_v(me.symm(), 0, me.out(), &four, PHX_F32, &options, &work));
     CHECK_FAILS(PHX_ERR_INVALID, "do not fit",
                 phx_symm_all_reduce(me.symm(), kSpace, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "stream is for symmetric memory of a GPU",
+    CHECK_FAILS(PHX_ERR_INVALID, "stream is for memory of a GPU",
                 phx_all_reduce(me.group(), host, host, 4, PHX_F32, PHX_SUM, &options, nullptr));
     CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 0, PHX_F32, PHX_SUM, &options, nullptr));
   });

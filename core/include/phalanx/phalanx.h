@@ -268,6 +268,10 @@ PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
 PHX_API phx_status phx_group_error(phx_group *group,
                                    phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
 PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
+/* Collective: a barrier of streams, put on one of a GPU; returns at once. What precedes it on any rank's stream is done
+ * when what follows it on another's begins. See the collectives on memory of a GPU. */
+PHX_API phx_status phx_group_enqueue_barrier(phx_group *group, const phx_device *device, int64_t timeout_ms,
+                                             void *stream);
 PHX_API phx_group *phx_group_retain(phx_group *group);
 PHX_API void phx_group_release(phx_group *group);
 
@@ -405,7 +409,9 @@ typedef struct phx_options {
                        * those of different channels are independent, so that threads can have one each. */
   int64_t timeout_ms; /* of the whole operation, start and wait each */
   double scale;       /* of PHX_PREMUL_SUM */
-  void *stream;       /* CUstream (cudaStream_t) of a collective on symmetric memory of a GPU; else NULL */
+  void *stream;       /* CUstream (cudaStream_t) of a collective on memory of a GPU; else NULL */
+  phx_device device;  /* where `in` and `out` of a collective of a group lie; type 0: the host. Of one on symmetric
+                       * memory its block says that. */
 } phx_options;        /* NULL wherever it is asked for means all defaults */
 
 /* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
@@ -421,7 +427,17 @@ typedef struct phx_options {
  * in one allocation that has had a rendezvous with any group of the same processes in the same order, are read there by
  * the peers and not copied, at whatever offsets; of all_reduce if it is in place on all ranks or on none. Of broadcast
  * and scatter only the root's input matters; of coalesced calls each is looked at by itself. Started ones only above
- * eager_bytes. phx_group_info.zero_copies counts them. */
+ * eager_bytes. phx_group_info.zero_copies counts them.
+ *
+ * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the GPU of this rank, which `in` and `out` are ordinary
+ * pointers of; work == NULL): the call puts copies and kernels on options.stream, of the GPU's primary context, and
+ * returns. All of these on one group run in one order on all ranks, whatever their channel; on one rank, those on other
+ * streams wait for those before them, but for what is captured. Inputs are copied into a workspace of the group on that
+ * GPU, but for small ones of all_reduce. The first call makes it, and one that needs more than any before makes a
+ * larger one: then the call waits for the other ranks' hosts, and it is PHX_ERR_UNSUPPORTED while the stream is captured
+ * (make one call of that size before the capture). Workspaces last as long as the group, so captured calls may be
+ * replayed as long as that, as often as on the other ranks. What is said below of symmetric memory of a GPU holds here
+ * as well: timeouts, dead peers, calls that differ, bits. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,

@@ -1,8 +1,10 @@
 // The public collectives on ordinary memory.
+#include <algorithm>
 #include <cstdint>
 
 #include "base/guard.h"
 #include "collectives/call.h"
+#include "collectives/on_gpu.h"
 #include "collectives/recognised.h"
 
 using phx::Call;
@@ -21,14 +23,31 @@ phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms) {
   });
 }
 
+phx_status phx_group_enqueue_barrier(phx_group *group, const phx_device *device, int64_t timeout_ms, void *stream) {
+  const char *operation = "group_enqueue_barrier";
+  return guarded(operation, [&]() -> phx_status {
+    if (device == nullptr || device->type != PHX_DEV_CUDA)
+      return phx::fail(PHX_ERR_INVALID, operation, "%s: device must be a GPU; that of the host is phx_group_barrier",
+                       operation);
+    phx_options options{};
+    options.struct_size = sizeof options;
+    options.timeout_ms = timeout_ms;
+    options.stream = stream;
+    options.device = *device;
+    Call call(Kind::kBarrier, group, &options);
+    return call.ok() ? phx::put_barrier_on_gpu(call) : call.status();
+  });
+}
+
 phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                           const phx_options *options, phx_work **work) {
   return guarded("all_reduce", [&]() -> phx_status {
     Call call(Kind::kAllReduce, group, options);
     call.data(in, 1, out, 1, count, dtype).overlap(count, count, 0, true).reduce(op);
     if (!call.ok()) return call.status();
-    const phx::Plan plan = call.plan(work);
     const size_t bytes = count * call.buffers().item;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, bytes, bytes}, -1, work);
+    const phx::Plan plan = call.plan(work);
     const int32_t algo = phx::choose_all_reduce(plan, bytes, call.options().algo);
     phx::OperationPtr staged = phx::make_all_reduce(plan, call.buffers(), call.reduction(), algo);
     return call.chose(algo).issue(phx::recognise(call, Kind::kSymmAllReduce, bytes, std::move(staged), plan.blocking),
@@ -44,10 +63,10 @@ phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t co
     const size_t n = call.group_size();
     call.data(in, 1, out, n, count, dtype).overlap(count, n * count, call.group().group_rank() * count, true);
     if (!call.ok()) return call.status();
+    const size_t bytes = count * call.buffers().item;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, n * bytes, bytes}, -1, work);
     phx::OperationPtr staged = phx::make_all_gather(call.plan(work), call.buffers());
-    return call.issue(
-        phx::recognise(call, Kind::kSymmAllGather, count * call.buffers().item, std::move(staged), work == nullptr),
-        work);
+    return call.issue(phx::recognise(call, Kind::kSymmAllGather, bytes, std::move(staged), work == nullptr), work);
   });
 }
 
@@ -63,9 +82,13 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
     call.data(out, 1, out, 1, total, dtype).data(in, 1, out, 0, counts[self], dtype);
     call.overlap(counts[self], total, before, true).counts(counts, &total);
     if (!call.ok()) return call.status();
+    const size_t item = call.buffers().item, bytes = counts[self] * item;
+    if (call.on_gpu()) {
+      const size_t most = *std::max_element(counts, counts + call.group_size());
+      return phx::put_on_gpu_v(call, {bytes, total * item, most * item}, counts, counts, work);
+    }
     phx::OperationPtr staged = phx::make_all_gather_v(call.plan(work), call.buffers(), counts);
-    return call.issue(phx::recognise_v(call, Kind::kSymmAllGatherV, counts[self] * call.buffers().item,
-                                       std::move(staged), work == nullptr, counts),
+    return call.issue(phx::recognise_v(call, Kind::kSymmAllGatherV, bytes, std::move(staged), work == nullptr, counts),
                       work);
   });
 }
@@ -80,9 +103,10 @@ phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_
         .overlap(n * count, count, 0 - call.group().group_rank() * count, true)
         .reduce(op);
     if (!call.ok()) return call.status();
+    const size_t bytes = count * call.buffers().item;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {n * bytes, bytes, n * bytes}, -1, work);
     phx::OperationPtr staged = phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction());
-    return call.issue(phx::recognise(call, Kind::kSymmReduceScatter, n * count * call.buffers().item, std::move(staged),
-                                     work == nullptr),
+    return call.issue(phx::recognise(call, Kind::kSymmReduceScatter, n * bytes, std::move(staged), work == nullptr),
                       work);
   });
 }
@@ -100,10 +124,12 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     call.data(in, 0, out, 1, counts[self], dtype).overlap(total, counts[self], 0 - before, true);
     call.reduce(op).counts(counts, &total);
     if (!call.ok()) return call.status();
+    const size_t bytes = total * call.buffers().item;
+    if (call.on_gpu())
+      return phx::put_on_gpu_v(call, {bytes, counts[self] * call.buffers().item, bytes}, counts, counts, work);
     phx::OperationPtr staged = phx::make_reduce_scatter_v(call.plan(work), call.buffers(), call.reduction(), counts);
-    return call.issue(phx::recognise_v(call, Kind::kSymmReduceScatterV, total * call.buffers().item, std::move(staged),
-                                       work == nullptr, counts),
-                      work);
+    return call.issue(
+        phx::recognise_v(call, Kind::kSymmReduceScatterV, bytes, std::move(staged), work == nullptr, counts), work);
   });
 }
 
@@ -115,10 +141,10 @@ phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t co
     const size_t n = call.group_size();
     call.data(in, n, out, n, count, dtype).overlap(n * count, n * count, 0, false);
     if (!call.ok()) return call.status();
+    const size_t bytes = n * count * call.buffers().item;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, bytes, bytes}, -1, work);
     phx::OperationPtr staged = phx::make_all_to_all(call.plan(work), call.buffers());
-    return call.issue(
-        phx::recognise(call, Kind::kSymmAllToAll, n * count * call.buffers().item, std::move(staged), work == nullptr),
-        work);
+    return call.issue(phx::recognise(call, Kind::kSymmAllToAll, bytes, std::move(staged), work == nullptr), work);
   });
 }
 
@@ -132,10 +158,12 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
       return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a buffer is NULL", call.name())).status();
     // The counts differ from rank to rank, so they are compared in the first round and not in the record.
     if (!call.data(in, 0, out, 0, 0, dtype).overlap(ins, outs, 0, false).ok()) return call.status();
+    const size_t bytes = ins * call.buffers().item;
+    if (call.on_gpu())
+      return phx::put_on_gpu_v(call, {bytes, outs * call.buffers().item, 0}, in_counts, out_counts, work);
     phx::OperationPtr staged = phx::make_all_to_all_v(call.plan(work), call.buffers(), in_counts, out_counts);
-    return call.issue(phx::recognise_all_to_all_v(call, ins * call.buffers().item, std::move(staged), work == nullptr,
-                                                  in_counts, out_counts),
-                      work);
+    return call.issue(
+        phx::recognise_all_to_all_v(call, bytes, std::move(staged), work == nullptr, in_counts, out_counts), work);
   });
 }
 
@@ -144,10 +172,15 @@ phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t d
   return guarded("broadcast", [&]() -> phx_status {
     Call call(Kind::kBroadcast, group, options);
     if (!call.data(buffer, 1, buffer, 1, count, dtype).root(root_group_rank).ok()) return call.status();
+    const size_t bytes = count * call.buffers().item;
+    if (call.on_gpu()) {
+      const bool root = call.group().group_rank() == root_group_rank;
+      return phx::put_on_gpu(call, {root ? bytes : 0, root ? 0 : bytes, bytes}, root_group_rank, work);
+    }
     phx::OperationPtr staged = phx::make_broadcast(call.plan(work), call.buffers(), root_group_rank);
-    return call.issue(phx::recognise_root(call, Kind::kSymmBroadcast, count * call.buffers().item, std::move(staged),
-                                          work == nullptr, root_group_rank),
-                      work);
+    return call.issue(
+        phx::recognise_root(call, Kind::kSymmBroadcast, bytes, std::move(staged), work == nullptr, root_group_rank),
+        work);
   });
 }
 
@@ -159,10 +192,11 @@ phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count,
     const bool root = call.group().group_rank() == root_group_rank;
     call.data(in, 1, out, root ? 1 : 0, count, dtype).overlap(count, root ? count : 0, 0, true);
     if (!call.reduce(op).root(root_group_rank).ok()) return call.status();
+    const size_t bytes = count * call.buffers().item;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, root ? bytes : 0, bytes}, root_group_rank, work);
     phx::OperationPtr staged = phx::make_reduce(call.plan(work), call.buffers(), call.reduction(), root_group_rank);
-    return call.issue(phx::recognise(call, Kind::kSymmReduce, count * call.buffers().item, std::move(staged),
-                                     work == nullptr, root_group_rank),
-                      work);
+    return call.issue(
+        phx::recognise(call, Kind::kSymmReduce, bytes, std::move(staged), work == nullptr, root_group_rank), work);
   });
 }
 
@@ -175,10 +209,11 @@ phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count,
     const size_t parts = self == root_group_rank ? call.group_size() : 0;
     call.data(in, 1, out, parts, count, dtype).overlap(count, parts * count, self * count, true).root(root_group_rank);
     if (!call.ok()) return call.status();
+    const size_t bytes = count * call.buffers().item;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, parts * bytes, bytes}, root_group_rank, work);
     phx::OperationPtr staged = phx::make_gather(call.plan(work), call.buffers(), root_group_rank);
-    return call.issue(phx::recognise(call, Kind::kSymmGather, count * call.buffers().item, std::move(staged),
-                                     work == nullptr, root_group_rank),
-                      work);
+    return call.issue(
+        phx::recognise(call, Kind::kSymmGather, bytes, std::move(staged), work == nullptr, root_group_rank), work);
   });
 }
 
@@ -193,8 +228,9 @@ phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count
         .overlap(parts * count, count, 0 - self * count, true)
         .root(root_group_rank);
     if (!call.ok()) return call.status();
+    const size_t part = count * call.buffers().item, bytes = call.group_size() * part;
+    if (call.on_gpu()) return phx::put_on_gpu(call, {parts * part, part, bytes}, root_group_rank, work);
     phx::OperationPtr staged = phx::make_scatter(call.plan(work), call.buffers(), root_group_rank);
-    const size_t bytes = call.group_size() * count * call.buffers().item;
     return call.issue(
         phx::recognise_root(call, Kind::kSymmScatter, bytes, std::move(staged), work == nullptr, root_group_rank),
         work);

@@ -14,7 +14,7 @@ Call::Call(Kind kind, phx_group *group, const phx_options *options)
 Call::Call(Kind kind, phx_symm *symm, const phx_options *options)
     : Call(kind, symm == nullptr ? nullptr : &symm->symm->group(), options) {}
 
-Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), group_(group) {
+Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), named_(kind), group_(group) {
   record_.operation = static_cast<uint8_t>(kind);
   options_.struct_size = sizeof options_;
   options_.scale = 1.0;
@@ -28,6 +28,9 @@ Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), g
   else if (options_.channel >= group->channels())
     set(fail(PHX_ERR_INVALID, name(), "%s: channel is %u; group '%s' has %u (phx_world_params.channels)", name(),
              options_.channel, group->name().c_str(), group->channels()));
+  else if (options_.device.type != 0 && options_.device.type != PHX_DEV_CPU && options_.device.type != PHX_DEV_CUDA)
+    set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEV_*", name(),
+             options_.device.type));
   else
     set(group->world().resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
   record_.algo = static_cast<uint8_t>(options_.algo);
@@ -137,6 +140,22 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   return *this;
 }
 
+Call Call::as(Kind kind, const char *in, char *out) const {
+  Call other = *this;
+  other.kind_ = kind;
+  other.buffers_.in = in;
+  other.buffers_.out = out;
+  other.compared_ = true;
+  return other;
+}
+
+Call Call::one_of(const CoalescedCall &one) const {
+  Call other = as(one.kind, one.buffers.in, one.buffers.out);
+  other.buffers_ = one.buffers;
+  other.reduction_ = one.reduction;
+  return other;
+}
+
 Call &Call::chose(int32_t algo) {
   record_.algo = static_cast<uint8_t>(options_.algo | algo << 4);
   return *this;
@@ -151,7 +170,8 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (options_.stream != nullptr)
-    return set(fail(PHX_ERR_INVALID, name(), "%s: stream is for symmetric memory of a GPU; set it to NULL", name()))
+    return set(fail(PHX_ERR_INVALID, name(),
+                    "%s: stream is for memory of a GPU: say so in options.device, or set stream to NULL", name()))
         .status();
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);

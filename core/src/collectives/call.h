@@ -16,7 +16,7 @@ class Call {
   Call(Kind kind, phx_group *group, const phx_options *options);
   Call(Kind kind, phx_symm *symm, const phx_options *options);
 
-  const char *name() const { return kind_name(kind_); }
+  const char *name() const { return kind_name(named_); }
   Kind kind() const { return kind_; }
   bool ok() const { return status_ == PHX_OK; }
   phx_status status() const { return status_; }
@@ -45,6 +45,13 @@ class Call {
   // `bytes` at `offset` must lie inside the block. Calls on other blocks or offsets do not match, nor does one in place
   // with one that is not.
   Call &inside(const Symm &symm, size_t offset, size_t bytes);
+  // Whether its buffers are ordinary memory of a GPU.
+  bool on_gpu() const { return options_.device.type == PHX_DEV_CUDA; }
+  // The same call as a kernel does it: under its own name, on other buffers. The ranks' records have been compared.
+  Call as(Kind kind, const char *in, char *out) const;
+  Call one_of(const CoalescedCall &one) const;
+  // What to compare with the other ranks' calls before a kernel runs; NULL: that has been done.
+  const CallRecord *uncompared() const { return compared_ ? nullptr : &record_; }
   // The algorithm, once it is resolved: ranks that chose differently must not meet.
   Call &chose(int32_t algo);
   Call &coalesces(const std::vector<CoalescedCall> &calls);
@@ -58,7 +65,8 @@ class Call {
   Channel &channel() const { return group_->channel(options_.channel); }
   Call &set(phx_status status);
 
-  const Kind kind_;
+  Kind kind_;
+  const Kind named_;  // by which the caller knows it
   Group *const group_;
   phx_options options_{};
   int64_t timeout_ms_ = 0;
@@ -66,6 +74,7 @@ class Call {
   Reduction reduction_;
   CallRecord record_;
   bool on_stream_ = false;
+  bool compared_ = false;
   phx_status status_ = PHX_OK;
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/guard.h"
 #include "base/read_in.h"
+#include "collectives/on_gpu.h"
 #include "collectives/recognised.h"
 
 using phx::Call;
@@ -62,7 +63,7 @@ struct Range {
 };
 
 phx_status check_one(phx_group *group, const phx_options *options, const phx_call &given, size_t index,
-                     CoalescedCall *out, std::vector<Range> *ranges) {
+                     CoalescedCall *out, phx::Volume *volume, std::vector<Range> *ranges) {
   const Kind kind = kind_of(given.kind);
   if (kind == Kind::kNone || given.flags != 0)
     return phx::fail(PHX_ERR_INVALID, kName,
@@ -88,6 +89,10 @@ phx_status check_one(phx_group *group, const phx_options *options, const phx_cal
   };
   add(call.buffers().in, extent.in_parts, false);
   add(call.buffers().out, extent.out_parts, true);
+  const bool root = self == given.root_group_rank;
+  *volume = {extent.in_parts * bytes, extent.out_parts * bytes,
+             (kind == Kind::kScatter ? call.group_size() : extent.in_parts) * bytes};
+  if (kind == Kind::kBroadcast) (root ? volume->out : volume->in) = 0;
   *out = {kind, call.buffers(), call.reduction(), has_root(kind) ? given.root_group_rank : -1, call.record()};
   return PHX_OK;
 }
@@ -122,6 +127,7 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
           .refuse(phx::fail(PHX_ERR_INVALID, kName, "%s: calls is NULL, or there are more than %zu", kName, kMostCalls))
           .status();
     std::vector<CoalescedCall> checked(count);
+    std::vector<phx::Volume> volumes(count);
     std::vector<Range> ranges;
     ranges.reserve(2 * count);
     const char *at = reinterpret_cast<const char *>(calls);
@@ -132,10 +138,11 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
       phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &given, kName);
       if (status == PHX_OK && given.struct_size != stride)
         status = phx::fail(PHX_ERR_ABI, kName, "%s: call %zu has another struct_size than the first", kName, i);
-      if (status == PHX_OK) status = check_one(group, options, given, i, &checked[i], &ranges);
+      if (status == PHX_OK) status = check_one(group, options, given, i, &checked[i], &volumes[i], &ranges);
       if (status != PHX_OK) return all.refuse(status).status();
     }
     if (const phx_status status = check_overlaps(&ranges); status != PHX_OK) return all.refuse(status).status();
+    if (all.on_gpu()) return phx::put_on_gpu(all.coalesces(checked), checked, volumes, work);
     return all.coalesces(checked).issue(phx::recognise_list(all, all.plan(work), checked), work);
   });
 }

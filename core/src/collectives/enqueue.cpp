@@ -47,6 +47,7 @@ class Enqueued {
                   "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name()));
     const Buffers &buffers = call.buffers();
     launch_.offset = offset;
+    launch_.in = buffers.in;
     launch_.out = buffers.out;
     launch_.count = buffers.count;
     launch_.item = buffers.item;
@@ -81,15 +82,10 @@ class Enqueued {
     launch_.begin = begin * reducer.times;
     return name_of(reducer, way);
   }
-  // Whether an all_reduce of so many bytes goes in Lines, whose 8 bytes hold no complex128 that is to be multiplied.
-  bool fits_lines(size_t bytes) const {
-    const Reducer reducer = reducer_of(call_.reduction().dtype, call_.reduction().op);
-    return call_.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_C128 && bytes <= symm_.side()->line_bytes();
-  }
   // `bytes`: what the grid is sized by, the same on all ranks. 0: there is nothing to do, but the calls must agree.
   phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
     if (!call_.ok()) return call_.status();
-    return symm_.launch(call_.name(), bytes == 0 ? "" : kernel, launch_, &call_.record(), call_.timeout_ms(), bytes,
+    return symm_.launch(call_.name(), bytes == 0 ? "" : kernel, launch_, call_.uncompared(), call_.timeout_ms(), bytes,
                         lists, call_.options().stream);
   }
 
@@ -106,6 +102,13 @@ size_t sum_before(const size_t *counts, int rank) { return std::accumulate(count
 
 }  // namespace
 
+// Whose 8 bytes hold no complex128 that is to be multiplied.
+bool fits_lines(const Call &call, const Symm &symm) {
+  const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
+  return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_C128 &&
+         call.buffers().count * call.buffers().item <= symm.side()->line_bytes();
+}
+
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work) {
   const Buffers &buffers = call.buffers();
   const size_t n = call.group_size(), self = symm.group_rank(), bytes = buffers.count * buffers.item;
@@ -115,7 +118,7 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
   enqueued.writes(only_root && root != symm.group_rank() ? 0 : buffers.count);
   switch (call.kind()) {
     case Kind::kSymmAllReduce: {
-      if (enqueued.fits_lines(bytes)) return enqueued.run(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
+      if (fits_lines(call, symm)) return enqueued.run(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
       if (buffers.in != buffers.out) return enqueued.run(enqueued.reduces(0), bytes);
       return enqueued.run(enqueued.reduces(0, Way::kInPlace), (bytes + n - 1) / n);
     }
@@ -126,6 +129,7 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
     case Kind::kSymmAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
     case Kind::kSymmBroadcast: return enqueued.run("phx_gpu_broadcast", bytes);
     case Kind::kSymmScatter: return enqueued.run("phx_gpu_scatter", bytes);
+    case Kind::kBroadcast: return enqueued.run("phx_gpu_fetch", bytes);  // out of place
     default:
       return call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: there is no kernel of it", call.name())).status();
   }
@@ -146,7 +150,8 @@ phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_cou
       return enqueued.run(enqueued.reduces(sum_before(in_counts, self)), most * item);
     default:  // all_to_all_v, of whose sizes no rank knows all: as many blocks as there may be
       enqueued.writes(sum_before(out_counts, n));
-      return enqueued.run("phx_gpu_all_to_all_v", SIZE_MAX, enqueued.lists(in_counts, out_counts));
+      return enqueued.run(call.kind() == Kind::kAllToAllV ? "phx_gpu_all_to_all_v_slots" : "phx_gpu_all_to_all_v",
+                          SIZE_MAX, enqueued.lists(in_counts, out_counts));
   }
 }
 

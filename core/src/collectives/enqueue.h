@@ -5,6 +5,8 @@
 
 namespace phx {
 
+// Whether an all_reduce goes beside its flags, and reads no input but this rank's own: alike on all ranks.
+bool fits_lines(const Call &call, const Symm &symm);
 // Puts a checked call on its stream. root < 0: none.
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work);
 // Those with a count for each rank: of the input, and of the output. The same list, where all ranks have the same.

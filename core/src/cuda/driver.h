@@ -97,6 +97,8 @@ constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POS
   X(stream_wait, cuStreamSynchronize, (Stream stream))                                                               \
   X(fill_bytes, cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Stream stream))                \
   X(copy_in, cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t bytes, Stream stream))                      \
+  X(copy_within, cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t bytes, Stream stream))                      \
+  X(stream_after, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                                   \
   X(stream_capturing, cuStreamIsCapturing, (Stream stream, int *status))                                             \
   X(event_create, cuEventCreate, (Event * event, unsigned flags))                                                    \
   X(event_destroy, cuEventDestroy_v2, (Event event))                                                                 \

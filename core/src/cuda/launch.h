@@ -13,6 +13,7 @@ namespace phx::cuda {
 struct Launch {
   phx_team team;      // its arrays are in memory that the device reads
   size_t offset;      // of the input, into the block of every rank
+  const void *in;     // this rank's own; what others do not read may lie elsewhere
   void *out;          // ordinary memory of the device; not used in place
   size_t count;       // elements, as in the public call
   size_t begin;       // of what is reduced: 0, or of reduce_scatter the own part

@@ -50,7 +50,7 @@ PHX_DEVICE void reduce_lines(const Launch &launch) {
   if (at < bytes) {
     const size_t size = bytes - at < sizeof(uint64_t) ? bytes - at : sizeof(uint64_t);
     uint64_t mine = 0;
-    std::memcpy(&mine, block_at(launch, self, at), size);
+    std::memcpy(&mine, static_cast<const char *>(launch.in) + at, size);
     const uint64_t flag = static_cast<uint64_t>(epoch) << 32;
     const Line line{{(mine & 0xffffffffu) | flag, mine >> 32 | flag}};
     for (int i = 1; i < n; ++i) put_line(line_at(launch, epoch, (self + i) % n, self), line);

@@ -39,6 +39,14 @@ PHX_DEVICE void scatter(const Launch &launch) {
   all_meet(launch);
 }
 
+// broadcast out of place.
+PHX_DEVICE void fetch(const Launch &launch) {
+  if (!all_meet(launch)) return;
+  if (launch.root != launch.team.group_rank)
+    copy_between(out_at(launch, 0), block_at(launch, launch.root, 0), launch.count * launch.item);
+  all_meet(launch);
+}
+
 PHX_DEVICE uint64_t sum_before(const uint64_t *counts, int rank) {
   uint64_t sum = 0;
   for (int i = 0; i < rank; ++i) sum += counts[i];

@@ -10,7 +10,7 @@
 #include "group/attempt.h"
 #include "group/group.h"
 #include "store/semantics.h"
-#include "symm/symm.h"
+#include "symm/workspace.h"
 
 namespace phx {
 namespace {
@@ -35,7 +35,11 @@ struct Geometry {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)), params_(std::move(params)), messenger_(this), interruptions_(params_.ranks.size() + 1) {
+    : world_(std::move(world)),
+      params_(std::move(params)),
+      messenger_(this),
+      interruptions_(params_.ranks.size() + 1),
+      workspaces_(std::make_unique<Workspaces>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
 }
 

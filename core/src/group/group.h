@@ -23,6 +23,7 @@
 namespace phx {
 
 class Symm;
+class Workspaces;
 struct Opinion;
 namespace cuda {
 class DeviceWords;
@@ -142,6 +143,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm);
   void forget_block(uint64_t block_serial);
   uint64_t next_symm_ordinal() { return symm_ordinal_++; }
+  Workspaces &workspaces() { return *workspaces_; }
 
  private:
   friend struct GroupMaker;
@@ -193,6 +195,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   mutable std::mutex cache_mutex_;
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;
   uint64_t symm_ordinal_ = 0;
+  std::unique_ptr<Workspaces> workspaces_;
 };
 
 }  // namespace phx

@@ -77,6 +77,9 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void *const *buffers() const { return buffers_.data(); }
   void *const *pads() const { return pads_.data(); }
   cuda::Side *side() const { return side_.get(); }  // NULL: not in memory of our CUDA allocator
+  // Compares a collective that is going to be put on a stream, the one of that number, with those of the ranks that
+  // have come before.
+  phx_status agree(const char *operation, const CallRecord &record, uint64_t number);
   // Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
   // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty
   // kernel: nothing is to be done.

@@ -326,6 +326,13 @@ FAKE(cuEventRecord, (Event event, Stream stream)) {
   event_of(event).record(stream_of(stream));
   return kOk;
 }
+FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags)) {
+  MAY_FAIL(cuStreamWaitEvent);
+  if (current_contexts == 0) return kInvalidContext;
+  if (flags != 0) return kInvalidValue;
+  event_of(event).hold(stream_of(stream));
+  return kOk;
+}
 FAKE(cuEventSynchronize, (Event event)) {
   { MAY_FAIL(cuEventSynchronize); }
   event_of(event).wait();
@@ -416,6 +423,19 @@ FAKE(cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t count, Stream s
   const Physical *memory = behind(s, to, count, &offset);
   if (memory == nullptr || current_contexts == 0) return kInvalidValue;
   return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
+}
+FAKE(cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t count, Stream stream)) {
+  MAY_FAIL(cuMemcpyDtoDAsync_v2);
+  size_t offset = 0;
+  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr || current_contexts == 0)
+    return kInvalidValue;
+  stream_of(stream).put([=] {
+    count_running(1);
+    std::memmove(reinterpret_cast<void *>(static_cast<uintptr_t>(to)),
+                 reinterpret_cast<const void *>(static_cast<uintptr_t>(from)), count);
+    count_running(-1);
+  });
+  return kOk;
 }
 FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
   MAY_FAIL(cuMemcpyHtoD_v2);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -113,28 +114,46 @@ class FakeStream {
   std::thread worker_;  // last: it uses the others
 };
 
+// Its state outlives it: what was put on streams may come later.
 class FakeEvent {
  public:
   void record(FakeStream &stream) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      ++pending_;
-    }
-    stream.put([this] {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      --pending_;
-      changed_.notify_all();
-    });
+    const uint64_t number = state_->recorded();
+    stream.put([state = state_, number] { state->reach(number); });
   }
-  void wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return pending_ == 0; });
+  void wait() { state_->wait(state_->last()); }
+  // What follows on the stream comes after what was recorded last.
+  void hold(FakeStream &stream) {
+    stream.put([state = state_, number = state_->last()] { state->wait(number); });
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int pending_ = 0;
+  class State {
+   public:
+    uint64_t recorded() {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      return ++last_;
+    }
+    uint64_t last() {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      return last_;
+    }
+    void reach(uint64_t number) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (number > reached_) reached_ = number;
+      changed_.notify_all();
+    }
+    void wait(uint64_t number) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return reached_ >= number; });
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    uint64_t last_ = 0, reached_ = 0;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 }  // namespace fake_cuda
