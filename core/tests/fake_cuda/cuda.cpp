@@ -1,6 +1,6 @@
 // A CUDA driver without a GPU, for tests: memfds are its memory, and as long as no kernel runs no processor of the host
 // can read them where they are "mapped", so that a test fails if the core tries. Kernels run on threads of the host.
-// Only what core/src/cuda/driver.h names, and copies.
+// Only what core/src/cuda/driver.h names, copies, and what tests/support/fake_torch_cuda calls beside it.
 //
 //   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
 //   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on all of them together (6)
@@ -14,6 +14,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "cuda/driver.h"
 #include "fake_cuda/kernels.h"
@@ -23,7 +24,7 @@ using namespace phx::cuda;
 namespace {
 
 constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidContext = 201,
-                 kNotFound = 500, kUnknown = 999;
+                 kNotFound = 500, kNotReady = 600, kCaptureIsolation = 905, kCapturedEvent = 907, kUnknown = 999;
 constexpr size_t kUnit = size_t{64} << 10;   // larger than a page, as that of a GPU is
 constexpr size_t kMemory = size_t{1} << 30;  // of each GPU
 
@@ -36,6 +37,8 @@ struct Mapped {
   Handle handle;
   size_t size;
   bool accessible;
+  Device device;  // that has access
+  void *host;     // where the host sees the same memory; NULL until fake_cuda_host is asked
 };
 
 struct State {
@@ -55,7 +58,7 @@ State &state() {
   static State *const all = new State;
   return *all;
 }
-thread_local int current_contexts = 0;
+thread_local std::vector<Context> current_contexts;
 
 bool fails(const char *function) {
   const char *which = std::getenv("FAKE_CUDA_FAIL");
@@ -96,12 +99,13 @@ void count_running(int change) {
   for (const auto &[pointer, mapping] : s.mapped) protect(pointer, mapping, s.running != 0);
 }
 
-// The default stream, which is there from the beginning.
+// The default stream of the current context, which is there from the beginning.
 fake_cuda::FakeStream &stream_of(Stream stream) {
   if (stream != nullptr) return *reinterpret_cast<fake_cuda::FakeStream *>(stream);
   static std::mutex mutex;
-  static fake_cuda::FakeStream *own = nullptr;
+  static std::map<Context, fake_cuda::FakeStream *> of_context;
   const std::lock_guard<std::mutex> lock(mutex);
+  fake_cuda::FakeStream *&own = of_context[current_contexts.empty() ? nullptr : current_contexts.back()];
   if (own == nullptr || !own->is_of_this_process()) own = new fake_cuda::FakeStream;
   return *own;
 }
@@ -172,13 +176,15 @@ FAKE(cuDevicePrimaryCtxRelease_v2, (Device)) {
 FAKE(cuCtxPushCurrent_v2, (Context context)) {
   MAY_FAIL(cuCtxPushCurrent_v2);
   if (context == nullptr) return kInvalidContext;
-  ++current_contexts;
+  current_contexts.push_back(context);
   return kOk;
 }
 FAKE(cuCtxPopCurrent_v2, (Context * context)) {
   MAY_FAIL(cuCtxPopCurrent_v2);
-  *context = nullptr;
-  return --current_contexts >= 0 ? kOk : kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
+  *context = current_contexts.back();
+  current_contexts.pop_back();
+  return kOk;
 }
 FAKE(cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *, int)) {
   MAY_FAIL(cuMemGetAllocationGranularity);
@@ -235,7 +241,7 @@ FAKE(cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsi
            memory->second.fd, 0) == MAP_FAILED)
     return kUnknown;
   ++memory->second.references;
-  s.mapped[pointer] = {handle, size, false};
+  s.mapped[pointer] = {handle, size, false, 0, nullptr};
   return kOk;
 }
 FAKE(cuMemUnmap, (Pointer pointer, size_t size)) {
@@ -244,6 +250,7 @@ FAKE(cuMemUnmap, (Pointer pointer, size_t size)) {
   if (found == s.mapped.end() || found->second.size != size) return kInvalidValue;
   (void)mmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (found->second.host != nullptr) munmap(found->second.host, size);
   drop(s, found->second.handle);
   s.mapped.erase(found);
   return kOk;
@@ -255,6 +262,7 @@ FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *wha
       what->location.type != kOnDevice || what->location.id >= devices())
     return kInvalidValue;
   found->second.accessible = true;
+  found->second.device = what->location.id;
   protect(pointer, found->second, s.running != 0);
   return kOk;
 }
@@ -285,7 +293,7 @@ FAKE(cuMemImportFromShareableHandle, (Handle * handle, void *given, int type)) {
 }
 FAKE(cuStreamCreate, (Stream * stream, unsigned)) {
   MAY_FAIL(cuStreamCreate);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   ++s.streams;
   *stream = reinterpret_cast<Stream>(new fake_cuda::FakeStream);
   return kOk;
@@ -303,6 +311,54 @@ FAKE(cuStreamSynchronize, (Stream stream)) {
   stream_of(stream).wait();
   return kOk;
 }
+FAKE(cuStreamQuery, (Stream stream)) {
+  MAY_FAIL(cuStreamQuery);
+  return stream_of(stream).idle() ? kOk : kNotReady;
+}
+FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags)) {
+  MAY_FAIL(cuStreamWaitEvent);
+  if (current_contexts.empty()) return kInvalidContext;
+  if (flags != 0) return kInvalidValue;
+  return event_of(event).order(stream_of(stream)) ? kOk : kCaptureIsolation;
+}
+FAKE(cuLaunchHostFunc, (Stream stream, void (*function)(void *), void *data)) {
+  MAY_FAIL(cuLaunchHostFunc);
+  stream_of(stream).put([=] { function(data); });
+  return kOk;
+}
+FAKE(cuStreamBeginCapture_v2, (Stream stream, int)) {
+  MAY_FAIL(cuStreamBeginCapture_v2);
+  if (stream_of(stream).capturing()) return kInvalidValue;
+  stream_of(stream).capture(true);
+  return kOk;
+}
+// Graphs and what is made of them are the same thing.
+FAKE(cuStreamEndCapture, (Stream stream, void **graph)) {
+  MAY_FAIL(cuStreamEndCapture);
+  if (!stream_of(stream).capturing()) return kInvalidValue;
+  *graph = new fake_cuda::GraphRef(stream_of(stream).capture(false));
+  return kOk;
+}
+FAKE(cuGraphInstantiateWithFlags, (void **made, void *graph, unsigned long long)) {
+  MAY_FAIL(cuGraphInstantiateWithFlags);
+  *made = new fake_cuda::GraphRef(*static_cast<fake_cuda::GraphRef *>(graph));
+  return kOk;
+}
+FAKE(cuGraphLaunch, (void *made, Stream stream)) {
+  MAY_FAIL(cuGraphLaunch);
+  stream_of(stream).launch(**static_cast<fake_cuda::GraphRef *>(made));
+  return kOk;
+}
+FAKE(cuGraphExecDestroy, (void *made)) {
+  MAY_FAIL(cuGraphExecDestroy);
+  delete static_cast<fake_cuda::GraphRef *>(made);
+  return kOk;
+}
+FAKE(cuGraphDestroy, (void *graph)) {
+  MAY_FAIL(cuGraphDestroy);
+  delete static_cast<fake_cuda::GraphRef *>(graph);
+  return kOk;
+}
 FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
   MAY_FAIL(cuStreamIsCapturing);
   *status = stream_of(stream).capturing() ? 1 : kNotCapturing;
@@ -310,7 +366,7 @@ FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
 }
 FAKE(cuEventCreate, (Event * event, unsigned)) {
   MAY_FAIL(cuEventCreate);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   ++s.events;
   *event = reinterpret_cast<Event>(new fake_cuda::FakeEvent);
   return kOk;
@@ -326,35 +382,34 @@ FAKE(cuEventRecord, (Event event, Stream stream)) {
   event_of(event).record(stream_of(stream));
   return kOk;
 }
-FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags)) {
-  MAY_FAIL(cuStreamWaitEvent);
-  if (current_contexts == 0) return kInvalidContext;
-  if (flags != 0) return kInvalidValue;
-  event_of(event).hold(stream_of(stream));
-  return kOk;
-}
 FAKE(cuEventSynchronize, (Event event)) {
   { MAY_FAIL(cuEventSynchronize); }
-  event_of(event).wait();
-  return kOk;
+  return event_of(event).wait() ? kOk : kCapturedEvent;
+}
+FAKE(cuEventQuery, (Event event)) {
+  MAY_FAIL(cuEventQuery);
+  return event_of(event).done() ? kOk : kNotReady;
 }
 FAKE(cuPointerGetAttribute, (void *value, int attribute, Pointer pointer)) {
   MAY_FAIL(cuPointerGetAttribute);
   size_t offset = 0;
-  if (attribute != kKindOfMemory || behind(s, pointer, 1, &offset) == nullptr) return kInvalidValue;
-  *static_cast<int *>(value) = 2;  // of a device
+  constexpr int kDeviceOfMemory = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+  if ((attribute != kKindOfMemory && attribute != kDeviceOfMemory) || behind(s, pointer, 1, &offset) == nullptr)
+    return kInvalidValue;
+  constexpr int kOfDevice = 2;  // CU_MEMORYTYPE_DEVICE
+  *static_cast<int *>(value) = attribute == kKindOfMemory ? kOfDevice : s.mapped.find(pointer - offset)->second.device;
   return kOk;
 }
 FAKE(cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags)) {
   MAY_FAIL(cuMemHostRegister_v2);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   if (flags != kForAllContexts || s.registered.count(memory) != 0) return kInvalidValue;
   s.registered[memory] = bytes;
   return kOk;
 }
 FAKE(cuMemHostUnregister, (void *memory)) {
   MAY_FAIL(cuMemHostUnregister);
-  return current_contexts != 0 && s.registered.erase(memory) == 1 ? kOk : kInvalidValue;
+  return !current_contexts.empty() && s.registered.erase(memory) == 1 ? kOk : kInvalidValue;
 }
 FAKE(cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned)) {
   MAY_FAIL(cuMemHostGetDevicePointer_v2);
@@ -365,7 +420,7 @@ FAKE(cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned)) 
 // The image is not looked at: the kernels are in this library.
 FAKE(cuModuleLoadData, (Module * module, const void *image)) {
   MAY_FAIL(cuModuleLoadData);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   if (image == nullptr) return kInvalidValue;
   ++s.modules;
   *module = reinterpret_cast<Module>(static_cast<intptr_t>(1));
@@ -374,7 +429,7 @@ FAKE(cuModuleLoadData, (Module * module, const void *image)) {
 FAKE(cuModuleUnload, (Module)) {
   MAY_FAIL(cuModuleUnload);
   --s.modules;
-  return current_contexts != 0 ? kOk : kInvalidContext;
+  return !current_contexts.empty() ? kOk : kInvalidContext;
 }
 FAKE(cuModuleGetFunction, (Function * function, Module, const char *name)) {
   MAY_FAIL(cuModuleGetFunction);
@@ -390,7 +445,7 @@ FAKE(cuLaunchKernel,
      (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
       unsigned block_z, unsigned shared, Stream stream, void **parameters, void **extra)) {
   MAY_FAIL(cuLaunchKernel);
-  if (current_contexts == 0) return kInvalidContext;
+  if (current_contexts.empty()) return kInvalidContext;
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
@@ -409,7 +464,7 @@ FAKE(cuMemsetD8Async, (Pointer pointer, unsigned char value, size_t count, Strea
   MAY_FAIL(cuMemsetD8Async);
   size_t offset = 0;
   const Physical *memory = behind(s, pointer, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   void *const bytes = mmap(nullptr, memory->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
   if (bytes == MAP_FAILED) return kUnknown;
   std::memset(static_cast<char *>(bytes) + offset, value, count);
@@ -421,13 +476,13 @@ FAKE(cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t count, Stream s
   MAY_FAIL(cuMemcpyHtoDAsync_v2);
   size_t offset = 0;
   const Physical *memory = behind(s, to, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
 FAKE(cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t count, Stream stream)) {
   MAY_FAIL(cuMemcpyDtoDAsync_v2);
   size_t offset = 0;
-  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr || current_contexts == 0)
+  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr || current_contexts.empty())
     return kInvalidValue;
   stream_of(stream).put([=] {
     count_running(1);
@@ -441,14 +496,14 @@ FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
   MAY_FAIL(cuMemcpyHtoD_v2);
   size_t offset = 0;
   const Physical *memory = behind(s, to, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pwrite(memory->fd, from, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
 FAKE(cuMemcpyDtoH_v2, (void *to, Pointer from, size_t count)) {
   MAY_FAIL(cuMemcpyDtoH_v2);
   size_t offset = 0;
   const Physical *memory = behind(s, from, count, &offset);
-  if (memory == nullptr || current_contexts == 0) return kInvalidValue;
+  if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pread(memory->fd, to, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
 }
 // What a test does with a stream in place of a graph: what is put on it meanwhile is kept, and run at each replay.
@@ -458,6 +513,22 @@ FAKE(fake_cuda_capture, (Stream stream, int on)) {
 }
 FAKE(fake_cuda_replay, (Stream stream)) {
   stream_of(stream).replay();
+  return kOk;
+}
+// Where the host sees the memory behind a pointer: for tests/support/fake_torch_cuda, whose kernels are the host's. It
+// goes with the mapping.
+FAKE(fake_cuda_host, (Pointer pointer, void **host)) {
+  MAY_FAIL(fake_cuda_host);
+  size_t offset = 0;
+  const Physical *memory = behind(s, pointer, 1, &offset);
+  if (memory == nullptr) return kInvalidValue;
+  Mapped &mapping = s.mapped.find(pointer - offset)->second;
+  if (mapping.host == nullptr) {
+    void *const bytes = mmap(nullptr, mapping.size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+    if (bytes == MAP_FAILED) return kUnknown;
+    mapping.host = bytes;
+  }
+  *host = static_cast<char *>(mapping.host) + offset;
   return kOk;
 }
 // What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -42,6 +43,13 @@ class Processors {
 
 using Task = std::function<void()>;
 
+// What was put on streams while they were captured, in that order, which is one that the dependencies allow.
+struct Graph {
+  std::vector<Task> tasks;
+  std::atomic<bool> ended{false};
+};
+using GraphRef = std::shared_ptr<Graph>;
+
 class FakeStream {
  public:
   FakeStream() : worker_([this] { work(); }) {}
@@ -61,8 +69,8 @@ class FakeStream {
 
   void put(Task task) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (capturing_) {
-      graph_.push_back(std::move(task));
+    if (is_capturing()) {
+      graph_->tasks.push_back(std::move(task));
       return;
     }
     tasks_.push_back(std::move(task));
@@ -72,23 +80,38 @@ class FakeStream {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return tasks_.empty() && !busy_; });
   }
-  bool capturing() {
+  bool idle() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return capturing_;
+    return tasks_.empty() && !busy_;
   }
-  void capture(bool on) {
+  bool capturing() { return captured_into() != nullptr; }
+  GraphRef captured_into() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (on) graph_.clear();
-    capturing_ = on;
+    return is_capturing() ? graph_ : nullptr;
   }
-  void replay() {
+  // A stream that waits for one that is captured is captured as well, until that one's capture ends.
+  void join(GraphRef graph) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.insert(tasks_.end(), graph_.begin(), graph_.end());
+    graph_ = std::move(graph);
+  }
+  GraphRef capture(bool on) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (on)
+      graph_ = std::make_shared<Graph>();
+    else if (graph_ != nullptr)
+      graph_->ended = true;
+    return graph_;
+  }
+  void launch(const Graph &graph) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.insert(tasks_.end(), graph.tasks.begin(), graph.tasks.end());
     changed_.notify_all();
   }
+  void replay() { launch(*graph_); }
   bool is_of_this_process() const { return owner_ == getpid(); }
 
  private:
+  bool is_capturing() const { return graph_ != nullptr && !graph_->ended; }
   void work() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
@@ -109,51 +132,77 @@ class FakeStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
-  std::vector<Task> graph_;
-  bool busy_ = false, ending_ = false, capturing_ = false;
+  GraphRef graph_;  // the last one that this stream was captured into
+  bool busy_ = false, ending_ = false;
   std::thread worker_;  // last: it uses the others
 };
 
-// Its state outlives it: what was put on streams may come later.
+// The state of the last record, which outlives an event that is destroyed before the stream comes to it.
 class FakeEvent {
  public:
   void record(FakeStream &stream) {
-    const uint64_t number = state_->recorded();
-    stream.put([state = state_, number] { state->reach(number); });
+    auto record = std::make_shared<Record>();
+    record->graph = stream.captured_into();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      last_ = record;
+    }
+    stream.put([record] { record->finish(); });
   }
-  void wait() { state_->wait(state_->last()); }
-  // What follows on the stream comes after what was recorded last.
-  void hold(FakeStream &stream) {
-    stream.put([state = state_, number = state_->last()] { state->wait(number); });
+  // False where it was recorded by a capture, so that the host cannot wait for it.
+  bool wait() {
+    const RecordRef record = last();
+    if (record != nullptr && record->graph != nullptr) return false;
+    if (record != nullptr) record->wait();
+    return true;
+  }
+  bool done() {
+    const RecordRef record = last();
+    return record == nullptr || record->done();
+  }
+  // What is put on the stream from now on comes after what was recorded. False where that would lead into a capture
+  // from outside.
+  bool order(FakeStream &stream) {
+    const RecordRef record = last();
+    if (record == nullptr) return true;
+    if (record->graph != nullptr) {
+      if (record->graph->ended) return false;
+      if (!stream.capturing()) stream.join(record->graph);
+      return stream.captured_into() == record->graph;
+    }
+    if (stream.capturing()) return false;
+    stream.put([record] { record->wait(); });
+    return true;
   }
 
  private:
-  class State {
-   public:
-    uint64_t recorded() {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      return ++last_;
+  struct Record {
+    void finish() {
+      const std::lock_guard<std::mutex> lock(mutex);
+      finished = true;
+      changed.notify_all();
     }
-    uint64_t last() {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      return last_;
+    void wait() {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait(lock, [&] { return finished; });
     }
-    void reach(uint64_t number) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (number > reached_) reached_ = number;
-      changed_.notify_all();
+    bool done() {
+      const std::lock_guard<std::mutex> lock(mutex);
+      return finished;
     }
-    void wait(uint64_t number) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [&] { return reached_ >= number; });
-    }
-
-   private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    uint64_t last_ = 0, reached_ = 0;
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool finished = false;
+    GraphRef graph;  // of the capture that recorded it
   };
-  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  using RecordRef = std::shared_ptr<Record>;
+  RecordRef last() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return last_;
+  }
+
+  std::mutex mutex_;
+  RecordRef last_;
 };
 
 }  // namespace fake_cuda
