@@ -107,7 +107,7 @@ class PythonGroup(Collectives):
         device = torch.device("cuda", index)
 
         def call(group: Any, more: dict[str, Any]) -> None:
-            group.enqueue_barrier(more["device"], stream=more["stream"], timeout_ms=more["timeout_ms"])
+            group.barrier(more["timeout_ms"], device=more["device"], stream=more["stream"])
 
         return self._put_on_stream("barrier", opts, Buffers(), call, device)
 
