@@ -24,6 +24,14 @@ static_assert(offsetof(AllocationProperties, flags) == offsetof(CUmemAllocationP
 static_assert(kPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kFileDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
+static_assert(sizeof(MulticastProperties) == sizeof(CUmulticastObjectProp));
+static_assert(offsetof(MulticastProperties, devices) == offsetof(CUmulticastObjectProp, numDevices));
+static_assert(offsetof(MulticastProperties, size) == offsetof(CUmulticastObjectProp, size));
+static_assert(offsetof(MulticastProperties, handle_types) == offsetof(CUmulticastObjectProp, handleTypes));
+static_assert(offsetof(MulticastProperties, flags) == offsetof(CUmulticastObjectProp, flags));
+static_assert(kSmallestGranularity == CU_MULTICAST_GRANULARITY_MINIMUM);
+static_assert(kHasMulticast == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
+
 static_assert(sizeof(AccessDescription) == sizeof(CUmemAccessDesc));
 static_assert(offsetof(AccessDescription, flags) == offsetof(CUmemAccessDesc, flags));
 static_assert(kReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -44,6 +52,7 @@ constexpr bool alike(CUresult(CUDAAPI *)(Theirs...), Result (*)(Ours...)) {
 #define PHX_CUDA_COMPARE(member, symbol, parameters) \
   static_assert(alike(&symbol, static_cast<Result(*) parameters>(nullptr)), #symbol);
 PHX_CUDA_FUNCTIONS(PHX_CUDA_COMPARE)
+PHX_CUDA_NEWER_FUNCTIONS(PHX_CUDA_COMPARE)
 #undef PHX_CUDA_COMPARE
 
 }  // namespace phx::cuda

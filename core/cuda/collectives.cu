@@ -6,6 +6,7 @@
 //   nvcc -std=c++17 -O3 --fmad=false -Icore/include -Icore/src -cubin -arch=sm_90 core/cuda/collectives.cu
 #include "cuda/lines.h"
 #include "cuda/move.h"
+#include "cuda/multimem.h"
 #include "cuda/reduce.h"
 #include "cuda/signals.h"
 #include "cuda/slots.h"
@@ -77,3 +78,36 @@ extern "C" __global__ void phx_gpu_all_to_all_v_slots(Launch launch, Lists lists
 extern "C" __global__ void phx_gpu_barrier(Launch launch) { barrier(launch); }
 extern "C" __global__ void phx_gpu_put_signal(Launch launch) { put_signal(launch); }
 extern "C" __global__ void phx_gpu_wait_signal(Launch launch) { wait_signal(launch); }
+
+// By NVLink switches, which GPUs before sm_90 do not have.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define PHX_MULTIMEM(dtype, op, E, Op)                                                                                 \
+  extern "C" __global__ void phx_gpu_multimem_reduce_##dtype##_##op(Launch launch) { multimem_reduce<E, Op>(launch); } \
+  extern "C" __global__ void phx_gpu_multimem_reduce_to_all_##dtype##_##op(Launch launch) {                            \
+    multimem_reduce_to_all<E, Op>(launch);                                                                             \
+  }
+#define PHX_MULTIMEM_RANGE(dtype, E)   \
+  PHX_MULTIMEM(dtype, min, E, Minimum) \
+  PHX_MULTIMEM(dtype, max, E, Maximum)
+
+PHX_MULTIMEM(float32, sum, float, Sum)
+PHX_MULTIMEM(float64, sum, double, Sum)
+PHX_MULTIMEM(float16, sum, F16, Sum)
+PHX_MULTIMEM(bfloat16, sum, BF16, Sum)
+PHX_MULTIMEM(uint32, sum, uint32_t, Sum)
+PHX_MULTIMEM(uint64, sum, uint64_t, Sum)
+PHX_MULTIMEM_RANGE(float16, F16)
+PHX_MULTIMEM_RANGE(bfloat16, BF16)
+PHX_MULTIMEM_RANGE(uint32, uint32_t)
+PHX_MULTIMEM_RANGE(int32, int32_t)
+PHX_MULTIMEM_RANGE(uint64, uint64_t)
+PHX_MULTIMEM_RANGE(int64, int64_t)
+PHX_MULTIMEM(uint8, band, uint8_t, BitAnd)  // of any integers
+PHX_MULTIMEM(uint8, bor, uint8_t, BitOr)
+PHX_MULTIMEM(uint8, bxor, uint8_t, BitXor)
+
+extern "C" __global__ void phx_gpu_multimem_all_gather(Launch launch) { multimem_all_gather(launch); }
+extern "C" __global__ void phx_gpu_multimem_broadcast(Launch launch) { multimem_broadcast(launch); }
+#endif
+
+#include "random.cu"  // one image has all kernels

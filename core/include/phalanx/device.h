@@ -27,6 +27,7 @@
 #define PHX_FN static __device__ __forceinline__
 #else
 #include <sched.h>
+#include <string.h>
 #include <time.h>
 #ifndef CLOCK_MONOTONIC
 #error "with -std=c11 define _POSIX_C_SOURCE as 200809L before the first #include, or use -std=gnu11"
@@ -144,6 +145,216 @@ PHX_FN int32_t phx_team_barrier(const phx_team *team, uint32_t channel, uint64_t
   return 0;
 }
 
+/* ---- NVLink switches ---------------------------------------------------------------------------------------- */
+
+/* Where team->multicast is not NULL, switches write what is stored there to the blocks of all ranks, and reduce what is
+ * loaded from there over them. Only these functions may use that address. `offset` is into the blocks, and a multiple
+ * of 16. For CUDA from sm_90 on; for older ones they are not there. On the host they go over the blocks one after the
+ * other, so that a kernel can be tested where there is no switch.
+ *
+ * Switches add in an order of their own, which may be another one at the next load: sums of floats have the same bits
+ * on all ranks only where one rank loads them and puts them to all. Sums of 16-bit floats are added up in float32 and
+ * rounded once. Left open is what the bits of a NaN are, and whether a minimum or maximum with one is one. */
+
+/* 16 bytes of elements. */
+typedef struct phx_pack {
+  uint32_t word[4];
+} phx_pack;
+
+#if !defined(__CUDACC__)
+
+static inline float phx_float_of_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+static inline uint32_t phx_bits_of_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+static inline float phx_float_of_bf16(uint16_t raw) { return phx_float_of_bits((uint32_t)raw << 16); }
+static inline uint16_t phx_bf16_of_float(float value) { /* to nearest even */
+  const uint32_t bits = phx_bits_of_float(value);
+  return value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+static inline float phx_float_of_f16(uint16_t raw) {
+  const uint32_t sign = (raw & 0x8000u) << 16, magnitude = raw & 0x7fffu;
+  if (magnitude >= 0x7c00u) return phx_float_of_bits(sign | (magnitude << 13) | 0x7f800000u); /* infinities, NaNs */
+  if (magnitude >= 0x0400u) return phx_float_of_bits(sign | ((magnitude << 13) + (112u << 23)));
+  return phx_float_of_bits(sign | phx_bits_of_float((float)magnitude * 0x1p-24f));
+}
+static inline uint16_t phx_f16_of_float(float value) { /* to nearest even */
+  const uint32_t bits = phx_bits_of_float(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+  if (value != value) return 0x7e00;
+  if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* from halfway between the largest and 2^16 on */
+  if (magnitude >= 0x38800000u)
+    return (uint16_t)(sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13));
+  /* Of 0.5 the last bit is worth the smallest f16: the sum is rounded to a multiple of that. */
+  return (uint16_t)(sign | (phx_bits_of_float(phx_float_of_bits(magnitude) + 0.5f) - 0x3f000000u));
+}
+static inline float phx_smaller(float a, float x) { /* a NaN if one is; -0 below 0 */
+  return a < x || a != a || (a == x && phx_bits_of_float(a) >> 31 != 0) ? a : x;
+}
+static inline float phx_larger(float a, float x) { return -phx_smaller(-a, -x); }
+
+#define PHX_SAME(x) (x)
+/* The body of a reduction: of `loads` and `form` only CUDA makes something. `combined` is made of a and x. */
+#define PHX_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined)       \
+  Raw raw[sizeof(phx_pack) / sizeof(Raw)];                                  \
+  Acc acc[sizeof(phx_pack) / sizeof(Raw)];                                  \
+  phx_pack value;                                                           \
+  int32_t rank;                                                             \
+  size_t i;                                                                 \
+  for (rank = 0; rank < team->group_size; ++rank) {                         \
+    memcpy(raw, phx_team_at(team, rank, offset), sizeof raw);               \
+    for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) {                      \
+      const Acc x = widen(raw[i]);                                          \
+      if (rank == 0) {                                                      \
+        acc[i] = x;                                                         \
+      } else {                                                              \
+        const Acc a = acc[i];                                               \
+        acc[i] = combined;                                                  \
+      }                                                                     \
+    }                                                                       \
+  }                                                                         \
+  for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) raw[i] = narrow(acc[i]); \
+  memcpy(&value, raw, sizeof value);                                        \
+  return value
+
+#elif defined(__CUDA_ARCH__)
+
+#define PHX_LOAD_V4(form)                                                                           \
+  asm volatile("multimem.ld_reduce.relaxed.sys.global." form " {%0, %1, %2, %3}, [%4];"             \
+               : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3]) \
+               : "l"(at)                                                                            \
+               : "memory")
+#define PHX_LOAD_4(form)                                                  \
+  for (int i = 0; i < 4; ++i)                                             \
+  asm volatile("multimem.ld_reduce.relaxed.sys.global." form " %0, [%1];" \
+               : "=r"(value.word[i])                                      \
+               : "l"(at + 4 * i)                                          \
+               : "memory")
+#define PHX_LOAD_2(form)                                                             \
+  for (int i = 0; i < 2; ++i)                                                        \
+  asm volatile("{\n\t.reg .b64 both;\n\tmultimem.ld_reduce.relaxed.sys.global." form \
+               " both, [%2];\n\t"                                                    \
+               "mov.b64 {%0, %1}, both;\n\t}"                                        \
+               : "=r"(value.word[2 * i]), "=r"(value.word[2 * i + 1])                \
+               : "l"(at + 8 * i)                                                     \
+               : "memory")
+#define PHX_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined)         \
+  const char *const at = static_cast<const char *>(team->multicast) + offset; \
+  phx_pack value;                                                             \
+  PHX_LOAD_##loads(form);                                                     \
+  return value
+
+#else /* nvcc's pass for the host, where no kernel runs */
+
+#define PHX_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) return phx_pack()
+
+#endif
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+/* Blocks and multicast are two addresses of one memory: this goes between what is done by one and by the other, after
+ * the barrier where another rank has done the first, and before the barrier where another rank does the second. */
+PHX_FN void phx_multicast_fence(void) {
+#ifdef __CUDA_ARCH__
+  asm volatile("fence.proxy.alias;" ::: "memory");
+#endif
+}
+
+/* Writes to the blocks of all ranks. */
+PHX_FN void phx_multicast_put(const phx_team *team, size_t offset, phx_pack value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   static_cast<char *>(team->multicast) + offset),
+               "r"(value.word[0]), "r"(value.word[1]), "r"(value.word[2]), "r"(value.word[3])
+               : "memory");
+#elif !defined(__CUDACC__)
+  int32_t rank;
+  for (rank = 0; rank < team->group_size; ++rank) memcpy(phx_team_at(team, rank, offset), &value, sizeof value);
+#endif
+}
+
+/* The sum over the blocks of all ranks: of 4 float32, 8 float16, 8 bfloat16, 2 float64; of integers, signed or not. */
+PHX_FN phx_pack phx_multicast_sum_f32x4(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "add.v4.f32", float, float, PHX_SAME, PHX_SAME, a + x);
+}
+PHX_FN phx_pack phx_multicast_sum_f16x8(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "add.acc::f32.v4.f16x2", uint16_t, float, phx_float_of_f16, phx_f16_of_float, a + x);
+}
+PHX_FN phx_pack phx_multicast_sum_bf16x8(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "add.acc::f32.v4.bf16x2", uint16_t, float, phx_float_of_bf16, phx_bf16_of_float, a + x);
+}
+PHX_FN phx_pack phx_multicast_sum_f64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "add.f64", double, double, PHX_SAME, PHX_SAME, a + x);
+}
+PHX_FN phx_pack phx_multicast_sum_u32x4(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(4, "add.u32", uint32_t, uint32_t, PHX_SAME, PHX_SAME, a + x);
+}
+PHX_FN phx_pack phx_multicast_sum_u64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "add.u64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a + x);
+}
+
+/* The minimum and maximum. */
+PHX_FN phx_pack phx_multicast_min_f16x8(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "min.v4.f16x2", uint16_t, float, phx_float_of_f16, phx_f16_of_float, phx_smaller(a, x));
+}
+PHX_FN phx_pack phx_multicast_min_bf16x8(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "min.v4.bf16x2", uint16_t, float, phx_float_of_bf16, phx_bf16_of_float, phx_smaller(a, x));
+}
+PHX_FN phx_pack phx_multicast_min_u32x4(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(4, "min.u32", uint32_t, uint32_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_min_i32x4(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(4, "min.s32", int32_t, int32_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_min_u64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "min.u64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_min_i64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "min.s64", int64_t, int64_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_max_f16x8(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "max.v4.f16x2", uint16_t, float, phx_float_of_f16, phx_f16_of_float, phx_larger(a, x));
+}
+PHX_FN phx_pack phx_multicast_max_bf16x8(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(V4, "max.v4.bf16x2", uint16_t, float, phx_float_of_bf16, phx_bf16_of_float, phx_larger(a, x));
+}
+PHX_FN phx_pack phx_multicast_max_u32x4(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(4, "max.u32", uint32_t, uint32_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_max_i32x4(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(4, "max.s32", int32_t, int32_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_max_u64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "max.u64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+}
+PHX_FN phx_pack phx_multicast_max_i64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "max.s64", int64_t, int64_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+}
+
+/* Bit by bit, whatever the elements are. */
+PHX_FN phx_pack phx_multicast_and_b64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "and.b64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a & x);
+}
+PHX_FN phx_pack phx_multicast_or_b64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "or.b64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a | x);
+}
+PHX_FN phx_pack phx_multicast_xor_b64x2(const phx_team *team, size_t offset) {
+  PHX_MULTICAST(2, "xor.b64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a ^ x);
+}
+
+#endif /* from sm_90 on */
+
+#undef PHX_MULTICAST
+#undef PHX_SAME
+#undef PHX_LOAD_V4
+#undef PHX_LOAD_4
+#undef PHX_LOAD_2
+
 /* ---- CUDA --------------------------------------------------------------------------------------------------- */
 
 #ifdef __CUDACC__
@@ -170,30 +381,6 @@ PHX_FN int32_t phx_team_block_barrier(const phx_team *team, uint32_t channel, ui
   __syncthreads();
   return result;
 }
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-/* The sum of 8 bfloat16 over the blocks of all ranks, added up in float32 by the switch. `at` is inside
- * team->multicast. */
-PHX_FN uint4 phx_multicast_sum_bf16x8(const void *at) {
-  uint4 sum = {0, 0, 0, 0};
-#ifdef __CUDA_ARCH__
-  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0, %1, %2, %3}, [%4];"
-               : "=r"(sum.x), "=r"(sum.y), "=r"(sum.z), "=r"(sum.w)
-               : "l"(at)
-               : "memory");
-#endif
-  return sum;
-}
-
-/* Writes 16 bytes to the blocks of all ranks. */
-PHX_FN void phx_multicast_put(void *at, uint4 value) {
-#ifdef __CUDA_ARCH__
-  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(__uint_as_float(value.x)),
-               "f"(__uint_as_float(value.y)), "f"(__uint_as_float(value.z)), "f"(__uint_as_float(value.w))
-               : "memory");
-#endif
-}
-#endif
 
 #endif /* __CUDACC__ */
 

@@ -99,7 +99,8 @@ enum {
 
 enum { PHX_DEV_CPU = 1, PHX_DEV_CUDA = 2 }; /* DLPack's numbers */
 
-enum { PHX_ALGO_AUTO = 0, PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
+/* MULTIMEM: by NVLink switches, on symmetric memory of GPUs; see there. */
+enum { PHX_ALGO_AUTO = 0, PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2, PHX_ALGO_MULTIMEM = 3 };
 
 enum { PHX_LOG_DEBUG = 0, PHX_LOG_INFO = 1, PHX_LOG_WARNING = 2, PHX_LOG_ERROR = 3 };
 
@@ -528,7 +529,17 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
  * comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the counts of
  * all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being captured
  * gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of the host.
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags. */
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.
+ *
+ * Where each rank has a GPU of its own and NVLink switches connect them (phx_team.multicast is not NULL), broadcasts
+ * store everything once, to all ranks, and so do all_gathers of 64 KiB and more whose `out` lies in symmetric memory of
+ * the group, at one place on all ranks. PHX_ALGO_MULTIMEM wants the switches, and is PHX_ERR_UNSUPPORTED where they
+ * cannot: for those two, and to sum float16, bfloat16 (in float32), float32, float64, complex numbers and integers of
+ * 32 and 64 bits, to take the minimum or maximum of float16, bfloat16 and integers of 32 and 64 bits, and for bitwise
+ * ops on all integers, in all_reduce, reduce_scatter and reduce. Switches add in an order of their own: the bits are
+ * the same on all ranks, but not always those of the host, nor those of the call before. Therefore an all_reduce of
+ * floats is in place, or `out` lies in symmetric memory as above; but for sums of two ranks. NaNs may become others,
+ * and minima and maxima may pass over them. */
 PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                        int32_t op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
@@ -608,6 +619,15 @@ PHX_API phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, doubl
 PHX_API phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key,
                                        uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                                        const int64_t *out_strides);
+/* The same elements, bit for bit, in memory of a device. On a GPU the call puts a kernel on `stream` (CUstream,
+ * cudaStream_t), of the GPU's primary context, and returns. device NULL = CPU, where stream is NULL. */
+PHX_API phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind,
+                                      double a, double b, uint64_t key, uint64_t first, int32_t ndim,
+                                      const int64_t *sizes, const int64_t *index_strides, const int64_t *out_strides);
+PHX_API phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
+                                          uint64_t range, uint64_t key, uint64_t first, int32_t ndim,
+                                          const int64_t *sizes, const int64_t *index_strides,
+                                          const int64_t *out_strides);
 
 /* cdef: end */
 

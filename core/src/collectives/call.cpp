@@ -23,7 +23,7 @@ Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), n
     return;
   }
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
-  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_TWO_SHOT)
+  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
     set(fail(PHX_ERR_INVALID, name(), "%s: flags must be 0, and algo one of PHX_ALGO_*", name()));
   else if (options_.channel >= group->channels())
     set(fail(PHX_ERR_INVALID, name(), "%s: channel is %u; group '%s' has %u (phx_world_params.channels)", name(),
@@ -140,6 +140,11 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   return *this;
 }
 
+Call &Call::gives_at(uint64_t place) {
+  if (ok()) record_.aux = hash_bytes(&place, sizeof place, record_.aux);
+  return *this;
+}
+
 Call Call::as(Kind kind, const char *in, char *out) const {
   Call other = *this;
   other.kind_ = kind;
@@ -172,6 +177,9 @@ phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (options_.stream != nullptr)
     return set(fail(PHX_ERR_INVALID, name(),
                     "%s: stream is for memory of a GPU: say so in options.device, or set stream to NULL", name()))
+        .status();
+  if (options_.algo == PHX_ALGO_MULTIMEM)
+    return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: PHX_ALGO_MULTIMEM is for symmetric memory of GPUs", name()))
         .status();
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);

@@ -45,6 +45,8 @@ class Call {
   // `bytes` at `offset` must lie inside the block. Calls on other blocks or offsets do not match, nor does one in place
   // with one that is not.
   Call &inside(const Symm &symm, size_t offset, size_t bytes);
+  // Calls whose results lie elsewhere do not match.
+  Call &gives_at(uint64_t place);
   // Whether its buffers are ordinary memory of a GPU.
   bool on_gpu() const { return options_.device.type == PHX_DEV_CUDA; }
   // The same call as a kernel does it: under its own name, on other buffers. The ranks' records have been compared.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "collectives/multimem.h"
 #include "cuda/side.h"
 
 namespace phx {
@@ -82,6 +83,15 @@ class Enqueued {
     launch_.begin = begin * reducer.times;
     return name_of(reducer, way);
   }
+  // By switches. `begin`: of what this rank reduces.
+  phx_status run(const MultimemWay &way, size_t begin) {
+    const Buffers &buffers = call_.buffers();
+    const size_t bytes = buffers.count * buffers.item, n = call_.group_size();
+    launch_.spread = way.spread;
+    launch_.count = buffers.count * way.times;
+    launch_.begin = begin * way.times;
+    return run(way.kernel, way.shares ? (bytes + n - 1) / n : bytes);
+  }
   // `bytes`: what the grid is sized by, the same on all ranks. 0: there is nothing to do, but the calls must agree.
   phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
     if (!call_.ok()) return call_.status();
@@ -116,6 +126,9 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
   enqueued.launch().root = root;
   const bool only_root = call.kind() == Kind::kSymmReduce || call.kind() == Kind::kSymmGather;
   enqueued.writes(only_root && root != symm.group_rank() ? 0 : buffers.count);
+  const MultimemWay multimem = choose_multimem(call, symm, offset);
+  if (!multimem.kernel.empty())
+    return enqueued.run(multimem, call.kind() == Kind::kSymmReduceScatter ? buffers.count * self : 0);
   switch (call.kind()) {
     case Kind::kSymmAllReduce: {
       if (fits_lines(call, symm)) return enqueued.run(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
@@ -139,6 +152,7 @@ phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_cou
                      phx_work **work) {
   const int n = call.group_size(), self = symm.group_rank();
   const size_t item = call.buffers().item, most = *std::max_element(in_counts, in_counts + n);
+  refuse_multimem(call);
   Enqueued enqueued(call, symm, offset, work);
   switch (call.kind()) {
     case Kind::kSymmAllGatherV:

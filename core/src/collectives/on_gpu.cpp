@@ -66,8 +66,9 @@ class OnGpu {
       keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
       return;
     }
-    const bool two_steps =
-        reduces_all && one.group_size() > 2 && bytes >= kTwoStepBytes && one.options().algo != PHX_ALGO_ONE_SHOT;
+    const int32_t algo = one.options().algo;
+    const bool large = one.group_size() > 2 && bytes >= kTwoStepBytes && algo != PHX_ALGO_ONE_SHOT;
+    const bool two_steps = reduces_all && (large || algo == PHX_ALGO_MULTIMEM);
     keep(workspace_->copy(one.name(), space, buffers.in, bytes, stream()));
     if (!ok()) return;
     Call call = one.as(symmetric(one.kind()), space, two_steps ? space : buffers.out);

@@ -2,6 +2,9 @@
 // peers as a file descriptor, as a memfd is.
 #include "cuda/allocator.h"
 
+#include <cstring>
+
+#include "base/error.h"
 #include "cuda/memory.h"
 
 namespace phx::cuda {
@@ -27,15 +30,24 @@ phx_status release(void *, void *, uint64_t cookie) {
   return PHX_OK;
 }
 
-phx_status export_memory(void *, void *, uint64_t cookie, void *, size_t *handle_size, int32_t *fd) {
-  *handle_size = 0;
+// The handle says how much there is to map: the GPUs of peers may have another unit.
+phx_status export_memory(void *, void *, uint64_t cookie, void *handle, size_t *handle_size, int32_t *fd) {
+  const uint64_t span = memory_of(cookie)->span();
+  std::memcpy(handle, &span, sizeof span);
+  *handle_size = sizeof span;
   return memory_of(cookie)->export_fd("symm_rendezvous", fd);
 }
 
-phx_status import_memory(void *self, const phx_device *device, const void *, size_t, int32_t fd, size_t size,
-                         void **pointer, uint64_t *cookie) {
+phx_status import_memory(void *self, const phx_device *device, const void *handle, size_t handle_size, int32_t fd,
+                         size_t size, void **pointer, uint64_t *cookie) {
+  const char *const operation = "symm_rendezvous";
+  uint64_t span = 0;
+  if (handle_size == sizeof span) std::memcpy(&span, handle, sizeof span);
+  if (span == 0 || span < size)
+    return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came with a handle that does not say how large it is",
+                operation);
   MemoryPtr memory;
-  const phx_status status = Memory::import("symm_rendezvous", gpus(self), device->index, fd, size, &memory);
+  const phx_status status = Memory::import(operation, gpus(self), device->index, fd, span, &memory);
   if (status == PHX_OK) hand_over(std::move(memory), pointer, cookie);
   return status;
 }
@@ -47,6 +59,8 @@ void destroy(void *self) { delete static_cast<Gpus *>(self); }
 Gpus *gpus_of(const Allocator &allocator) {
   return allocator.ops().alloc == allocate ? static_cast<Gpus *>(allocator.self()) : nullptr;
 }
+
+const Memory &memory_of(const Block &block) { return *memory_of(block.cookie); }
 
 AllocatorRef make_allocator(std::string *problem) {
   const Driver *driver = find_driver(problem);

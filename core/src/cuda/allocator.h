@@ -6,10 +6,15 @@
 
 namespace phx::cuda {
 
+class Memory;
+
 // NULL, and *problem says why, where there is no driver.
 AllocatorRef make_allocator(std::string *problem);
 
 // The GPUs of an allocator made here; NULL: it is somebody else's.
 Gpus *gpus_of(const Allocator &allocator);
+
+// Of a block that came from there.
+const Memory &memory_of(const Block &block);
 
 }  // namespace phx::cuda

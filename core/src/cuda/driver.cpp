@@ -29,6 +29,10 @@ Loaded load() {
     loaded.problem = "the CUDA driver is too old: it has no " #symbol " (CUDA 11.4 is needed)";
   PHX_CUDA_FUNCTIONS(PHX_CUDA_FIND)
 #undef PHX_CUDA_FIND
+#define PHX_CUDA_LOOK(member, symbol, parameters) \
+  loaded.driver.member = reinterpret_cast<Result(*) parameters>(dlsym(library, #symbol));
+  PHX_CUDA_NEWER_FUNCTIONS(PHX_CUDA_LOOK)
+#undef PHX_CUDA_LOOK
   // NOLINTEND(bugprone-macro-parentheses)
   if (!loaded.problem.empty()) return loaded;
   const Result result = loaded.driver.init(0);

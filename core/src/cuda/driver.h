@@ -51,12 +51,20 @@ struct AllocationProperties {
 constexpr int kPinned = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kFileDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
+// Of what stands for the memory of several GPUs at once.
+struct MulticastProperties {
+  unsigned devices;
+  size_t size;                      // of each one's memory
+  unsigned long long handle_types;  // kFileDescriptor
+  unsigned long long flags;         // 0
+};
+
 struct AccessDescription {
   Location location;
   int flags;  // kReadWrite
 };
 constexpr int kReadWrite = 3;            // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-constexpr int kSmallestGranularity = 0;  // CU_MEM_ALLOC_GRANULARITY_MINIMUM
+constexpr int kSmallestGranularity = 0;  // CU_MEM_ALLOC_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_MINIMUM
 constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 
 constexpr unsigned kUntimed = 2;         // CU_EVENT_DISABLE_TIMING
@@ -68,6 +76,7 @@ constexpr int kMostThreads = 1;           // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER
 constexpr int kProcessors = 16;           // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kHasVirtualMemory = 102;    // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 
 // Every function: the member, the symbol, its parameters.
 #define PHX_CUDA_FUNCTIONS(X)                                                                                        \
@@ -117,11 +126,24 @@ constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POS
     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
      unsigned block_z, unsigned shared, Stream stream, void **parameters, void **extra))
 
+// Those that a driver may lack: then the members are NULL.
+#define PHX_CUDA_NEWER_FUNCTIONS(X)                                                                                  \
+  X(multicast_granularity, cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *what, int option)) \
+  X(multicast_create, cuMulticastCreate, (Handle * handle, const MulticastProperties *what))                         \
+  X(multicast_add, cuMulticastAddDevice, (Handle handle, Device device))                                             \
+  X(multicast_bind, cuMulticastBindMem,                                                                              \
+    (Handle handle, size_t offset, Handle memory, size_t memory_offset, size_t size, unsigned long long flags))      \
+  X(multicast_unbind, cuMulticastUnbind, (Handle handle, Device device, size_t offset, size_t size))
+
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a list of parameters, and a name
 #define PHX_CUDA_MEMBER(member, symbol, parameters) Result(*member) parameters;
   PHX_CUDA_FUNCTIONS(PHX_CUDA_MEMBER)
+  PHX_CUDA_NEWER_FUNCTIONS(PHX_CUDA_MEMBER)
 #undef PHX_CUDA_MEMBER
+  bool knows_multicast() const {  // from CUDA 12.1 on
+    return multicast_granularity && multicast_create && multicast_add && multicast_bind && multicast_unbind;
+  }
 };
 
 // The driver, initialised. NULL, and *problem says why, where there is none.

@@ -1,7 +1,10 @@
 #include "cuda/gpu.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "cuda/image.h"
+#include "memory/shared_memory.h"
 
 namespace phx::cuda {
 
@@ -10,6 +13,14 @@ AllocationProperties properties_of(Device device) {
   properties.type = kPinned;
   properties.handle_types = kFileDescriptor;
   properties.location = {kOnDevice, device};
+  return properties;
+}
+
+MulticastProperties multicast_properties(size_t devices, size_t size) {
+  MulticastProperties properties{};
+  properties.devices = static_cast<unsigned>(devices);
+  properties.size = size;
+  properties.handle_types = kFileDescriptor;
   return properties;
 }
 
@@ -61,8 +72,24 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
   if (result != 0)
     return failed(driver_, operation, result, "asking what memory comes in (cuMemGetAllocationGranularity)");
+  look_at_multicast(gpu);
   result = driver_.context_retain(&gpu->context, gpu->device);
   return result == 0 ? PHX_OK : failed(driver_, operation, result, "opening the GPU (cuDevicePrimaryCtxRetain)");
+}
+
+// Memory comes in such pieces that a multicast object can take it, whatever its group is going to be. A GPU that cannot
+// do this is used without.
+void Gpus::look_at_multicast(Gpu *gpu) const {
+  if (!driver_.knows_multicast()) return;
+  int has = 0;
+  gpu->multicast = MulticastAbility::kNoSwitch;
+  if (driver_.device_attribute(&has, kHasMulticast, gpu->device) != 0 || has == 0) return;
+  size_t unit = 0;
+  const MulticastProperties properties = multicast_properties(2, gpu->unit);
+  gpu->multicast = MulticastAbility::kNoUnit;
+  if (driver_.multicast_granularity(&unit, &properties, kSmallestGranularity) != 0 || unit == 0) return;
+  gpu->multicast = MulticastAbility::kCan;
+  gpu->unit = round_up(std::max(gpu->unit, unit), std::min(gpu->unit, unit));  // both are powers of two
 }
 
 phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads,
@@ -97,6 +124,14 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
                 threads, name.c_str());
   entry.kernels.emplace(name, *out);
   return PHX_OK;
+}
+
+// Never destroyed: the driver may be gone before static objects are.
+Gpus *gpus_of_process(std::string *problem) {
+  const Driver *driver = find_driver(problem);
+  if (driver == nullptr) return nullptr;
+  static Gpus *const gpus = new Gpus(*driver);
+  return gpus;
 }
 
 }  // namespace phx::cuda

@@ -10,6 +10,9 @@
 
 namespace phx::cuda {
 
+// Whether memory of that GPU can be part of a multicast object, and if not why.
+enum class MulticastAbility : int32_t { kOldDriver = 1, kNoSwitch, kNoUnit, kCan };
+
 // Its primary context stays until the allocator is gone: to make it anew takes long.
 struct Gpu {
   int32_t index = 0;
@@ -19,9 +22,11 @@ struct Gpu {
   int32_t processors = 0;
   int32_t most_threads = 0;  // of a block
   Uuid uuid{};
+  MulticastAbility multicast = MulticastAbility::kOldDriver;
 };
 
 AllocationProperties properties_of(Device device);
+MulticastProperties multicast_properties(size_t devices, size_t size);
 
 class Gpus {
  public:
@@ -42,10 +47,15 @@ class Gpus {
     std::map<std::string, Function> kernels;
   };
   phx_status open(const char *operation, int32_t index, Gpu *gpu) const;
+  void look_at_multicast(Gpu *gpu) const;
 
   const Driver &driver_;
   std::mutex mutex_;
   std::map<int32_t, Entry> entries_;  // by index
 };
+
+// For what has no world: its contexts and kernels stay until the process ends. NULL, and *problem says why, where there
+// is no driver.
+Gpus *gpus_of_process(std::string *problem);
 
 }  // namespace phx::cuda

@@ -9,6 +9,13 @@
 
 namespace phx::cuda {
 
+// Where what goes to all ranks is stored: the input's place, or where in symmetric memory their results are.
+struct Spread {
+  phx_team team;
+  size_t offset;
+  uint64_t place;  // the same on ranks where it is the same; 0: in place, or not in symmetric memory
+};
+
 // One launch on one rank.
 struct Launch {
   phx_team team;      // its arrays are in memory that the device reads
@@ -28,6 +35,7 @@ struct Launch {
   size_t parts;      // where in each pad the Parts are
   size_t lines;      // and the Lines
   uint32_t *epochs;  // of what this rank has sent in Lines, by block
+  Spread spread;     // of the kernels that use multicast
 };
 
 // What goes into Launch::failed where a rank sends something else than this one expects.

@@ -22,6 +22,36 @@ PHX_DEVICE bool all_meet(const Launch &launch) {
   return status == 0;
 }
 
+PHX_DEVICE char *spread_at(const Launch &launch, int rank, size_t bytes) {
+  return static_cast<char *>(launch.spread.team.buffers[rank]) + launch.spread.offset + bytes;
+}
+
+// What a rank's block of threads tells those of the same number on the others, before they meet.
+PHX_DEVICE char *part_at(const Launch &launch, int of, int to) {
+  char *const parts = reinterpret_cast<char *>(launch.team.pads[of]) + launch.parts;
+  return parts + (static_cast<size_t>(block_of_grid()) * launch.team.group_size + to) * sizeof(Part);
+}
+
+// Before ranks meet: shows where this one has its result.
+PHX_DEVICE void show_place(const Launch &launch) {
+  if (thread_of_block() != 0) return;
+  const Part shown{launch.spread.place, 0};
+  Pack pack;
+  std::memcpy(&pack, &shown, sizeof pack);
+  store_pack(part_at(launch, launch.team.group_rank, launch.team.group_rank), pack);
+}
+// After it: whether all have shown the same. They all get the same answer.
+PHX_DEVICE bool in_one_place(const Launch &launch) {
+  bool same = true;
+  for (int rank = 0; rank < launch.team.group_size; ++rank) {
+    const Pack pack = load_pack(part_at(launch, rank, rank));
+    Part shown;
+    std::memcpy(&shown, &pack, sizeof shown);
+    same = same && shown.start == launch.spread.place;
+  }
+  return same;
+}
+
 PHX_DEVICE char *out_at(const Launch &launch, size_t bytes) { return static_cast<char *>(launch.out) + bytes; }
 
 // Whether this rank has an output.

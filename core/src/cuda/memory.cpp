@@ -9,8 +9,7 @@
 
 namespace phx::cuda {
 
-Memory::Memory(const Driver &driver, const Gpu &gpu, size_t size)
-    : driver_(driver), gpu_(gpu), span_(round_up(size == 0 ? 1 : size, gpu.unit)) {}
+size_t span_of(size_t size, size_t unit) { return round_up(size == 0 ? 1 : size, unit); }
 
 Memory::~Memory() {
   if (mapped_) driver_.unmap(pointer_, span_);
@@ -18,11 +17,8 @@ Memory::~Memory() {
   if (created_) driver_.release(handle_);
 }
 
-phx_status Memory::begin(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {
-  Gpu gpu;
-  const phx_status status = gpus.get(operation, index, &gpu);
-  if (status != PHX_OK) return status;
-  out->reset(new (std::nothrow) Memory(gpus.driver(), gpu, size));
+phx_status Memory::begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out) {
+  out->reset(new (std::nothrow) Memory(gpus.driver(), gpu, span));
   return *out ? PHX_OK : fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
 }
 
@@ -54,8 +50,10 @@ phx_status Memory::fill(const char *operation, const char *what, Fill fill) cons
 }
 
 phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {
+  Gpu gpu;
   MemoryPtr memory;
-  phx_status status = begin(operation, gpus, index, size, &memory);
+  phx_status status = gpus.get(operation, index, &gpu);
+  if (status == PHX_OK) status = begin(operation, gpus, gpu, span_of(size, gpu.unit), &memory);
   if (status != PHX_OK) return status;
   const AllocationProperties properties = properties_of(memory->gpu_.device);
   const Result result = memory->driver_.create(&memory->handle_, memory->span_, &properties, 0);
@@ -70,10 +68,12 @@ phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t
   return status;
 }
 
-phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t size, MemoryPtr *out) {
+phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out) {
   if (fd < 0) return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came without a file descriptor", operation);
+  Gpu gpu;
   MemoryPtr memory;
-  phx_status status = begin(operation, gpus, index, size, &memory);
+  phx_status status = gpus.get(operation, index, &gpu);
+  if (status == PHX_OK) status = begin(operation, gpus, gpu, span, &memory);
   if (status != PHX_OK) return status;
   void *const given = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
   const Result result = memory->driver_.import_handle(&memory->handle_, given, kFileDescriptor);

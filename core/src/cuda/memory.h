@@ -12,6 +12,9 @@
 
 namespace phx::cuda {
 
+// In the pieces that memory of that GPU comes in, at least one.
+size_t span_of(size_t size, size_t unit);
+
 class Memory;
 using MemoryPtr = std::unique_ptr<Memory>;
 
@@ -24,10 +27,13 @@ class Memory {
 
   // `size` bytes of zeros on that GPU.
   static phx_status make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out);
-  // `size` bytes of a peer's, mapped for that GPU, whichever they are on. The driver refuses to map more than there is.
-  static phx_status import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t size, MemoryPtr *out);
+  // A peer's, all `span` bytes of it, mapped for that GPU, whichever they are on. The driver refuses to map more than
+  // there is.
+  static phx_status import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out);
 
   Pointer pointer() const { return pointer_; }
+  Handle handle() const { return handle_; }
+  size_t span() const { return span_; }
   const Gpu &gpu() const { return gpu_; }
   // The descriptor stays this object's.
   phx_status export_fd(const char *operation, int *fd);
@@ -35,8 +41,8 @@ class Memory {
   phx_status write(const char *operation, size_t offset, const void *from, size_t bytes) const;
 
  private:
-  Memory(const Driver &driver, const Gpu &gpu, size_t size);
-  static phx_status begin(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out);
+  Memory(const Driver &driver, const Gpu &gpu, size_t span) : driver_(driver), gpu_(gpu), span_(span) {}
+  static phx_status begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out);
   phx_status map(const char *operation);
   template <class Fill>
   phx_status fill(const char *operation, const char *what, Fill fill) const;

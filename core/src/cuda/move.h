@@ -65,19 +65,15 @@ PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
 // Each rank knows its own lists alone: where in a block the part for this rank is, its owner says before they meet.
 PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
-  const auto part_at = [&](int of, int to) {
-    char *const parts = reinterpret_cast<char *>(launch.team.pads[of]) + launch.parts;
-    return parts + (static_cast<size_t>(block_of_grid()) * n + to) * sizeof(Part);
-  };
   for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {
     const Part part{sum_before(lists.in, to), lists.in[to]};
     Pack pack;
     std::memcpy(&pack, &part, sizeof pack);
-    store_pack(part_at(self, to), pack);
+    store_pack(part_at(launch, self, to), pack);
   }
   if (!all_meet(launch)) return;
   for_each_rank(launch, [&](int from) {
-    const Pack pack = load_pack(part_at(from, self));
+    const Pack pack = load_pack(part_at(launch, from, self));
     Part part;
     std::memcpy(&part, &pack, sizeof part);
     if (part.count == lists.out[from])

@@ -94,8 +94,26 @@ Side::~Side() {
   driver_.event_destroy(last_);
 }
 
-phx_status Side::adopt(const char *operation, int rank, int fd) {
-  return Memory::import(operation, gpus_, index_, fd, layout_.bytes, &pads_[rank]);
+Facts Side::facts() const {
+  const Gpu &gpu = pads_[self_]->gpu();
+  return {gpu.uuid, gpu.processors, 1, static_cast<int32_t>(gpu.multicast), 0, gpu.unit};
+}
+
+phx_status Side::adopt(const char *operation, int rank, const Facts &facts, int fd) {
+  if (facts.unit == 0)
+    return fail(PHX_ERR_ABI, operation, "%s: a rank does not say what the memory of its GPU comes in", operation);
+  return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
+}
+
+void Side::adopt_multicast(MulticastPtr object, bool has_kernels) {
+  multicast_ = std::move(object);
+  has_multimem_ = has_kernels;
+  team_.multicast = pointer_of(multicast_->pointer());
+}
+
+bool Side::has_kernel(const char *name) const {
+  Function function = nullptr;
+  return gpus_.kernel("symm_rendezvous", pads_[self_]->gpu(), name, threads_, &function) == PHX_OK;
 }
 
 // All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.

@@ -9,6 +9,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/memory.h"
+#include "cuda/multicast.h"
 #include "memory/allocator.h"
 
 namespace phx {
@@ -22,6 +23,9 @@ struct Facts {
   Uuid uuid;
   int32_t processors;
   int32_t present;
+  int32_t multicast;  // MulticastAbility
+  int32_t reserved;
+  uint64_t unit;  // of its memory
 };
 
 // The words of a group (Group::words) as GPUs of this process see them.
@@ -54,12 +58,22 @@ class Side {
   Side &operator=(const Side &) = delete;
   ~Side();  // waits for what was launched last: with its timeout that ends
 
-  Facts facts() const { return {pads_[self_]->gpu().uuid, pads_[self_]->gpu().processors, 1}; }
+  Facts facts() const;
   phx_status export_fd(const char *operation, int *fd) { return pads_[self_]->export_fd(operation, fd); }
-  phx_status adopt(const char *operation, int rank, int fd);
+  phx_status adopt(const char *operation, int rank, const Facts &facts, int fd);
   // Once all are there. `all`: by group rank.
   phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
                     const std::vector<Facts> &all);
+
+  // After that, what all ranks have agreed on: one address for all blocks, with kernels for it or without; or none.
+  void adopt_multicast(MulticastPtr object, bool has_kernels);
+  void go_without_multicast(const std::string &why) { no_multicast_ = why; }
+  // Why there is none; empty: there is.
+  const std::string &no_multicast() const { return no_multicast_; }
+  // Whether all ranks have kernels that use it.
+  bool has_multimem() const { return has_multimem_; }
+  bool has_kernel(const char *name) const;
+  const Driver &driver() const { return driver_; }
 
   // What kernels of the user's get: device.h.
   const phx_team &team() const { return team_; }
@@ -100,6 +114,9 @@ class Side {
   uint32_t most_blocks_ = 0;     // the same on all ranks
   std::vector<MemoryPtr> pads_;  // by group rank
   std::shared_ptr<DeviceWords> words_;
+  MulticastPtr multicast_;
+  bool has_multimem_ = false;
+  std::string no_multicast_;
   phx_team team_{};
   std::mutex mutex_;
   Event last_ = nullptr;

@@ -40,12 +40,8 @@ PHX_DEVICE char *slot_at(const Launch &launch, size_t slot, size_t round, int of
   return block_at(launch, of, ((2 * block_of_grid() + round % 2) * n + to) * slot);
 }
 
-// What is said before they meet: how much this rank sends to each, and, as `start`, the most that it sends to any
+// What is said before they meet: how much a rank sends to this one, and, as `start`, the most that it sends to any
 // other.
-PHX_DEVICE char *part_at(const Launch &launch, int of, int to) {
-  char *const parts = reinterpret_cast<char *>(launch.team.pads[of]) + launch.parts;
-  return parts + (static_cast<size_t>(block_of_grid()) * launch.team.group_size + to) * sizeof(Part);
-}
 PHX_DEVICE Part part_of(const Launch &launch, int from) {
   const Pack pack = load_pack(part_at(launch, from, launch.team.group_rank));
   Part part;

@@ -1,8 +1,10 @@
 // phx_random_*: arguments, and what the kernels want of them.
 #include <cmath>
 
+#include "base/guard.h"
 #include "random/box.h"
 #include "random/elements.h"
+#include "random/on_gpu.h"
 
 namespace phx::random {
 namespace {
@@ -83,20 +85,52 @@ phx_status settings_of(int32_t kind, int32_t dtype, double a, double b, Settings
   }
 }
 
-phx_status fill(const char *operation, int32_t kind, void *out, int32_t dtype, uint64_t key, const Settings &settings,
-                const Box &box) {
+// Where the elements go: memory of the host, or of a GPU, and then on which stream.
+struct Target {
+  void *out;
+  const phx_device *device;
+  void *stream;
+};
+
+phx_status fill(const char *operation, int32_t kind, const Target &target, int32_t dtype, uint64_t key,
+                const Settings &settings, const Box &box) {
   const FillFn kernel = find_fill(kind, dtype);
   if (kernel == nullptr)
     return fail(PHX_ERR_UNSUPPORTED, operation, "%s: no kind %d for dtype %s (%d); see PHX_RANDOM_* in phalanx.h",
                 operation, kind < kNarrowIntegers ? kind : 0, phx_dtype_name(dtype), dtype);
-  const phx_status status = check_box(box, out, operation);
+  const phx_status status = check_box(box, target.out, operation);
   if (status != PHX_OK) return status;
-  fill_box(kernel, out, phx_dtype_size(dtype), key, settings, box);
+  const int32_t type = target.device == nullptr ? PHX_DEV_CPU : target.device->type;
+  if (type == PHX_DEV_CUDA)
+    return fill_on_gpu(operation, *target.device, target.stream, kind, dtype, target.out, key, settings, box);
+  if (type != PHX_DEV_CPU)
+    return fail(PHX_ERR_INVALID, operation, "%s: %d is no device type; see PHX_DEV_*", operation, type);
+  if (target.stream != nullptr)
+    return fail(PHX_ERR_INVALID, operation, "%s: stream is for memory of a GPU; set it to NULL", operation);
+  fill_box(kernel, target.out, phx_dtype_size(dtype), key, settings, box);
   return PHX_OK;
+}
+
+phx_status fill_kind(const char *operation, const Target &target, int32_t dtype, int32_t kind, double a, double b,
+                     uint64_t key, const Box &box) {
+  if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
+    return fail(PHX_ERR_INVALID, operation, "%s: there is no kind %d; see PHX_RANDOM_* in phalanx.h", operation, kind);
+  Settings settings;
+  const phx_status status = settings_of(kind, dtype, a, b, &settings, operation);
+  return status != PHX_OK ? status : fill(operation, kind, target, dtype, key, settings, box);
 }
 
 // More than this many from 32 bits would show that some have a word more than others.
 constexpr uint64_t kNarrow = 1 << 16;
+
+phx_status fill_integers(const char *operation, const Target &target, int32_t dtype, int64_t low, uint64_t range,
+                         uint64_t key, const Box &box) {
+  Settings settings;
+  settings.low = low;
+  settings.range = range;
+  const int32_t kind = range != 0 && range <= kNarrow ? kNarrowIntegers : kWideIntegers;
+  return fill(operation, kind, target, dtype, key, settings, box);
+}
 
 }  // namespace
 }  // namespace phx::random
@@ -106,25 +140,32 @@ extern "C" {
 phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, double a, double b, uint64_t key, uint64_t first,
                            int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                            const int64_t *out_strides) {
-  using namespace phx::random;
-  constexpr const char *kOperation = "random_fill";
-  if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
-    return phx::fail(PHX_ERR_INVALID, kOperation, "%s: there is no kind %d; see PHX_RANDOM_* in phalanx.h", kOperation,
-                     kind);
-  Settings settings;
-  const phx_status status = settings_of(kind, dtype, a, b, &settings, kOperation);
-  if (status != PHX_OK) return status;
-  return fill(kOperation, kind, out, dtype, key, settings, {first, ndim, sizes, index_strides, out_strides});
+  return phx::random::fill_kind("random_fill", {out, nullptr, nullptr}, dtype, kind, a, b, key,
+                                {first, ndim, sizes, index_strides, out_strides});
 }
 
 phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key, uint64_t first,
                                int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                                const int64_t *out_strides) {
-  using namespace phx::random;
-  Settings settings;
-  settings.low = low;
-  settings.range = range;
-  const int32_t kind = range != 0 && range <= kNarrow ? kNarrowIntegers : kWideIntegers;
-  return fill("random_integers", kind, out, dtype, key, settings, {first, ndim, sizes, index_strides, out_strides});
+  return phx::random::fill_integers("random_integers", {out, nullptr, nullptr}, dtype, low, range, key,
+                                    {first, ndim, sizes, index_strides, out_strides});
+}
+
+phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind, double a,
+                              double b, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
+                              const int64_t *index_strides, const int64_t *out_strides) {
+  return phx::guarded("random_fill_on", [&] {
+    return phx::random::fill_kind("random_fill_on", {out, device, stream}, dtype, kind, a, b, key,
+                                  {first, ndim, sizes, index_strides, out_strides});
+  });
+}
+
+phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
+                                  uint64_t range, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
+                                  const int64_t *index_strides, const int64_t *out_strides) {
+  return phx::guarded("random_integers_on", [&] {
+    return phx::random::fill_integers("random_integers_on", {out, device, stream}, dtype, low, range, key,
+                                      {first, ndim, sizes, index_strides, out_strides});
+  });
 }
 }

@@ -5,38 +5,7 @@
 namespace phx::random {
 namespace {
 
-constexpr int32_t kMaxDims = 64;
 constexpr size_t kGathered = 512;  // elements that pass through a buffer on their way to places with gaps
-
-struct Dim {
-  int64_t size, index_stride, out_stride;
-};
-
-// The dims of more than one element, joined where they run on in each other. One whose elements follow each other in
-// the tensor comes last, since these share blocks. Returns their number, or -1 if the box is empty.
-int simplify(const Box &box, Dim *dims) {
-  int count = 0, last = -1;
-  for (int32_t d = 0; d < box.ndim; ++d) {
-    if (box.sizes[d] == 0) return -1;
-    if (box.sizes[d] == 1) continue;
-    const Dim dim{box.sizes[d], box.index_strides[d], box.out_strides[d]};
-    Dim *before = count > 0 ? &dims[count - 1] : nullptr;
-    if (before != nullptr && before->index_stride == dim.size * dim.index_stride &&
-        before->out_stride == dim.size * dim.out_stride) {
-      *before = {before->size * dim.size, dim.index_stride, dim.out_stride};
-    } else {
-      dims[count++] = dim;
-    }
-  }
-  for (int d = 0; d < count; ++d)
-    if (dims[d].index_stride == 1) last = d;
-  if (last >= 0) {
-    const Dim dim = dims[last];
-    std::memmove(dims + last, dims + last + 1, static_cast<size_t>(count - last - 1) * sizeof(Dim));
-    dims[count - 1] = dim;
-  }
-  return count;
-}
 
 template <class U>
 void scatter(char *out, const void *from, size_t count, int64_t stride) {
@@ -79,6 +48,30 @@ struct Filling {
 };
 
 }  // namespace
+
+int simplify(const Box &box, Dim *dims) {
+  int count = 0, last = -1;
+  for (int32_t d = 0; d < box.ndim; ++d) {
+    if (box.sizes[d] == 0) return -1;
+    if (box.sizes[d] == 1) continue;
+    const Dim dim{box.sizes[d], box.index_strides[d], box.out_strides[d]};
+    Dim *before = count > 0 ? &dims[count - 1] : nullptr;
+    if (before != nullptr && before->index_stride == dim.size * dim.index_stride &&
+        before->out_stride == dim.size * dim.out_stride) {
+      *before = {before->size * dim.size, dim.index_stride, dim.out_stride};
+    } else {
+      dims[count++] = dim;
+    }
+  }
+  for (int d = 0; d < count; ++d)
+    if (dims[d].index_stride == 1) last = d;
+  if (last >= 0) {
+    const Dim dim = dims[last];
+    std::memmove(dims + last, dims + last + 1, static_cast<size_t>(count - last - 1) * sizeof(Dim));
+    dims[count - 1] = dim;
+  }
+  return count;
+}
 
 phx_status check_box(const Box &box, const void *out, const char *operation) {
   if (box.ndim < 0 || box.ndim > kMaxDims)

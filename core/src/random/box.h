@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/error.h"
-#include "random/random.h"
+#include "random/device_box.h"
 
 namespace phx::random {
 
@@ -17,6 +17,10 @@ struct Box {
 
 // PHX_ERR_INVALID when it makes no sense.
 phx_status check_box(const Box &box, const void *out, const char *operation);
+
+// The dims of more than one element, joined where they run on in each other. One whose elements follow each other in
+// the tensor comes last, since these share blocks. Returns their number, or -1 if the box is empty.
+int simplify(const Box &box, Dim *dims);
 
 // Fills a box that was checked. `size` is that of an element, in bytes.
 void fill_box(FillFn fill, void *out, size_t size, uint64_t key, const Settings &settings, const Box &box);

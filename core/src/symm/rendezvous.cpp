@@ -5,13 +5,14 @@
 
 #include "base/failpoint.h"
 #include "group/group.h"
+#include "symm/multicast.h"
 #include "symm/symm.h"
 
 namespace phx {
 namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
-constexpr uint32_t kParcelVersion = 2;
+constexpr uint32_t kParcelVersion = 3;
 
 // What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one, then
 // that of the pad on its GPU.
@@ -187,14 +188,24 @@ struct Rendezvous {
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
     symm.buffers_[i] = base;
     if (!symm.side_) return PHX_OK;
-    return symm.side_->adopt(kOperation, i, parcel.fds.size() > 2 ? parcel.fds[2].get() : -1);
+    return symm.side_->adopt(kOperation, i, all[i].gpu, parcel.fds.size() > 2 ? parcel.fds[2].get() : -1);
+  }
+
+  std::vector<cuda::Facts> gpus() const {
+    std::vector<cuda::Facts> facts;
+    for (const SymmParcel &parcel : all) facts.push_back(parcel.gpu);
+    return facts;
   }
 
   phx_status finish() {
     if (!symm.side_) return PHX_OK;
-    std::vector<cuda::Facts> gpus;
-    for (const SymmParcel &parcel : all) gpus.push_back(parcel.gpu);
-    return symm.side_->finish(kOperation, group, symm.block_, symm.buffers(), gpus);
+    return symm.side_->finish(kOperation, group, symm.block_, symm.buffers(), gpus());
+  }
+
+  // Once all have finished.
+  phx_status multicast(const Deadline &deadline) {
+    if (!symm.side_) return PHX_OK;
+    return agree_on_multicast(kOperation, group, symm.block(), *symm.side_, gpus(), deadline);
   }
 };
 
@@ -221,6 +232,7 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   PHX_FAILPOINT(kOperation, 4);
   status = group.confirm(kOperation, status, deadline);
   PHX_FAILPOINT(kOperation, 5);
+  if (status == PHX_OK) status = meeting.multicast(deadline);
   if (status != PHX_OK) return status;
   *out = std::move(symm);
   return PHX_OK;

@@ -4,7 +4,11 @@
 //
 //   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
 //   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on all of them together (6)
+//   FAKE_CUDA_MULTICAST=N    how many GPUs, from the first one on, switches connect (all)
 //   FAKE_CUDA_FAIL=cuMemMap  which function fails, with CUDA_ERROR_UNKNOWN
+//   FAKE_CUDA_FAIL_AT=N      from which of its calls on: 1 for the first after the variable is set
+//
+// Compiled with FAKE_CUDA_OLD it is a driver that does not know multicast.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,10 +18,12 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "cuda/driver.h"
 #include "fake_cuda/kernels.h"
+#include "fake_cuda/multicast.h"
 
 using namespace phx::cuda;
 
@@ -32,6 +38,8 @@ struct Physical {
   int fd;
   size_t size;
   int references;  // the handle's and the mappings'
+  int device;      // -1: a peer's
+  bool multicast;  // fd is a fake_cuda::Switch, size that of its memory
 };
 struct Mapped {
   Handle handle;
@@ -50,6 +58,7 @@ struct State {
   std::map<Pointer, size_t> reserved;
   std::map<Pointer, Mapped> mapped;
   std::map<void *, size_t> registered;
+  std::map<std::pair<Handle, Device>, size_t> bound;
   int contexts = 0, streams = 0, events = 0, modules = 0;
   int running = 0;  // kernels
   fake_cuda::Processors processors;
@@ -60,9 +69,13 @@ State &state() {
 }
 thread_local std::vector<Context> current_contexts;
 
+// With the state's mutex held.
 bool fails(const char *function) {
+  static int calls = 0;
   const char *which = std::getenv("FAKE_CUDA_FAIL");
-  return which != nullptr && std::strcmp(which, function) == 0;
+  if (which == nullptr) calls = 0;  // they are counted anew
+  if (which == nullptr || std::strcmp(which, function) != 0) return false;
+  return ++calls >= fake_cuda::number("FAKE_CUDA_FAIL_AT", 1);
 }
 int devices() {
   const char *given = std::getenv("FAKE_CUDA_DEVICES");
@@ -72,7 +85,7 @@ int devices() {
 void drop(State &s, Handle handle) {
   const auto found = s.physical.find(handle);
   if (--found->second.references != 0) return;
-  s.allocated -= found->second.size;
+  if (!found->second.multicast) s.allocated -= found->second.size;
   close(found->second.fd);
   s.physical.erase(found);
 }
@@ -82,9 +95,30 @@ const Physical *behind(State &s, Pointer pointer, size_t size, size_t *offset) {
   auto next = s.mapped.upper_bound(pointer);
   if (next == s.mapped.begin()) return nullptr;
   const auto &[begin, mapping] = *std::prev(next);
-  if (!mapping.accessible || pointer - begin + size > mapping.size) return nullptr;
+  const Physical &memory = s.physical.at(mapping.handle);
+  if (!mapping.accessible || memory.multicast || pointer - begin + size > mapping.size) return nullptr;
   *offset = pointer - begin;
-  return &s.physical.at(mapping.handle);
+  return &memory;
+}
+
+// Whether a kernel that stores to `multicast` would reach the blocks of all ranks, and nothing else.
+bool reaches_all(State &s, const phx_team &team) {
+  const auto found = s.mapped.find(reinterpret_cast<uintptr_t>(team.multicast));
+  if (found == s.mapped.end() || !found->second.accessible) return false;
+  const Physical &object = s.physical.at(found->second.handle);
+  size_t offset = 0;
+  const size_t size = static_cast<size_t>(team.group_size) * sizeof(void *);
+  const Physical *const list = behind(s, reinterpret_cast<uintptr_t>(team.buffers), size, &offset);
+  if (!object.multicast || list == nullptr) return false;
+  std::vector<Pointer> buffers(static_cast<size_t>(team.group_size));
+  if (pread(list->fd, buffers.data(), size, static_cast<off_t>(offset)) != static_cast<ssize_t>(size)) return false;
+  std::set<ino_t> blocks;
+  for (const Pointer buffer : buffers) {
+    const Physical *const memory = behind(s, buffer, team.bytes, &offset);
+    if (memory == nullptr || offset != 0) return false;
+    blocks.insert(fake_cuda::number_of(memory->fd));
+  }
+  return fake_cuda::Switch::of(object.fd)->bound() == blocks && team.bytes <= object.size;
 }
 
 void protect(Pointer pointer, const Mapped &mapping, bool readable) {
@@ -96,7 +130,8 @@ void count_running(int change) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   s.running += change;
-  for (const auto &[pointer, mapping] : s.mapped) protect(pointer, mapping, s.running != 0);
+  for (const auto &[pointer, mapping] : s.mapped)
+    if (!s.physical.at(mapping.handle).multicast) protect(pointer, mapping, s.running != 0);
 }
 
 // The default stream of the current context, which is there from the beginning.
@@ -147,11 +182,12 @@ FAKE(cuDeviceGet, (Device * device, int index)) {
   *device = index;
   return index >= 0 && index < devices() ? kOk : kInvalidValue;
 }
-FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device)) {
+FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device device)) {
   MAY_FAIL(cuDeviceGetAttribute);
   switch (attribute) {
     case kProcessors: *value = fake_cuda::number("FAKE_CUDA_PROCESSORS", 6); break;
     case kMostThreads: *value = 4; break;
+    case kHasMulticast: *value = device < fake_cuda::number("FAKE_CUDA_MULTICAST", devices()) ? 1 : 0; break;
     default: *value = attribute == kHasVirtualMemory || attribute == kHasFileDescriptors ? 1 : 0;
   }
   return kOk;
@@ -203,22 +239,28 @@ FAKE(cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *wha
   const char rubbish = 77;
   for (size_t at = 0; at < size; at += kUnit) (void)!pwrite(fd, &rubbish, 1, static_cast<off_t>(at));
   *handle = s.next++;
-  s.physical[*handle] = {fd, size, 1};
+  s.physical[*handle] = {fd, size, 1, what->location.id, false};
   s.allocated += size;
   return kOk;
 }
 FAKE(cuMemRelease, (Handle handle)) {
   MAY_FAIL(cuMemRelease);
   if (s.physical.count(handle) == 0) return kInvalidValue;
+  for (const auto &[what, size] : s.bound)
+    if (what.first == handle) return kInvalidValue;  // a test shall see it
   drop(s, handle);
   return kOk;
 }
-FAKE(cuMemAddressReserve, (Pointer * pointer, size_t size, size_t, Pointer, unsigned long long)) {
+FAKE(cuMemAddressReserve, (Pointer * pointer, size_t size, size_t alignment, Pointer, unsigned long long)) {
   MAY_FAIL(cuMemAddressReserve);
   if (size == 0 || size % kUnit != 0) return kInvalidValue;
-  void *const place = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (alignment == 0) alignment = kUnit;
+  void *const place = mmap(nullptr, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (place == MAP_FAILED) return kOutOfMemory;
-  *pointer = reinterpret_cast<uintptr_t>(place);
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(place), from = (begin + alignment - 1) / alignment * alignment;
+  if (from != begin) munmap(place, from - begin);
+  munmap(reinterpret_cast<void *>(from + size), begin + alignment - from);
+  *pointer = from;
   s.reserved[*pointer] = size;
   return kOk;
 }
@@ -236,6 +278,10 @@ FAKE(cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsi
   const auto memory = s.physical.find(handle);
   if (place == s.reserved.end() || size > place->second || memory == s.physical.end() || offset != 0 ||
       size > memory->second.size || s.mapped.count(pointer) != 0)
+    return kInvalidValue;
+  // Of one that is not complete a driver would wait for the others.
+  if (memory->second.multicast &&
+      (!fake_cuda::Switch::of(memory->second.fd)->complete() || (pointer | size) % fake_cuda::kMulticastUnit != 0))
     return kInvalidValue;
   if (mmap(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), size, PROT_NONE, MAP_SHARED | MAP_FIXED,
            memory->second.fd, 0) == MAP_FAILED)
@@ -263,7 +309,7 @@ FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *wha
     return kInvalidValue;
   found->second.accessible = true;
   found->second.device = what->location.id;
-  protect(pointer, found->second, s.running != 0);
+  if (!s.physical.at(found->second.handle).multicast) protect(pointer, found->second, s.running != 0);
   return kOk;
 }
 FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long)) {
@@ -282,15 +328,69 @@ FAKE(cuMemImportFromShareableHandle, (Handle * handle, void *given, int type)) {
   char name[64] = {}, link[64];
   std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   if (type != kFileDescriptor || fstat(fd, &about) != 0 || readlink(link, name, sizeof name - 1) < 0 ||
-      std::strstr(name, "fake-cuda") == nullptr)
+      std::strstr(name, "fake-") == nullptr)
     return kInvalidValue;
   const int copy = dup(fd);
   if (copy < 0) return kUnknown;
   *handle = s.next++;
-  s.physical[*handle] = {copy, static_cast<size_t>(about.st_size), 1};
+  if (std::strstr(name, fake_cuda::kSwitchName) != nullptr) {
+    s.physical[*handle] = {copy, fake_cuda::Switch::of(copy)->size, 1, -1, true};
+    return kOk;
+  }
+  s.physical[*handle] = {copy, static_cast<size_t>(about.st_size), 1, -1, false};
   s.allocated += static_cast<size_t>(about.st_size);
   return kOk;
 }
+#ifndef FAKE_CUDA_OLD
+FAKE(cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *what, int option)) {
+  MAY_FAIL(cuMulticastGetGranularity);
+  if (what->handle_types != kFileDescriptor || option != kSmallestGranularity) return kInvalidValue;
+  *bytes = fake_cuda::kMulticastUnit;
+  return kOk;
+}
+FAKE(cuMulticastCreate, (Handle * handle, const MulticastProperties *what)) {
+  MAY_FAIL(cuMulticastCreate);
+  if (what->devices < 2 || what->size == 0 || what->size % fake_cuda::kMulticastUnit != 0 ||
+      what->handle_types != kFileDescriptor || what->flags != 0)
+    return kInvalidValue;
+  const int fd = fake_cuda::make_switch(what->devices, what->size);
+  if (fd < 0) return kUnknown;
+  *handle = s.next++;
+  s.physical[*handle] = {fd, what->size, 1, -1, true};
+  return kOk;
+}
+FAKE(cuMulticastAddDevice, (Handle handle, Device device)) {
+  MAY_FAIL(cuMulticastAddDevice);
+  const auto object = s.physical.find(handle);
+  if (object == s.physical.end() || !object->second.multicast || device < 0 || device >= devices())
+    return kInvalidValue;
+  return fake_cuda::Switch::of(object->second.fd)->add(device) ? kOk : kInvalidValue;
+}
+FAKE(cuMulticastBindMem,
+     (Handle handle, size_t offset, Handle memory, size_t memory_offset, size_t size, unsigned long long flags)) {
+  MAY_FAIL(cuMulticastBindMem);
+  const auto object = s.physical.find(handle), part = s.physical.find(memory);
+  if (object == s.physical.end() || !object->second.multicast || part == s.physical.end() || part->second.multicast ||
+      offset != 0 || memory_offset != 0 || flags != 0 || size == 0 || size % fake_cuda::kMulticastUnit != 0 ||
+      size > object->second.size || size > part->second.size)
+    return kInvalidValue;
+  const int device = part->second.device;
+  const auto made = fake_cuda::Switch::of(object->second.fd);
+  // Of one that is not complete a driver would wait for the others.
+  if (device < 0 || !made->complete() || !made->bind(device, fake_cuda::number_of(part->second.fd)))
+    return kInvalidValue;
+  s.bound[{handle, device}] = size;
+  return kOk;
+}
+FAKE(cuMulticastUnbind, (Handle handle, Device device, size_t offset, size_t size)) {
+  MAY_FAIL(cuMulticastUnbind);
+  const auto found = s.bound.find({handle, device});
+  if (found == s.bound.end() || offset != 0 || size != found->second) return kInvalidValue;
+  fake_cuda::Switch::of(s.physical.at(handle).fd)->unbind(device);
+  s.bound.erase(found);
+  return kOk;
+}
+#endif
 FAKE(cuStreamCreate, (Stream * stream, unsigned)) {
   MAY_FAIL(cuStreamCreate);
   if (current_contexts.empty()) return kInvalidContext;
@@ -449,7 +549,17 @@ FAKE(cuLaunchKernel,
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  if (fake_cuda::is_random(function)) {
+    stream_of(stream).put([=, &s, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
+      count_running(1);
+      fake_cuda::run(function, fill, grid_x, block_x, s.processors);
+      count_running(-1);
+    });
+    return kOk;
+  }
   const Launch launch = *static_cast<const Launch *>(parameters[0]);
+  for (const phx_team *team : {&launch.team, &launch.spread.team})
+    if (team->multicast != nullptr && !reaches_all(s, *team)) return kInvalidValue;
   const bool takes_lists = parameters[1] != nullptr;
   const phx::cuda::Lists lists =
       takes_lists ? *static_cast<const phx::cuda::Lists *>(parameters[1]) : phx::cuda::Lists{};
@@ -536,5 +646,5 @@ FAKE(fake_cuda_alive, ()) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size()) + s.contexts + s.streams + s.events +
-         s.modules + static_cast<int>(s.registered.size());
+         s.modules + static_cast<int>(s.bound.size()) + static_cast<int>(s.registered.size());
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -22,8 +23,16 @@ const void *find_kernel(const char *name) {
   return kernel;
 }
 
-void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::Lists *lists, uint32_t blocks,
-         uint32_t threads, Processors &processors) {
+bool is_random(const void *kernel) {
+  Dl_info found;
+  return dladdr(kernel, &found) != 0 && found.dli_sname != nullptr &&
+         std::strncmp(found.dli_sname, "phx_gpu_random_", std::strlen("phx_gpu_random_")) == 0;
+}
+
+namespace {
+
+// `body` on each thread of each block.
+void run_blocks(uint32_t blocks, uint32_t threads, Processors &processors, const std::function<void()> &body) {
   std::vector<std::unique_ptr<host_blocks::Block>> all;
   std::vector<std::thread> owners;
   for (uint32_t number = 0; number < blocks; ++number) {
@@ -34,16 +43,35 @@ void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::L
       for (uint32_t thread = 0; thread < threads; ++thread)
         running.emplace_back([&, block, thread] {
           host_blocks::here = {block, thread};
-          if (lists == nullptr)
-            reinterpret_cast<void (*)(Launch)>(const_cast<void *>(kernel))(launch);
-          else
-            reinterpret_cast<void (*)(Launch, Lists)>(const_cast<void *>(kernel))(launch, *lists);
+          body();
         });
       for (std::thread &one : running) one.join();
       processors.give();
     });
   }
   for (std::thread &one : owners) one.join();
+}
+
+template <class... Parameters>
+auto function_of(const void *kernel) {
+  return reinterpret_cast<void (*)(Parameters...)>(const_cast<void *>(kernel));
+}
+
+}  // namespace
+
+void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::Lists *lists, uint32_t blocks,
+         uint32_t threads, Processors &processors) {
+  run_blocks(blocks, threads, processors, [&] {
+    if (lists == nullptr)
+      function_of<Launch>(kernel)(launch);
+    else
+      function_of<Launch, Lists>(kernel)(launch, *lists);
+  });
+}
+
+void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,
+         Processors &processors) {
+  run_blocks(blocks, threads, processors, [&] { function_of<phx::random::DeviceFill>(kernel)(fill); });
 }
 
 }  // namespace fake_cuda

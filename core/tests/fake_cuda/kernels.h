@@ -8,11 +8,16 @@
 
 #include "cuda/launch.h"
 #include "fake_cuda/streams.h"
+#include "random/device_box.h"
 
 namespace fake_cuda {
 
 // NULL: there is none of that name.
 const void *find_kernel(const char *name);
+// Whether it is one of core/cuda/random.cu.
+bool is_random(const void *kernel);
+void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,
+         Processors &processors);
 // Returns when all blocks are through. `lists`: NULL where the kernel takes none. Each takes a processor as long as it
 // runs.
 void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::Lists *lists, uint32_t blocks,

@@ -12,6 +12,7 @@ from phalanx.core._operand import Operand
 from phalanx.core._options import options
 from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import InvalidArgumentError
+from phalanx.core.memory import Device
 from phalanx.core.work import Work
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ class Coalesced:
         channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Run all of them as one: `Group.coalesced`. Collective."""
@@ -157,7 +160,7 @@ class Coalesced:
             self._group._handle.pointer,
             self._calls,
             self._count,
-            options(algo, channel, timeout_ms, scale),
+            options(algo, channel, timeout_ms, scale, stream, device),
         )
         return issue(
             lib.phx_coalesced, arguments, self._group._handle, self._group._abandoned, self._operands, blocking

@@ -10,10 +10,11 @@ from phalanx.core._handle import INT32_MAX, UINT32_MAX, UINT64_MAX, Handle, c_in
 from phalanx.core._issue import issue
 from phalanx.core._lib import ffi, lib
 from phalanx.core._operand import Operand, operand, resolve_count, resolve_dtype
-from phalanx.core._options import options
+from phalanx.core._options import c_stream, options
 from phalanx.core.coalesced import Call, Coalesced
 from phalanx.core.dtypes import ANY_RANK, Algo, DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
+from phalanx.core.memory import Device, c_device, device_of
 from phalanx.core.store import Store
 from phalanx.core.symm import Symm
 from phalanx.core.tuning import Tuning, c_path, c_tuning, get_tuning
@@ -48,6 +49,8 @@ class Group:
     buffers must stay unchanged, and its output unread, until `Work.wait`. All ranks must issue the
     collectives of one channel of a group in one order, so two threads must not race to issue them:
     give each a channel of its own. Channels are independent of each other.
+
+    With `device` the buffers are memory of a GPU, and the call puts its work on a stream: see docs/howto/gpu.md.
 
     While a call waits for peers, other Python threads run. Ctrl-C takes effect when the call
     returns, at the latest at its timeout.
@@ -191,15 +194,22 @@ class Group:
         check(lib.phx_group_agree(self._handle.pointer, inout, alive, c_timeout(timeout_ms)))
         return Agreement(int(inout[0]), tuple(rank for rank in range(self.group_size) if alive[rank]))
 
-    def barrier(self, timeout_ms: int = 0) -> None:
+    def barrier(self, timeout_ms: int = 0, *, device: Device | None = None, stream: int = 0) -> None:
         """Wait until every rank of the group has come here. Collective.
 
         Args:
             timeout_ms: How long, in milliseconds; 0 is the world's default.
+            device: None for the host. Of a GPU, such as ("cuda", 0), it is a barrier of streams: this returns, and what
+                precedes it on any rank's stream is done when what follows it on another's begins.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream.
 
         Raises:
             WaitTimeoutError: Ranks did not come; the text names them.
         """
+        if device is not None and (place := device_of(device))[0] != "cpu":
+            made = c_device(place)
+            check(lib.phx_group_enqueue_barrier(self._handle.pointer, made, c_timeout(timeout_ms), c_stream(stream)))
+            return
         check(lib.phx_group_barrier(self._handle.pointer, c_timeout(timeout_ms)))
 
     def rendezvous(self, block: Any, timeout_ms: int = 0) -> Symm:
@@ -250,6 +260,8 @@ class Group:
         channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Reduce element by element over all ranks; every rank gets the same bits. Collective.
@@ -264,6 +276,9 @@ class Group:
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of "premul_sum", the same on all ranks.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -275,7 +290,7 @@ class Group:
         """
         sides = resolve(_arguments.ALL_REDUCE, self, source, source if out is None else out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op))
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream, device)
         return self._issue(lib.phx_all_reduce, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_gather(
@@ -288,6 +303,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Concatenate the inputs of all ranks in group rank order. Collective.
@@ -300,6 +317,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -311,7 +331,7 @@ class Group:
         """
         sides = resolve(_arguments.ALL_GATHER, self, source, out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_all_gather, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_gather_v(
@@ -324,6 +344,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """`all_gather` with blocks of different lengths. Collective.
@@ -336,6 +358,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -349,7 +374,13 @@ class Group:
         kind = resolve_dtype(dtype, (given, taken))
         sides = (("source", given, self.group_rank), ("out", taken, -1))
         listed = c_counts(counts, "counts", self, kind, *sides)
-        arguments = (given.pointer, taken.pointer, listed, kind, options(algo, channel, timeout_ms))
+        arguments = (
+            given.pointer,
+            taken.pointer,
+            listed,
+            kind,
+            options(algo, channel, timeout_ms, stream=stream, device=device),
+        )
         return self._issue(lib.phx_all_gather_v, arguments, (given, taken), blocking)
 
     def reduce_scatter(
@@ -364,6 +395,8 @@ class Group:
         channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Reduce over all ranks and give block r of the result to group rank r. Collective.
@@ -378,6 +411,9 @@ class Group:
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of "premul_sum", the same on all ranks.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -389,7 +425,7 @@ class Group:
         """
         sides = resolve(_arguments.REDUCE_SCATTER, self, source, out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op))
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream, device)
         return self._issue(lib.phx_reduce_scatter, (*arguments, made), (sides.source, sides.out), blocking)
 
     def reduce_scatter_v(
@@ -404,6 +440,8 @@ class Group:
         channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """`reduce_scatter` with blocks of different lengths. Collective.
@@ -418,6 +456,9 @@ class Group:
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of "premul_sum", the same on all ranks.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -431,7 +472,7 @@ class Group:
         kind = resolve_dtype(dtype, (given, taken))
         sides = (("source", given, -1), ("out", taken, self.group_rank))
         listed = c_counts(counts, "counts", self, kind, *sides)
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream, device)
         arguments = (given.pointer, taken.pointer, listed, kind, reduce_op_of(op), made)
         return self._issue(lib.phx_reduce_scatter_v, arguments, (given, taken), blocking)
 
@@ -445,6 +486,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Send block r of the input to group rank r, and get one block from each. Collective.
@@ -457,6 +500,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -468,7 +514,7 @@ class Group:
         """
         sides = resolve(_arguments.ALL_TO_ALL, self, source, out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_all_to_all, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_to_all_v(
@@ -482,6 +528,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """`all_to_all` with blocks of different lengths. Collective.
@@ -495,6 +543,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -508,7 +559,14 @@ class Group:
         kind = resolve_dtype(dtype, (given, taken))
         sent = c_counts(source_counts, "source_counts", self, kind, ("source", given, -1))
         received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
-        arguments = (given.pointer, sent, taken.pointer, received, kind, options(algo, channel, timeout_ms))
+        arguments = (
+            given.pointer,
+            sent,
+            taken.pointer,
+            received,
+            kind,
+            options(algo, channel, timeout_ms, stream=stream, device=device),
+        )
         return self._issue(lib.phx_all_to_all_v, arguments, (given, taken), blocking)
 
     def broadcast(
@@ -521,6 +579,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Copy the buffer of one rank into those of all others. Collective.
@@ -533,6 +593,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -544,7 +607,7 @@ class Group:
         """
         root = c_root(root_group_rank, self)
         given, n, kind = resolve_buffer(self, buffer, count, dtype, root)
-        arguments = (given.pointer, n, kind, root, options(algo, channel, timeout_ms))
+        arguments = (given.pointer, n, kind, root, options(algo, channel, timeout_ms, stream=stream, device=device))
         return self._issue(lib.phx_broadcast, arguments, (given,), blocking)
 
     def reduce(
@@ -560,6 +623,8 @@ class Group:
         channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """`all_reduce` whose result only the root gets. Collective.
@@ -575,6 +640,9 @@ class Group:
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of "premul_sum", the same on all ranks.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -587,7 +655,7 @@ class Group:
         root = c_root(root_group_rank, self)
         sides = resolve(_arguments.REDUCE, self, source, out, count, dtype, root)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op), root)
-        made = options(algo, channel, timeout_ms, scale)
+        made = options(algo, channel, timeout_ms, scale, stream, device)
         return self._issue(lib.phx_reduce, (*arguments, made), (sides.source, sides.out), blocking)
 
     def gather(
@@ -601,6 +669,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """`all_gather` whose result only the root gets. Collective.
@@ -614,6 +684,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -626,7 +699,7 @@ class Group:
         root = c_root(root_group_rank, self)
         sides = resolve(_arguments.GATHER, self, source, out, count, dtype, root)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, root)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_gather, (*arguments, made), (sides.source, sides.out), blocking)
 
     def scatter(
@@ -640,6 +713,8 @@ class Group:
         algo: Algo | int | str = Algo.AUTO,
         channel: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Give block r of the root's input to group rank r. Collective.
@@ -653,6 +728,9 @@ class Group:
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -665,7 +743,7 @@ class Group:
         root = c_root(root_group_rank, self)
         sides = resolve(_arguments.SCATTER, self, source, out, count, dtype, root)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, root)
-        made = options(algo, channel, timeout_ms)
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_scatter, (*arguments, made), (sides.source, sides.out), blocking)
 
     # ---- several as one -------------------------------------------------------------------------
@@ -678,6 +756,8 @@ class Group:
         channel: int = 0,
         timeout_ms: int = 0,
         scale: float = 1.0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
@@ -693,6 +773,9 @@ class Group:
             channel: Below `channels`; the same on all ranks.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
             scale: Of each "premul_sum", the same on all ranks.
+            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -703,7 +786,13 @@ class Group:
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
         return Coalesced(self, calls).run(
-            algo=algo, channel=channel, timeout_ms=timeout_ms, scale=scale, blocking=blocking
+            algo=algo,
+            channel=channel,
+            timeout_ms=timeout_ms,
+            scale=scale,
+            device=device,
+            stream=stream,
+            blocking=blocking,
         )
 
     def prepare(self, calls: Iterable[Call]) -> Coalesced:

@@ -11,8 +11,10 @@ from enum import IntEnum
 from typing import Any
 
 from phalanx.core._lib import ffi, lib
+from phalanx.core._options import c_stream
 from phalanx.core.dtypes import DType
 from phalanx.core.errors import InvalidArgumentError, check
+from phalanx.core.memory import Device, c_device, device_of
 
 
 class Kind(IntEnum):
@@ -60,7 +62,18 @@ class Box:
         self.out_strides: Any = ffi.new("int64_t[]", list(out_strides))
 
 
-def fill(address: int, dtype: DType | int, kind: Kind | int, a: float, b: float, key: int, box: Box) -> None:
+def fill(
+    address: int,
+    dtype: DType | int,
+    kind: Kind | int,
+    a: float,
+    b: float,
+    key: int,
+    box: Box,
+    *,
+    device: Device | None = None,
+    stream: int = 0,
+) -> None:
     """Fill a box of a tensor. Not collective; other Python threads run meanwhile.
 
     Args:
@@ -71,13 +84,17 @@ def fill(address: int, dtype: DType | int, kind: Kind | int, a: float, b: float,
         b: Likewise.
         key: 64 bits, unsigned. Take another one for each tensor.
         box: Which elements, and where to.
+        device: Where the memory is; None is the host. The bits are the same everywhere.
+        stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts a kernel on it and returns.
 
     Raises:
         InvalidArgumentError: An argument makes no sense (a > b, a negative standard deviation, p above 1).
         UnsupportedError: There is no such kind for this type.
     """
     check(
-        lib.phx_random_fill(
+        lib.phx_random_fill_on(
+            _c_device(device),
+            c_stream(stream),
             ffi.cast("void *", address),
             dtype,
             kind,
@@ -93,7 +110,17 @@ def fill(address: int, dtype: DType | int, kind: Kind | int, a: float, b: float,
     )
 
 
-def fill_integers(address: int, dtype: DType | int, low: int, count: int, key: int, box: Box) -> None:
+def fill_integers(
+    address: int,
+    dtype: DType | int,
+    low: int,
+    count: int,
+    key: int,
+    box: Box,
+    *,
+    device: Device | None = None,
+    stream: int = 0,
+) -> None:
     """Fill a box of a tensor with integers of any real type. Not collective; other Python threads run meanwhile.
 
     Args:
@@ -103,6 +130,8 @@ def fill_integers(address: int, dtype: DType | int, low: int, count: int, key: i
         count: How many there are, from `low` on: 1 to 2^64.
         key: As for `fill`.
         box: As for `fill`.
+        device: As for `fill`.
+        stream: As for `fill`.
 
     Raises:
         InvalidArgumentError: An argument makes no sense.
@@ -111,7 +140,9 @@ def fill_integers(address: int, dtype: DType | int, low: int, count: int, key: i
     if not 1 <= count <= 1 << 64:
         raise InvalidArgumentError(f"fill_integers: count is {count}; it must be 1 to 2**64")
     check(
-        lib.phx_random_integers(
+        lib.phx_random_integers_on(
+            _c_device(device),
+            c_stream(stream),
             ffi.cast("void *", address),
             dtype,
             low,
@@ -124,3 +155,7 @@ def fill_integers(address: int, dtype: DType | int, low: int, count: int, key: i
             box.out_strides,
         )
     )
+
+
+def _c_device(device: Device | None) -> Any:
+    return ffi.NULL if device is None else c_device(device_of(device))
