@@ -3,11 +3,11 @@
 import os
 import signal
 
-import fake_torch_cuda
 import pytest
 import torch
 import torch.distributed as dist
 
+import fake_torch_cuda
 from c10d_groups import implementations, join, run_groups
 from ranks import scratch
 

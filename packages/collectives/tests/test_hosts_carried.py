@@ -31,7 +31,7 @@ def carried(group, timeout_ms=60_000):
     assert pc.enable_group(group) is True
     entry = _registry.entry_of(group)
     own = _torch_compat.PrefixStore("carried", _torch_compat.default_store())
-    places, inside = entry.hosts._places, entry.hosts._inside
+    places, inside = entry.hosts.places, entry.hosts.inside
     made = _registry.span_on_gpus(entry.name, entry.ranks, places, inside, "gloo", own, timeout_ms)
     return made, entry.hosts
 

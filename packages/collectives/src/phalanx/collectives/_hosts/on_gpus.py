@@ -57,7 +57,7 @@ class GpuSpanning(Spanning):
         return {} if tensor.is_cpu else where(tensor.device)
 
     def _check_inside(self) -> None:
-        error = self._inside.error()
+        error = self.inside.error()
         if error is not None:
             raise error
 

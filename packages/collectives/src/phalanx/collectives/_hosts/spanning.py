@@ -61,14 +61,15 @@ class Spanning:
         timeout_ms: How long the ranks of a host wait for each other at first; later waits are longer.
 
     Attributes:
+        places, inside: As given.
         heard: Asked when a connection between the hosts has ended without a word: the reason that was heard elsewhere,
             for which it may wait a little. Who closes a connection may have been told of a failure of others.
     """
 
     def __init__(self, name: str, places: Places, inside: Group, bridge: Between | None, timeout_ms: int) -> None:
         self._name = name
-        self._places = places
-        self._inside = inside
+        self.places = places
+        self.inside = inside
         self._bridge = bridge
         self.set_timeout(timeout_ms)
         self._size = sum(len(ranks) for ranks in places.hosts)
@@ -117,7 +118,7 @@ class Spanning:
 
     def set_timeout(self, timeout_ms: int) -> None:
         """Of later calls. Not collective, and not while a call runs."""
-        longer_ms = _LONGER_MS if any(len(ranks) > 1 for ranks in self._places.hosts) else 0
+        longer_ms = _LONGER_MS if any(len(ranks) > 1 for ranks in self.places.hosts) else 0
         self._first_ms, self._last_ms = timeout_ms, timeout_ms + 2 * longer_ms
         if self._bridge is not None:
             self._bridge.set_timeout(timedelta(milliseconds=timeout_ms + longer_ms))
@@ -125,8 +126,8 @@ class Spanning:
     def _fail(self, error: PhalanxError) -> None:
         """Tell the ranks of this host, and those of the others."""
         self._failure = error
-        if self._inside.state == "active":
-            self._inside.revoke(str(error))
+        if self.inside.state == "active":
+            self.inside.revoke(str(error))
         if self._bridge is not None and not isinstance(error, MismatchError):  # which the others see for themselves
             self._bridge.give_up(error)
             self.close()
@@ -153,14 +154,14 @@ class Spanning:
         dtype = str(whole.dtype).removeprefix("torch.")
         timeout_ms = self._last_ms if is_last else self._first_ms
         where = self._where(whole)
-        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms, **where)
+        self.inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms, **where)
 
     def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks of this host."""
-        mine = whole.new_empty(counts[self._places.local])
+        mine = whole.new_empty(counts[self.places.local])
         dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
         more = {"timeout_ms": self._first_ms, **self._where(whole)}
-        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, **more)
+        self.inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, **more)
         return mine
 
     def _reduce_whole_here(self, whole: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -168,7 +169,7 @@ class Spanning:
         done = torch.empty_like(whole)
         dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
         more = {"timeout_ms": self._first_ms, **self._where(whole)}
-        self._inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, **more)
+        self.inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, **more)
         return done
 
     # ---- between the hosts -------------------------------------------------------------------------------------------
@@ -188,8 +189,8 @@ class Spanning:
     def _reduce_across(self, call: str, mine: torch.Tensor, reduction: str) -> Iterator[torch.Tensor | None]:
         """Reduce the same part of all hosts, and give the result to all of them. Yields None wherever something is on
         its way and others may go on, and the result at last."""
-        host, hosts = self._places.host, range(len(self._places.hosts))
-        if self._places.lane is None or not mine.numel():
+        host, hosts = self.places.host, range(len(self.places.hosts))
+        if self.places.lane is None or not mine.numel():
             for _ in range(1 if len(hosts) <= 3 else 2):  # as often as the others
                 yield None
             yield mine
@@ -225,18 +226,18 @@ class Spanning:
         wide = tensor.to(accumulation_dtype(tensor.dtype, reduction)).view(-1)
         out = torch.empty_like(tensor)
         flat, size = out.view(-1), wide.element_size()
-        if self._places.even and len(self._places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
+        if self.places.even and len(self.places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
             *_, done = self._reduce_across(call, self._reduce_whole_here(wide, reduction), reduction)
             assert done is not None
             flat.copy_(done)
             return out
-        length = max(1, _CHUNK_BYTES * self._places.lanes // size)
+        length = max(1, _CHUNK_BYTES * self.places.lanes // size)
         spans = ((begin, min(begin + length, len(flat))) for begin in range(0, len(flat), length))
         _in_turns(self._all_reduce_chunk(call, wide[b:e], flat[b:e], reduction) for b, e in spans)
         return out
 
     def _all_reduce_chunk(self, call: str, wide: torch.Tensor, out: torch.Tensor, reduction: str) -> Iterator[None]:
-        counts = self._places.shares(wide.numel(), _LINE // wide.element_size())
+        counts = self.places.shares(wide.numel(), _LINE // wide.element_size())
         for done in self._reduce_across(call, self._reduce_here(wide, counts, reduction), reduction):
             if done is None:
                 yield
@@ -249,7 +250,7 @@ class Spanning:
             raise ValueError(
                 f"all_gather_into_tensor: group_size is {group_size}; group '{self._name}' has {self._size}"
             )
-        places, chunk = self._places, tensor.numel() * tensor.element_size()
+        places, chunk = self.places, tensor.numel() * tensor.element_size()
         call = self._describe("all_gather_into_tensor", tensor)
         block = tensor.new_empty(len(places.here) * chunk, dtype=torch.uint8)
         self._gather_here(tensor, [chunk] * len(places.here), block, is_last=False)
@@ -286,7 +287,7 @@ class Spanning:
                 f"reduce_scatter_tensor: dimension 0 of {list(tensor.shape)} must be a multiple of the size of group "
                 f"'{self._name}', which is {self._size} (group_size is {group_size})"
             )
-        reduction, places = reduction.lower(), self._places
+        reduction, places = reduction.lower(), self.places
         shape = [tensor.size(0) // self._size, *tensor.shape[1:]]
         rank = places.here[places.local]
         if not places.even:
@@ -307,14 +308,14 @@ class Spanning:
         """Give all ranks the tensor of group rank `src`."""
         if not 0 <= src < self._size:
             raise ValueError(f"broadcast: src is {src}; group '{self._name}' has ranks 0 to {self._size - 1}")
-        places = self._places
+        places = self.places
         call = self._describe("broadcast", tensor, src)
         home = places.host_of(src)
         out = tensor.clone()
         flat = out.view(-1).view(torch.uint8) if out.numel() else out.new_empty(0, dtype=torch.uint8)
         if home == places.host:
             root = places.here.index(src)
-            self._inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._first_ms)
+            self.inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._first_ms)
         spans = self._cut(flat.numel())
         mine = flat.new_empty(0)
         if places.lane is not None:
@@ -332,8 +333,8 @@ class Spanning:
 
     def _cut(self, nbytes: int) -> list[tuple[int, int]]:
         """Which bytes of a block each lane carries."""
-        part = -(-nbytes // (self._places.lanes * _LINE)) * _LINE
-        return [(min(lane * part, nbytes), min((lane + 1) * part, nbytes)) for lane in range(self._places.lanes)]
+        part = -(-nbytes // (self.places.lanes * _LINE)) * _LINE
+        return [(min(lane * part, nbytes), min((lane + 1) * part, nbytes)) for lane in range(self.places.lanes)]
 
 
 def _length(span: tuple[int, int]) -> int:
