@@ -79,6 +79,7 @@ def _stream_context(stream: Any) -> Iterator[None]:
 
 
 def _device_count() -> int:
+    _checked(_library.cuInit(0))
     count = ctypes.c_int()
     _checked(_library.cuDeviceGetCount(ctypes.byref(count)))
     return count.value
