@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kFirstNumber = INT64_C(0x5048584100000001);
 constexpr size_t kPageBytes = 4096;
 
-// Registered groups are of one context, so group and plan are the whole key. Two texts of one name are two plans.
+// Registered groups are of one context, so group, plan and device are the whole key. Two texts of one name are two
+// plans.
 struct Row {
   int64_t number;
   size_t plan_bytes;
@@ -26,10 +27,12 @@ struct Registry {
   std::vector<Row> rows;
   int64_t next_number = kFirstNumber;
 
-  Row *find(const Group *group, std::string_view plan) {
+  Row *find(const Call &call, std::string_view plan) {
     const std::string_view name = name_of_plan(plan);
     for (Row &row : rows)
-      if (row.plan_bytes == plan.size() && row.arena->group.get() == group && row.arena->plan == name) return &row;
+      if (row.plan_bytes == plan.size() && row.arena->group == call.group && row.arena->gpu == call.gpu &&
+          row.arena->plan == name)
+        return &row;
     return nullptr;
   }
 };
@@ -48,19 +51,19 @@ size_t size_to_make(size_t bytes, size_t before) {
 // A plan that needs no memory has an arena all the same: it was compared, and stands for an order.
 ArenaRef make_arena(const Call &call, std::string_view plan, size_t bytes) {
   phx_symm *symm = nullptr;
-  if (bytes != 0) check_core(phx_symm_alloc(call.handle(), nullptr, bytes, 0, &symm));
-  return std::make_shared<Arena>(call.group, name_of_plan(plan), symm, bytes);
+  const phx_device *const device = call.gpu == kHost ? nullptr : &call.on_gpu.device;
+  if (bytes != 0) check_core(phx_symm_alloc(call.handle(), device, bytes, 0, &symm));
+  return std::make_shared<Arena>(call.group, name_of_plan(plan), call.gpu, symm, bytes);
 }
 
 }  // namespace
 
 int64_t arena_number(const Call &call, std::string_view plan, size_t bytes) {
   Registry &all = registry();
-  const Group *const group = call.group.get();
   size_t before = 0;
   {
     const std::shared_lock lock(all.mutex);
-    if (const Row *row = all.find(group, plan)) {
+    if (const Row *row = all.find(call, plan)) {
       before = row->arena->bytes;
       if (bytes <= before) return row->number;
     }
@@ -68,7 +71,7 @@ int64_t arena_number(const Call &call, std::string_view plan, size_t bytes) {
   agree_on_plan(call, plan, bytes, before);
   ArenaRef arena = make_arena(call, plan, size_to_make(bytes, before));
   const std::unique_lock lock(all.mutex);
-  if (Row *row = all.find(group, plan)) {
+  if (Row *row = all.find(call, plan)) {
     row->arena.swap(arena);  // the old one is released after the lock
     return row->number;
   }

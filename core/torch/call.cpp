@@ -32,16 +32,43 @@ void Call::fail(phx_status status, const std::string &text) const { raise(status
 void Call::refuse(const std::string &text) const { fail(PHX_ERR_INVALID, text); }
 void Call::unsupported(const std::string &text) const { fail(PHX_ERR_UNSUPPORTED, text); }
 
+bool serves(const Group &group, int32_t gpu) {
+  if (gpu == kHost) return group.serves_cpu.load(std::memory_order_relaxed);
+  return gpu != kElsewhere && group.serves_cuda.load(std::memory_order_relaxed);
+}
+
+// Tensors on a device that the group does not serve go to torch, as in a group "cpu:phalanx,cuda:nccl".
+void place(Call &call, int32_t gpu) {
+  if (!serves(*call.group, gpu)) return call.group.reset();
+  if (__builtin_expect(gpu == kHost, 1)) return;
+  call.gpu = gpu;
+  call.on_gpu = gpu::options(gpu);
+}
+
 Call route(const char *op, const Tensor &input, const String &group_name) {
   Call call{op, find_group(group_name.view())};
-  if (call.group && !on_cpu(input)) call.group.reset();  // as in a group "cpu:phalanx,cuda:nccl"
+  if (call.group) place(call, gpu_of(input));
   return call;
 }
 
 Call route(const char *op, const TensorList &inputs, const String &group_name) {
   Call call{op, find_group(group_name.view())};
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (!on_cpu(inputs[i])) call.group.reset();
+  if (!call.group || inputs.size() == 0) return call;
+  const int32_t first = gpu_of(inputs[0]);
+  bool all_served = true;
+  int32_t other = first;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const int32_t gpu = gpu_of(inputs[i]);
+    all_served = all_served && serves(*call.group, gpu);
+    if (gpu != first) other = gpu;
+  }
+  if (!all_served)
+    call.group.reset();
+  else if (other != first)
+    call.refuse("inputs lie on " + device_name(first) + " and on " + device_name(other) +
+                "; those of one call must lie on one device");
+  else
+    place(call, first);
   return call;
 }
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "gpu.h"
 #include "interned.h"
 #include "pending.h"
 
@@ -11,8 +12,11 @@ namespace phxt {
 // The op and the group, for messages and for the call.
 struct Call {
   const char *op;
-  GroupRef group;  // empty: the call belongs to torch.distributed
+  GroupRef group;        // empty: the call belongs to torch.distributed
+  int32_t gpu = kHost;   // where its tensors lie
+  phx_options on_gpu{};  // set where that is a GPU
 
+  const phx_options *options() const { return gpu == kHost ? nullptr : &on_gpu; }
   phx_group *handle() const { return group->handle; }
   explicit operator bool() const { return group != nullptr; }
   // With the text "<op> on group 'g' (rank r of n): <text>".
@@ -21,9 +25,12 @@ struct Call {
   [[noreturn]] void unsupported(const std::string &text) const;
 };
 
-// Ours when the group is registered in this thread's context and the tensor is on the CPU.
+// Ours when the group is registered in this thread's context, and serves the device of the tensor.
 Call route(const char *op, const Tensor &input, const String &group_name);
-Call route(const char *op, const TensorList &inputs, const String &group_name);  // that all of them are on the CPU
+Call route(const char *op, const TensorList &inputs, const String &group_name);  // that of all of them
+
+bool serves(const Group &group, int32_t gpu);  // or kHost
+void place(Call &call, int32_t gpu);  // likewise: where the tensors lie. It is not ours where they are not served.
 
 // Calls phalanx_c10d::<op> with the arguments on the stack, which it consumes; the result takes their place.
 void call_fallback(const char *op, const std::string &group_name, StableIValue *stack);
@@ -63,14 +70,25 @@ class CompletionScope {
   const bool before_;
 };
 
+// On a GPU: the collective was put on the stream, or what follows it there. Those that are complete on return leave no
+// mark, as ops of torch do not.
+inline void mark_output(const Call &call, const Tensor &tensor, const Range &output) {
+  if (!complete_on_return) gpu::leave_mark(call.group.get(), call.on_gpu, {{storage_base(tensor), output}});
+}
+
 // Runs `issue(phx_work **)`, one collective of the core that reads the input and writes `output`, which belongs to
 // `tensor`. It is left pending where the core has taken all of its input when the start returns, so that the caller may
 // change the input; where the input is large, or is read where it lies, it is complete on return. So it is where
 // nothing comes out: what has no memory is not found again by who waits for it, and the peers need this rank to go on.
+// On a GPU it is on the stream, and leaves a mark for others.
 template <class Issue>
 void run(const Call &call, const Tensor &tensor, const Range &output, const void *input, size_t input_bytes,
          Issue issue) {
   const Group &group = *call.group;
+  if (call.gpu != kHost) {
+    check_core(issue(nullptr));
+    return mark_output(call, tensor, output);
+  }
   if (complete_on_return || input_bytes == 0 || output.begin == output.end || input_bytes > group.eager_bytes ||
       group.size == 1 || phx_symm_covers(group.handle, input, input_bytes) != 0)
     return check_core(issue(nullptr));
@@ -89,7 +107,7 @@ Kernel all_reduce, all_reduce_, reduce_scatter_tensor, reduce_scatter_tensor_out
 Kernel all_gather_into_tensor, all_gather_into_tensor_out;
 Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
 Kernel all_reduce_coalesced, all_reduce_coalesced_, all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced;
-Kernel symm_arena, arena_view, peer_view, arena_barrier_, arena_release_;
+Kernel symm_arena, symm_arena_cuda, arena_view, peer_view, arena_barrier_, arena_release_;
 Kernel mm_into_, bmm_into_, addmm_into_;
 Kernel mm_all_reduce_, mm_reduce_scatter, all_gather_mm;
 

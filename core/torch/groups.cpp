@@ -9,6 +9,7 @@
 
 #include "arenas.h"
 #include "errors.h"
+#include "gpu.h"
 #include "pending.h"
 #include "phalanx_torch.h"
 
@@ -96,6 +97,21 @@ phx_status phxt_group_remove(uint64_t context, const char *name) {
   }
   pending_leave(removed.get());
   arenas_leave(removed.get());
+  return PHX_OK;
+}
+
+phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_type, int32_t serves) {
+  const GroupRef group = name ? find_group(context, name) : nullptr;
+  if (!group)
+    return set_error(PHX_ERR_NOT_FOUND, describe(context, name ? name : "") + " is not registered: phxt_group_add it");
+  if (device_type != PHX_DEV_CPU && device_type != PHX_DEV_CUDA)
+    return set_error(PHX_ERR_INVALID, "phxt_group_serve: device_type is " + std::to_string(device_type) +
+                                          ", but must be PHX_DEV_CPU or PHX_DEV_CUDA");
+  if (device_type == PHX_DEV_CUDA && serves != 0 && !gpu::knows_streams())
+    return set_error(PHX_ERR_UNSUPPORTED,
+                     "phxt_group_serve: this torch does not tell its current stream; install one that was built for "
+                     "CUDA");
+  (device_type == PHX_DEV_CPU ? group->serves_cpu : group->serves_cuda).store(serves != 0, std::memory_order_relaxed);
   return PHX_OK;
 }
 

@@ -1,6 +1,7 @@
 // Which group a name means: (context, name) -> phx_group. A context is one rank of this process.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +18,8 @@ struct Group {
   int32_t rank;  // of this process in the group
   int32_t size;
   uint64_t eager_bytes;  // input up to this size has been taken when a start returns
+  // Which tensors come here: phxt_group_serve.
+  mutable std::atomic<bool> serves_cpu{true}, serves_cuda{false};
 };
 using GroupRef = std::shared_ptr<const Group>;
 

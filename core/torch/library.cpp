@@ -18,7 +18,6 @@ namespace {
 enum class Kind : uint8_t {
   collective,  // also as blocking_<name> and in phalanx_ordered, and in phalanx_c10d for groups that are not ours
   single,      // only in phalanx; waits are such, as torch's take no group
-  cpu_only,    // likewise, and only on memory of the host
   factory,     // in phalanx and phalanx_c10d, without a tensor among its arguments: torch finds its kernel elsewhere
 };
 
@@ -63,15 +62,17 @@ constexpr Op kOps[] = {
     {"wait_tensor_", "(Tensor(a!) tensor) -> ()", wait_tensor_, false, Kind::single},
     // What compiled graphs are made of beside the collectives: see phalanx_torch.h.
     {"symm_arena", "(SymInt nbytes, str plan, str group_name) -> Tensor", symm_arena, false, Kind::factory},
+    {"symm_arena_cuda", "(SymInt nbytes, str plan, str group_name, int gpu) -> Tensor", symm_arena_cuda, false,
+     Kind::factory},
     {"arena_view", "(Tensor(a) arena, SymInt offset, SymInt[] size, ScalarType dtype) -> Tensor(a)", arena_view, false,
-     Kind::cpu_only},
+     Kind::single},
     {"peer_view", "(Tensor(a) arena, int peer, SymInt offset, SymInt[] size, ScalarType dtype) -> Tensor(a)", peer_view,
-     false, Kind::cpu_only},
-    {"arena_barrier_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_barrier_, false, Kind::cpu_only},
-    {"arena_release_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_release_, false, Kind::cpu_only},
-    {"mm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", mm_into_, false, Kind::cpu_only},
-    {"bmm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", bmm_into_, false, Kind::cpu_only},
-    {"addmm_into_", "(Tensor(a!) out, Tensor bias, Tensor a, Tensor b) -> ()", addmm_into_, false, Kind::cpu_only},
+     false, Kind::single},
+    {"arena_barrier_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_barrier_, false, Kind::single},
+    {"arena_release_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_release_, false, Kind::single},
+    {"mm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", mm_into_, false, Kind::single},
+    {"bmm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", bmm_into_, false, Kind::single},
+    {"addmm_into_", "(Tensor(a!) out, Tensor bias, Tensor a, Tensor b) -> ()", addmm_into_, false, Kind::single},
     // Complete on return; `pieces` 0 leaves their number to the op.
     {"mm_all_reduce_", "(Tensor(a!) out, Tensor a, Tensor b, str reduce_op, str group_name, SymInt pieces) -> ()",
      mm_all_reduce_, false, Kind::single},
@@ -127,7 +128,7 @@ constexpr std::array<Kernel *, kOpCount> kOrderedKernels = ordered_kernels(std::
 
 bool implements(const Op &op, std::string_view key) {
   if (op.kind == Kind::factory) return key == "CompositeExplicitAutograd";
-  return key == "CPU" || (key == "CUDA" && op.kind != Kind::cpu_only);
+  return true;
 }
 
 bool implement(const char *key) {
@@ -161,7 +162,6 @@ bool register_all() {
       schema.replace(text, 4, "int ");  // see interned.h
     if (!define(through_c10d, op, schema)) return false;
   }
-  // CUDA: to reach torch.distributed with the same ops.
   return implement("CPU") && implement("CUDA") && implement("CompositeExplicitAutograd");
 }
 

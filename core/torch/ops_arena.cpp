@@ -12,8 +12,9 @@ ArenaRef arena_of(const char *op, const Tensor &tensor) {
   check_torch(torch_get_const_data_ptr(tensor.get(), &data), "read a tensor's data pointer");
   check_torch(aoti_torch_get_dtype(tensor.get(), &dtype), "read a tensor's dtype");
   check_torch(aoti_torch_get_numel(tensor.get(), &numel), "read a tensor's numel");
-  if (dtype != aoti_torch_dtype_int64() || numel != 1)
-    raise(PHX_ERR_INVALID, std::string(op) + ": arena must be the int64 tensor of one number that symm_arena gave");
+  if (dtype != aoti_torch_dtype_int64() || numel != 1 || !on_cpu(tensor))
+    raise(PHX_ERR_INVALID,
+          std::string(op) + ": arena must be the int64 tensor of one number, on the CPU, that symm_arena gave");
   __builtin_memcpy(&number, data, sizeof number);
   ArenaRef arena = find_arena(number);
   if (!arena)
@@ -62,12 +63,24 @@ Tensor make_view(const Call &call, const Arena &arena, int32_t group_rank, const
   const std::vector<int64_t> strides = contiguous_strides(place.sizes);
   phx_symm *const held = phx_symm_retain(arena.symm);
   AtenTensorHandle made = nullptr;
+  const bool on_host = arena.gpu == kHost;
+  const int32_t device = on_host ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   const AOTITorchError error = torch_from_blob(data, static_cast<int64_t>(place.sizes.size()), place.sizes.data(),
-                                               strides.data(), 0, place.dtype, aoti_torch_device_type_cpu(), -1, &made,
+                                               strides.data(), 0, place.dtype, device, on_host ? -1 : arena.gpu, &made,
                                                aoti_torch_layout_strided(), nullptr, 0, release_memory, held);
   if (error != 0) phx_symm_release(held);
   check_torch(error, "make a tensor of symmetric memory");
   return Tensor(made);
+}
+
+// A tensor of its own for each call: a compiler may use its memory for something else after the last use.
+Tensor stand_for_arena(const Call &call, std::string_view plan, int64_t nbytes) {
+  if (nbytes < 0) call.refuse("nbytes is " + std::to_string(nbytes) + ", but must not be negative");
+  const int64_t number = arena_number(call, plan, static_cast<size_t>(nbytes));
+  const int64_t one = 1;
+  Tensor result = empty(&one, 1, aoti_torch_dtype_int64(), kHost);
+  __builtin_memcpy(mutable_data(result), &number, sizeof number);
+  return result;
 }
 
 }  // namespace
@@ -77,13 +90,17 @@ void symm_arena(StableIValue *stack, uint64_t, uint64_t) {
   const String plan(stack[1]), group_name(stack[2]);
   const Call call{"symm_arena", find_group(group_name.view())};
   if (!call) return fallback(call, group_name, stack, nbytes, plan, group_name);  // where its ranks meet
-  if (nbytes < 0) call.refuse("nbytes is " + std::to_string(nbytes) + ", but must not be negative");
-  const int64_t number = arena_number(call, plan.view(), static_cast<size_t>(nbytes));
-  // A tensor of its own for each call: a compiler may use its memory for something else after the last use.
-  const int64_t one = 1;
-  Tensor result = empty(&one, 1, aoti_torch_dtype_int64());
-  __builtin_memcpy(mutable_data(result), &number, sizeof number);
-  stack[0] = result.release();
+  stack[0] = stand_for_arena(call, plan.view(), nbytes).release();
+}
+
+void symm_arena_cuda(StableIValue *stack, uint64_t, uint64_t) {
+  const auto nbytes = static_cast<int64_t>(stack[0]), gpu = static_cast<int64_t>(stack[3]);
+  const String plan(stack[1]), group_name(stack[2]);
+  Call call{"symm_arena_cuda", find_group(group_name.view())};
+  if (call && (gpu < 0 || gpu > INT32_MAX)) call.refuse("gpu is " + std::to_string(gpu) + ", but is counted from 0 on");
+  if (call) place(call, static_cast<int32_t>(gpu));
+  if (!call) return fallback(call, group_name, stack, nbytes, plan, group_name, gpu);
+  stack[0] = stand_for_arena(call, plan.view(), nbytes).release();
 }
 
 void arena_view(StableIValue *stack, uint64_t, uint64_t) {
@@ -115,7 +132,8 @@ void arena_barrier_(StableIValue *stack, uint64_t, uint64_t) {
   for (size_t i = 0; i < readers.size(); ++i) settle(readers[i], kEverything);
   const ArenaRef arena = arena_of("arena_barrier_", tensor);
   if (arena->symm == nullptr) Call{"arena_barrier_", arena->group}.refuse("the arena has no memory to meet about");
-  check_core(phx_symm_barrier(arena->symm, 0, 0));
+  if (arena->gpu == kHost) return check_core(phx_symm_barrier(arena->symm, 0, 0));
+  check_core(phx_symm_enqueue_barrier(arena->symm, 0, 0, gpu::current_stream(arena->gpu)));
 }
 
 // For compilers only: who reads what lies there does so before, and what comes next is written after.

@@ -26,7 +26,7 @@ class Batch {
     calls_.push_back(made);
     outputs_.push_back({&tensor, out.range(), out.copy ? &out.copy : nullptr});
     largest_ = in.bytes() > largest_ ? in.bytes() : largest_;
-    lies_there_ = lies_there_ || phx_symm_covers(call_.handle(), in.data, in.bytes()) != 0;
+    lies_there_ = lies_there_ || (call_.gpu == kHost && phx_symm_covers(call_.handle(), in.data, in.bytes()) != 0);
     copies_back_ = copies_back_ || out.copy;
   }
 
@@ -36,10 +36,11 @@ class Batch {
     if (calls_.empty()) return;
     const Group &group = *call_.group;
     if (complete_on_return || largest_ == 0 || largest_ > group.eager_bytes || group.size == 1 || copies_back_ ||
-        lies_there_) {
-      check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), nullptr, nullptr));
+        lies_there_ || call_.gpu != kHost) {
+      check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), call_.options(), nullptr));
       for (const Output &output : outputs_)
         if (output.copy) copy_into(*output.tensor, *output.copy);
+      if (call_.gpu != kHost) mark_outputs();
       return;
     }
     std::vector<std::shared_ptr<Pending>> entries;
@@ -61,6 +62,15 @@ class Batch {
   }
 
  private:
+  void mark_outputs() const {
+    if (complete_on_return) return;
+    std::vector<gpu::Output> written;
+    written.reserve(outputs_.size());
+    for (const Output &output : outputs_)
+      written.push_back({storage_base(*output.tensor), output.copy ? kEverything : output.range});
+    gpu::leave_mark(call_.group.get(), call_.on_gpu, written);
+  }
+
   struct Output {
     const Tensor *tensor;
     Range range;
@@ -75,10 +85,10 @@ class Batch {
 };
 
 // The operands of all inputs: they must outlive the batch.
-std::vector<Operand> read_all(const TensorList &inputs) {
+std::vector<Operand> read_all(const Call &call, const TensorList &inputs) {
   std::vector<Operand> operands;
   operands.reserve(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(read_operand(inputs[i]));
+  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(read_operand(inputs[i], call.gpu));
   return operands;
 }
 
@@ -96,12 +106,12 @@ void all_reduce_coalesced(StableIValue *stack, uint64_t, uint64_t) {
   const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("all_reduce_coalesced", inputs, group_name);
   if (!call) return fallback(call, group_name, stack, inputs, reduce_op, group_name);
-  const std::vector<Operand> ins = read_all(inputs);
+  const std::vector<Operand> ins = read_all(call, inputs);
   std::vector<Tensor> results = reserved(ins.size());
   Batch batch(call, ins.size());
   for (const Operand &in : ins) {
     check_reduction(call, reduction, in.type);
-    results.push_back(empty(in.sizes, in.dims, in.dtype));
+    results.push_back(empty(in.sizes, in.dims, in.dtype, call.gpu));
     batch.add(PHX_CALL_ALL_REDUCE, in, results.back(), fresh_output(results.back(), in, in.numel), in.count(),
               reduction);
   }
@@ -118,7 +128,7 @@ void all_reduce_coalesced_(StableIValue *stack, uint64_t, uint64_t) {
   std::vector<Operand> selves;
   selves.reserve(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    selves.push_back(write_operand(inputs[i]));
+    selves.push_back(write_operand(inputs[i], call.gpu));
     check_reduction(call, reduction, selves.back().type);
   }
   Batch batch(call, selves.size());
@@ -134,11 +144,11 @@ void all_gather_into_tensor_coalesced(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("all_gather_into_tensor_coalesced", inputs, group_name);
   if (!call) return fallback(call, group_name, stack, inputs, group_size, group_name);
   check_group_size(call, group_size);
-  const std::vector<Operand> ins = read_all(inputs);
+  const std::vector<Operand> ins = read_all(call, inputs);
   std::vector<Tensor> results = reserved(ins.size());
   Batch batch(call, ins.size());
   for (const Operand &in : ins) {
-    results.push_back(empty(with_dim0(in, group_size * rows_of(in)), in.dtype));
+    results.push_back(empty(with_dim0(in, group_size * rows_of(in)), in.dtype, call.gpu));
     const Operand out = fresh_output(results.back(), in, in.numel * group_size);
     batch.add(PHX_CALL_ALL_GATHER, in, results.back(), out, in.count(), 0);
   }
@@ -154,12 +164,12 @@ void reduce_scatter_tensor_coalesced(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("reduce_scatter_tensor_coalesced", inputs, group_name);
   if (!call) return fallback(call, group_name, stack, inputs, reduce_op, group_size, group_name);
   check_group_size(call, group_size);
-  const std::vector<Operand> ins = read_all(inputs);
+  const std::vector<Operand> ins = read_all(call, inputs);
   std::vector<Tensor> results = reserved(ins.size());
   Batch batch(call, ins.size());
   for (const Operand &in : ins) {
     check_reduction(call, reduction, in.type);
-    results.push_back(empty(with_dim0(in, rows_per_rank(call, in)), in.dtype));
+    results.push_back(empty(with_dim0(in, rows_per_rank(call, in)), in.dtype, call.gpu));
     const Operand out = fresh_output(results.back(), in, in.numel / group_size);
     batch.add(PHX_CALL_REDUCE_SCATTER, in, results.back(), out, out.count(), reduction);
   }

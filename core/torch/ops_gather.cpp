@@ -6,7 +6,7 @@ namespace phxt {
 namespace {
 
 phx_status all_gather(const Call &call, const Operand &in, const Operand &out, phx_work **work) {
-  return phx_all_gather(call.handle(), in.data, out.data, in.count(), in.type.code, nullptr, work);
+  return phx_all_gather(call.handle(), in.data, out.data, in.count(), in.type.code, call.options(), work);
 }
 
 }  // namespace
@@ -18,8 +18,8 @@ void all_gather_into_tensor(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("all_gather_into_tensor", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, group_size, group_name);
   check_group_size(call, group_size);
-  const Operand in = read_operand(input);
-  Tensor result = empty(with_dim0(in, group_size * rows_of(in)), in.dtype);
+  const Operand in = read_operand(input, call.gpu);
+  Tensor result = empty(with_dim0(in, group_size * rows_of(in)), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, in.numel * group_size);
   run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return all_gather(call, in, out, work); });
   stack[0] = result.release();
@@ -32,9 +32,9 @@ void all_gather_into_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("all_gather_into_tensor_out", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, group_size, group_name, target);
   check_group_size(call, group_size);
-  Operand in = read_operand(input);
+  Operand in = read_operand(input, call.gpu);
   const Operand out = caller_output(call, target, in, in.numel * group_size);
-  if (in.range().overlaps(out.range())) make_private(in);  // FSDP's input is a slice of out
+  if (in.range().overlaps(out.range())) make_private(in, input);  // FSDP's input is a slice of out
   run_into(call, target, out, in, [&](phx_work **work) { return all_gather(call, in, out, work); });
 }
 

@@ -15,7 +15,7 @@ int32_t check_source(const Call &call, int64_t source) {
 }
 
 phx_status broadcast_from(const Call &call, const Operand &buffer, int32_t root, phx_work **work) {
-  return phx_broadcast(call.handle(), buffer.data, buffer.count(), buffer.type.code, root, nullptr, work);
+  return phx_broadcast(call.handle(), buffer.data, buffer.count(), buffer.type.code, root, call.options(), work);
 }
 
 // Only the root knows where its input lies, so `run` asks on every rank whether there is any memory that it may lie in:
@@ -56,11 +56,14 @@ void broadcast(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("broadcast", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, source, group_name);
   const int32_t root = check_source(call, source);
-  const Operand in = read_operand(input);
-  Tensor result = empty(in.sizes, in.dims, in.dtype);
+  const Operand in = read_operand(input, call.gpu);
+  Tensor result = empty(in.sizes, in.dims, in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, in.numel);
   const bool gives = root == call.group->rank;
-  if (gives && in.bytes() != 0) std::memcpy(out.data, in.data, in.bytes());
+  if (gives && call.gpu != kHost)
+    copy_into(result, in.copy ? in.copy : input);
+  else if (gives && in.bytes() != 0)
+    std::memcpy(out.data, in.data, in.bytes());
   // The root's buffer is only read: it may be the input itself, which peers can perhaps read where it lies.
   run(call, result, out.range(), kAnywhere, in.bytes(),
       [&](phx_work **work) { return broadcast_from(call, gives ? in : out, root, work); });
@@ -74,7 +77,7 @@ void broadcast_(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("broadcast_", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, source, group_name);
   const int32_t root = check_source(call, source);
-  const Operand self = write_operand(input);
+  const Operand self = write_operand(input, call.gpu);
   run_into(call, input, self, kAnywhere, self.bytes(),
            [&](phx_work **work) { return broadcast_from(call, self, root, work); });
 }
@@ -85,7 +88,7 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
   String group_name(stack[3]);
   const Call call = route("all_to_all_single", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, output_list, input_list, group_name);
-  const Operand in = read_operand(input);
+  const Operand in = read_operand(input, call.gpu);
   if (in.dims == 0) call.refuse("input has no dimension to split; it must have at least one");
   const bool even = output_list.empty() && input_list.empty();
   const std::vector<int64_t> input_rows = check_splits(call, "input_split_sizes", input_list.values(), in.sizes[0]);
@@ -95,19 +98,19 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
     call.refuse("input_split_sizes add up to " + std::to_string(sent) + ", but input dimension 0 has size " +
                 std::to_string(in.sizes[0]));
   const int64_t rows = std::accumulate(output_rows.begin(), output_rows.end(), INT64_C(0));
-  Tensor result = empty(with_dim0(in, rows), in.dtype);
+  Tensor result = empty(with_dim0(in, rows), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, rows * in.numel_of_row());
   // Which of the two calls it is depends on whether splits were given, not on their values, so that all ranks agree.
   if (even)
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_all_to_all(call.handle(), in.data, out.data, in.count() / static_cast<size_t>(call.group->size),
-                            in.type.code, nullptr, work);
+                            in.type.code, call.options(), work);
     });
   else {
     const std::vector<size_t> in_counts = in_elements(input_rows, in), out_counts = in_elements(output_rows, in);
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_all_to_all_v(call.handle(), in.data, in_counts.data(), out.data, out_counts.data(), in.type.code,
-                              nullptr, work);
+                              call.options(), work);
     });
   }
   stack[0] = result.release();

@@ -1,6 +1,6 @@
 // Matrix products fused with the collective after or before them. They are cut into pieces of rows, and the collective
 // of one piece is under way while the next product is computed: ranks that come late or early do not stop each other at
-// once, and what is sent still lies in the cache.
+// once, and what is sent still lies in the cache. On a GPU there is one piece: all is on one stream.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -8,6 +8,7 @@
 
 #include "library.h"
 #include "output.h"
+#include "products.h"
 
 namespace phxt {
 namespace {
@@ -57,7 +58,9 @@ Matrix Request::matrix(const char *name, const Tensor &tensor) const {
   const void *data = nullptr;
   check_torch(aoti_torch_get_dim(tensor.get(), &dims), "read a tensor's dim");
   if (dims != 2) refuse(std::string(name) + " has " + std::to_string(dims) + " dims, but must be a matrix");
-  if (call && !on_cpu(tensor)) refuse(std::string(name) + " must be on the CPU, as the other operands are");
+  if (call && gpu_of(tensor) != call.gpu)
+    refuse(std::string(name) + " is on " + device_name(gpu_of(tensor)) + ", but must be on " + device_name(call.gpu) +
+           ", as the other operands are");
   check_torch(aoti_torch_get_dtype(tensor.get(), &result.dtype), "read a tensor's dtype");
   check_torch(aoti_torch_get_sizes(tensor.get(), &sizes), "read a tensor's sizes");
   check_torch(aoti_torch_get_strides(tensor.get(), &strides), "read a tensor's strides");
@@ -102,10 +105,6 @@ Tensor rows(const Tensor &matrix, int64_t begin, int64_t count) {
   return Tensor(stack[0]);
 }
 
-void multiply(const Tensor &a, const Tensor &b, const Tensor &out) {
-  check_torch(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()), "multiply two matrices");
-}
-
 Tensor product(const Tensor &a, const Tensor &b) {  // on any device
   StableIValue stack[] = {a.share().release(), b.share().release()};
   check_torch(torch_call_dispatcher("aten::mm", "", stack, kTorchVersion), "multiply two matrices");
@@ -118,9 +117,10 @@ struct Block {
   char *data = nullptr;
 
   Block() = default;
-  Block(int64_t count, const Matrix &columns_of, const Matrix &like)
-      : tensor(empty({count, columns_of.columns}, like.dtype)), data(static_cast<char *>(mutable_data(tensor))) {
-    expect_first_touch(data, columns_of.bytes(count));
+  Block(const Call &call, int64_t count, const Matrix &columns_of, const Matrix &like)
+      : tensor(empty({count, columns_of.columns}, like.dtype, call.gpu)),
+        data(static_cast<char *>(mutable_data(tensor))) {
+    if (call.gpu == kHost) expect_first_touch(data, columns_of.bytes(count));
   }
 };
 
@@ -131,7 +131,9 @@ struct Pieces {  // of rows, as even as can be
 
   Pieces(const Call &call, int64_t wished, int64_t all_rows)
       : rows(all_rows),
-        count(call.group->size == 1 ? 1 : std::clamp<int64_t>(wished, 1, std::max<int64_t>(all_rows, 1))) {}
+        count(call.group->size == 1 || call.gpu != kHost
+                  ? 1
+                  : std::clamp<int64_t>(wished, 1, std::max<int64_t>(all_rows, 1))) {}
   int64_t begin(int64_t piece) const { return rows / count * piece + std::min(piece, rows % count); }
   int64_t size(int64_t piece) const { return begin(piece + 1) - begin(piece); }
   bool last(int64_t piece) const { return piece + 1 == count; }
@@ -193,7 +195,7 @@ void fly(const Call &call, Body body) {
 
 phx_status reduce_scatter(const Call &call, const void *in, void *out, size_t count, const Matrix &like,
                           int32_t reduction, phx_work **work) {
-  return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, nullptr, work);
+  return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, call.options(), work);
 }
 
 // ---- what the op chooses, by the shapes, which are alike on all ranks -----------------------------------------------
@@ -245,7 +247,8 @@ void mm_all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
       multiply(rows(left, begin, size), right, rows(target, begin, size));
       char *sent = data + out.bytes(begin);
       flight.start(pieces.last(piece), [&](phx_work **work) {
-        return phx_all_reduce(call.handle(), sent, sent, out.count(size), out.type.code, reduction, nullptr, work);
+        return phx_all_reduce(call.handle(), sent, sent, out.count(size), out.type.code, reduction, call.options(),
+                              work);
       });
     }
   });
@@ -271,10 +274,10 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   check_reduction(call, reduction, a.type);
   const int64_t own_rows = a.rows / group_size;
   const Pieces pieces(call, wished > 0 ? wished : pieces_of_reduce_scatter(own_rows, a, b), own_rows);
-  Block result(own_rows, b, a);
+  Block result(call, own_rows, b, a);
   std::array<Block, kBlocks> blocks;
   for (int64_t i = 0; i < std::min<int64_t>(kBlocks, pieces.count); ++i)
-    blocks[static_cast<size_t>(i)] = Block(group_size * pieces.size(0), b, a);
+    blocks[static_cast<size_t>(i)] = Block(call, group_size * pieces.size(0), b, a);
   fly(call, [&](Flight &flight) {
     for (int64_t piece = 0; piece < pieces.count; ++piece) {
       const Block &block = blocks[static_cast<size_t>(piece) % kBlocks];
@@ -307,13 +310,13 @@ void all_gather_mm(StableIValue *stack, uint64_t, uint64_t) {
     stack[0] = product(Tensor(stack[0]), right).release();
     return;
   }
-  const Operand in = read_operand(own);
-  const Block whole(group_size * shard.rows, shard, shard);
-  Block result(group_size * shard.rows, b, shard);
+  const Operand in = read_operand(own, call.gpu);
+  const Block whole(call, group_size * shard.rows, shard, shard);
+  Block result(call, group_size * shard.rows, b, shard);
   const auto gather = [&](phx_work **work) {
-    return phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, nullptr, work);
+    return phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, call.options(), work);
   };
-  if (!gathers_meanwhile(group_size, shard.rows, b)) {
+  if (call.gpu != kHost || !gathers_meanwhile(group_size, shard.rows, b)) {
     check_core(gather(nullptr));
     multiply(whole.tensor, right, result.tensor);
   } else {

@@ -1,5 +1,6 @@
 // mm_into_, bmm_into_ and addmm_into_: matrix products into memory that is given, such as a view of an arena.
 #include "call.h"
+#include "products.h"
 
 namespace phxt {
 namespace {
@@ -31,7 +32,10 @@ struct Factor {
 }
 
 void check_device_and_dtype(const char *op, const Factor &out, const Factor &input) {
-  if (!on_cpu(input.tensor)) refuse(op, std::string(input.name) + " must be on the CPU");
+  const int32_t gpu = gpu_of(out.tensor), other = gpu_of(input.tensor);
+  if (gpu != other)
+    refuse(op, "all operands must lie on one device, but out is on " + device_name(gpu) + " and " + input.name +
+                   " on " + device_name(other));
   if (input.dtype != out.dtype)
     refuse(op, std::string("all operands must have one dtype, but out is ") + element_type(out.dtype).name + " and " +
                    input.name + " " + element_type(input.dtype).name);
@@ -94,13 +98,13 @@ void check(const char *op, const Factor &out, const Factor &a, const Factor &b, 
 void mm_into_(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor out(stack[0]), a(stack[1]), b(stack[2]);
   check("mm_into_", {"out", out}, {"a", a}, {"b", b}, 2);
-  check_torch(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()), "multiply matrices (mm_into_)");
+  multiply(a, b, out);
 }
 
 void bmm_into_(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor out(stack[0]), a(stack[1]), b(stack[2]);
   check("bmm_into_", {"out", out}, {"a", a}, {"b", b}, 3);
-  check_torch(aoti_torch_cpu_bmm_out(out.get(), a.get(), b.get()), "multiply matrices (bmm_into_)");
+  multiply_batches(a, b, out);
 }
 
 void addmm_into_(StableIValue *stack, uint64_t, uint64_t) {
@@ -111,8 +115,7 @@ void addmm_into_(StableIValue *stack, uint64_t, uint64_t) {
   check_bias("addmm_into_", target, added);
   check_apart("addmm_into_", target, added);
   settle(bias, kEverything);
-  check_torch(aoti_torch_cpu_addmm_out(out.get(), bias.get(), a.get(), b.get(), 1.0, 1.0),
-              "multiply matrices (addmm_into_)");
+  multiply_and_add(bias, a, b, out);
 }
 
 }  // namespace phxt

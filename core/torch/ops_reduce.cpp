@@ -7,7 +7,8 @@ namespace phxt {
 namespace {
 
 phx_status reduce_scatter(const Call &call, const Operand &in, const Operand &out, int32_t reduction, phx_work **work) {
-  return phx_reduce_scatter(call.handle(), in.data, out.data, out.count(), in.type.code, reduction, nullptr, work);
+  return phx_reduce_scatter(call.handle(), in.data, out.data, out.count(), in.type.code, reduction, call.options(),
+                            work);
 }
 
 }  // namespace
@@ -18,12 +19,12 @@ void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
   const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("all_reduce", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
-  const Operand in = read_operand(input);
+  const Operand in = read_operand(input, call.gpu);
   check_reduction(call, reduction, in.type);
-  Tensor result = empty(in.sizes, in.dims, in.dtype);
+  Tensor result = empty(in.sizes, in.dims, in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, in.numel);
   run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-    return phx_all_reduce(call.handle(), in.data, out.data, in.count(), in.type.code, reduction, nullptr, work);
+    return phx_all_reduce(call.handle(), in.data, out.data, in.count(), in.type.code, reduction, call.options(), work);
   });
   stack[0] = result.release();
 }
@@ -34,10 +35,11 @@ void all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
   const int32_t reduction = parse_reduction(reduce_op.view());
   const Call call = route("all_reduce_", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
-  const Operand self = write_operand(input);
+  const Operand self = write_operand(input, call.gpu);
   check_reduction(call, reduction, self.type);
   run_into(call, input, self, self, [&](phx_work **work) {
-    return phx_all_reduce(call.handle(), self.data, self.data, self.count(), self.type.code, reduction, nullptr, work);
+    return phx_all_reduce(call.handle(), self.data, self.data, self.count(), self.type.code, reduction, call.options(),
+                          work);
   });
 }
 
@@ -49,9 +51,9 @@ void reduce_scatter_tensor(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("reduce_scatter_tensor", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name);
   check_group_size(call, group_size);
-  const Operand in = read_operand(input);
+  const Operand in = read_operand(input, call.gpu);
   check_reduction(call, reduction, in.type);
-  Tensor result = empty(with_dim0(in, rows_per_rank(call, in)), in.dtype);
+  Tensor result = empty(with_dim0(in, rows_per_rank(call, in)), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, in.numel / group_size);
   run(call, result, out.range(), in.data, in.bytes(),
       [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
@@ -66,11 +68,11 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("reduce_scatter_tensor_out", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name, target);
   check_group_size(call, group_size);
-  Operand in = read_operand(input);
+  Operand in = read_operand(input, call.gpu);
   check_reduction(call, reduction, in.type);
   rows_per_rank(call, in);
   const Operand out = caller_output(call, target, in, in.numel / group_size);
-  if (in.range().overlaps(out.range())) make_private(in);  // FSDP's out is often a slice of the input
+  if (in.range().overlaps(out.range())) make_private(in, input);  // FSDP's out is often a slice of the input
   run_into(call, target, out, in, [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
 }
 
@@ -80,7 +82,7 @@ int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_
                         size_t reduce_op_size, const char *group_name, size_t group_name_size) {
   using namespace phxt;
   const Call call{"all_reduce", find_group({group_name, group_name_size})};
-  if (!call || pending_count() != 0) return 0;
+  if (!call || !serves(*call.group, kHost) || pending_count() != 0) return 0;
   const int32_t reduction = parse_reduction({reduce_op, reduce_op_size});
   const ElementType type = element_type(torch_dtype);
   check_reduction(call, reduction, type);

@@ -1,4 +1,5 @@
-// Calls of torch's stable C shim that came after torch 2.11. They are looked up by name, and NULL where torch is older.
+// Calls of torch's stable C shim that came after torch 2.11, or that only its CUDA builds have. They are looked up by
+// name, and NULL where torch has them not.
 #pragma once
 
 #include "torch_shim.h"
@@ -13,6 +14,12 @@ struct OptionalShim {
   int32_t (*tag_needs_contiguous_strides)();
   // 2.13: the text of the thread's last exception, borrowed until the next one.
   const char *(*exception_get_what_without_backtrace)();
+  // Of CUDA builds, in libtorch_cuda.so.
+  AOTITorchError (*aoti_get_current_cuda_stream)(int32_t device_index, void **out);
+  // The same in two calls, of any build. The stream is owned; its native handle came with 2.12.
+  AOTITorchError (*aoti_get_current_stream)(int32_t device_index, StreamHandle *out);
+  AOTITorchError (*aoti_delete_stream)(StreamHandle stream);
+  AOTITorchError (*stream_native_handle)(StreamHandle stream, void **out);
 };
 
 const OptionalShim &optional_shim();

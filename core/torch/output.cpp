@@ -16,8 +16,9 @@ void expect_first_touch(void *data, size_t size) {
 }
 
 Operand caller_output(const Call &call, const Tensor &out, const Operand &like, int64_t numel) {
-  if (!on_cpu(out)) call.refuse("input is on the CPU, but out is not");
-  Operand result = write_operand(out);
+  const int32_t gpu = gpu_of(out);
+  if (gpu != call.gpu) call.refuse("input is on " + device_name(call.gpu) + ", but out is on " + device_name(gpu));
+  Operand result = write_operand(out, gpu);
   if (result.dtype != like.dtype)
     call.refuse(std::string("out must have the dtype of input, but input is ") + like.type.name + " and out " +
                 result.type.name);

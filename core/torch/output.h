@@ -15,8 +15,9 @@ inline Operand fresh_output(const Tensor &made, const Operand &like, int64_t num
   result.data = mutable_data(made);
   result.type = like.type;
   result.dtype = like.dtype;
+  result.gpu = like.gpu;
   result.numel = numel;
-  expect_first_touch(result.data, result.bytes());
+  if (like.gpu == kHost) expect_first_touch(result.data, result.bytes());
   return result;
 }
 
@@ -31,6 +32,7 @@ void run_into(const Call &call, const Tensor &tensor, const Operand &out, const 
   if (!out.copy) return run(call, tensor, out.range(), input, input_bytes, issue);
   check_core(issue(nullptr));
   copy_into(tensor, out.copy);
+  if (call.gpu != kHost) mark_output(call, tensor, kEverything);
 }
 template <class Issue>
 void run_into(const Call &call, const Tensor &tensor, const Operand &out, const Operand &in, Issue issue) {

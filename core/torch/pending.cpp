@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "gpu.h"
 #include "phalanx_torch.h"
 
 namespace phxt {
@@ -96,8 +97,11 @@ void pending_leave(const Group *group) {
 }
 
 phx_status wait_storage(uintptr_t storage, int64_t timeout_ms, bool *found) {
-  if (storage == 0 || pending_count() == 0) return PHX_OK;
-  return wait_matching([=](const Pending &entry) { return entry.storage == storage; }, timeout_ms, found);
+  const phx_status followed = gpu::follow_storage(storage, found);
+  if (storage == 0 || pending_count() == 0) return followed;
+  const phx_status status =
+      wait_matching([=](const Pending &entry) { return entry.storage == storage; }, timeout_ms, found);
+  return status != PHX_OK ? status : followed;
 }
 
 phx_status wait_overlapping(uintptr_t storage, const Range &range) {
@@ -117,7 +121,8 @@ int32_t phxt_pending_has(const void *storage) {
   Table &all = table();
   const std::lock_guard lock(all.mutex);
   const auto matches = [=](const Entry &entry) { return entry->storage == reinterpret_cast<uintptr_t>(storage); };
-  return std::any_of(all.entries.begin(), all.entries.end(), matches) ? 1 : 0;
+  if (std::any_of(all.entries.begin(), all.entries.end(), matches)) return 1;
+  return gpu::has_mark(reinterpret_cast<uintptr_t>(storage)) ? 1 : 0;
 }
 
 phx_status phxt_wait_storage(const void *storage, int64_t timeout_ms) {
@@ -129,10 +134,14 @@ phx_status phxt_wait_group(uint64_t context, const char *name, int64_t timeout_m
   if (!group)
     return set_error(PHX_ERR_NOT_FOUND, std::string("phxt_wait_group: context ") + std::to_string(context) +
                                             " has no group '" + (name ? name : "") + "'");
-  return wait_matching([&](const Pending &entry) { return entry.group == group; }, timeout_ms, nullptr);
+  const phx_status followed = gpu::follow_group(group.get());
+  const phx_status status =
+      wait_matching([&](const Pending &entry) { return entry.group == group; }, timeout_ms, nullptr);
+  return status != PHX_OK ? status : followed;
 }
 
 uint64_t phxt_sweep(void) {
+  gpu::sweep_marks();
   Table &all = table();
   std::vector<Entry> gone;
   const std::lock_guard lock(all.mutex);

@@ -15,14 +15,24 @@
  * torch.ops.phalanx_ordered has every collective again, for compiled graphs: complete on return unless `start` is true,
  * and with a tensor `order`, which each of them claims to write, so that a compiler keeps them in their order.
  *
- * For compiled graphs, on CPU only: symm_arena(nbytes, plan, group) gives a tensor that stands for symmetric memory of
- * the group, at the same address in every call. An arena belongs to a registered group of the thread's context and to a
- * plan, a text of parts between '|', the first of which is a name with a hash of the rest. The first call, and one with
- * more bytes than the arena has, is collective, and an error on every rank where plans or sizes differ; the others are
- * local. arena_view and peer_view make tensors in the arena's bytes of this rank and of another one of the group. The
- * arena goes with its group (phxt_group_remove); a tensor keeps the memory that it lies in, also after that and after
- * the arena grew. arena_barrier_ is a barrier of the group; arena_release_ does nothing but tell a compiler an order.
- * mm_into_, bmm_into_ and addmm_into_ write a product into contiguous memory of the caller.
+ * On tensors of a GPU, of groups that serve it (phxt_group_serve), an op puts its work on torch's current stream and
+ * returns: nothing waits on the host, and the op can be captured into a graph. What follows on that stream comes after
+ * it. wait_tensor, and any op here that reads or writes the tensor, makes its own current stream wait for the one on
+ * which it was written; torch's other ops do not. blocking_* and phalanx_ordered without `start` are for the stream
+ * they are called on only. A result is allocated on the stream of the call: as any tensor of torch, one that is used
+ * on another stream must be kept, or recorded there (record_stream). A peer that dies, or ranks that disagree, are an
+ * error of the next call on the group.
+ *
+ * For compiled graphs: symm_arena(nbytes, plan, group) gives a tensor that stands for symmetric memory of the group, at
+ * the same address in every call; symm_arena_cuda(nbytes, plan, group, gpu) for memory of a GPU, whose number may
+ * differ from rank to rank; the tensor is one of the CPU all the same. An arena belongs to a registered group of the
+ * thread's context and to a plan, a text of parts between '|', the first of which is a name with a hash of the rest.
+ * The first call, and one with more bytes than the arena has, is collective, and an error on every rank where plans or
+ * sizes differ; the others are local. arena_view and peer_view make tensors in the arena's bytes of this rank and of
+ * another one of the group. The arena goes with its group (phxt_group_remove); a tensor keeps the memory that it lies
+ * in, also after that and after the arena grew. arena_barrier_ is a barrier of the group, on a GPU of the ranks'
+ * current streams; arena_release_ does nothing but tell a compiler an order. mm_into_, bmm_into_ and addmm_into_ write
+ * a product into contiguous memory of the caller.
  *
  * Same rules as in phalanx.h: C99, statuses, cdef marks. An op that fails raises ValueError (an argument is wrong:
  * nothing was sent) or RuntimeError with the full text; phxt_last_status() and phxt_last_error() of the same thread say
@@ -52,14 +62,22 @@ PHX_API uint64_t phxt_context(void);
 PHX_API phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group);
 /* Work of the group that is still pending stays so, and can be waited for. PHX_ERR_NOT_FOUND when there is none. */
 PHX_API phx_status phxt_group_remove(uint64_t context, const char *name);
+/* Whether ops on tensors of a device (PHX_DEV_*) come to this group, or go to torch.distributed, as in a torch group
+ * "cpu:gloo,cuda:phalanx". A group that was added serves the CPU alone. For PHX_DEV_CUDA the core must be able to serve
+ * the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when there is no such group;
+ * PHX_ERR_UNSUPPORTED when this torch does not tell its current stream. */
+PHX_API phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_type, int32_t serves);
 PHX_API int32_t phxt_group_has(uint64_t context, const char *name); /* 1 or 0 */
 
 /* Collectives that were started and neither waited for nor found complete since. */
+/* (Not those on GPUs: their streams are waited for.) */
 PHX_API uint64_t phxt_pending_count(void);
-/* 1 when something is pending on the storage at this address (its first byte: untyped_storage().data_ptr()), else 0. */
+/* 1 when something is pending on the storage at this address (its first byte: untyped_storage().data_ptr()), else 0. On
+ * a GPU: when a stream has still to write it. */
 PHX_API int32_t phxt_pending_has(const void *storage);
-/* Waits for all that is pending on a storage: what wait_tensor does, but only for work of ours. OK when there is
- * nothing. The first error is returned, and the work is gone from the table. timeout_ms 0 = the world's default. */
+/* Waits for all that is pending on a storage: what wait_tensor does, but only for work of ours. On a GPU the current
+ * stream waits, and the call returns at once. OK when there is nothing. The first error is returned, and the work is
+ * gone from the table. timeout_ms 0 = the world's default. */
 PHX_API phx_status phxt_wait_storage(const void *storage, int64_t timeout_ms);
 /* Likewise for all pending work of a group: before the group is removed. */
 PHX_API phx_status phxt_wait_group(uint64_t context, const char *name, int64_t timeout_ms);

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "gpu.h"
 #include "pending.h"
 #include "phalanx/phalanx.h"
 
@@ -37,8 +38,9 @@ std::array<ElementType, kTableSize> make_table() {
 }
 
 // Everything but the data pointer.
-Operand describe(const Tensor &tensor) {
+Operand describe(const Tensor &tensor, int32_t gpu) {
   Operand result;
+  result.gpu = gpu;
   int64_t *sizes = nullptr;
   check_torch(aoti_torch_get_dtype(tensor.get(), &result.dtype), "read a tensor's dtype");
   check_torch(aoti_torch_get_dim(tensor.get(), &result.dims), "read a tensor's dim");
@@ -51,7 +53,7 @@ Operand describe(const Tensor &tensor) {
 
 Operand replaced_by_copy(const Tensor &tensor, Operand operand) {
   settle(tensor, kEverything);
-  operand.copy = empty(operand.sizes, operand.dims, operand.dtype);
+  operand.copy = empty(operand.sizes, operand.dims, operand.dtype, operand.gpu);
   copy_into(operand.copy, tensor);
   operand.data = mutable_data(operand.copy);
   return operand;
@@ -69,6 +71,7 @@ ElementType element_type(int32_t torch_dtype) {
 
 void settle(const Tensor &tensor, const Range &range) {
   if (pending_count() != 0) check_kept(wait_overlapping(storage_base(tensor), range));
+  if (gpu::mark_count() != 0) check_kept(gpu::follow_overlapping(storage_base(tensor), range));
 }
 
 int64_t Operand::numel_of_row() const {
@@ -84,6 +87,21 @@ bool on_cpu(const Tensor &tensor) {
   return device == cpu;
 }
 
+int32_t gpu_of(const Tensor &tensor) {
+  static const int32_t cuda = aoti_torch_device_type_cuda();
+  if (on_cpu(tensor)) return kHost;
+  int32_t device = 0, index = 0;
+  check_torch(aoti_torch_get_device_type(tensor.get(), &device), "read a tensor's device");
+  if (device != cuda) return kElsewhere;
+  check_torch(aoti_torch_get_device_index(tensor.get(), &index), "read a tensor's device");
+  return index;
+}
+
+std::string device_name(int32_t gpu) {
+  if (gpu == kHost) return "the CPU";
+  return gpu == kElsewhere ? "another device" : "cuda:" + std::to_string(gpu);
+}
+
 bool is_contiguous(const Tensor &tensor) {
   bool result = false;
   check_torch(aoti_torch_is_contiguous(tensor.get(), &result), "read a tensor's strides");
@@ -96,8 +114,8 @@ void *mutable_data(const Tensor &tensor) {
   return data;
 }
 
-Operand read_operand(const Tensor &tensor) {
-  Operand operand = describe(tensor);
+Operand read_operand(const Tensor &tensor, int32_t gpu) {
+  Operand operand = describe(tensor, gpu);
   if (!is_contiguous(tensor)) return replaced_by_copy(tensor, std::move(operand));
   const void *data = nullptr;  // by the const call, so that a lazy copy of torch's is not made real
   check_torch(torch_get_const_data_ptr(tensor.get(), &data), "read a tensor's data pointer");
@@ -106,23 +124,26 @@ Operand read_operand(const Tensor &tensor) {
   return operand;
 }
 
-Operand write_operand(const Tensor &tensor) {
-  Operand operand = describe(tensor);
+Operand write_operand(const Tensor &tensor, int32_t gpu) {
+  Operand operand = describe(tensor, gpu);
   if (!is_contiguous(tensor)) return replaced_by_copy(tensor, std::move(operand));
   operand.data = mutable_data(tensor);
   settle(tensor, operand.range());
   return operand;
 }
 
-void make_private(Operand &operand) {
-  Tensor copy = empty(operand.sizes, operand.dims, operand.dtype);
+void make_private(Operand &operand, const Tensor &tensor) {
+  Tensor copy = empty(operand.sizes, operand.dims, operand.dtype, operand.gpu);
   void *data = mutable_data(copy);
-  if (operand.bytes()) __builtin_memcpy(data, operand.data, operand.bytes());
+  if (operand.gpu != kHost)
+    copy_into(copy, tensor);
+  else if (operand.bytes())
+    __builtin_memcpy(data, operand.data, operand.bytes());
   operand.copy = std::move(copy);
   operand.data = data;
 }
 
-Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype) {
+Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype, int32_t gpu) {
   int64_t few[8];
   std::vector<int64_t> many;
   int64_t *strides = few;
@@ -136,7 +157,8 @@ Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype) {
     stride *= sizes[dim] > 1 ? sizes[dim] : 1;  // as torch counts them, also where a size is 0
   }
   AtenTensorHandle made = nullptr;
-  check_torch(aoti_torch_empty_strided(dims, sizes, strides, torch_dtype, aoti_torch_device_type_cpu(), 0, &made),
+  const int32_t device = gpu == kHost ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+  check_torch(aoti_torch_empty_strided(dims, sizes, strides, torch_dtype, device, gpu == kHost ? 0 : gpu, &made),
               "allocate a tensor");
   return Tensor(made);
 }
@@ -149,12 +171,7 @@ std::vector<int64_t> with_dim0(const Operand &like, int64_t dim0) {
 }
 
 void copy_into(const Tensor &target, const Tensor &source) {
-  // The copy must not enter the autograd graph: gradients are the business of the op, not of its parts.
-  struct NoGrad {
-    bool before = aoti_torch_grad_mode_is_enabled();
-    NoGrad() { aoti_torch_grad_mode_set_enabled(false); }
-    ~NoGrad() { aoti_torch_grad_mode_set_enabled(before); }
-  } no_grad;
+  const NoGrad no_grad;
   check_torch(aoti_torch_copy_(target.get(), source.get(), 0), "copy a tensor");
 }
 

@@ -1,6 +1,7 @@
 // What a collective needs to know of a tensor: where its elements lie, how many, and which dtype of the core they are.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "handles.h"
@@ -25,12 +26,16 @@ struct Range {  // of addresses
   bool overlaps(const Range &other) const { return begin < other.end && other.begin < end; }
 };
 
-// A contiguous CPU tensor, or a contiguous copy of one with strides. `sizes` belongs to the tensor it was read from.
+constexpr int32_t kHost = -1;       // in place of the number of a GPU
+constexpr int32_t kElsewhere = -2;  // neither the host nor a GPU
+
+// A contiguous tensor, or a contiguous copy of one with strides. `sizes` belongs to the tensor it was read from.
 struct Operand {
   Tensor copy;  // set when the tensor itself was not contiguous
   void *data = nullptr;
   ElementType type{};
   int32_t dtype = 0;  // torch's
+  int32_t gpu = kHost;
   int64_t dims = 0;
   const int64_t *sizes = nullptr;
   int64_t numel = 0;
@@ -41,24 +46,34 @@ struct Operand {
   int64_t numel_of_row() const;  // elements in one index of dim 0
 };
 
-// Waits for work of ours that is still to write into these bytes of the tensor.
+// Waits for work of ours that is still to write into these bytes of the tensor: on a GPU the current stream does.
 void settle(const Tensor &tensor, const Range &range);
 constexpr Range kEverything{0, UINTPTR_MAX};
 
 bool on_cpu(const Tensor &tensor);
+int32_t gpu_of(const Tensor &tensor);  // its number, kHost or kElsewhere
+std::string device_name(int32_t gpu);
 bool is_contiguous(const Tensor &tensor);
-// All of these first wait for work of ours that is still to write into the tensor.
-Operand read_operand(const Tensor &tensor);   // to be read only: data is not to be written
-Operand write_operand(const Tensor &tensor);  // to be written in place; the caller copies back where `copy` is set
-void make_private(Operand &operand);          // puts a copy in its place
+// All of these first wait for work of ours that is still to write into the tensor, which lies on this GPU.
+Operand read_operand(const Tensor &tensor, int32_t gpu);    // to be read only: data is not to be written
+Operand write_operand(const Tensor &tensor, int32_t gpu);   // to be written; the caller copies back where `copy` is set
+void make_private(Operand &operand, const Tensor &tensor);  // puts a copy in its place
 
-Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype);
-inline Tensor empty(const std::vector<int64_t> &sizes, int32_t torch_dtype) {
-  return empty(sizes.data(), static_cast<int64_t>(sizes.size()), torch_dtype);
+Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype, int32_t gpu);
+inline Tensor empty(const std::vector<int64_t> &sizes, int32_t torch_dtype, int32_t gpu) {
+  return empty(sizes.data(), static_cast<int64_t>(sizes.size()), torch_dtype, gpu);
 }
 std::vector<int64_t> with_dim0(const Operand &like, int64_t dim0);  // the sizes of `like` with another dim 0
 void *mutable_data(const Tensor &tensor);
 void copy_into(const Tensor &target, const Tensor &source);
+
+// Gradients are the business of an op, not of its parts.
+struct NoGrad {
+  bool before = aoti_torch_grad_mode_is_enabled();
+  NoGrad() { aoti_torch_grad_mode_set_enabled(false); }
+  NoGrad(const NoGrad &) = delete;
+  ~NoGrad() { aoti_torch_grad_mode_set_enabled(before); }
+};
 
 // First byte of the storage of a tensor, which identifies it. 0 when it has none.
 uintptr_t storage_base(const Tensor &tensor);

@@ -14,6 +14,7 @@ struct AtenTensorOpaque;
 struct StableListOpaque;
 struct StringOpaque;
 class TorchLibraryOpaque;
+struct StreamOpaque;
 #endif
 
 PHXT_SHIM_NAMESPACE_BEGIN
@@ -22,11 +23,13 @@ extern "C" {
 using AOTITorchError = int32_t;  // 0 is success
 using AtenTensorHandle = AtenTensorOpaque *;
 using StableListHandle = StableListOpaque *;
+using StreamHandle = StreamOpaque *;  // of the later calls, in optional_shim.h
 using StringHandle = StringOpaque *;
 using TorchLibraryHandle = TorchLibraryOpaque *;
 using StableIValue = uint64_t;  // an int by value, everything else as an owning handle
 
 int32_t aoti_torch_device_type_cpu();
+int32_t aoti_torch_device_type_cuda();
 int32_t aoti_torch_layout_strided();
 int32_t aoti_torch_dtype_bfloat16();
 int32_t aoti_torch_dtype_bool();
@@ -61,6 +64,7 @@ AOTITorchError torch_from_blob(void *data, int64_t ndim, const int64_t *sizes, c
                                int64_t opaque_metadata_size, void (*deleter)(void *data, void *context),
                                void *deleter_context);
 AOTITorchError aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandle source, int32_t non_blocking);
+AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t *out);
 AOTITorchError aoti_torch_get_device_type(AtenTensorHandle tensor, int32_t *out);
 AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t *out);
 AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t *out);

@@ -19,6 +19,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -459,6 +460,20 @@ FAKE(cuGraphDestroy, (void *graph)) {
   delete static_cast<fake_cuda::GraphRef *>(graph);
   return kOk;
 }
+FAKE(cuStreamGetCaptureInfo_v2,
+     (Stream stream, int *status, uint64_t *id, void **graph, const void **nodes, size_t *count)) {
+  MAY_FAIL(cuStreamGetCaptureInfo_v2);
+  if (graph != nullptr || nodes != nullptr || count != nullptr) return kInvalidValue;  // nobody asks
+  const fake_cuda::GraphRef captured = stream_of(stream).captured_into();
+  *status = captured != nullptr ? 1 : kNotCapturing;
+  *id = captured != nullptr ? captured->id : 0;
+  return kOk;
+}
+FAKE(cuThreadExchangeStreamCaptureMode, (int *mode)) {
+  thread_local int own = 0;
+  std::swap(own, *mode);
+  return kOk;
+}
 FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
   MAY_FAIL(cuStreamIsCapturing);
   *status = stream_of(stream).capturing() ? 1 : kNotCapturing;
@@ -592,7 +607,8 @@ FAKE(cuMemcpyHtoDAsync_v2, (Pointer to, const void *from, size_t count, Stream s
 FAKE(cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t count, Stream stream)) {
   MAY_FAIL(cuMemcpyDtoDAsync_v2);
   size_t offset = 0;
-  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr || current_contexts.empty())
+  if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr ||
+      current_contexts.empty())
     return kInvalidValue;
   stream_of(stream).put([=] {
     count_running(1);

@@ -45,8 +45,15 @@ using Task = std::function<void()>;
 
 // What was put on streams while they were captured, in that order, which is one that the dependencies allow.
 struct Graph {
+  const uint64_t id = next_id();
   std::vector<Task> tasks;
   std::atomic<bool> ended{false};
+
+ private:
+  static uint64_t next_id() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
 };
 using GraphRef = std::shared_ptr<Graph>;
 

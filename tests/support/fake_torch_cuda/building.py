@@ -17,7 +17,7 @@ __all__ = ["CannotBuild", "libraries"]
 
 _HERE = Path(__file__).resolve().parent
 _CORE = _HERE.parents[2] / "core"
-_DRIVER = ("tests/fake_cuda/cuda.cpp", "tests/fake_cuda/kernels.cpp")
+_DRIVER = _CORE / "tests" / "fake_cuda"
 _DRIVER_FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fno-math-errno", "-D_GNU_SOURCE")
 _DEVICE_FLAGS = ("-std=c++20", "-O1")
 
@@ -41,12 +41,12 @@ def libraries() -> tuple[Path, Path]:
     if not (home / "include/ATen/ATen.h").is_file():
         raise CannotBuild(f"torch has come without its headers ({home / 'include'})")
     headers = sorted([*_CORE.glob("src/*/*.h"), *_CORE.glob("include/phalanx/*.h"), *_CORE.glob("tests/*.h")])
-    sources = [*(_CORE / name for name in _DRIVER), *_CORE.glob("tests/fake_cuda/*.h"), *_CORE.glob("cuda/*.cu")]
+    sources = [*sorted(_DRIVER.glob("*.[ch]*")), *sorted(_CORE.glob("cuda/*.cu"))]
     shared = ["-fPIC", "-fvisibility=hidden", f"-I{_CORE / 'include'}", f"-I{_CORE / 'src'}", f"-I{_CORE / 'tests'}"]
     driver = _folder("driver", [*headers, *sources], _DRIVER_FLAGS) / "libcuda.so.1"
     _once(
         driver,
-        [_CORE / name for name in _DRIVER],
+        sorted(_DRIVER.glob("*.cpp")),
         [*compiler.split(), *_DRIVER_FLAGS, *shared],
         ["-Wl,-soname,libcuda.so.1", "-lpthread", "-ldl"],
     )
