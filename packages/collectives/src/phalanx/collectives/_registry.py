@@ -183,14 +183,17 @@ class Entry:
             self.decided_on_gpus = True
 
     def _ask_the_others(self, core: Group, refusal: str) -> None:
+        if not refusal:
+            try:
+                self._let_ops_serve_gpus(True)
+            except UnsupportedError as error:
+                refusal = str(error)
         refuses = torch.tensor([bool(refusal)], dtype=torch.uint8)
         every = torch.empty(self.size, dtype=torch.uint8)
         core.all_gather(refuses.data_ptr(), every.data_ptr(), 1, "uint8")
         self.on_gpus = not bool(every.any())
-        if self.on_gpus:
-            ops = _ops.loaded()
-            ops.check(ops.lib.phxt_group_serve(self._context, self.name.encode(), _CUDA, 1))
-        else:
+        if not self.on_gpus:
+            self._let_ops_serve_gpus(False)
             ranks = [str(rank) for rank, no in zip(self.ranks, every.tolist(), strict=True) if no]
             reason = f"; this one: {refusal}" if refusal else ""
             log.warning(
@@ -199,6 +202,10 @@ class Entry:
                 ", ".join(ranks),
                 reason,
             )
+
+    def _let_ops_serve_gpus(self, serve: bool) -> None:
+        ops = _ops.loaded()
+        ops.check(ops.lib.phxt_group_serve(self._context, self.name.encode(), _CUDA, int(serve)))
 
     def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
         return None
