@@ -166,7 +166,7 @@ def apply(library: Any) -> None:
         "_exchange_device": _exchange_device,
         "_maybe_exchange_device": _exchange_device,
         "synchronize": lambda device=None: torch.accelerator.synchronize(_index(device)),
-        "empty_cache": library.fake_torch_empty_cache,
+        "empty_cache": lambda: library.fake_torch_empty_cache(),  # Dynamo looks for functions, and hashes them
         "Stream": Stream,
         "Event": Event,
         "current_stream": current_stream,

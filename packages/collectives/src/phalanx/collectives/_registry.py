@@ -223,12 +223,15 @@ class Entry:
 
     def release(self) -> None:
         """Take the group out of the native ops and let go of it. Not collective."""
+        was_on_gpus = self.on_gpus
         self.decided = self.decided_on_gpus = self.on_gpus = False
         if self._registered:
             self._registered = False
             ops = _ops.loaded()
             with contextlib.suppress(NotFoundError):
                 ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
+            if was_on_gpus:
+                ops.lib.phxt_sweep()  # forgets events that streams have passed
         self.core = None
         hosts, self.hosts = self.hosts, None
         if hosts is not None:

@@ -315,7 +315,8 @@ class Spanning:
         flat = out.view(-1).view(torch.uint8) if out.numel() else out.new_empty(0, dtype=torch.uint8)
         if home == places.host:
             root = places.here.index(src)
-            self.inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._first_ms)
+            more = {"timeout_ms": self._first_ms, **self._where(flat)}
+            self.inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, **more)
         spans = self._cut(flat.numel())
         mine = flat.new_empty(0)
         if places.lane is not None:
