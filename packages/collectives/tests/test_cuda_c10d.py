@@ -6,6 +6,9 @@ import signal
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 import fake_torch_cuda
 from c10d_groups import implementations, join, run_groups
@@ -241,6 +244,39 @@ def trained(rank, size):
 @implementations
 def test_ddp_trains_on_gpus(how):
     run_groups(trained, 2, how)
+
+
+def sharded(rank, size):
+    on_gpu(rank, size)
+    if not fake_torch_cuda.is_real():  # a torch without CUDA cannot resize storages of GPUs: their memory is kept
+        _fsdp_param.free_storage = lambda tensor: None
+    mesh = init_device_mesh("cuda", (size,))
+
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+    plain, model = net(), net().cuda()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    one, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain))
+    x = torch.randn(size, 6, 8, generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        model(x[rank].cuda()).square().mean().backward()
+        one.step()
+        one.zero_grad()
+        for each in x:
+            (plain(each).square().mean() / size).backward()
+        other.step()
+        other.zero_grad()
+    for ours, alone in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.full_tensor().cpu(), alone)
+    dist.destroy_process_group()
+
+
+@implementations
+def test_fsdp_trains_on_gpus(how):
+    run_groups(sharded, 2, how)
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------

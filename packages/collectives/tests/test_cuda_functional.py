@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -32,6 +33,10 @@ def on_gpu(rank, size, seconds=60):
     address, limit = f"file://{scratch()}/c10d", timedelta(seconds=seconds)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
     return dist.group.WORLD
+
+
+def on(*hosts):
+    return [{"PHALANX_HOST_ID": str(7 + host)} for host in hosts]
 
 
 def drawn(rank, shape, dtype=torch.float32):
@@ -274,11 +279,15 @@ class Ended:
         self._end()
 
 
-def several_hosts(rank, size):
-    make = _torch_compat.make_backend
+def between_hosts():
+    """Let gloo be taken for NCCL."""
+    make, backends = _torch_compat.make_backend, _torch_compat.backends_of
     _torch_compat.make_backend = lambda name, *more: Staged(make("gloo", *more)) if name == "nccl" else None
-    backends = _torch_compat.backends_of
     _torch_compat.backends_of = lambda group: backends(group) | {"nccl"}
+
+
+def several_hosts(rank, size):
+    between_hosts()
     group = on_gpu(rank, size)
     for reduction in ("sum", "avg", "max"):
         for shape in ((5,), (3000, 7)):
@@ -306,7 +315,7 @@ def several_hosts(rank, size):
 def test_groups_of_several_hosts_are_served_on_gpus(hosts):
     if fake_torch_cuda.is_real():
         pytest.skip("with a real GPU NCCL does it, between real hosts")
-    run_ranks(several_hosts, len(hosts), env=[{"PHALANX_HOST_ID": str(7 + host)} for host in hosts], timeout=120)
+    run_ranks(several_hosts, len(hosts), env=on(*hosts), timeout=120)
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
@@ -319,18 +328,24 @@ def call_for_ever(call, x):
 
 
 def fails(rank, size, what):
+    if size > 2:
+        between_hosts()
     group = on_gpu(rank, size)
     x = torch.ones(4, device="cuda")
     assert (pc.all_reduce(x, "sum", group) + 0).tolist() == [float(size)] * 4
-    if what == "dies" and rank == 1:
+    if what == "dies" and rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    other = what == "differs" and rank == 1
+    other = what == "differs" and rank >= size // 2
     call = (lambda y: pc.broadcast(y, 0, group)) if other else (lambda y: pc.all_reduce(y, "sum", group))
     with pytest.raises(PhalanxError) as caught:
         call_for_ever(call, x)
     torch.cuda.synchronize()
     with pytest.raises(RevokedError):
         call_for_ever(call, x)
+    (scratch() / f"told.{rank}").touch()
+    told = [scratch() / f"told.{each}" for each in range(size - (what == "dies"))]
+    while not all(each.exists() for each in told):  # a process that ends takes unread words with it
+        time.sleep(0.01)
     assert (torch.ones(3, device="cuda") + 1).tolist() == [2.0] * 3  # the GPU can be used
     return type(caught.value).__name__, str(caught.value)
 
@@ -345,3 +360,21 @@ def test_ranks_that_make_different_calls_are_told_so():
 def test_the_death_of_a_rank_is_named_by_the_next_call():
     found = run_ranks(fails, 2, "dies", expect_exit={1: -signal.SIGKILL})
     assert "rank 1" in found[0][1] and "died" in found[0][1], found
+
+
+def test_different_calls_on_different_hosts_are_both_named():
+    if fake_torch_cuda.is_real():
+        pytest.skip("with a real GPU NCCL does it, between real hosts")
+    found = run_ranks(fails, 4, "differs", env=on(0, 0, 1, 1))
+    assert any(kind == MismatchError.__name__ for kind, _ in found), found
+    for _, text in found:
+        assert "all_reduce(float32, 4, sum) #2" in text and "broadcast(float32, 4, 0) #2" in text, found
+
+
+def test_the_death_of_a_rank_ends_the_collective_on_all_hosts():
+    if fake_torch_cuda.is_real():
+        pytest.skip("with a real GPU NCCL does it, between real hosts")
+    found = run_ranks(fails, 4, "dies", env=on(0, 0, 1, 1), expect_exit={3: -signal.SIGKILL})
+    assert "rank 3" in found[2][1] and "died" in found[2][1], found  # beside it
+    for _, text in found[:2]:
+        assert "rank 2" in text or "rank 3" in text, found

@@ -40,8 +40,7 @@ class GpuSpanning(Spanning):
         Raises:
             UnsupportedError: The stream is being captured: what crosses between hosts cannot be replayed.
         """
-        with self._failing:
-            unsaid, self._unsaid = self._unsaid, None
+        unsaid = self._take_unsaid()
         if unsaid is not None:
             raise unsaid
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -51,7 +50,16 @@ class GpuSpanning(Spanning):
                 operation=op,
                 group=self._name,
             )
-        return super().run(op, tensor, *args, out=out)
+        try:
+            return super().run(op, tensor, *args, out=out)
+        except PhalanxError:
+            self._take_unsaid()  # the thread saw the same
+            raise
+
+    def _take_unsaid(self) -> PhalanxError | None:
+        with self._failing:
+            unsaid, self._unsaid = self._unsaid, None
+        return unsaid
 
     def _where(self, tensor: torch.Tensor) -> dict[str, Any]:
         return {} if tensor.is_cpu else where(tensor.device)
