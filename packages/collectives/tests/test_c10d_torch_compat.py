@@ -15,8 +15,10 @@ def test_a_backend_can_be_registered_and_is_so_once():
     known = dist.Backend._plugins["PHALANX"]
     c10d.register()
     assert dist.Backend._plugins["PHALANX"] is known, MOVED + "Backend.register_backend"
-    assert known.extended_api and dist.Backend.backend_capability["phalanx"] == ["cpu"], MOVED + "register_backend"
-    assert dist.Backend.default_device_backend_map["cpu"] == "gloo"  # nobody gets it unasked
+    assert known.extended_api, MOVED + "register_backend"
+    assert dist.Backend.backend_capability["phalanx"] == ["cpu", "cuda"], MOVED + "register_backend"
+    unasked = dist.Backend.default_device_backend_map
+    assert unasked["cpu"] == "gloo" and unasked["cuda"] == "nccl"  # nobody gets it unasked
 
 
 def test_options_have_the_fields_that_are_read():
@@ -44,7 +46,7 @@ def test_python_classes_can_be_groups_and_works():
     assert group.group_name == "of Python", MOVED + "PyProcessGroup: it does not ask Python for the name"
     _torch_compat.claim_devices(group, ["cpu"])
     assert group._device_types == [torch.device("cpu")], MOVED + "_register_backend without a Backend"
-    assert _torch_compat.backend_of(group) is group
+    assert _torch_compat.backend_of(group, "gloo") is group
 
     class Work(_torch_compat.WorkBase):
         pass
