@@ -44,7 +44,7 @@ def test_python_classes_can_be_groups_and_works():
     assert group.group_name == "of Python", MOVED + "PyProcessGroup: it does not ask Python for the name"
     _torch_compat.claim_devices(group, ["cpu"])
     assert group._device_types == [torch.device("cpu")], MOVED + "_register_backend without a Backend"
-    assert _torch_compat.backend_of(group) is group
+    assert _torch_compat.backend_of(group, "gloo") is group
 
     class Work(_torch_compat.WorkBase):
         pass

@@ -80,14 +80,16 @@ def await_files(folder, names, started):
         time.sleep(0.01)
 
 
-def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_path):
-    finish(launch(hosts, tmp_path, "whole"), tmp_path)
+@pytest.mark.parametrize("what", ["whole", "gloo"])  # over connections of our own, and by a backend, as on GPUs
+def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_path, what):
+    finish(launch(hosts, tmp_path, what), tmp_path)
     for count in (1, 1000, 100_000):
         assert len({(tmp_path / f"sum.{count}.{rank}").read_bytes() for rank in range(4)}) == 1
 
 
-def test_a_cable_that_is_cut_in_a_collective_is_an_error_on_every_rank(hosts, tmp_path):
-    started = launch(hosts, tmp_path, "cut")
+@pytest.mark.parametrize("what", ["cut", "gloo cut"])
+def test_a_cable_that_is_cut_in_a_collective_is_an_error_on_every_rank(hosts, tmp_path, what):
+    started = launch(hosts, tmp_path, what)
     await_files(tmp_path, [f"ready.{rank}" for rank in range(4)], started)
     ip("-n", hosts[1], "link", "set", "phx0", "down")
     await_files(tmp_path, [f"error.{rank}" for rank in range(4)], started)

@@ -11,9 +11,11 @@ import torch.distributed as dist
 
 from phalanx.collectives import _recording, _torch_compat
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find, traced_name
+from phalanx.collectives._groups import GroupLike, find, meet, traced_name
 from phalanx.collectives._registry import entry_named
+from phalanx.collectives._streams import where
 from phalanx.collectives._torch_compat import is_dynamo_compiling
+from phalanx.core import Group
 
 _SCHEMA = "barrier(Tensor tensor, str group_name) -> Tensor"
 
@@ -67,16 +69,30 @@ def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
         )
     entry = entry_named(group_name)
     done = torch.ops.phalanx.wait_tensor(tensor)
-    if tensor.is_cpu and not entry.decided:
-        entry.decide()
-    if tensor.is_cpu and entry.core is not None:
+    meet(entry, tensor)
+    hosts = entry.hosts if tensor.is_cpu else entry.hosts_on_gpus if tensor.is_cuda else None
+    if entry.core is not None and tensor.is_cpu:
         entry.core.barrier()
-    elif tensor.is_cpu and entry.hosts is not None:
-        entry.hosts.run("all_reduce", torch.zeros(1, dtype=torch.int32), "sum")
+    elif entry.core is not None and entry.served_here(tensor):
+        _barrier_on_gpus(entry.core, tensor.device)
+    elif hosts is not None:
+        met = hosts.run("all_reduce", torch.zeros(1, dtype=torch.int32, device=tensor.device), "sum")
+        if met is not None and met.is_cuda:
+            torch.cuda.current_stream(met.device).synchronize()
     else:
         _through_torch(tensor.device, group_name)
     copied: torch.Tensor = done.clone(memory_format=torch.contiguous_format)
     return copied
+
+
+def _barrier_on_gpus(core: Group, device: torch.device) -> None:
+    core.barrier(**where(device))
+    if torch.cuda.is_current_stream_capturing():
+        return  # a barrier of streams, whenever the graph is replayed
+    torch.cuda.current_stream(device).synchronize()
+    error = core.error()
+    if error is not None:
+        raise error
 
 
 def _through_torch(device: torch.device, group_name: str) -> None:

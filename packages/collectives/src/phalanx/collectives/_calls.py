@@ -84,16 +84,20 @@ def reduction_of(operation: str, name: str, dtype: torch.dtype) -> int:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def memory_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def memory_of(tensor: torch.Tensor, on_gpus: bool = False) -> torch.Tensor | None:
     """A plain tensor of the same memory, or None where there is none for the core to read: other devices and classes.
 
     It may have strides. Which of the two it is depends on the device and the class only, so on all ranks alike.
+
+    Args:
+        tensor: Any.
+        on_gpus: Whether memory of a GPU counts, too.
     """
     if type(tensor) is not torch.Tensor:
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return None
         tensor = tensor.detach().as_subclass(torch.Tensor)
-    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested:
+    if not (tensor.is_cpu or (on_gpus and tensor.is_cuda)) or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -153,7 +157,7 @@ def _spans(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[int
     spans: list[tuple[int, int, bool, int]] = []
     for call, (source, out) in enumerate(pairs):
         for tensor, writes in ((source, False), (out, True)):
-            if tensor.numel() and memory_of(tensor) is not None:
+            if tensor.numel() and memory_of(tensor, on_gpus=True) is not None:
                 begin = tensor.data_ptr()
                 last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
                 spans.append((begin, begin + (last + 1) * tensor.element_size(), writes, call))

@@ -10,6 +10,7 @@ from phalanx.collectives import _async_tensor, _autograd, _ops, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
+from phalanx.collectives._later import after_stream
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
 from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._registry import Entry, ready
@@ -17,6 +18,11 @@ from phalanx.collectives._short_road import InPlace, Start
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing, is_watched
 
 # ---- how an op is called ---------------------------------------------------------------------------------------------
+
+
+def pending(entry: Entry, started: torch.Tensor) -> AsyncCollectiveTensor:
+    """Wrap what an op on a group has started to write."""
+    return after_stream(started) if started.is_cuda and entry.hosts_on_gpus is not None else wrap(started)
 
 
 class _Op(Start):
@@ -46,12 +52,11 @@ class _Op(Start):
         if is_tracing() or type(started) is not torch.Tensor:
             waited: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
             return waited
-        return wrap(started)
+        return pending(entry, started)
 
     def started(self, entry: Entry, *args: Any) -> torch.Tensor:
         """Start the op below autograd, and give what it will write."""
-        elsewhere = not args[0].is_cpu or (entry.decided and entry.core is None and entry.hosts is None)
-        if elsewhere and not is_watched():
+        if not entry.may_serve(args[0]) and not is_watched():
             return self._through_torch(entry, *args)  # without a detour, so it stays asynchronous
         result: torch.Tensor = getattr(torch.ops.phalanx, self.name)(*args)
         return result

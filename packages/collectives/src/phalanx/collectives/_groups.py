@@ -46,13 +46,19 @@ def find(group: GroupLike, tag: str = "") -> Entry:
 
 
 def meet(entry: Entry, tensor: torch.Tensor) -> None:
-    """Let the ranks of a group meet before the first collective on a CPU tensor. Collective then.
+    """Let the ranks of a group meet before the first collective on a CPU tensor, and on one of a GPU. Collective then.
 
     Raises:
         PhalanxError: The ranks could not meet.
     """
-    if not entry.decided and getattr(tensor, "is_cpu", False) and not _torch_compat.is_tracing():
+    if entry.decided and (entry.decided_on_gpus or not getattr(tensor, "is_cuda", False)):
+        return
+    if _torch_compat.is_tracing():
+        return
+    if getattr(tensor, "is_cpu", False):
         entry.decide()
+    elif getattr(tensor, "is_cuda", False):
+        entry.decide_on_gpus(tensor.device)
 
 
 def _process_group(group: Any) -> dist.ProcessGroup:

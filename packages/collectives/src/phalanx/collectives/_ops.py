@@ -140,7 +140,7 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
     """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        from phalanx.collectives import _errors, _registry  # they need this module
+        from phalanx.collectives import _errors, _groups, _registry  # they need this module
 
         given = list(args)
         for i in texts:
@@ -148,12 +148,12 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
         try:
             entry = _registry.entry_named(given[texts[-1]])
             tensor = given[0]
-            if not entry.decided and tensor.is_cpu:
-                entry.decide()
-            if entry.core is not None and tensor.is_cpu:
+            _groups.meet(entry, tensor)
+            if entry.served_here(tensor):
                 return getattr(torch.ops.phalanx, name)(*given, **kwargs)
-            if entry.hosts is not None and tensor.is_cpu and entry.hosts.serves(name, *given):
-                return entry.hosts.run(name, *given[:-1], **kwargs)
+            hosts = entry.hosts if tensor.is_cpu else entry.hosts_on_gpus if tensor.is_cuda else None
+            if hosts is not None and hosts.serves(name, *given):
+                return hosts.run(name, *given[:-1], **kwargs)
             if even_splits and not given[1] and not given[2]:
                 given[1] = given[2] = even(tensor.size(0), entry.size)
             through = getattr(torch.ops._c10d_functional, name)

@@ -20,8 +20,9 @@ from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wait
 from phalanx.collectives._later import LaterWork, Together
 from phalanx.collectives._layout import joined_at, parts_first
 from phalanx.collectives._registry import Entry
-from phalanx.collectives._works import CoreWork
-from phalanx.core import RevokedError, ffi, lib
+from phalanx.collectives._streams import where
+from phalanx.collectives._works import CoreWork, StreamWork
+from phalanx.core import Group, RevokedError, check, ffi, lib
 
 _OPEN, _ISSUED, _DONE, _DROPPED = "open", "issued", "done", "dropped"
 _ALL_REDUCE = _calls.KINDS["all_reduce"]
@@ -75,7 +76,9 @@ class Recorder:
         self._lock = threading.RLock()
         self._together: Together | None = None
         self._rows: list[int] = []
-        self._roots: list[tuple[int, int, int]] = []  # of a broadcast from here: its call, its row, where its source is
+        self._rows_on: dict[torch.device, list[int]] = {}  # of calls on GPUs
+        # Of a broadcast from here: its call, the rows and its own one, and where its source is.
+        self._roots: list[tuple[int, list[int], int, int]] = []
         self._kept: list[torch.Tensor] = []  # whose memory rows name, and that no call has
         self._calls: list[_Call] = []
         self._written: list[torch.Tensor] = []
@@ -132,7 +135,7 @@ class Recorder:
             self._written.append(out)
             return
         source, target = _calls.waited(tensor), _calls.waited(out)
-        memory = _calls.memory_of(target) if self.entry.core is not None else None
+        memory = _calls.memory_of(target, self.entry.on_gpus) if self.entry.core is not None else None
         if memory is not None and memory.is_contiguous() and memory.data_ptr() == target.data_ptr():
             self._add(op, source, memory, args)
         else:
@@ -187,9 +190,10 @@ class Recorder:
 
     def _add(self, op: Any, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
         if self.entry.core is not None:
-            memory = _calls.memory_of(source)
+            memory = _calls.memory_of(source, self.entry.on_gpus)
             if memory is not None and not (op.name == "all_to_all_single" and args[0]):
-                self._add_row(op.name, memory, out, args)
+                rows = self._rows if memory.is_cpu else self._rows_on.setdefault(memory.device, [])
+                self._add_row(rows, op.name, memory, out, args)
                 self._calls.append(_call(source, out))
                 return
 
@@ -233,7 +237,9 @@ class Recorder:
         self._calls.append((source, out, _version(source), address, other))
         return True
 
-    def _add_row(self, name: str, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+    def _add_row(
+        self, rows: list[int], name: str, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]
+    ) -> None:
         kind, reduction, root = _calls.KINDS[name], 0, 0
         if name in ("all_reduce", "reduce_scatter_tensor"):
             reduction = _calls.reduction_of(name, args[0], source.dtype)
@@ -246,10 +252,10 @@ class Recorder:
             root = args[0]
             if root == self.entry.group_rank and given.data_ptr() != out.data_ptr():
                 self._before.append(partial(out.copy_, given))
-                self._roots.append((len(self._calls), len(self._rows), given.data_ptr()))
+                self._roots.append((len(self._calls), rows, len(rows), given.data_ptr()))
                 self._kept.append(given)
             given = out  # the core's is in place
-        self._rows += (_calls.SIZE, kind, given.data_ptr(), out.data_ptr(), count, code, reduction, root, 0)
+        rows += (_calls.SIZE, kind, given.data_ptr(), out.data_ptr(), count, code, reduction, root, 0)
         self._kept.append(given)
 
     # ---- at its end --------------------------------------------------------------------------------------------------
@@ -296,7 +302,7 @@ class Recorder:
                     "change it before the call, or after the body. Nothing was sent"
                 )
         core = self.entry.core
-        if core is None and self._rows:
+        if core is None and (self._rows or self._rows_on):
             raise RevokedError(
                 f"coalescing_manager: group '{self.entry.name}' was destroyed in the body; nothing was sent",
                 operation="coalesced",
@@ -309,6 +315,11 @@ class Recorder:
                 for each in call[:2]:
                     if type(each) is torch.Tensor and each.is_cpu:
                         wait_plain(each)
+        if self._rows_on:
+            for call in self._calls:
+                for each in call[:2]:
+                    if each.is_cuda:
+                        torch.ops.phalanx.wait_tensor(each)  # another stream may write it
         for prepare in self._before:
             prepare()
         self._give_sources()
@@ -318,6 +329,9 @@ class Recorder:
             assert core is not None
             begin = partial(lib.phx_coalesced, core.pointer, rows, count, ffi.NULL)
             self.works.append(CoreWork(begin, (*self._kept, *self._calls), self.entry.ranks))
+        for device, rows in self._rows_on.items():
+            assert core is not None
+            self._put_on_stream(core, device, rows)
         self._state = _ISSUED
         if self._written:
             _count_versions(self._written)
@@ -325,6 +339,15 @@ class Recorder:
         for message in self._messages:
             message.begin()
             self.works.append(message)
+
+    def _put_on_stream(self, core: Group, device: torch.device, rows: list[int]) -> None:
+        count = len(rows) // _calls.FIELDS
+        options, told = ffi.new("phx_options *"), where(device)
+        options.struct_size = ffi.sizeof("phx_options")
+        options.stream = ffi.cast("void *", told["stream"])
+        options.device.type, options.device.index = lib.PHX_DEV_CUDA, device.index
+        check(lib.phx_coalesced(core.pointer, _calls.packed(rows, count), count, options, ffi.NULL))
+        self.works.append(StreamWork(device))
 
     def _give_sources(self) -> None:
         """Let broadcasts from here send their sources, which others can perhaps read where they lie, not the copies.
@@ -334,9 +357,9 @@ class Recorder:
         if not self._roots:
             return
         shared = _calls.sharing([each[:2] for each in self._calls])
-        for call, row, address in self._roots:
+        for call, rows, row, address in self._roots:
             if call not in shared:
-                self._rows[row + _calls.IN] = self._rows[row + _calls.OUT] = address
+                rows[row + _calls.IN] = rows[row + _calls.OUT] = address
 
     def settle(self, timeout: timedelta | None = None) -> None:
         """Wait until all of it is complete. A later call returns at once, or raises the same.
@@ -395,6 +418,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._rows.clear()
+        self._rows_on.clear()
         self._roots.clear()
         self._kept.clear()
         self._calls.clear()

@@ -16,10 +16,11 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from phalanx.collectives import _ops, _torch_compat
-from phalanx.collectives._hosts import Bridge, Places, Spanning
+from phalanx.collectives import _gpus, _ops, _torch_compat
+from phalanx.collectives._hosts import Bridge, Carrier, GpuSpanning, Places, Spanning
 from phalanx.collectives._meeting import Meeting, TokenStore
 from phalanx.core import (
     AlreadyExistsError,
@@ -38,6 +39,7 @@ log = logging.getLogger("phalanx.collectives")
 # Backends whose ranks are processes and have a store. Others (fake, threaded, mpi, ...) stay with torch.distributed.
 _BACKENDS = {"gloo", "nccl", "ucc", "xccl"}
 _MAX_WORLD_SIZE = 4096  # of the core
+_CUDA = 2  # PHX_DEV_CUDA
 
 
 class Rank:
@@ -97,17 +99,24 @@ class Entry:
             decided yet.
         hosts: Of a group on several hosts that has several ranks on one: what serves it.
         decided: Whether the ranks have met.
+        on_gpus: Whether the core serves tensors of GPUs too.
+        hosts_on_gpus: As `hosts`, for tensors of GPUs.
+        decided_on_gpus: Whether that is known.
     """
 
     __slots__ = (
         "__weakref__",
         "_context",
+        "_deciding",
         "_registered",
         "core",
         "decided",
+        "decided_on_gpus",
         "group_rank",
         "hosts",
+        "hosts_on_gpus",
         "name",
+        "on_gpus",
         "ranks",
         "size",
     )
@@ -120,8 +129,12 @@ class Entry:
         self.core: Group | None = None
         self.hosts: Spanning | None = None
         self.decided = False
+        self.on_gpus = False
+        self.hosts_on_gpus: GpuSpanning | None = None
+        self.decided_on_gpus = False
         self._context = 0
         self._registered = False
+        self._deciding = threading.Lock()
 
     def decide(self) -> None:
         """Find out whether the core serves the group. Collective among its ranks the first time.
@@ -130,6 +143,72 @@ class Entry:
             WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
+
+    def served_here(self, tensor: torch.Tensor) -> bool:
+        """Whether the core serves it: the ranks share this host."""
+        return self.core is not None and (tensor.is_cpu or (tensor.is_cuda and self.on_gpus))
+
+    def may_serve(self, tensor: torch.Tensor) -> bool:
+        """Whether the ops of phalanx may do anything with a tensor but hand it to torch.distributed."""
+        if tensor.is_cpu:
+            return not self.decided or self.core is not None or self.hosts is not None
+        return tensor.is_cuda and (self.on_gpus or self.hosts_on_gpus is not None)
+
+    def decide_on_gpus(self, device: torch.device) -> None:
+        """Find out whether the core serves tensors of GPUs. Collective among the ranks of the group the first time.
+
+        Args:
+            device: The GPU of this rank, with its index.
+
+        Raises:
+            UnsupportedError: Its stream is being captured.
+            PhalanxError: As for `decide`.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                f"the first collective of group '{self.name}' on a GPU cannot be captured: its ranks meet in it. Make "
+                "one before the capture",
+                operation="enable_group",
+                group=self.name,
+            )
+        if not self.decided:
+            self.decide()
+        with self._deciding:
+            if self.decided_on_gpus:
+                return
+            if self.core is not None:
+                self._ask_the_others(self.core, _gpus.refusal(device))
+            elif self.hosts is not None:
+                self.hosts_on_gpus = self._span_on_gpus(device)
+            self.decided_on_gpus = True
+
+    def _ask_the_others(self, core: Group, refusal: str) -> None:
+        if not refusal:
+            try:
+                self._let_ops_serve_gpus(True)
+            except UnsupportedError as error:
+                refusal = str(error)
+        refuses = torch.tensor([bool(refusal)], dtype=torch.uint8)
+        every = torch.empty(self.size, dtype=torch.uint8)
+        core.all_gather(refuses.data_ptr(), every.data_ptr(), 1, "uint8")
+        self.on_gpus = not bool(every.any())
+        if not self.on_gpus:
+            self._let_ops_serve_gpus(False)
+            ranks = [str(rank) for rank, no in zip(self.ranks, every.tolist(), strict=True) if no]
+            reason = f"; this one: {refusal}" if refusal else ""
+            log.warning(
+                "group '%s': tensors of GPUs go through torch.distributed, for rank(s) %s cannot use the core there%s",
+                self.name,
+                ", ".join(ranks),
+                reason,
+            )
+
+    def _let_ops_serve_gpus(self, serve: bool) -> None:
+        ops = _ops.loaded()
+        ops.check(ops.lib.phxt_group_serve(self._context, self.name.encode(), _CUDA, int(serve)))
+
+    def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
+        return None
 
     def register(self, core: Group) -> None:
         """Let the native ops find it."""
@@ -144,7 +223,7 @@ class Entry:
 
     def release(self) -> None:
         """Take the group out of the native ops and let go of it. Not collective."""
-        self.decided = False
+        self.decided = self.decided_on_gpus = self.on_gpus = False
         if self._registered:
             self._registered = False
             ops = _ops.loaded()
@@ -154,6 +233,9 @@ class Entry:
         hosts, self.hosts = self.hosts, None
         if hosts is not None:
             hosts.close()
+        on_gpus, self.hosts_on_gpus = self.hosts_on_gpus, None
+        if on_gpus is not None:
+            on_gpus.close()
 
 
 class _ProcessGroupEntry(Entry):
@@ -215,9 +297,7 @@ class _ProcessGroupEntry(Entry):
         refusal = _ops.refusal()
         if rank.size > _MAX_WORLD_SIZE:
             refusal = f"there are {rank.size} ranks, more than {_MAX_WORLD_SIZE}"
-        # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
-        members = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:16]
-        store = _torch_compat.PrefixStore(f"{self.name}/{members}", rank.store)
+        store = _torch_compat.PrefixStore(f"{self.name}/{_short(self.ranks)}", rank.store)
         host = "" if refusal else f"{rank.world().host_id:x}"
         answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal, host)
         if answer.refusal:
@@ -239,6 +319,26 @@ class _ProcessGroupEntry(Entry):
         finally:
             rank.tokens.use(None)
 
+    def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
+        group, hosts = self._group(), self.hosts
+        if group is None or hosts is None or "nccl" not in _torch_compat.backends_of(group):
+            return None
+        rank = self._rank
+        store = _torch_compat.PrefixStore(f"{self.name}/{_short(self.ranks)}/gpus", rank.store)
+        refusal = _gpus.refusal(device)
+        answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal)
+        if answer.refusal:
+            log.warning("group '%s': tensors of GPUs go through torch.distributed: %s", self.name, answer.refusal)
+            return None
+        own = _torch_compat.PrefixStore(answer.token, store)
+        return span_on_gpus(self.name, self.ranks, hosts.places, hosts.inside, "nccl", own, rank.timeout_ms)
+
+
+def _short(ranks: Sequence[int]) -> str:
+    """A short name of the ranks of a group: groups of one name and other ranks, such as the rows of a mesh, may meet at
+    the same time."""
+    return hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
+
 
 def span(
     rank: Rank, name: str, ranks: Sequence[int], places: Places, store: Any, timeout_ms: int, core_name: str
@@ -254,20 +354,54 @@ def span(
         timeout_ms: Of everything.
         core_name: What the core's group is called, but for the host.
     """
-    lane = places.lane
     inside = rank.world().create_group(
         f"{core_name} on host {places.host}", [ranks[each] for each in places.here], timeout_ms
     )
-    bridge = None
     try:
-        if lane is not None:
-            ends = [ranks[host[lane]] for host in places.hosts]
-            own = _torch_compat.PrefixStore(f"lane {lane}", store)
-            bridge = Bridge(own, places.host, ends, timedelta(milliseconds=timeout_ms), name)
+        bridge = _bridge(name, ranks, places, store, timeout_ms)
     except PhalanxError as error:
         inside.revoke(str(error))
         raise
     return inside, Spanning(name, places, inside, bridge, timeout_ms)
+
+
+def span_on_gpus(
+    name: str, ranks: Sequence[int], places: Places, inside: Group, backend: str, store: Any, timeout_ms: int
+) -> GpuSpanning:
+    """The collectives on all hosts for tensors of GPUs. Collective.
+
+    Args:
+        name, ranks, places, store, timeout_ms: As for `span`.
+        inside: The core's group of the ranks on this host.
+        backend: What carries data between the hosts: "nccl", or "gloo" for tensors of the CPU.
+    """
+    carrier = None
+    try:
+        bridge = _bridge(name, ranks, places, store, timeout_ms)
+        if bridge is not None:
+            timeout = timedelta(milliseconds=timeout_ms)
+            try:
+                own = _torch_compat.PrefixStore(f"{backend} of lane {places.lane}", store)
+                made = _torch_compat.make_backend(backend, own, places.host, len(places.hosts), timeout)
+            except RuntimeError as error:
+                bridge.close()
+                raise PhalanxError(f"group '{name}': no {backend} between its hosts: {error}", group=name) from None
+            ends = [ranks[host[places.local]] for host in places.hosts]
+            carrier = Carrier(made, bridge, ends, name, timeout)
+    except PhalanxError as error:
+        inside.revoke(str(error))
+        raise
+    return GpuSpanning(name, places, inside, carrier, timeout_ms)
+
+
+def _bridge(name: str, ranks: Sequence[int], places: Places, store: Any, timeout_ms: int) -> Bridge | None:
+    """That of this rank's lane, if it has one. Collective."""
+    lane = places.lane
+    if lane is None:
+        return None
+    ends = [ranks[host[lane]] for host in places.hosts]
+    own = _torch_compat.PrefixStore(f"lane {lane}", store)
+    return Bridge(own, places.host, ends, timedelta(milliseconds=timeout_ms), name)
 
 
 def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:

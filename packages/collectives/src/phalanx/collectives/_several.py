@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _autograd, _functional, _recording
-from phalanx.collectives._async_tensor import wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
 from phalanx.collectives._layout import check_dim, parts_first
@@ -44,7 +43,7 @@ def all_reduce_coalesced(
     try:
         check_reduction(reduceOp)
         entry = _met(group, tag, tensors)
-        return _started("all_reduce_coalesced", tensors, reduceOp, entry.name)
+        return _started("all_reduce_coalesced", entry, tensors, reduceOp, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -75,7 +74,7 @@ def all_gather_into_tensor_coalesced(
         return [torch.ops.phalanx.wait_tensor(each) for each in started]
     try:
         entry = _met(group, tag, tensors)
-        return _started("all_gather_into_tensor_coalesced", tensors, entry.size, entry.name)
+        return _started("all_gather_into_tensor_coalesced", entry, tensors, entry.size, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -126,7 +125,7 @@ def reduce_scatter_tensor_coalesced(
         entry = find(group, tag)
         parts = [parts_first(tensor, entry.size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
         meet(entry, parts[0])
-        return _started(operation, parts, reduceOp, entry.size, entry.name)
+        return _started(operation, entry, parts, reduceOp, entry.size, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -153,7 +152,7 @@ _SINGLE = {
 }
 
 
-def _started(name: str, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
+def _started(name: str, entry: Entry, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
     def run(given: list[torch.Tensor], *inner: Any) -> list[torch.Tensor]:
         recorder = _recording.on(inner[-1])
         if recorder is not None and not is_tracing():
@@ -161,7 +160,7 @@ def _started(name: str, tensors: list[torch.Tensor], *args: Any) -> list[torch.T
         started = getattr(torch.ops.phalanx, name)(given, *inner)
         if is_tracing():
             return [torch.ops.phalanx.wait_tensor(each) for each in started]
-        return [wrap(each) if type(each) is torch.Tensor else each for each in started]
+        return [_functional.pending(entry, each) if type(each) is torch.Tensor else each for each in started]
 
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) and not is_tracing():
         return list(_autograd.COALESCED[name].apply(run, args, *tensors))

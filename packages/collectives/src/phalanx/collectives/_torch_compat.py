@@ -4,6 +4,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 """
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -203,6 +204,34 @@ def make_group(ranks: list[int], tag: str) -> dist.ProcessGroup:
     """
     made = _c10d._new_group_with_tag(sorted(ranks), pg_tag=tag.removeprefix("user:"), use_local_synchronization=True)
     return cast(dist.ProcessGroup, made)
+
+
+def make_backend(name: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A Backend that belongs to the caller alone. Collective, at the latest in its first call. Read in 2.11 to 2.13.
+
+    It is in no process group and has no name: torch names a group after how many the calling rank has, which need not
+    be the same on all ranks.
+
+    Args:
+        name: "nccl" or "gloo".
+        store: A torch Store of these ranks alone.
+        rank: Of this one.
+        size: How many there are.
+        timeout: Of its calls.
+
+    Raises:
+        RuntimeError: It is not there, or cannot be made.
+    """
+    found: Any = torch._C._distributed_c10d
+    if name == "nccl":
+        if not dist.is_nccl_available():
+            raise RuntimeError("this torch has no NCCL")
+        options = found.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return found.ProcessGroupNCCL(store, rank, size, options)
+    if name == "gloo":
+        return found.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    raise RuntimeError(f"backend '{name}' is not known")
 
 
 def _full_tag(tag: str) -> str:

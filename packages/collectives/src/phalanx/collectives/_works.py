@@ -5,9 +5,11 @@ from collections import deque
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import Work
 
 from phalanx.collectives import _errors
+from phalanx.collectives._streams import Mark
 from phalanx.core import PhalanxError, check, ffi, lib
 
 _IN_PROGRESS = 1  # PHX_IN_PROGRESS
@@ -118,6 +120,39 @@ class CoreWork(Work):
             _parked.append((pointer, self._kept))
         else:
             lib.phx_work_release(pointer)
+
+
+class StreamWork(Work):
+    """What has been put on the current stream of a GPU. What goes wrong there is raised by a later call on the group.
+
+    Args:
+        device: With its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._mark = Mark(device)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Let the current stream wait for it. The host goes on.
+
+        Returns:
+            True.
+        """
+        self._mark.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the stream has come past it. Never blocks."""
+        return self._mark.query()
+
+    def is_success(self) -> bool:
+        """As `is_completed`."""
+        return self._mark.query()
+
+    def exception(self) -> Any:
+        """None."""
+        return None
 
 
 def _milliseconds(timeout: timedelta | None) -> int:

@@ -89,7 +89,23 @@ class Bridge:
         """
         self._pump(trade.call, lambda: trade.is_done, time.monotonic() + self._timeout.total_seconds())
         if not trade.is_done:
-            raise self._late(trade)
+            raise self.late(trade)
+
+    def look(self, call: str) -> None:
+        """Send and receive what can be without waiting. For trades that nobody finishes.
+
+        Args:
+            call: What the caller does, for errors that belong to no trade.
+
+        Raises:
+            PeerDeadError, MismatchError: As for `finish`.
+        """
+        with self._using:
+            if self._closed:
+                raise self._was_closed(call)
+            for stream in self._streams.values():
+                self._step(call, stream, Stream.send)
+                self._step(call, stream, Stream.receive)
 
     def _pump(self, call: str, is_done: Callable[[], bool], until: float) -> None:
         with self._using:
@@ -120,7 +136,7 @@ class Bridge:
                 stream.read_last_words()
                 raise
         except OtherCall as other:
-            error = self._other(call, stream.host, other.text)
+            error = self._other(other.expected or call, stream.host, other.text)
             if isinstance(error, MismatchError):  # so that the other side sees it too
                 self._told = True
                 self._flush()
@@ -170,7 +186,8 @@ class Bridge:
             **self._known(call, host),
         )
 
-    def _late(self, trade: Trade) -> PhalanxError:
+    def late(self, trade: Trade) -> WaitTimeoutError:
+        """The error of a trade that is not done in time."""
         late = sorted(trade.to_come or trade.to_go)
         names = ", ".join(str(self._ranks[host]) for host in late)
         return WaitTimeoutError(

@@ -8,11 +8,10 @@ is on its way the ranks of a host work on others. See docs/explanation/hosts.md 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from phalanx.collectives._hosts.bridge import Bridge
 from phalanx.collectives._hosts.places import Places
 from phalanx.collectives._hosts.stream import Trade
 from phalanx.collectives.reducing import accumulation_dtype, combine
@@ -32,6 +31,25 @@ def _inside(reduction: str) -> str:
     return "sum" if reduction == "avg" else reduction
 
 
+class Between(Protocol):
+    """What carries tensors between the ranks of one lane: a Bridge, or a Carrier. See there."""
+
+    @property
+    def is_broken(self) -> bool: ...
+
+    def begin(
+        self, call: str, number: int, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]
+    ) -> Trade: ...
+
+    def finish(self, trade: Trade) -> None: ...
+
+    def set_timeout(self, timeout: timedelta) -> None: ...
+
+    def give_up(self, error: PhalanxError) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Spanning:
     """A group on several hosts, as one of its ranks sees it.
 
@@ -43,14 +61,15 @@ class Spanning:
         timeout_ms: How long the ranks of a host wait for each other at first; later waits are longer.
 
     Attributes:
+        places, inside: As given.
         heard: Asked when a connection between the hosts has ended without a word: the reason that was heard elsewhere,
             for which it may wait a little. Who closes a connection may have been told of a failure of others.
     """
 
-    def __init__(self, name: str, places: Places, inside: Group, bridge: Bridge | None, timeout_ms: int) -> None:
+    def __init__(self, name: str, places: Places, inside: Group, bridge: Between | None, timeout_ms: int) -> None:
         self._name = name
-        self._places = places
-        self._inside = inside
+        self.places = places
+        self.inside = inside
         self._bridge = bridge
         self.set_timeout(timeout_ms)
         self._size = sum(len(ranks) for ranks in places.hosts)
@@ -99,7 +118,7 @@ class Spanning:
 
     def set_timeout(self, timeout_ms: int) -> None:
         """Of later calls. Not collective, and not while a call runs."""
-        longer_ms = _LONGER_MS if any(len(ranks) > 1 for ranks in self._places.hosts) else 0
+        longer_ms = _LONGER_MS if any(len(ranks) > 1 for ranks in self.places.hosts) else 0
         self._first_ms, self._last_ms = timeout_ms, timeout_ms + 2 * longer_ms
         if self._bridge is not None:
             self._bridge.set_timeout(timedelta(milliseconds=timeout_ms + longer_ms))
@@ -107,8 +126,8 @@ class Spanning:
     def _fail(self, error: PhalanxError) -> None:
         """Tell the ranks of this host, and those of the others."""
         self._failure = error
-        if self._inside.state == "active":
-            self._inside.revoke(str(error))
+        if self.inside.state == "active":
+            self.inside.revoke(str(error))
         if self._bridge is not None and not isinstance(error, MismatchError):  # which the others see for themselves
             self._bridge.give_up(error)
             self.close()
@@ -124,26 +143,33 @@ class Spanning:
 
     # ---- within the host ---------------------------------------------------------------------------------------------
 
+    def _where(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """What the core is told besides of where the tensors of a call are."""
+        return {}
+
     def _gather_here(
         self, mine: torch.Tensor, counts: Sequence[int], whole: torch.Tensor, is_last: bool = True
     ) -> None:
         """The elements of all ranks of this host, one after another, in `whole`."""
         dtype = str(whole.dtype).removeprefix("torch.")
         timeout_ms = self._last_ms if is_last else self._first_ms
-        self._inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms)
+        where = self._where(whole)
+        self.inside.all_gather_v(mine.data_ptr(), whole.data_ptr(), counts, dtype, timeout_ms=timeout_ms, **where)
 
     def _reduce_here(self, whole: torch.Tensor, counts: Sequence[int], reduction: str) -> torch.Tensor:
         """This rank's part of the sum over the ranks of this host."""
-        mine = torch.empty(counts[self._places.local], dtype=whole.dtype)
+        mine = whole.new_empty(counts[self.places.local])
         dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
-        self._inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, timeout_ms=self._first_ms)
+        more = {"timeout_ms": self._first_ms, **self._where(whole)}
+        self.inside.reduce_scatter_v(whole.data_ptr(), mine.data_ptr(), counts, dtype, op, **more)
         return mine
 
     def _reduce_whole_here(self, whole: torch.Tensor, reduction: str) -> torch.Tensor:
         """The sum over the ranks of this host."""
         done = torch.empty_like(whole)
         dtype, op = str(whole.dtype).removeprefix("torch."), _inside(reduction)
-        self._inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, timeout_ms=self._first_ms)
+        more = {"timeout_ms": self._first_ms, **self._where(whole)}
+        self.inside.all_reduce(whole.data_ptr(), done.data_ptr(), whole.numel(), dtype, op, **more)
         return done
 
     # ---- between the hosts -------------------------------------------------------------------------------------------
@@ -163,8 +189,8 @@ class Spanning:
     def _reduce_across(self, call: str, mine: torch.Tensor, reduction: str) -> Iterator[torch.Tensor | None]:
         """Reduce the same part of all hosts, and give the result to all of them. Yields None wherever something is on
         its way and others may go on, and the result at last."""
-        host, hosts = self._places.host, range(len(self._places.hosts))
-        if self._places.lane is None or not mine.numel():
+        host, hosts = self.places.host, range(len(self.places.hosts))
+        if self.places.lane is None or not mine.numel():
             for _ in range(1 if len(hosts) <= 3 else 2):  # as often as the others
                 yield None
             yield mine
@@ -184,7 +210,7 @@ class Spanning:
         yield None
         self._finish(trade)
         done = combine([own.clone() if each == host else theirs[each] for each in hosts], reduction, self._size)
-        results = [done if each == host else torch.empty(len(pieces[each]), dtype=done.dtype) for each in hosts]
+        results = [done if each == host else done.new_empty(len(pieces[each])) for each in hosts]
         others = {each: results[each] for each in hosts if each != host}
         trade = self._begin(f"{call} part 2", dict.fromkeys(others, done), others)
         yield None
@@ -198,20 +224,20 @@ class Spanning:
         reduction = reduction.lower()
         call = self._describe("all_reduce", tensor, reduction)
         wide = tensor.to(accumulation_dtype(tensor.dtype, reduction)).view(-1)
-        out = torch.empty(tensor.shape, dtype=tensor.dtype)
+        out = torch.empty_like(tensor)
         flat, size = out.view(-1), wide.element_size()
-        if self._places.even and len(self._places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
+        if self.places.even and len(self.places.hosts) <= 3 and wide.numel() * size <= _WHOLE_BYTES:
             *_, done = self._reduce_across(call, self._reduce_whole_here(wide, reduction), reduction)
             assert done is not None
             flat.copy_(done)
             return out
-        length = max(1, _CHUNK_BYTES * self._places.lanes // size)
+        length = max(1, _CHUNK_BYTES * self.places.lanes // size)
         spans = ((begin, min(begin + length, len(flat))) for begin in range(0, len(flat), length))
         _in_turns(self._all_reduce_chunk(call, wide[b:e], flat[b:e], reduction) for b, e in spans)
         return out
 
     def _all_reduce_chunk(self, call: str, wide: torch.Tensor, out: torch.Tensor, reduction: str) -> Iterator[None]:
-        counts = self._places.shares(wide.numel(), _LINE // wide.element_size())
+        counts = self.places.shares(wide.numel(), _LINE // wide.element_size())
         for done in self._reduce_across(call, self._reduce_here(wide, counts, reduction), reduction):
             if done is None:
                 yield
@@ -224,22 +250,22 @@ class Spanning:
             raise ValueError(
                 f"all_gather_into_tensor: group_size is {group_size}; group '{self._name}' has {self._size}"
             )
-        places, chunk = self._places, tensor.numel() * tensor.element_size()
+        places, chunk = self.places, tensor.numel() * tensor.element_size()
         call = self._describe("all_gather_into_tensor", tensor)
-        block = torch.empty(len(places.here) * chunk, dtype=torch.uint8)
+        block = tensor.new_empty(len(places.here) * chunk, dtype=torch.uint8)
         self._gather_here(tensor, [chunk] * len(places.here), block, is_last=False)
         parts = {host: self._cut(len(ranks) * chunk) for host, ranks in enumerate(places.hosts)}
         came: dict[int, torch.Tensor] = {}
         others = [host for host in parts if host != places.host]
         if places.lane is not None:
             begin, end = parts[places.host][places.lane]
-            came = {host: torch.empty(_length(parts[host][places.lane]), dtype=torch.uint8) for host in others}
+            came = {host: block.new_empty(_length(parts[host][places.lane])) for host in others}
             self._trade(call, dict.fromkeys(others, block[begin:end]), came)
         counts = [sum(_length(parts[host][lane]) for host in others) for lane in range(places.lanes)]
-        mine = torch.cat([came[host] for host in others]) if came else torch.empty(0, dtype=torch.uint8)
-        shared = torch.empty(sum(counts), dtype=torch.uint8)
+        mine = torch.cat([came[host] for host in others]) if came else block.new_empty(0)
+        shared = block.new_empty(sum(counts))
         self._gather_here(mine, counts + [0] * (len(places.here) - places.lanes), shared)
-        blocks = {host: torch.empty(len(places.hosts[host]) * chunk, dtype=torch.uint8) for host in others}
+        blocks = {host: block.new_empty(len(places.hosts[host]) * chunk) for host in others}
         blocks[places.host] = block
         at = 0
         for lane in range(places.lanes):  # what lane i brought: its part of the block of every other host
@@ -247,10 +273,11 @@ class Spanning:
                 begin, end = parts[host][lane]
                 blocks[host][begin:end] = shared[at : at + end - begin]
                 at += end - begin
-        out = torch.empty([self._size * (tensor.size(0) if tensor.dim() else 1), *tensor.shape[1:]], dtype=tensor.dtype)
+        out = tensor.new_empty([self._size * (tensor.size(0) if tensor.dim() else 1), *tensor.shape[1:]])
         rows = out.view(-1).view(torch.uint8).view(self._size, chunk)
         for host, ranks in enumerate(places.hosts):
-            rows[ranks] = blocks[host].view(len(ranks), chunk)
+            for rank, row in zip(ranks, blocks[host].view(len(ranks), chunk), strict=True):
+                rows[rank] = row  # not rows[ranks]: a list would be a copy to the device, which the host waits for
         return out
 
     def reduce_scatter(self, tensor: torch.Tensor, reduction: str, group_size: int) -> torch.Tensor:
@@ -260,7 +287,7 @@ class Spanning:
                 f"reduce_scatter_tensor: dimension 0 of {list(tensor.shape)} must be a multiple of the size of group "
                 f"'{self._name}', which is {self._size} (group_size is {group_size})"
             )
-        reduction, places = reduction.lower(), self._places
+        reduction, places = reduction.lower(), self.places
         shape = [tensor.size(0) // self._size, *tensor.shape[1:]]
         rank = places.here[places.local]
         if not places.even:
@@ -270,7 +297,8 @@ class Spanning:
         order = [ranks[lane] for lane in range(places.lanes) for ranks in places.hosts]
         hosts = range(len(places.hosts))
         per_lane = wide.size(1) * len(hosts)
-        mine = self._reduce_here(wide[order].view(-1), [per_lane] * places.lanes, reduction).view(len(hosts), -1)
+        ordered = torch.cat([wide[each] for each in order])
+        mine = self._reduce_here(ordered, [per_lane] * places.lanes, reduction).view(len(hosts), -1)
         parts = [mine[host] if host == places.host else torch.empty_like(mine[host]) for host in hosts]
         others = {host: parts[host] for host in hosts if host != places.host}
         self._trade(call, {host: mine[host] for host in others}, others)
@@ -280,14 +308,14 @@ class Spanning:
         """Give all ranks the tensor of group rank `src`."""
         if not 0 <= src < self._size:
             raise ValueError(f"broadcast: src is {src}; group '{self._name}' has ranks 0 to {self._size - 1}")
-        places = self._places
+        places = self.places
         call = self._describe("broadcast", tensor, src)
         home = places.host_of(src)
         out = tensor.clone()
         flat = out.view(-1).view(torch.uint8) if out.numel() else out.new_empty(0, dtype=torch.uint8)
         if home == places.host:
             root = places.here.index(src)
-            self._inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._first_ms)
+            self.inside.broadcast(flat.data_ptr(), flat.numel(), "uint8", root, timeout_ms=self._first_ms)
         spans = self._cut(flat.numel())
         mine = flat.new_empty(0)
         if places.lane is not None:
@@ -305,8 +333,8 @@ class Spanning:
 
     def _cut(self, nbytes: int) -> list[tuple[int, int]]:
         """Which bytes of a block each lane carries."""
-        part = -(-nbytes // (self._places.lanes * _LINE)) * _LINE
-        return [(min(lane * part, nbytes), min((lane + 1) * part, nbytes)) for lane in range(self._places.lanes)]
+        part = -(-nbytes // (self.places.lanes * _LINE)) * _LINE
+        return [(min(lane * part, nbytes), min((lane + 1) * part, nbytes)) for lane in range(self.places.lanes)]
 
 
 def _length(span: tuple[int, int]) -> int:

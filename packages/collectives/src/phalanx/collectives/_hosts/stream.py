@@ -39,11 +39,13 @@ class OtherCall(Exception):
 
     Attributes:
         text: What the other end said in place of it.
+        expected: The call of the trade that was to come; "" if none was.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, expected: str = "") -> None:
         super().__init__(text)
         self.text = text
+        self.expected = expected
 
 
 class Stream:
@@ -162,6 +164,7 @@ class Stream:
         number, theirs, _ = _HEAD.unpack(self._head)
         said = self._said()
         if said != trade.call:
-            raise OtherCall(said)
+            raise OtherCall(said, trade.call)
         if number != trade.number or theirs != size:
-            raise OtherCall(f"{said} with {theirs} bytes as its transfer {number} instead of {size} as {trade.number}")
+            text = f"{said} with {theirs} bytes as its transfer {number} instead of {size} as {trade.number}"
+            raise OtherCall(text, trade.call)

@@ -1,22 +1,25 @@
-"""The backend `phalanx` of torch.distributed: process groups whose CPU tensors go through the core.
+"""The backend `phalanx` of torch.distributed: process groups of CPUs and GPUs on the core.
 
     import phalanx.collectives
     import torch.distributed as dist
 
-    dist.init_process_group("phalanx")                  # or "cpu:phalanx,cuda:nccl"
+    dist.init_process_group("phalanx")                  # "cpu:phalanx,cuda:phalanx"; or "cpu:phalanx,cuda:nccl"
 
 Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
 checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
-part of a minute; where that cannot be, a process group in Python does the same for CPU tensors, slower, and a warning
-says so; torch then makes no other backend beside it. See `PHALANX_C10D` in `implementation`.
+part of a minute; where that cannot be, a process group in Python does the same, slower, and a warning says so; torch
+then makes no other backend beside it. See `PHALANX_C10D` in `implementation`.
+
+Collectives on tensors of a GPU are put on its current stream. They need ranks that share a host, the driver and the
+kernels of the core on each (docs/howto/gpu.md); there are no messages of GPUs yet.
 
 The ranks of a group meet at its first collective or message. To find out whether they share a host they tell each other
 where they are, when the group is made: init_process_group waits for all ranks. (Later groups are known from the default
 one, if that is of this backend.)
 
-A group whose ranks are on several hosts is always served in Python: by the core within each host, and over TCP between
-them. Torch 2.13 makes no other backend beside a group in Python, so with "cpu:phalanx,cuda:nccl" such a group has no
-nccl; use "cpu:gloo,cuda:nccl" there.
+A group whose ranks are on several hosts is always served in Python, for CPU tensors: by the core within each host, and
+over TCP between them. Torch 2.13 makes no other backend beside a group in Python, so with "cpu:phalanx,cuda:nccl" such
+a group has no nccl; use "cpu:gloo,cuda:nccl" there.
 """
 
 from datetime import timedelta
@@ -34,7 +37,7 @@ BACKEND = "phalanx"
 def register() -> None:
     """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
     if dist.is_available():
-        _torch_compat.register_backend(BACKEND, _create, devices=["cpu"])
+        _torch_compat.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
 
 
 def implementation() -> str:
@@ -83,7 +86,7 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     Raises:
         ValueError: The timeout is not positive.
     """
-    _torch_compat.backend_of(_group(group)).set_timeout(timeout)
+    _torch_compat.backend_of(_group(group), BACKEND).set_timeout(timeout)
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

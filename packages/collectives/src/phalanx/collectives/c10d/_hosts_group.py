@@ -4,6 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
+
 from phalanx.collectives import _registry
 from phalanx.collectives._hosts import Places
 from phalanx.collectives._hosts.connect import connect
@@ -11,7 +13,9 @@ from phalanx.collectives._torch_compat import PrefixStore
 from phalanx.collectives.c10d._connect import Connection
 from phalanx.collectives.c10d._hosts_mail import Mail
 from phalanx.collectives.c10d._hosts_road import Road
+from phalanx.collectives.c10d._python_base import Issue
 from phalanx.collectives.c10d._python_group import PythonGroup
+from phalanx.collectives.c10d._python_stream import StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers
 from phalanx.core import Group, PhalanxError, WaitTimeoutError
 
@@ -22,6 +26,14 @@ class HostsGroup(PythonGroup):
     def _kept(self, buffers: Buffers) -> dict[str, Any]:
         # Whoever gives up a call lets go of its buffers. A thread, or a rank that is late, may still write them.
         return {"owner": buffers}
+
+    def _put_on_stream(
+        self, what: str, opts: Any, buffers: Buffers, call: Issue, device: torch.device, **extra: Any
+    ) -> StreamWork:
+        raise NotImplementedError(
+            f"{what}: on several hosts the backend phalanx takes tensors of the CPU, and this one is on {device}; use "
+            '"cpu:gloo,cuda:nccl" there, on which functional collectives of phalanx.collectives use the core'
+        )
 
     def shutdown(self) -> None:
         road: Any = self._engine.connection.known()

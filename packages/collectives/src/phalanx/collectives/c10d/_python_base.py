@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from phalanx.collectives._streams import where
 from phalanx.collectives.c10d import _torch_compat
 from phalanx.collectives.c10d._connect import Connection
+from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor
 from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
 from phalanx.core import Group, PhalanxError
@@ -37,8 +39,8 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self._timeout_ms = timeout_ms
         self._sequence = 0
         self._monitored = 0
-        self._batch: list[Work] | None = None
-        _torch_compat.claim_devices(self, ["cpu"])
+        self._batch: list[AnyWork] | None = None
+        _torch_compat.claim_devices(self, ["cpu", "cuda"])
 
     # ---- life ---------------------------------------------------------------------------------------
 
@@ -104,8 +106,11 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         wish_ms = round(opts.timeout.total_seconds() * 1000) if opts is not None else -1
         return wish_ms if wish_ms > 0 else self._timeout_ms
 
-    def _issue(self, what: str, opts: Any, buffers: Buffers, call: Issue, **extra: Any) -> Work:
+    def _issue(self, what: str, opts: Any, buffers: Buffers, call: Issue, **extra: Any) -> AnyWork:
         """Start it, or run it to its end if torch waits for it anyway."""
+        device = buffers.device(what)
+        if device.type != "cpu":
+            return self._put_on_stream(what, opts, buffers, call, device, **extra)
         timeout_ms = self._limit_ms(opts)
         group = self._engine.group(timeout_ms, what)
         self._engine.sweep()
@@ -122,6 +127,25 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
             work.wait()  # raises what went wrong after it
         else:
             self._begin(work, made)
+        return work
+
+    def _put_on_stream(
+        self, what: str, opts: Any, buffers: Buffers, call: Issue, device: torch.device, **extra: Any
+    ) -> StreamWork:
+        """Put it on the current stream of that GPU, and return at once."""
+        timeout_ms = self._limit_ms(opts)
+        group = self._engine.group(timeout_ms, what)
+        self._sequence += 1
+        with torch.cuda.device(device):
+            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device)}
+            try:
+                call(group, {**more, **extra})
+            except PhalanxError as error:
+                fail(what, error)
+            buffers.finish()  # what is to be copied is on the stream as well
+            work = StreamWork(self._engine, what, buffers.outputs, device, self._sequence)
+        if self._batch is not None:
+            self._batch.append(work)
         return work
 
     def _begin(self, work: Work, made: Any) -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives.c10d._python_base import BaseGroup, Issue, Tensors
+from phalanx.collectives.c10d._python_stream import AnyWork
 from phalanx.collectives.c10d._python_tensors import (
     Buffers,
     check_tensor,
@@ -33,7 +34,7 @@ def _pairs(
 class Collectives(BaseGroup):
     """Torch's arguments, checked, as calls of the core."""
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_reduce", opts or options.AllreduceOptions()
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self.allreduce_sparse(tensors, opts)
@@ -44,7 +45,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.all_reduce(data, data, tensor.numel(), dtype, op, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call, scale=scale)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_reduce_coalesced", opts or options.AllreduceCoalescedOptions()
         op, scale = reduction_of(opts.reduceOp)
         buffers, calls = Buffers(tensors), []
@@ -54,19 +55,19 @@ class Collectives(BaseGroup):
             calls.append(Call.all_reduce(data, data, tensor.numel(), reduced_dtype(tensor), op))
         return self._coalesced(what, opts, buffers, calls, scale)
 
-    def _coalesced(self, what: str, opts: Any, buffers: Buffers, calls: list[Call], scale: float = 1.0) -> Work:
+    def _coalesced(self, what: str, opts: Any, buffers: Buffers, calls: list[Call], scale: float = 1.0) -> AnyWork:
         if not calls:
             raise ValueError(f"{what}: the list of tensors is empty")
         return self._issue(what, opts, buffers, lambda group, more: group.coalesced(calls, **more), scale=scale)
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "broadcast", opts or options.BroadcastOptions()
         tensor, root, buffers = only(tensors, what), self._root(opts.rootRank, what), Buffers(tensors)
         data = buffers.writable(tensor, read_too=True, copy_back=root != self._position)
         count, dtype = elements_of(tensor)
         return self._issue(what, opts, buffers, lambda group, more: group.broadcast(data, count, dtype, root, **more))
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def reduce(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "reduce", opts or options.ReduceOptions()
         tensor, root, buffers = only(tensors, what), self._root(opts.rootRank, what), Buffers(tensors)
         op, scale = reduction_of(opts.reduceOp)
@@ -76,7 +77,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.reduce(data, out, n, dtype, op, root, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call, scale=scale)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather", opts or options.AllgatherOptions()
         tensor = only(inputs, what)
         if len(outputs) != 1:
@@ -100,7 +101,7 @@ class Collectives(BaseGroup):
 
         return self._issue(what, opts, buffers, call)
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_into_tensor", opts or options.AllgatherOptions()
         buffers = Buffers([output])
         out, source = self._blocks(what, buffers, output, tensor, tensor.numel(), output)
@@ -121,7 +122,7 @@ class Collectives(BaseGroup):
         out = buffers.writable(output)
         return out, buffers.apart(buffers.readable(tensor), tensor.nbytes, out, output.nbytes)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_into_tensor_coalesced", opts or options.AllgatherOptions()
         buffers, calls = Buffers(outputs), []
         for output, tensor in _pairs(outputs, inputs, what):
@@ -131,7 +132,7 @@ class Collectives(BaseGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_coalesced", opts or options.AllgatherOptions()
         buffers, calls = Buffers([each for output in outputs for each in output]), []
         for output, tensor in _pairs(outputs, inputs, what):
@@ -140,7 +141,7 @@ class Collectives(BaseGroup):
             calls.append(Call.all_gather(buffers.readable(tensor), buffers.all_writable(output), *elements_of(tensor)))
         return self._coalesced(what, opts, buffers, calls)
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "gather", opts or options.GatherOptions()
         tensor, root = only(inputs, what), self._root(opts.rootRank, what)
         buffers = Buffers()
@@ -158,7 +159,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.gather(source, out, count, dtype, root, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> AnyWork:
         what, opts = "scatter", opts or options.ScatterOptions()
         tensor, root, buffers = only(outputs, what), self._root(opts.rootRank, what), Buffers(outputs)
         out, source = buffers.writable(tensor), None
@@ -174,7 +175,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.scatter(source, out, count, dtype, root, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter", opts or options.ReduceScatterOptions()
         tensor = only(outputs, what)
         if len(inputs) != 1:
@@ -200,7 +201,7 @@ class Collectives(BaseGroup):
 
         return self._issue(what, opts, buffers, call, scale=scale)
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter_tensor", opts or options.ReduceScatterOptions()
         op, scale = reduction_of(opts.reduceOp)
         dtype, buffers, n = reduced_dtype(output), Buffers([output]), output.numel()
@@ -210,7 +211,7 @@ class Collectives(BaseGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter_tensor_coalesced", opts or options.ReduceScatterOptions()
         op, scale = reduction_of(opts.reduceOp)
         buffers, calls = Buffers(outputs), []
@@ -222,7 +223,7 @@ class Collectives(BaseGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def allreduce_sparse(self, tensors: Tensors, opts: Any) -> Work:
+    def allreduce_sparse(self, tensors: Tensors, opts: Any) -> AnyWork:
         """Of sparse COO tensors: each rank's indices and values, gathered and added up. Runs to its end at once."""
         if opts.reduceOp != dist.ReduceOp.SUM:
             raise ValueError("all_reduce: sparse tensors can only be added up")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from phalanx.collectives.c10d._python_base import Tensors
 from phalanx.collectives.c10d._python_collectives import Collectives
+from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor, elements_of, only
 from phalanx.collectives.c10d._python_work import Work, fail
 from phalanx.collectives.c10d._torch_compat import options
@@ -35,7 +36,7 @@ class PythonGroup(Collectives):
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         opts: Any = None,
-    ) -> Work:
+    ) -> AnyWork:
         what, opts = "all_to_all_single", opts or options.AllToAllOptions()
         check_tensor(output, what)
         check_tensor(tensor, what, output)
@@ -70,7 +71,7 @@ class PythonGroup(Collectives):
         per_row = tensor.numel() // rows if rows else 0
         return [elements_of(tensor, split * per_row).numel for split in given]
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_to_all", opts or options.AllToAllOptions()
         for tensors in (outputs, inputs):
             self._check_list(tensors, what)
@@ -91,13 +92,24 @@ class PythonGroup(Collectives):
 
     # ---- barriers -----------------------------------------------------------------------------------
 
-    def barrier(self, opts: Any = None) -> Work:
+    def barrier(self, opts: Any = None) -> AnyWork:
         opts = opts or options.BarrierOptions()
+        if opts.device is not None and opts.device.type == "cuda":
+            return self._barrier_of_streams(opts)
         buffers = Buffers()
         data = buffers.writable(torch.zeros(1, dtype=torch.uint8), read_too=True)
         return self._issue(
             "barrier", opts, buffers, lambda group, more: group.all_reduce(data, data, 1, "uint8", "sum", **more)
         )
+
+    def _barrier_of_streams(self, opts: Any) -> StreamWork:
+        index = torch.cuda.current_device() if opts.device.index is None else opts.device.index
+        device = torch.device("cuda", index)
+
+        def call(group: Any, more: dict[str, Any]) -> None:
+            group.barrier(more["timeout_ms"], device=more["device"], stream=more["stream"])
+
+        return self._put_on_stream("barrier", opts, Buffers(), call, device)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Through the store, so that the group is no worse for a rank that does not come."""
@@ -149,16 +161,16 @@ class PythonGroup(Collectives):
 
     # ---- messages -----------------------------------------------------------------------------------
 
-    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> AnyWork:
         return self._message("send", tensors, peer, tag)
 
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> AnyWork:
         return self._message("recv", tensors, peer, tag)
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> AnyWork:
         return self._message("recv_anysource", tensors, ANY_RANK, tag)
 
-    def _message(self, what: str, tensors: Tensors, peer: int, tag: int) -> Work:
+    def _message(self, what: str, tensors: Tensors, peer: int, tag: int) -> AnyWork:
         tensor = only(tensors, what)
         if tag < 0:
             raise ValueError(f"{what}: the tag {tag} is negative")
@@ -166,6 +178,11 @@ class PythonGroup(Collectives):
             raise ValueError(f"{what}: {peer} is no rank")
         if peer >= self._count:
             raise ValueError(f"{what}: rank {peer} is not in the group, whose size is {self._count}")
+        if not tensor.is_cpu:
+            raise NotImplementedError(
+                f"{what}: phalanx sends and receives tensors of the CPU, and this one is on {tensor.device}; copy it "
+                "to the CPU, or use broadcast or all_to_all"
+            )
         timeout_ms = self._timeout_ms
         group = self._engine.group(timeout_ms, what)
         self._engine.sweep()

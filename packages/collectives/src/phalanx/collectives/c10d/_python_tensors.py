@@ -26,6 +26,9 @@ _OPS = {
 }
 
 
+_CPU = torch.device("cpu")
+
+
 class Elements(NamedTuple):
     """What moves. Dtypes that the core has not got move as bytes."""
 
@@ -57,11 +60,11 @@ def reduction_of(op: Any) -> tuple[CoreOp, float]:
 
 
 def check_tensor(tensor: Any, what: str, like: torch.Tensor | None = None) -> None:
-    """Raise ValueError unless it is a dense tensor on the CPU, of the dtype of the other one."""
+    """Raise ValueError unless it is a dense tensor on the CPU or on a GPU, of the dtype of the other one."""
     if tensor.layout is not torch.strided:
         raise ValueError(f"{what}: phalanx takes dense tensors, not {tensor.layout}")
-    if not tensor.is_cpu:
-        raise ValueError(f"{what}: phalanx takes tensors on the CPU, not on {tensor.device}")
+    if not tensor.is_cpu and not tensor.is_cuda:
+        raise ValueError(f"{what}: phalanx takes tensors on the CPU or on GPUs, not on {tensor.device}")
     if like is not None and tensor.dtype != like.dtype:
         text = f"tensors of dtypes {tensor.dtype} and {like.dtype} in one collective; all must have the same"
         raise ValueError(text)
@@ -109,19 +112,37 @@ class Buffers:
     def __init__(self, outputs: Sequence[torch.Tensor] = ()) -> None:
         self.outputs = list(outputs)
         self._keep: list[torch.Tensor] = []
+        self._read: list[torch.Tensor] = []  # by the last `readable` or `all_readable`
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # destination, source
+
+    def device(self, what: str) -> torch.device:
+        """Where all of it is; the CPU where there is nothing.
+
+        Raises:
+            ValueError: That is several devices.
+        """
+        if not self._keep:
+            return _CPU
+        device = self._keep[0].device
+        for each in self._keep:
+            if each.device != device:
+                raise ValueError(
+                    f"{what}: tensors on {device} and {each.device} in one collective; all must be on the same"
+                )
+        return device
 
     def finish(self) -> None:
         """When it is complete: copy to where the results belong, and let go of the rest."""
         with torch.no_grad():
             for to, source in self._copies:
                 to.copy_(source)
-        self._keep, self._copies = [], []
+        self._keep, self._copies, self._read = [], [], []
 
     def readable(self, tensor: torch.Tensor) -> int:
         """The address of its elements, or of a copy of them."""
-        self._keep.append(tensor if _is_plain(tensor) else _plain(tensor))
-        return self._keep[-1].data_ptr()
+        self._read = [tensor if _is_plain(tensor) else _plain(tensor)]
+        self._keep += self._read
+        return self._read[0].data_ptr()
 
     def writable(self, tensor: torch.Tensor, read_too: bool = False, copy_back: bool = True) -> int:
         """The address of its elements, or of what is copied to them at the end.
@@ -133,7 +154,7 @@ class Buffers:
         if _is_plain(tensor):
             self._keep.append(tensor)
         else:
-            made = _plain(tensor) if read_too else torch.empty(tensor.shape, dtype=tensor.dtype)
+            made = _plain(tensor) if read_too else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
             self._keep.append(made)
             if copy_back:
                 self._copies.append((tensor.detach(), made))
@@ -141,32 +162,28 @@ class Buffers:
 
     def all_readable(self, tensors: Sequence[torch.Tensor]) -> int:
         """As `readable`, one after another."""
-        if _are_adjacent(tensors):
-            self._keep.extend(tensors)
-            return _address(tensors)
-        self._keep.append(torch.cat([_plain(tensor).view(-1) for tensor in tensors]))
-        return self._keep[-1].data_ptr()
+        adjacent = _are_adjacent(tensors)
+        self._read = list(tensors) if adjacent else [torch.cat([_plain(tensor).view(-1) for tensor in tensors])]
+        self._keep += self._read
+        return _address(self._read)
 
     def all_writable(self, tensors: Sequence[torch.Tensor]) -> int:
         """As `writable`, one after another."""
         if _are_adjacent(tensors):
             self._keep.extend(tensors)
             return _address(tensors)
-        flat = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+        flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         self._copies += [(to.detach(), part.view(to.shape)) for to, part in zip(tensors, parts, strict=True)]
         self._keep.append(flat)
         return flat.data_ptr()
 
     def apart(self, source: int, source_bytes: int, out: int, out_bytes: int) -> int:
-        """The input, or a copy of it if it overlaps the output in a way that the core does not take."""
+        """What was given to `readable` last, or a copy of it if it overlaps the output in a way that the core does not
+        take."""
         if not source_bytes or not out_bytes or source + source_bytes <= out or out + out_bytes <= source:
             return source
         if source == out and source_bytes == out_bytes:
             return source
-        from ctypes import memmove
-
-        copy = torch.empty(source_bytes, dtype=torch.uint8)
-        memmove(copy.data_ptr(), source, source_bytes)
-        self._keep.append(copy)
-        return copy.data_ptr()
+        self._keep.append(torch.cat([each.detach().reshape(-1) for each in self._read]))
+        return self._keep[-1].data_ptr()

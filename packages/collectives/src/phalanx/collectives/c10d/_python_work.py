@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -182,9 +182,9 @@ class Work(_torch_compat.WorkBase):  # type: ignore[misc]
 class Batch(_torch_compat.WorkBase):  # type: ignore[misc]
     """Several works as one."""
 
-    def __init__(self, works: list[Work]) -> None:
+    def __init__(self, works: Sequence[Any]) -> None:
         super().__init__()
-        self._works = works
+        self._works = tuple(works)
 
     def wait(self, timeout: Any = None) -> bool:
         return all(work.wait(timeout) for work in self._works)
@@ -236,6 +236,13 @@ class Engine:
         try:
             return self.connection.group(timeout_ms)
         except PhalanxError as error:
+            fail(what, error)
+
+    def check(self, what: str) -> None:
+        """Raise what has ended the group, if anything has."""
+        group = self.connection.known()
+        error = None if group is None else group.error()
+        if error is not None:
             fail(what, error)
 
     def add(self, work: Work) -> None:

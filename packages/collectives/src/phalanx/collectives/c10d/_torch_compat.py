@@ -41,11 +41,18 @@ def group_named(name: str) -> dist.ProcessGroup | None:
     return None
 
 
-def backend_of(group: dist.ProcessGroup) -> Any:
-    """What serves a group's CPU tensors: a Backend, or the group itself where it is a Python class."""
+def backend_of(group: dist.ProcessGroup, name: str) -> Any:
+    """The Backend of that name that a group has, or the group itself where it is a Python class.
+
+    Raises:
+        RuntimeError: It has none.
+    """
     if type(group) is not dist.ProcessGroup:
         return group
-    return cast(Any, group)._get_backend(torch.device("cpu"))
+    for device, backend in dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).device_backend_map.items():
+        if backend == name:
+            return cast(Any, group)._get_backend(torch.device(device))
+    raise RuntimeError(f"the process group has no backend '{name}'")
 
 
 def claim_devices(group: Any, devices: list[str]) -> None:
@@ -60,6 +67,6 @@ def premultiplied_by(op: Any) -> float:
     return float(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
-def new_future() -> Any:
-    """A future on CPU tensors."""
-    return torch.futures.Future()
+def new_future(device: torch.device | None = None) -> Any:
+    """A future of tensors on the CPU, or on that GPU."""
+    return torch.futures.Future() if device is None else torch.futures.Future(devices=[device])

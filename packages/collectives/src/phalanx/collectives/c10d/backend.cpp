@@ -120,6 +120,8 @@ void Backend::coalesce(const C10dWork &work) {
 }
 
 C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
+  if (const at::Device device = device_of(buffers, plan.title + 8); !device.is_cpu())
+    return put_on_stream(plan, std::move(buffers), device, call);
   const Milliseconds timeout = limit(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
   engine_->sweep();
@@ -142,6 +144,27 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
     work->completed();
     work->wait();  // raises what went wrong after it
   }
+  return work;
+}
+
+C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call) {
+  const Milliseconds timeout = limit(plan.timeout);
+  const auto group = engine_->group(timeout, plan.title);
+  const uint64_t sequence = plan.message ? sequence_.load() : ++sequence_;
+  auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
+  const c10::DeviceGuard guard(device);
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  phx_options options{};
+  options.struct_size = sizeof options;
+  options.channel = kChannel;
+  options.timeout_ms = timeout.count();
+  options.scale = plan.scale;
+  options.stream = stream.native_handle();
+  options.device = {PHX_DEV_CUDA, stream.device_index()};
+  const phx_status status = call(group.get(), &options, nullptr);
+  if (status < 0) throw_status(status, named(plan.title, core().last_error()));
+  work->put_on(stream);
+  if (coalescing_) coalesce(work);
   return work;
 }
 
@@ -264,6 +287,15 @@ C10dWork Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOption
 }
 
 C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
+  if (opts.device && opts.device->is_cuda()) {
+    const at::Device device(opts.device->type(), opts.device->has_index()
+                                                     ? opts.device->index()
+                                                     : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
+    const auto call = [this](auto *group, auto *options, auto **) {
+      return core().group_enqueue_barrier(group, &options->device, options->timeout_ms, options->stream);
+    };
+    return put_on_stream({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, {}, device, call);
+  }
   Buffers buffers;
   const at::Tensor one = at::zeros({1}, at::kByte);
   void *data = readable_and_writable(one, buffers);
@@ -320,6 +352,11 @@ C10dWork Backend::message(c10d::OpType type, const char *title, Tensors &tensors
   TORCH_CHECK_VALUE(tag >= 0, title + 8, ": the tag ", tag, " is negative");
   TORCH_CHECK_VALUE(peer >= 0 || type == OpType::RECVANYSOURCE, title + 8, ": ", peer, " is no rank");
   TORCH_CHECK_VALUE(peer < size_, title + 8, ": rank ", peer, " is not in the group, whose size is ", size_);
+  if (!tensor.is_cpu())
+    C10_THROW_ERROR(NotImplementedError, std::string(title + 8) +
+                                             ": phalanx sends and receives tensors of the CPU, and " +
+                                             "this one is on " + tensor.device().str() +
+                                             "; copy it to the CPU, or use broadcast or all_to_all");
   const bool sends = type == OpType::SEND;
   Buffers buffers;
   buffers.outputs = tensors;

@@ -1,4 +1,4 @@
-// The c10d backend "phalanx": torch's collectives on CPU tensors as calls of the core.
+// The c10d backend "phalanx": torch's collectives on tensors of the CPU and of GPUs as calls of the core.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -77,6 +77,8 @@ class Backend final : public c10d::Backend {
   using Issue = std::function<phx_status(phx_group *, const phx_options *, phx_work **)>;
   // Starts it, or runs it to its end if torch waits for it anyway.
   C10dWork issue(const Plan &plan, Buffers buffers, const Issue &call);
+  // On the current stream of that GPU; returns at once.
+  C10dWork put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call);
   void coalesce(const C10dWork &work);
   C10dWork issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls);
   C10dWork exchange(const Plan &plan, Buffers buffers, const void *in, const std::vector<size_t> &in_counts, void *out,

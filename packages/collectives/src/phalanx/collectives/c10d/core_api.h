@@ -27,6 +27,7 @@ namespace phalanx {
   X(abi_version)                  \
   X(struct_size)                  \
   X(last_error)                   \
+  X(group_enqueue_barrier)        \
   X(group_error)                  \
   X(group_retain)                 \
   X(group_release)                \

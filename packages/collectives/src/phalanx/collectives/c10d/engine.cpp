@@ -167,6 +167,13 @@ void Engine::stop_thread() {
   if (thread.joinable()) hooks_.unlocked([&] { thread.join(); });
 }
 
+void Engine::check(const char *title) const {
+  phx_error_info info{};
+  info.struct_size = sizeof info;
+  const GroupRef group = met();
+  if (group && core_.group_error(group.get(), &info) == PHX_OK) throw_status(info.status, named(title, info.text));
+}
+
 void Engine::abort(const std::string &reason) {
   {
     const std::lock_guard<std::mutex> guard(lock_);

@@ -45,6 +45,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   GroupRef met() const;
   std::string token(Milliseconds timeout, const char *title);
 
+  // Raises what has ended the group, if anything has.
+  void check(const char *title) const;
+
   void add(const WorkRef &work);    // started
   void remove(const Work *work);    // complete
   void sweep();                     // lets go of works that nobody else has, if they are complete by now

@@ -1,7 +1,5 @@
 #include "tensors.h"
 
-#include <cstring>
-
 namespace phalanx {
 namespace {
 
@@ -120,7 +118,8 @@ Reduction reduction_of(const c10d::ReduceOp &op) {
 void check_tensor(const at::Tensor &tensor, const char *what) {
   TORCH_CHECK_VALUE(tensor.defined(), what, ": a tensor is missing");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, what, ": phalanx takes dense tensors, not ", tensor.layout());
-  TORCH_CHECK_VALUE(tensor.is_cpu(), what, ": phalanx takes tensors on the CPU, not on ", tensor.device());
+  TORCH_CHECK_VALUE(tensor.is_cpu() || tensor.is_cuda(), what, ": phalanx takes tensors on the CPU or on GPUs, not on ",
+                    tensor.device());
 }
 
 void check_same_dtype(const at::Tensor &a, const at::Tensor &b) {
@@ -173,7 +172,8 @@ void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
     return first_of(tensors).data_ptr();
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor flat = at::empty({numel_of(tensors)}, at::TensorOptions().dtype(tensors[0].scalar_type()));
+  const auto options = at::TensorOptions().dtype(tensors[0].scalar_type()).device(tensors[0].device());
+  const at::Tensor flat = at::empty({numel_of(tensors)}, options);
   int64_t begin = 0;
   for (const at::Tensor &tensor : tensors) {
     buffers.copies.emplace_back(tensor, flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
@@ -188,10 +188,23 @@ const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_b
   const auto *b = static_cast<const char *>(out);
   if (in_bytes == 0 || out_bytes == 0 || a + in_bytes <= b || b + out_bytes <= a) return in;
   if (a == b && in_bytes == out_bytes) return in;
-  at::Tensor copy = at::empty({static_cast<int64_t>(in_bytes)}, at::kByte);
-  std::memcpy(copy.data_ptr(), in, in_bytes);
-  buffers.keep.push_back(copy);
-  return copy.const_data_ptr();
+  const auto options = at::TensorOptions().dtype(at::kByte).device(buffers.keep.front().device());
+  const at::Tensor given = at::for_blob(const_cast<void *>(in), {static_cast<int64_t>(in_bytes)})
+                               .target_device(options.device())
+                               .options(options)
+                               .make_tensor();
+  const at::NoGradGuard no_grad;
+  buffers.keep.push_back(given.clone());
+  return buffers.keep.back().const_data_ptr();
+}
+
+at::Device device_of(const Buffers &buffers, const char *what) {
+  if (buffers.keep.empty()) return at::kCPU;
+  const at::Device device = buffers.keep.front().device();
+  for (const at::Tensor &each : buffers.keep)
+    TORCH_CHECK_VALUE(each.device() == device, what, ": tensors on ", device, " and ", each.device(),
+                      " in one collective; all must be on the same");
+  return device;
 }
 
 }  // namespace phalanx

@@ -1,4 +1,5 @@
-// Tensors as the core takes them: addresses of contiguous memory on the CPU, dtypes and reductions by number.
+// Tensors as the core takes them: addresses of contiguous memory of the CPU or of a GPU, dtypes and reductions by
+// number.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -27,7 +28,7 @@ struct Reduction {
 };
 Reduction reduction_of(const c10d::ReduceOp &op);
 
-// Raises ValueError unless it is a dense tensor on the CPU.
+// Raises ValueError unless it is a dense tensor on the CPU or on a GPU.
 void check_tensor(const at::Tensor &tensor, const char *what);
 // Raises ValueError unless both have the same dtype.
 void check_same_dtype(const at::Tensor &a, const at::Tensor &b);
@@ -43,6 +44,9 @@ const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
 void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
 // The input, or a copy of it if it overlaps the output in a way that the core does not take.
 const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
+
+// Where all of it is; the CPU where there is nothing. Raises ValueError where that is several devices.
+at::Device device_of(const Buffers &buffers, const char *what);
 
 size_t bytes_of(const Elements &elements);
 int64_t numel_of(const std::vector<at::Tensor> &tensors);

@@ -1,11 +1,19 @@
 #include "work.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 #include "engine.h"
 
 namespace phalanx {
+namespace {
+
+c10::Stream current_stream(const at::Device &device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
 
 void throw_status(phx_status status, const std::string &text) {
   switch (status) {
@@ -38,6 +46,15 @@ Work::~Work() {
 void Work::started(phx_work *handle) { handle_ = handle; }
 
 void Work::completed() { settle(PHX_OK, ""); }
+
+void Work::put_on(const c10::Stream &stream) {
+  settle(PHX_OK, "");  // what is to be copied is on the stream as well
+  stream_ = stream;
+  event_.emplace(stream.device_type());
+  event_->record(stream);
+}
+
+bool Work::has_passed() const { return !event_ || event_->query(); }
 
 phx_work *Work::handle() const {
   const std::lock_guard<std::mutex> guard(lock_);
@@ -106,9 +123,9 @@ void Work::drain(Clock::time_point until, bool failed) {
 
 bool Work::receives() const { return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE; }
 
-bool Work::isCompleted() { return done_.load(std::memory_order_acquire) || poll(true); }
+bool Work::isCompleted() { return (done_.load(std::memory_order_acquire) || poll(true)) && has_passed(); }
 
-bool Work::isSuccess() const { return done_.load(std::memory_order_acquire) && !error_; }
+bool Work::isSuccess() const { return done_.load(std::memory_order_acquire) && !error_ && has_passed(); }
 
 std::exception_ptr Work::exception() const {
   return done_.load(std::memory_order_acquire) ? error_ : std::exception_ptr();
@@ -134,6 +151,12 @@ bool Work::wait(Milliseconds timeout) {
     settle(status, text.c_str());
   }
   rethrow();
+  if (!event_) return true;
+  event_->block(current_stream(stream_->device()));
+  if (opType_ == c10d::OpType::BARRIER) {
+    event_->synchronize();
+    engine_->check(title_);
+  }
   return true;
 }
 
@@ -145,10 +168,14 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (future_) return future_;
-    future = future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    const auto devices = stream_ ? std::vector<c10::Device>{stream_->device()} : std::vector<c10::Device>();
+    future = future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
     done = done_.load(std::memory_order_relaxed);
   }
-  if (done)
+  if (done && stream_) {
+    const c10::StreamGuard guard(*stream_);  // whoever uses the value waits for this stream
+    mark(future);
+  } else if (done)
     mark(future);
   else
     engine_->watch(WorkRef::unsafe_reclaim_from_nonowning(this));

@@ -1,6 +1,8 @@
 // Works: what was started on a group, as torch.distributed sees it.
 #pragma once
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
@@ -8,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +39,9 @@ std::string named(const char *title, const std::string &text);
 
 // Complete when somebody waits for it or asks, or, once it has a future, by the engine's thread. Until then the engine
 // holds it, so that its buffers live though the caller has dropped it.
+//
+// What is on the stream of a GPU is complete when the stream has come past it: then `wait` lets the current stream wait
+// (and the host too, if it is a barrier). What goes wrong there is raised by a later call on the group.
 class Work final : public c10d::Work {
  public:
   Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
@@ -46,6 +52,8 @@ class Work final : public c10d::Work {
   void started(phx_work *handle);
   // Or it was complete at once.
   void completed();
+  // Or it was put on this stream, which is the current one.
+  void put_on(const c10::Stream &stream);
   // Asks the core. Returns whether it is complete, successfully or not. `enforce`: raises the timeout of the operation,
   // which otherwise shows in wait only.
   bool poll(bool enforce);
@@ -70,6 +78,7 @@ class Work final : public c10d::Work {
   void settle(phx_status status, const char *text);
   void mark(const c10::intrusive_ptr<c10::ivalue::Future> &future);
   void rethrow() const;
+  bool has_passed() const;  // the stream, if there is one
 
   const std::shared_ptr<Engine> engine_;
   const char *const title_;
@@ -82,6 +91,8 @@ class Work final : public c10d::Work {
   phx_work *handle_ = nullptr;
   std::exception_ptr error_;
   int source_ = -1;
+  std::optional<c10::Stream> stream_;
+  std::optional<c10::Event> event_;  // after it on the stream
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 using WorkRef = c10::intrusive_ptr<Work>;

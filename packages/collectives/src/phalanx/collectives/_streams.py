@@ -1,0 +1,45 @@
+"""Streams of GPUs: what the core is told of them, and what stands for all that was put on one so far."""
+
+from typing import Any
+
+import torch
+
+
+def where(device: torch.device) -> dict[str, Any]:
+    """What a collective of the core is told of tensors of a GPU: which one, and its current stream.
+
+    Args:
+        device: With its index.
+    """
+    stream: Any = torch.cuda.current_stream(device)
+    return {"device": (device.type, device.index), "stream": int(stream.cuda_stream)}
+
+
+class Mark:
+    """A place on the current stream of a GPU: after all that was put on it so far.
+
+    Args:
+        device: The GPU, with its index.
+
+    Attributes:
+        stream: That stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.stream: Any = torch.cuda.current_stream(device)
+        make: Any = torch.cuda.Event  # without types
+        self._event = make()
+        self._event.record(self.stream)
+
+    def wait(self) -> None:
+        """Let the current stream wait until that one has come here. The host goes on."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def synchronize(self) -> None:
+        """Let the host wait for it."""
+        self._event.synchronize()
+
+    def query(self) -> bool:
+        """Whether the stream has come here. Never blocks."""
+        return bool(self._event.query())
