@@ -1,13 +1,17 @@
 """Streams and the ops torch.ops.phalanx.*: what comes after what, on which stream, and in graphs."""
 
+import ctypes
 import os
+import shutil
+import subprocess
 import time
+import traceback
 
 import pytest
 
 import fake_torch_cuda
 from ranks import run_ranks, scratch
-from torch_shim import PEER_DEAD, P, World, checked, data, raises, same, torch
+from torch_shim import PEER_DEAD, P, World, checked, data, raises, run_threads, same, torch
 
 CUDA = 2
 COUNT = 3000
@@ -88,7 +92,7 @@ def waited_on_another_stream(rank, size):
         with torch.cuda.stream(side):
             y = P.all_reduce(xs[0], "sum", "g")
             (z,) = P.all_reduce_coalesced([xs[1]], "sum", "g")
-            P.all_reduce_(xs[2][::2], "sum", "g")
+            P.all_reduce_(xs[2][: COUNT // 2], "sum", "g")
         if rank == 0:
             assert torch.cuda.current_stream().query()  # nobody waits yet
             P.wait_tensor(y)
@@ -107,7 +111,7 @@ def waited_on_another_stream(rank, size):
         same((y + 1).cpu(), sum(inputs(size)) + 1)  # torch's op is on this stream, behind the wait
         with torch.cuda.stream(third):
             same((z + 1).cpu(), sum(inputs(size, 1)) + 1)
-            same(xs[2].cpu()[::2], sum(inputs(size, 2))[::2])
+            same(xs[2].cpu()[: COUNT // 2], sum(inputs(size, 2))[: COUNT // 2])
         torch.cuda.synchronize()
         assert world.ops.phxt_sweep() == 0
 
@@ -144,6 +148,71 @@ def read_without_a_wait(rank, size):
 
 def test_ops_of_ours_wait_for_what_they_read_also_on_another_stream():
     run_ranks(read_without_a_wait, 2)
+
+
+def rank_thread(rank, size, store, failures):
+    try:
+        torch.cuda.set_device(0)
+        with World(rank, size, context=rank + 1, store=store) as world, torch.cuda.stream(torch.cuda.Stream()):
+            checked(world.ops.phxt_group_serve(rank + 1, b"g", CUDA, 1))
+            for seed in range(3):
+                x = data(rank, (COUNT,), seed=seed).cuda()
+                same(P.wait_tensor(P.all_reduce(x, "sum", "g")).cpu(), sum(inputs(size, seed)))
+            torch.cuda.current_stream().synchronize()
+    except BaseException:
+        failures.append(traceback.format_exc())
+
+
+def as_threads(rank, world_size):
+    fake_torch_cuda.load()
+    run_threads(rank_thread, 2)
+
+
+def test_ranks_may_be_threads_on_streams_of_their_own():
+    run_ranks(as_threads, 1)
+
+
+BUILT_FOR_CUDA = """
+#include <stdint.h>
+int calls = 0;
+void *stream = 0;
+int32_t aoti_torch_get_current_cuda_stream(int32_t device, void **out) {
+  ++calls;
+  *out = device == 0 ? stream : 0;
+  return 0;
+}
+"""
+
+
+def built_for_cuda(rank, size, library):
+    calls = ctypes.CDLL(library)  # before ours, as it is where torch was built with it
+    with joined(rank, size) as world:
+        side = torch.cuda.Stream()
+        ctypes.c_void_p.in_dll(calls, "stream").value = side.cuda_stream
+        first(world)
+        x = data(rank, (COUNT,)).cuda()
+        torch.cuda.synchronize()
+        if rank == 1:
+            await_arrival("put")
+        y = P.all_reduce(x, "sum", "g")
+        if rank == 0:
+            assert torch.cuda.current_stream().query() and not side.query()
+            arrive("put")
+        side.synchronize()
+        same(y.cpu(), sum(inputs(size)))
+        assert (
+            ctypes.c_int.in_dll(calls, "calls").value == 3
+        )  # the collectives', and the one of the check of what is read
+
+
+def test_the_current_stream_is_asked_for_as_cuda_builds_of_torch_tell_it(tmp_path):
+    if fake_torch_cuda.is_real():
+        pytest.skip("the torch here is such a build")
+    compiler = shutil.which("cc") or pytest.skip("no C compiler (cc)")
+    source, library = tmp_path / "torch_cuda.c", tmp_path / "libtorch_cuda.so"
+    source.write_text(BUILT_FOR_CUDA, encoding="utf-8")
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", "-o", library, source], check=True)
+    run_ranks(built_for_cuda, 2, str(library))
 
 
 def of_a_group(rank, size):
@@ -247,6 +316,7 @@ def waited_for_in_a_capture(rank, size):
                 graph.capture_end()
             arrive("captured")
         torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             z = P.wait_tensor(y) + 1  # it is there: nothing to wait for
         graph.replay()

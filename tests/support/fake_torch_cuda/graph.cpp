@@ -1,4 +1,5 @@
-// Graphs: capture and replay on the current stream, for patches.py. Each returns the driver's result.
+// Graphs: capture and replay on the current stream, for patches.py. Each returns the driver's result. And how many GPUs
+// there are.
 #include "driver.h"
 #include "memory.h"
 
@@ -11,6 +12,7 @@ driver::Stream stream_of(int device) { return handle_of(current_stream(static_ca
 
 }  // namespace
 
+EXPORTED int fake_torch_device_count() { return device_count(); }
 EXPORTED int fake_torch_is_capturing(int device) {
   return is_capturing(current_stream(static_cast<c10::DeviceIndex>(device))) ? 1 : 0;
 }

@@ -78,13 +78,6 @@ def _stream_context(stream: Any) -> Iterator[None]:
         torch.accelerator.set_device_index(device)
 
 
-def _device_count() -> int:
-    _checked(_library.cuInit(0))
-    count = ctypes.c_int()
-    _checked(_library.cuDeviceGetCount(ctypes.byref(count)))
-    return count.value
-
-
 def _exchange_device(index: int) -> int:
     before = torch.accelerator.current_device_index()
     if index >= 0:
@@ -160,7 +153,7 @@ def apply(library: Any) -> None:
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
         "init": lambda: None,
-        "device_count": _device_count,
+        "device_count": library.fake_torch_device_count,
         "current_device": torch.accelerator.current_device_index,
         "set_device": lambda device: torch.accelerator.set_device_index(_index(device)),
         "_exchange_device": _exchange_device,
