@@ -33,7 +33,7 @@ from phalanx.inductor_plugin.eligibility import GroupFacts
 from phalanx.inductor_plugin.passes import GraphPass, facts_of
 from phalanx.inductor_plugin.report import Report, clear_reports, reports
 
-__all__ = ["Lowered", "Traced", "fake_group", "lowered", "names", "on_gpu", "traced"]
+__all__ = ["Lowered", "Traced", "fake_group", "lowered", "names", "nowhere", "on_gpu", "traced"]
 
 
 @contextlib.contextmanager
@@ -133,10 +133,15 @@ def _results(module: torch.fx.GraphModule, args: Any) -> Any:
 _nowhere = FakeTensorMode()
 
 
-def on_gpu(*sizes: int, dtype: torch.dtype = torch.float32, index: int = 0) -> torch.Tensor:
-    """A tensor of a GPU that need not be there: for `traced`."""
+def nowhere(*sizes: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    """A tensor without memory, of a device that need not be there: for `traced`."""
     with _nowhere:
-        return torch.empty(*sizes, dtype=dtype, device=f"cuda:{index}")
+        return torch.empty(*sizes, dtype=dtype, device=device)
+
+
+def on_gpu(*sizes: int, dtype: torch.dtype = torch.float32, index: int = 0) -> torch.Tensor:
+    """The same of a GPU."""
+    return nowhere(*sizes, dtype=dtype, device=f"cuda:{index}")
 
 
 @dataclass

@@ -5,7 +5,7 @@ import torch
 import torch.distributed._functional_collectives as fc
 from torch._inductor import config as inductor_config
 
-from inductor_graphs import fake_group, on_gpu, traced
+from inductor_graphs import fake_group, nowhere, on_gpu, traced
 from phalanx.inductor_plugin import Config, Route, StrictError
 from phalanx.inductor_plugin.eligibility import GroupFacts
 from phalanx.inductor_plugin.passes import GraphPass
@@ -46,8 +46,8 @@ def test_a_pointwise_producer_writes_into_an_arena_on_its_gpu(group):  # I2
     assert (nbytes, name, gpu) == (8 * 16 * 4, group, 1)
     assert "on GPUs" in plan and "cuda:1" not in plan  # the ranks have different GPUs, and compare plans
     assert arguments(made, "arena_view_cuda")[0][1:] == (0, [8, 16], torch.float32, 1)
-    devices = {node.name: node.meta["val"].device.type for node in made.module.graph.nodes if "arena" in node.name}
-    assert devices == {"symm_arena_cuda": "cpu", "arena_view_cuda": "cuda"}
+    found = [node for node in made.module.graph.nodes if "arena" in node.name]
+    assert [node.meta["val"].device for node in found] == [torch.device("cpu"), torch.device("cuda", 1)]
     assert (made.report.copied_before, made.report.copied_after) == (8 * 16 * 4, 0)
 
 
@@ -102,11 +102,11 @@ def test_a_graph_may_use_the_host_and_gpus_with_an_arena_for_each(group):
     def function(x, y):
         return fc.all_reduce(x.relu(), "sum", group) + 1, fc.all_reduce(y.relu(), "sum", group) + 1
 
-    made = lower(function, on_gpu(6), torch.empty(5), facts=SERVED, symbolic=False, zero_copy_bytes=0)
+    made = lower(function, on_gpu(6), nowhere(5), zero_copy_bytes=0)
     assert made.names[:2] == ["symm_arena_cuda", "symm_arena"]
     assert made.names.count("ordered.all_reduce_") == 2
     orders = {args[-1].name for args in arguments(made, "all_reduce_")}
-    assert orders == {"symm_arena_cuda"}  # one order of all that is sent
+    assert orders == {"symm_arena_cuda_default"}  # one order of all that is sent
     assert made.report.arena_bytes == {group: 128}
 
 
@@ -133,12 +133,16 @@ def test_cuda_graphs_get_collectives_as_they_were(group):
         assert line(lower(function, torch.empty(8), zero_copy_bytes=0)) == (Route.ZERO_COPY, "")
 
 
-def test_other_devices_and_several_in_one_call_stay_with_torch(group):
-    def function(x, y):
+def test_other_devices_stay_with_torch_and_lists_of_a_gpu_do_not(group):
+    made = lower(lambda x: fc.all_reduce(x.relu(), "sum", group), nowhere(8, device="xpu:0"))
+    assert line(made) == (Route.KEPT, "device")
+
+    def several(x, y):
         return fc.all_reduce_coalesced([x.relu(), y.relu()], "sum", group)
 
-    assert line(lower(function, on_gpu(8), on_gpu(8, index=1))) == (Route.KEPT, "device")
-    assert line(lower(function, on_gpu(8), on_gpu(4)))[0] is Route.SLOTS
+    made = lower(several, on_gpu(8), on_gpu(4), zero_copy_bytes=0)
+    assert line(made) == (Route.ZERO_COPY, "")
+    assert "ordered.all_reduce_coalesced" in made.names and made.names.count("arena_view_cuda") == 2
 
 
 def test_gpus_are_asked_about_only_for_graphs_that_use_them_and_the_uuid_tells(group):
