@@ -1,6 +1,7 @@
 """DTensors on meshes of GPUs give what they give on the CPU: on the device of the tests where there is no GPU."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -109,18 +110,29 @@ def random_ops(rank, size):
 
     for one, other in zip(numbers(on_gpu), numbers(on_cpu), strict=True):
         same(one, other)
-    # Ranks whose random states differ agree, as on the CPU.
-    torch.manual_seed(rank)
-    fresh = init_device_mesh("cuda", (size,))
-    whole = factories.randn(4, 4, device_mesh=fresh, placements=[R]).to_local().cpu()
-    every = [torch.empty_like(whole) for _ in range(size)]
-    dist.all_gather(every, whole)
-    assert all(torch.equal(each, whole) for each in every)
     dist.destroy_process_group()
 
 
 def test_random_ops_and_factories_have_the_bits_of_the_cpu():  # D10
     run_ranks(random_ops, 2, timeout=280)
+
+
+def agreeing(rank, size):
+    _, mesh = meshes(rank, size)
+    torch.manual_seed(rank)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made = factories.randn(4, 4, device_mesh=mesh, placements=[R])
+    assert any("random state" in str(one.message) for one in said) == (rank > 0)
+    mine = made.to_local()
+    every = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(every, mine)
+    assert all(torch.equal(each.cpu(), mine.cpu()) for each in every)
+    dist.destroy_process_group()
+
+
+def test_ranks_with_different_random_states_agree_on_the_first_one():
+    run_ranks(agreeing, 2, timeout=280)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
