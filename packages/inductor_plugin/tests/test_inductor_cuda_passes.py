@@ -111,7 +111,7 @@ def test_a_graph_may_use_the_host_and_gpus_with_an_arena_for_each(group):
 
 
 @pytest.mark.parametrize("facts", [GroupFacts(True, 2, False), GroupFacts(False, 0, None)])
-def test_what_the_core_does_not_serve_stays_with_torch_and_strict_names_it(group, facts):
+def test_what_the_core_does_not_serve_stays_with_torch_and_strict_names_it(group, facts):  # I7
     reason = "gpus-not-served" if facts.served else "group-not-served"
 
     def function(x):
@@ -124,7 +124,7 @@ def test_what_the_core_does_not_serve_stays_with_torch_and_strict_names_it(group
         lower(function, on_gpu(8), facts=facts, strict=True)
 
 
-def test_cuda_graphs_get_collectives_as_they_were(group):
+def test_cuda_graphs_get_collectives_as_they_were(group):  # I7
     def function(x):
         return fc.all_reduce(x.relu(), "sum", group) + 1
 
