@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <vector>
 
 #include "check.h"
@@ -26,6 +27,20 @@ inline void needs_driver() {
 inline int alive() {
   auto *const count = symbol<int()>("fake_cuda_alive");
   return count != nullptr ? count() : -1;
+}
+
+// How many GPUs there are, without starting the driver, which a process that forks must not do.
+inline int count() {
+  if (symbol<int()>("fake_cuda_alive") != nullptr) {
+    const char *given = std::getenv("FAKE_CUDA_DEVICES");
+    return given != nullptr ? std::atoi(given) : 2;
+  }
+  int count = 0;
+  DIR *folder = opendir("/proc/driver/nvidia/gpus");
+  for (const dirent *entry = nullptr; folder != nullptr && (entry = readdir(folder)) != nullptr;)
+    if (entry->d_name[0] != '.') ++count;
+  if (folder != nullptr) closedir(folder);
+  return count;
 }
 
 // Copies from and to the memory of a GPU, in its primary context.

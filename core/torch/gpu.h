@@ -13,7 +13,7 @@
 
 namespace phxt::gpu {
 
-// Whether this torch can tell its current stream: of CUDA builds, or 2.12 and later.
+// Whether this torch can tell its current stream: of CUDA builds, or 2.13 and later.
 bool knows_streams();
 void *current_stream(int32_t gpu);
 phx_options options(int32_t gpu);  // the GPU and its current stream

@@ -229,7 +229,7 @@ phx_symm *Symm::handle() {
 }
 
 void Symm::drop_handle() {
-  std::shared_ptr<Symm> self;  // destroyed after the lock, and last: it holds the mutex
+  std::shared_ptr<Symm> self;  // destroyed after the lock, as it holds the mutex
   std::shared_ptr<Group> group;
   {
     std::lock_guard<std::mutex> lock(handle_mutex_);
@@ -237,7 +237,7 @@ void Symm::drop_handle() {
     self = std::move(keep_self_);
     group = std::move(keep_group_);
   }
-  group.reset();
+  self.reset();  // before its group, which it tells that it goes
 }
 
 // ---- the group's cache

@@ -3,16 +3,19 @@
 // Only what core/src/cuda/driver.h names, copies, and what tests/support/fake_torch_cuda calls beside it.
 //
 //   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
-//   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on all of them together (6)
+//   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on each of them (6)
 //   FAKE_CUDA_MULTICAST=N    how many GPUs, from the first one on, switches connect (all)
+//   FAKE_CUDA_LACKS=prefix   kernels that the image does not have
 //   FAKE_CUDA_FAIL=cuMemMap  which function fails, with CUDA_ERROR_UNKNOWN
 //   FAKE_CUDA_FAIL_AT=N      from which of its calls on: 1 for the first after the variable is set
+//   FAKE_CUDA_KILL=1         it does not fail, but ends the process
 //
 // Compiled with FAKE_CUDA_OLD it is a driver that does not know multicast.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -60,15 +63,17 @@ struct State {
   std::map<Pointer, Mapped> mapped;
   std::map<void *, size_t> registered;
   std::map<std::pair<Handle, Device>, size_t> bound;
+  std::map<const void *, int> launches;  // of each kernel
   int contexts = 0, streams = 0, events = 0, modules = 0;
   int running = 0;  // kernels
-  fake_cuda::Processors processors;
+  std::map<Device, fake_cuda::Processors> processors;
 };
 State &state() {
   static State *const all = new State;
   return *all;
 }
 thread_local std::vector<Context> current_contexts;
+Device current_device() { return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1; }
 
 // With the state's mutex held.
 bool fails(const char *function) {
@@ -76,7 +81,9 @@ bool fails(const char *function) {
   const char *which = std::getenv("FAKE_CUDA_FAIL");
   if (which == nullptr) calls = 0;  // they are counted anew
   if (which == nullptr || std::strcmp(which, function) != 0) return false;
-  return ++calls >= fake_cuda::number("FAKE_CUDA_FAIL_AT", 1);
+  const bool now = ++calls >= fake_cuda::number("FAKE_CUDA_FAIL_AT", 1);
+  if (now && std::getenv("FAKE_CUDA_KILL") != nullptr) raise(SIGKILL);
+  return now;
 }
 int devices() {
   const char *given = std::getenv("FAKE_CUDA_DEVICES");
@@ -548,6 +555,8 @@ FAKE(cuModuleUnload, (Module)) {
 }
 FAKE(cuModuleGetFunction, (Function * function, Module, const char *name)) {
   MAY_FAIL(cuModuleGetFunction);
+  const char *const lacks = std::getenv("FAKE_CUDA_LACKS");
+  if (lacks != nullptr && std::strncmp(name, lacks, std::strlen(lacks)) == 0) return kNotFound;
   *function = reinterpret_cast<Function>(const_cast<void *>(fake_cuda::find_kernel(name)));
   return *function != nullptr ? kOk : kNotFound;
 }
@@ -564,10 +573,12 @@ FAKE(cuLaunchKernel,
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  ++s.launches[function];
+  fake_cuda::Processors &processors = s.processors[current_device()];
   if (fake_cuda::is_random(function)) {
-    stream_of(stream).put([=, &s, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
+    stream_of(stream).put([=, &processors, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
       count_running(1);
-      fake_cuda::run(function, fill, grid_x, block_x, s.processors);
+      fake_cuda::run(function, fill, grid_x, block_x, processors);
       count_running(-1);
     });
     return kOk;
@@ -578,9 +589,9 @@ FAKE(cuLaunchKernel,
   const bool takes_lists = parameters[1] != nullptr;
   const phx::cuda::Lists lists =
       takes_lists ? *static_cast<const phx::cuda::Lists *>(parameters[1]) : phx::cuda::Lists{};
-  stream_of(stream).put([=, &s] {
+  stream_of(stream).put([=, &processors] {
     count_running(1);
-    fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, s.processors);
+    fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, processors);
     count_running(-1);
   });
   return kOk;
@@ -656,6 +667,12 @@ FAKE(fake_cuda_host, (Pointer pointer, void **host)) {
   }
   *host = static_cast<char *>(mapping.host) + offset;
   return kOk;
+}
+// How often a kernel has been launched in this process.
+FAKE(fake_cuda_launches, (const char *name)) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.launches[fake_cuda::find_kernel(name)];
 }
 // What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.
 FAKE(fake_cuda_alive, ()) {

@@ -57,6 +57,7 @@ def test_enumerations_are_those_of_the_header():
         lib.PHX_ALGO_AUTO,
         lib.PHX_ALGO_ONE_SHOT,
         lib.PHX_ALGO_TWO_SHOT,
+        lib.PHX_ALGO_MULTIMEM,
     ]
 
 

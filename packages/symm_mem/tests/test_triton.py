@@ -14,11 +14,12 @@ import torch
 
 from phalanx import symm_mem
 from phalanx.core import FileStore
+from phalanx.symm_mem import triton as externs
 from phalanx.symm_mem.triton import (
     PHX_ERR_REVOKED,
     Team,
+    phx_multicast_fence,
     phx_multicast_put,
-    phx_multicast_sum_bf16x8,
     phx_team_at,
     phx_team_block_barrier,
     phx_team_last,
@@ -73,10 +74,33 @@ if triton is not None:
         tl.store(status, phx_team_block_barrier(team, channel, timeout_ns))
 
     @triton.jit
-    def multicasts(at):
-        where = at + 16 * tl.arange(0, 128)
-        a, b, c, d = phx_multicast_sum_bf16x8(where)
-        phx_multicast_put(where, a, b, c, d)
+    def multicasts(team, reduce: tl.constexpr):
+        where = 16 * tl.arange(0, 128).to(tl.int64)
+        phx_multicast_fence()
+        a, b, c, d = reduce(team, where)
+        phx_multicast_put(team, where, a, b, c, d)
+
+
+# What each reduction by switches compiles to.
+SWITCHES = {
+    "sum_f32x4": "add.v4.f32",
+    "sum_f16x8": "add.acc::f32.v4.f16x2",
+    "sum_bf16x8": "add.acc::f32.v4.bf16x2",
+    "sum_f64x2": "add.f64",
+    "sum_u32x4": "add.u32",
+    "sum_u64x2": "add.u64",
+    **{
+        f"{op}_{name}": f"{op}.v4.{form}"
+        for op in ("min", "max")
+        for name, form in (("f16x8", "f16x2"), ("bf16x8", "bf16x2"))
+    },
+    **{
+        f"{op}_{name}": f"{op}.{form}"
+        for op in ("min", "max")
+        for name, form in (("u32x4", "u32"), ("i32x4", "s32"), ("u64x2", "u64"), ("i64x2", "s64"))
+    },
+    **{f"{op}_b64x2": f"{op}.b64" for op in ("and", "or", "xor")},
+}
 
 
 def example():
@@ -95,12 +119,11 @@ def joined(rank, world_size, numel, dtype):
 
 
 def test_every_function_of_the_header_is_there():  # M32
-    from phalanx.symm_mem import triton as externs
-
     header = (ROOT / "core" / "include" / "phalanx" / "device.h").read_text()
     names = re.findall(r"^PHX_FN [\w ]+\W+(phx_\w+)\(", header, re.MULTILINE)
     assert {"phx_team_put", "phx_team_wait", "phx_team_barrier", "phx_multicast_put", "phx_word_get"} <= set(names)
     assert set(names) <= set(externs.__all__)
+    assert {f"phx_multicast_{name}" for name in SWITCHES} <= set(names)
     assert all(hasattr(externs, name) for name in externs.__all__)
 
 
@@ -145,12 +168,14 @@ def compiles(rank, world_size):
         for name, kernel, signature, constants in (
             ("sums", example().all_reduce, sums, {"block": 1024}),
             ("ring", passes_right, ring, {}),
-            ("multicast", multicasts, {"at": "i64"}, {}),
         ):
-            if name == "multicast" and capability < 90:
-                continue
             source = ASTSource(kernel, signature=signature, constexprs=constants)
             made[name, capability] = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    for name in SWITCHES:
+        signature = {"team": team, "reduce": "constexpr"}
+        constants = {"reduce": getattr(externs, f"phx_multicast_{name}")}
+        source = ASTSource(multicasts, signature=signature, constexprs=constants)
+        made[name, 90] = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     return made
 
 
@@ -159,9 +184,9 @@ def test_kernels_compile_for_gpus(tmp_path):  # M32
     env = {**COMPILED, "TRITON_CACHE_DIR": str(tmp_path)}
     (made,) = run_ranks(compiles, 1, env=env, timeout=240)
     for (name, _), ptx in made.items():
-        if name == "multicast":
-            assert "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2" in ptx
-            assert "multimem.st.relaxed.sys.global.v4.f32" in ptx
+        if name in SWITCHES:
+            assert f"multimem.ld_reduce.relaxed.sys.global.{SWITCHES[name]} " in ptx
+            assert "multimem.st.relaxed.sys.global.v4.f32" in ptx and "fence.proxy.alias" in ptx
             continue
         assert re.search(r"@%p\d+\s+atom\.global\.sys\.release\.exch\.b32", ptx)  # by one thread, for the program
         assert re.search(r"sys\.acquire|acquire\.sys", ptx)

@@ -50,11 +50,16 @@ class ReduceOp(IntEnum):
 
 
 class Algo(IntEnum):
-    """How a collective runs. AUTO chooses by size, and alike on all ranks."""
+    """How a collective runs. AUTO chooses by size, and alike on all ranks.
+
+    MULTIMEM wants NVLink switches, on symmetric memory of GPUs: the bits of sums of floats are then the same on all
+    ranks, but not always those of the host, nor those of the call before.
+    """
 
     AUTO = 0
     ONE_SHOT = 1
     TWO_SHOT = 2
+    MULTIMEM = 3
 
 
 ANY_RANK = -1  # for receives: whoever sends

@@ -34,8 +34,29 @@ __all__ = [
     "PHX_ERR_REVOKED",
     "Team",
     "phx_clock_ns",
+    "phx_multicast_and_b64x2",
+    "phx_multicast_fence",
+    "phx_multicast_max_bf16x8",
+    "phx_multicast_max_f16x8",
+    "phx_multicast_max_i32x4",
+    "phx_multicast_max_i64x2",
+    "phx_multicast_max_u32x4",
+    "phx_multicast_max_u64x2",
+    "phx_multicast_min_bf16x8",
+    "phx_multicast_min_f16x8",
+    "phx_multicast_min_i32x4",
+    "phx_multicast_min_i64x2",
+    "phx_multicast_min_u32x4",
+    "phx_multicast_min_u64x2",
+    "phx_multicast_or_b64x2",
     "phx_multicast_put",
     "phx_multicast_sum_bf16x8",
+    "phx_multicast_sum_f16x8",
+    "phx_multicast_sum_f32x4",
+    "phx_multicast_sum_f64x2",
+    "phx_multicast_sum_u32x4",
+    "phx_multicast_sum_u64x2",
+    "phx_multicast_xor_b64x2",
     "phx_pause",
     "phx_team_at",
     "phx_team_barrier",
@@ -118,9 +139,10 @@ try:
     _triton: Any = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
     jit: Any = _triton.jit
+    constexpr: Any = tl.constexpr
     PHX_ERR_REVOKED: Any = tl.constexpr(-6)
 except ImportError:
-    jit, tl = _Missing, None
+    jit, tl, constexpr = _Missing, None, Any
     PHX_ERR_REVOKED = -6
 
 
@@ -257,17 +279,16 @@ phx_team_block_barrier = phx_team_barrier  # a program is a block
 
 # ---- NVLink switches -----------------------------------------------------------------------------
 
+# `offset`: int64 offsets into the blocks, multiples of 16, each of 16 bytes: that many elements are in the names. The
+# bytes are four int32. From sm_90 on, and only where team.multicast is not 0; not in the interpreter.
+
 
 @jit
-def phx_multicast_sum_bf16x8(at):
-    """The sum of 8 bfloat16 for each address over the blocks of all ranks, added up in float32 by the switch.
-
-    `at`: int64 addresses inside team.multicast, multiples of 16. Gives four int32 with two sums each. From sm_90 on.
-    """
+def _switches_at_once(team, offset, form: constexpr):
     return tl.inline_asm_elementwise(
-        "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {$0, $1, $2, $3}, [$4];",
+        "multimem.ld_reduce.relaxed.sys.global." + form + " {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,l",
-        [at],
+        [team.multicast + offset],
         dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
         is_pure=False,
         pack=1,
@@ -275,13 +296,175 @@ def phx_multicast_sum_bf16x8(at):
 
 
 @jit
-def phx_multicast_put(at, a, b, c, d):
-    """Write 16 bytes, given as four int32, to the blocks of all ranks, for each address. From sm_90 on."""
+def _switches_by_fours(team, offset, form: constexpr):
+    return tl.inline_asm_elementwise(
+        "multimem.ld_reduce.relaxed.sys.global." + form + " $0, [$4];"
+        "multimem.ld_reduce.relaxed.sys.global." + form + " $1, [$4 + 4];"
+        "multimem.ld_reduce.relaxed.sys.global." + form + " $2, [$4 + 8];"
+        "multimem.ld_reduce.relaxed.sys.global." + form + " $3, [$4 + 12];",
+        "=&r,=&r,=&r,=&r,l",
+        [team.multicast + offset],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@jit
+def _switches_by_eights(team, offset, form: constexpr):
+    return tl.inline_asm_elementwise(
+        "{ .reg .b64 first, second;"
+        "multimem.ld_reduce.relaxed.sys.global." + form + " first, [$4];"
+        "multimem.ld_reduce.relaxed.sys.global." + form + " second, [$4 + 8];"
+        "mov.b64 {$0, $1}, first; mov.b64 {$2, $3}, second; }",
+        "=&r,=&r,=&r,=&r,l",
+        [team.multicast + offset],
+        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@jit
+def phx_multicast_fence():
+    """Between what is done by the blocks and by multicast, which are two addresses of one memory. See device.h."""
+    tl.inline_asm_elementwise("fence.proxy.alias; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@jit
+def phx_multicast_put(team, offset, a, b, c, d):
+    """Write 16 bytes for each offset to the blocks of all ranks."""
     tl.inline_asm_elementwise(
         "multimem.st.relaxed.sys.global.v4.f32 [$1], {$2, $3, $4, $5}; mov.u32 $0, 0;",
         "=r,l,r,r,r,r",
-        [at, a, b, c, d],
+        [team.multicast + offset, a, b, c, d],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
     )
+
+
+@jit
+def phx_multicast_sum_f32x4(team, offset):
+    """The sum over the blocks of all ranks, in an order of the switch's own."""
+    return _switches_at_once(team, offset, "add.v4.f32")
+
+
+@jit
+def phx_multicast_sum_f16x8(team, offset):
+    """The sum, added up in float32 and rounded once."""
+    return _switches_at_once(team, offset, "add.acc::f32.v4.f16x2")
+
+
+@jit
+def phx_multicast_sum_bf16x8(team, offset):
+    """The sum, added up in float32 and rounded once."""
+    return _switches_at_once(team, offset, "add.acc::f32.v4.bf16x2")
+
+
+@jit
+def phx_multicast_sum_f64x2(team, offset):
+    """The sum, in an order of the switch's own."""
+    return _switches_by_eights(team, offset, "add.f64")
+
+
+@jit
+def phx_multicast_sum_u32x4(team, offset):
+    """The sum, of signed integers as well."""
+    return _switches_by_fours(team, offset, "add.u32")
+
+
+@jit
+def phx_multicast_sum_u64x2(team, offset):
+    """The sum, of signed integers as well."""
+    return _switches_by_eights(team, offset, "add.u64")
+
+
+@jit
+def phx_multicast_min_f16x8(team, offset):
+    """The minimum; with a NaN left open."""
+    return _switches_at_once(team, offset, "min.v4.f16x2")
+
+
+@jit
+def phx_multicast_min_bf16x8(team, offset):
+    """The minimum; with a NaN left open."""
+    return _switches_at_once(team, offset, "min.v4.bf16x2")
+
+
+@jit
+def phx_multicast_min_u32x4(team, offset):
+    """The minimum."""
+    return _switches_by_fours(team, offset, "min.u32")
+
+
+@jit
+def phx_multicast_min_i32x4(team, offset):
+    """The minimum."""
+    return _switches_by_fours(team, offset, "min.s32")
+
+
+@jit
+def phx_multicast_min_u64x2(team, offset):
+    """The minimum."""
+    return _switches_by_eights(team, offset, "min.u64")
+
+
+@jit
+def phx_multicast_min_i64x2(team, offset):
+    """The minimum."""
+    return _switches_by_eights(team, offset, "min.s64")
+
+
+@jit
+def phx_multicast_max_f16x8(team, offset):
+    """The maximum; with a NaN left open."""
+    return _switches_at_once(team, offset, "max.v4.f16x2")
+
+
+@jit
+def phx_multicast_max_bf16x8(team, offset):
+    """The maximum; with a NaN left open."""
+    return _switches_at_once(team, offset, "max.v4.bf16x2")
+
+
+@jit
+def phx_multicast_max_u32x4(team, offset):
+    """The maximum."""
+    return _switches_by_fours(team, offset, "max.u32")
+
+
+@jit
+def phx_multicast_max_i32x4(team, offset):
+    """The maximum."""
+    return _switches_by_fours(team, offset, "max.s32")
+
+
+@jit
+def phx_multicast_max_u64x2(team, offset):
+    """The maximum."""
+    return _switches_by_eights(team, offset, "max.u64")
+
+
+@jit
+def phx_multicast_max_i64x2(team, offset):
+    """The maximum."""
+    return _switches_by_eights(team, offset, "max.s64")
+
+
+@jit
+def phx_multicast_and_b64x2(team, offset):
+    """`and` of each bit."""
+    return _switches_by_eights(team, offset, "and.b64")
+
+
+@jit
+def phx_multicast_or_b64x2(team, offset):
+    """`or` of each bit."""
+    return _switches_by_eights(team, offset, "or.b64")
+
+
+@jit
+def phx_multicast_xor_b64x2(team, offset):
+    """`xor` of each bit."""
+    return _switches_by_eights(team, offset, "xor.b64")
