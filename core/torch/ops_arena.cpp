@@ -73,6 +73,25 @@ Tensor make_view(const Call &call, const Arena &arena, int32_t group_rank, const
   return Tensor(made);
 }
 
+// What a compiler was told of the device of a view must be so.
+void check_gpu(const char *op, const Arena &arena, int64_t gpu) {
+  if (arena.gpu != kHost && gpu == arena.gpu) return;
+  Call{op, arena.group}.refuse("gpu is " + std::to_string(gpu) + ", but the arena of plan '" + arena.plan +
+                               "' lies on " + device_name(arena.gpu));
+}
+
+Tensor view_here(const char *op, const Arena &arena, const Place &place) {
+  return make_view({op, arena.group}, arena, arena.group->rank, place);
+}
+
+Tensor view_of_peer(const char *op, const Arena &arena, int64_t peer, const Place &place) {
+  const Call call{op, arena.group};
+  if (peer < 0 || peer >= arena.group->size)
+    call.refuse("peer is " + std::to_string(peer) + ", but must be a rank within the group: 0 to " +
+                std::to_string(arena.group->size - 1));
+  return make_view(call, arena, static_cast<int32_t>(peer), place);
+}
+
 // A tensor of its own for each call: a compiler may use its memory for something else after the last use.
 Tensor stand_for_arena(const Call &call, std::string_view plan, int64_t nbytes) {
   if (nbytes < 0) call.refuse("nbytes is " + std::to_string(nbytes) + ", but must not be negative");
@@ -107,22 +126,33 @@ void arena_view(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor tensor(stack[0]);
   const IntList sizes(stack[2]);
   const Place place{static_cast<int64_t>(stack[1]), sizes.values(), static_cast<int32_t>(stack[3])};
-  const ArenaRef arena = arena_of("arena_view", tensor);
-  const Call call{"arena_view", arena->group};
-  stack[0] = make_view(call, *arena, arena->group->rank, place).release();
+  stack[0] = view_here("arena_view", *arena_of("arena_view", tensor), place).release();
+}
+
+void arena_view_cuda(StableIValue *stack, uint64_t, uint64_t) {
+  const Tensor tensor(stack[0]);
+  const IntList sizes(stack[2]);
+  const Place place{static_cast<int64_t>(stack[1]), sizes.values(), static_cast<int32_t>(stack[3])};
+  const ArenaRef arena = arena_of("arena_view_cuda", tensor);
+  check_gpu("arena_view_cuda", *arena, static_cast<int64_t>(stack[4]));
+  stack[0] = view_here("arena_view_cuda", *arena, place).release();
 }
 
 void peer_view(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor tensor(stack[0]);
   const IntList sizes(stack[3]);
-  const auto peer = static_cast<int64_t>(stack[1]);
   const Place place{static_cast<int64_t>(stack[2]), sizes.values(), static_cast<int32_t>(stack[4])};
   const ArenaRef arena = arena_of("peer_view", tensor);
-  const Call call{"peer_view", arena->group};
-  if (peer < 0 || peer >= arena->group->size)
-    call.refuse("peer is " + std::to_string(peer) + ", but must be a rank within the group: 0 to " +
-                std::to_string(arena->group->size - 1));
-  stack[0] = make_view(call, *arena, static_cast<int32_t>(peer), place).release();
+  stack[0] = view_of_peer("peer_view", *arena, static_cast<int64_t>(stack[1]), place).release();
+}
+
+void peer_view_cuda(StableIValue *stack, uint64_t, uint64_t) {
+  const Tensor tensor(stack[0]);
+  const IntList sizes(stack[3]);
+  const Place place{static_cast<int64_t>(stack[2]), sizes.values(), static_cast<int32_t>(stack[4])};
+  const ArenaRef arena = arena_of("peer_view_cuda", tensor);
+  check_gpu("peer_view_cuda", *arena, static_cast<int64_t>(stack[5]));
+  stack[0] = view_of_peer("peer_view_cuda", *arena, static_cast<int64_t>(stack[1]), place).release();
 }
 
 void arena_barrier_(StableIValue *stack, uint64_t, uint64_t) {

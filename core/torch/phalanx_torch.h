@@ -29,10 +29,11 @@
  * thread's context and to a plan, a text of parts between '|', the first of which is a name with a hash of the rest.
  * The first call, and one with more bytes than the arena has, is collective, and an error on every rank where plans or
  * sizes differ; the others are local. arena_view and peer_view make tensors in the arena's bytes of this rank and of
- * another one of the group. The arena goes with its group (phxt_group_remove); a tensor keeps the memory that it lies
- * in, also after that and after the arena grew. arena_barrier_ is a barrier of the group, on a GPU of the ranks'
- * current streams; arena_release_ does nothing but tell a compiler an order. mm_into_, bmm_into_ and addmm_into_ write
- * a product into contiguous memory of the caller.
+ * another one of the group; arena_view_cuda and peer_view_cuda do the same and have the GPU among their arguments, from
+ * which compilers know where the view lies. The arena goes with its group (phxt_group_remove); a tensor keeps the
+ * memory that it lies in, also after that and after the arena grew. arena_barrier_ is a barrier of the group, on a GPU
+ * of the ranks' current streams; arena_release_ does nothing but tell a compiler an order. mm_into_, bmm_into_ and
+ * addmm_into_ write a product into contiguous memory of the caller.
  *
  * Also on CPU: all_gather_mm(shard, b, group_size, group) is the product of all ranks' shards, one after another, with
  * b, and all_gather_mms with each of a list; mm_reduce_scatter(a, b, op, group_size, group, pieces) is this rank's rows

@@ -7,6 +7,10 @@
 
 The process has a process group of torch's backend "fake", of `size` ranks, and the pass is told that the core serves
 it. Nothing is sent.
+
+    made = traced(lambda x: fc.all_reduce(x.relu(), "sum", "0") + 1, on_gpu(4), zero_copy_bytes=0)
+
+does the same without Dynamo and autograd, also for tensors that are nowhere (`on_gpu`), and gives a module that runs.
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ import torch
 import torch.distributed as dist
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.inductor_plugin.config import Config
 from phalanx.inductor_plugin.eligibility import GroupFacts
-from phalanx.inductor_plugin.passes import GraphPass
+from phalanx.inductor_plugin.passes import GraphPass, facts_of
 from phalanx.inductor_plugin.report import Report, clear_reports, reports
 
-__all__ = ["Lowered", "fake_group", "lowered", "names"]
+__all__ = ["Lowered", "Traced", "fake_group", "lowered", "names", "nowhere", "on_gpu", "traced"]
 
 
 @contextlib.contextmanager
@@ -59,6 +65,7 @@ def lowered(
     *inputs: Any,
     size: int = 2,
     served: bool = True,
+    gpus: bool = True,
     dynamic: bool | None = False,
     backward: bool = False,
     **config: Any,
@@ -70,12 +77,17 @@ def lowered(
         inputs: What it is called with.
         size: Of every group, as the pass is told.
         served: Whether the core serves it, as the pass is told.
+        gpus: Whether on GPUs, too.
         dynamic: As in torch.compile.
         backward: Also run the backward of the sum of its result.
         config: Options of the plug-in that are not as by default.
     """
     graphs: list[torch.fx.Graph] = []
-    graph_pass = GraphPass(Config(**config), lambda name: GroupFacts(served, size))
+
+    def facts(name: str, gpu: torch.device | None) -> GroupFacts:
+        return GroupFacts(served, size, None if gpu is None else gpus)
+
+    graph_pass = GraphPass(Config(**config), facts)
 
     def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
         graph_pass(module.graph)
@@ -116,6 +128,57 @@ def _results(module: torch.fx.GraphModule, args: Any) -> Any:
         return torch.zeros([number(one) for one in found.shape], dtype=found.dtype)
 
     return [made(one) for one in output.args[0]]
+
+
+_nowhere = FakeTensorMode()
+
+
+def nowhere(*sizes: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    """A tensor without memory, of a device that need not be there: for `traced`."""
+    with _nowhere:
+        return torch.empty(*sizes, dtype=dtype, device=device)
+
+
+def on_gpu(*sizes: int, dtype: torch.dtype = torch.float32, index: int = 0) -> torch.Tensor:
+    """The same of a GPU."""
+    return nowhere(*sizes, dtype=dtype, device=f"cuda:{index}")
+
+
+@dataclass
+class Traced:
+    """What a function became, as a module that computes it, and what the pass reported."""
+
+    module: torch.fx.GraphModule
+    report: Report | None
+
+    @property
+    def names(self) -> list[str]:
+        """Its calls."""
+        return names(self.module.graph)
+
+
+def traced(
+    function: Callable[..., Any],
+    *inputs: torch.Tensor,
+    facts: GroupFacts | None = None,
+    symbolic: bool = False,
+    **config: Any,
+) -> Traced:
+    """Trace a function of tensors, and let the pass rewrite its graph. Inductor's own passes are not run.
+
+    Args:
+        function: Uses functional collectives.
+        inputs: What it is traced with: real tensors, or those of `on_gpu`.
+        facts: What the pass is told of every group; by default, what is so of the groups of this process.
+        symbolic: Sizes are symbols.
+        config: Options of the plug-in that are not as by default.
+    """
+    mode = "symbolic" if symbolic else "real" if hasattr(inputs[0], "fake_mode") else "fake"
+    module = make_fx(function, tracing_mode=mode)(*inputs)
+    clear_reports()
+    GraphPass(Config(**config), facts_of if facts is None else lambda *_: facts)(module.graph)
+    module.recompile()
+    return Traced(module, next(iter(reports()), None))
 
 
 def names(graph: torch.fx.Graph) -> list[str]:

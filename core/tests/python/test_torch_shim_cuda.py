@@ -204,6 +204,15 @@ def arenas(rank, size):
                 same(P.wait_tensor(P.all_reduce(mine, "sum", "g")).cpu(), torch.full((4, 8), 6.0))
                 P.arena_release_(arena, [mine])
             stream.synchronize()
+        told = P.arena_view_cuda(arena, 256, [4, 8], torch.float32, 0)
+        assert told.data_ptr() == mine.data_ptr() and told.device == mine.device
+        theirs = P.peer_view_cuda(arena, 1 - rank, 256, [4, 8], torch.float32, 0)
+        assert theirs.data_ptr() == peer.data_ptr() and theirs.device == peer.device
+        for view in (lambda gpu: P.arena_view_cuda(arena, 0, [1], torch.float32, gpu),
+                     lambda gpu: P.peer_view_cuda(arena, 0, 0, [1], torch.float32, gpu)):  # fmt: skip
+            assert "lies on cuda:0" in raises(ValueError, lambda view=view: view(1))
+        host = P.symm_arena(4096, "plan", "g")
+        assert "gpu is 0" in raises(ValueError, lambda: P.arena_view_cuda(host, 0, [1], torch.float32, 0))
         assert "gpu is -1" in raises(ValueError, lambda: P.symm_arena_cuda(64, "plan", "g", -1))
         text = raises(ValueError, lambda: P.arena_view(arena.cuda(), 0, [1], torch.float32))
         assert "on the CPU" in text

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fake_torch_cuda
 from phalanx.collectives import building
 from phalanx.dtensor import (
     DTensor,
@@ -25,7 +26,7 @@ from phalanx.dtensor import (
     distribute_tensor,
     native,
 )
-from ranks import run_ranks
+from ranks import run_ranks, scratch
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parents[2]
@@ -74,11 +75,11 @@ def calls(mesh):
     a, b, square = torch.randn(5, 4), torch.randn(5, 4), torch.randn(4, 4)
 
     def on(tensor, placements):
-        return distribute_tensor(tensor.clone(), mesh, placements)
+        return distribute_tensor(tensor.clone().to(mesh.device_type), mesh, placements)
 
     x, y, w, r = on(a, rows), on(b, rows), on(square, [R]), on(a, [R])
     ints, sized = on(torch.arange(6), rows), on(a, [SizedShard(0, (5,) + (0,) * (mesh.size() - 1))])
-    part = DTensor.from_local(torch.ones(3, 3), mesh, [Partial()])
+    part = DTensor.from_local(torch.ones(3, 3).to(mesh.device_type), mesh, [Partial()])
     narrow = torch.bfloat16
     return {
         "add": lambda: x + y,
@@ -122,10 +123,10 @@ def calls(mesh):
     }
 
 
-def compared(rank, size):
+def compared(rank, size, device="cpu"):
     module = native.loaded()
     assert module is not None and native.why_not() is None
-    mesh = dist.init_device_mesh("cpu", (size,))
+    mesh = dist.init_device_mesh(device, (size,))
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             for name, call in calls(mesh).items():
@@ -141,16 +142,17 @@ def compared(rank, size):
     return known, here
 
 
-def compared_backward(rank, size):
+def compared_backward(rank, size, device="cpu"):
     module = native.loaded()
-    mesh = dist.init_device_mesh("cpu", (size,))
+    mesh = dist.init_device_mesh(device, (size,))
     torch.manual_seed(1)
     start = [torch.randn(6, 4), torch.randn(4, 8), torch.randn(8, 4), torch.randn(4)]
     placements = [[R], [Shard(1)], [Shard(0)], [R]]
 
     def step():
         x, up, down, scale = (
-            distribute_tensor(one, mesh, own).requires_grad_() for one, own in zip(start, placements, strict=True)
+            distribute_tensor(one.to(device), mesh, own).requires_grad_()
+            for one, own in zip(start, placements, strict=True)
         )
         hidden = torch.nn.functional.gelu(x @ up)
         out = torch.nn.functional.layer_norm((hidden @ down).redistribute(placements=[R]), (4,), scale)
@@ -164,8 +166,18 @@ def compared_backward(rank, size):
     for used in (False, True, True, True):
         module.use(used)
         for got, want in zip(step(), plain, strict=True):
-            torch.testing.assert_close(got, want.grad)
+            torch.testing.assert_close(got.cpu(), want.grad)
     return module.known()[1]
+
+
+def compared_on_gpus(rank, size):
+    fake_torch_cuda.load()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    store = dist.FileStore(str(scratch() / "store"), size)
+    dist.init_process_group("cpu:phalanx,cuda:phalanx", store=store, rank=rank, world_size=size)
+    found = compared(rank, size, "cuda")[1], compared_backward(rank, size, "cuda")
+    dist.destroy_process_group()
+    return found
 
 
 def crossed(mesh):
@@ -348,6 +360,12 @@ def test_every_kind_of_call_gives_what_python_gives(built):
 
 def test_gradients_are_those_of_one_process(built):
     assert all(here > 10 for here in run_ranks(compared_backward, 2, start_torch=True, env={"PHALANX_NATIVE": built}))
+
+
+@fake_torch_cuda.needed
+def test_tensors_of_gpus_take_it_too(built):
+    for calls_here, steps_here in run_ranks(compared_on_gpus, 2, env={"PHALANX_NATIVE": built}, timeout=280):
+        assert calls_here > 25 and steps_here > 10
 
 
 def test_gradients_cross_to_plain_tensors_as_without_it(built):  # D3 D5 D11

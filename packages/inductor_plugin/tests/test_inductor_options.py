@@ -97,8 +97,8 @@ def test_a_mode_of_torch_compile_is_taken():
 def test_what_the_uuid_depends_on():
     from phalanx.inductor_plugin.eligibility import GroupFacts
 
-    served = GraphPass(Config(), lambda name: GroupFacts(True, 2))
-    kept = GraphPass(Config(), lambda name: GroupFacts(False, 0))
+    served = GraphPass(Config(), lambda *_: GroupFacts(True, 2))
+    kept = GraphPass(Config(), lambda *_: GroupFacts(False, 0))
     assert served.uuid() == kept.uuid()  # nothing is known of any group yet
     for each in (served, kept):
         each.facts("0")

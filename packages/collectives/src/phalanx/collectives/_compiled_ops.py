@@ -19,6 +19,10 @@ def _fake_arena(nbytes: Any, plan: str, group_name: str) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64)
 
 
+def _fake_arena_cuda(nbytes: Any, plan: str, group_name: str, gpu: int) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.int64)
+
+
 def _fake_view(arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
     return arena.new_empty(size, dtype=dtype)
 
@@ -27,6 +31,18 @@ def _fake_peer_view(
     arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype
 ) -> torch.Tensor:
     return arena.new_empty(size, dtype=dtype)
+
+
+def _fake_view_cuda(
+    arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int
+) -> torch.Tensor:
+    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu))
+
+
+def _fake_peer_view_cuda(
+    arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int
+) -> torch.Tensor:
+    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu))
 
 
 def _fake_nothing(*_: Any, **__: Any) -> None:
@@ -51,8 +67,11 @@ def _fake_all_gather_mms(
 
 FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
+    "symm_arena_cuda": _fake_arena_cuda,
     "arena_view": _fake_view,
+    "arena_view_cuda": _fake_view_cuda,
     "peer_view": _fake_peer_view,
+    "peer_view_cuda": _fake_peer_view_cuda,
     "arena_barrier_": _fake_nothing,
     "arena_release_": _fake_nothing,
     "mm_into_": _fake_nothing,
@@ -88,6 +107,27 @@ def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
         raise
 
 
+def _symm_arena_cuda(nbytes: int, plan: int, group_name: int, gpu: int) -> torch.Tensor:
+    """Likewise on a GPU, for a group that does not serve GPUs yet."""
+    from phalanx.collectives import _errors, _ops, _registry  # they need this module
+
+    try:
+        name = _ops.text(group_name)
+        entry = _registry.entry_named(name)
+        if not entry.decided_on_gpus:
+            entry.decide_on_gpus(torch.device("cuda", gpu))
+        if not entry.on_gpus:
+            raise RuntimeError(
+                f"symm_arena_cuda on group '{name}': this graph was compiled for ranks whose GPUs the core serves, and "
+                "it does not serve those of this group; compile it again with this group"
+            )
+        made: torch.Tensor = torch.ops.phalanx.symm_arena_cuda(nbytes, _ops.text(plan), name, gpu)
+        return made
+    except Exception as error:
+        _errors.keep(_errors.better(error))
+        raise
+
+
 def _without_order(fake: Any, op: Any) -> Any:
     """The fake kernel of a collective that takes `order` and `start` as its last arguments."""
     before = len(op._schema.arguments) - 2
@@ -115,3 +155,4 @@ def register(fakes: Mapping[str, Any]) -> None:
         torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name], op), lib=ordered)
         _torch_compat.keep_in_graphs(op)
     _torch_compat.implement(roads, "symm_arena", _symm_arena, "CompositeExplicitAutograd")
+    _torch_compat.implement(roads, "symm_arena_cuda", _symm_arena_cuda, "CompositeExplicitAutograd")

@@ -181,39 +181,48 @@ def own_rank(name: str) -> tuple[int, int]:
 # ---- public ----------------------------------------------------------------------------------------------------------
 
 
-def enable_group(group: GroupLike, tag: str = "") -> bool:
+def enable_group(group: GroupLike, tag: str = "", *, device: torch.device | None = None) -> bool:
     """Let the ranks of a group meet now, instead of at its first collective on a CPU tensor.
 
-    Collective among the ranks of the group the first time; later calls return at once.
+    Collective among the ranks of the group the first time, for the CPU and for GPUs; later calls return at once.
 
     Args:
         group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
             lists of them (each rank takes part in the one that holds it), the name of a process group, or a
             phalanx.core.Group.
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
+        device: A GPU of this rank: also find out whether the core serves tensors there. By default only of the CPU.
 
     Returns:
-        True if the core serves it, or the core on each host with gloo between the hosts. False if torch.distributed
-        does: each rank is on a host of its own, or the backend is none whose ranks are processes (fake, threaded). The
+        True if the core serves it (tensors of that device), or the core on each host with torch.distributed between
+        the hosts. False if torch.distributed does: each rank is on a host of its own, the core cannot use the GPU of
+        one, or the backend is none whose ranks are processes (fake, threaded). The
         same on every rank.
 
     Raises:
         ValueError, AssertionError: It is no group of this rank.
+        UnsupportedError: Its ranks would meet while a stream of the GPU is captured.
         PhalanxError: The ranks could not meet.
     """
     entry = find(group, tag)
+    if device is not None and device.type == "cuda":
+        if not entry.decided_on_gpus:
+            index = torch.cuda.current_device() if device.index is None else device.index
+            entry.decide_on_gpus(torch.device("cuda", index))
+        return entry.on_gpus or entry.hosts_on_gpus is not None
     if not entry.decided:
         entry.decide()
     return entry.core is not None or entry.hosts is not None
 
 
-def is_core_group(group: GroupLike, tag: str = "") -> bool:
+def is_core_group(group: GroupLike, tag: str = "", *, device: torch.device | None = None) -> bool:
     """Whether the ranks of a group have met and the core serves it. Not collective.
 
     Args:
-        group, tag: As for `enable_group`.
+        group, tag, device: As for `enable_group`.
     """
-    return find(group, tag).core is not None
+    entry = find(group, tag)
+    return entry.on_gpus if device is not None and device.type == "cuda" else entry.core is not None
 
 
 def core_group(group: GroupLike, tag: str = "") -> Group | None:

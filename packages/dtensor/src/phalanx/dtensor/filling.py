@@ -1,12 +1,13 @@
 """Fills local tensors with their elements of a random tensor; random.py has keys, phalanx.core.random the values."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from phalanx.core import PhalanxError
 from phalanx.core.dtypes import DType
 from phalanx.core.random import Box, Kind, fill, fill_integers
 from phalanx.dtensor._mesh import coordinate_of
@@ -88,8 +89,9 @@ def fill_runs(local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...
         if local.is_conj():
             local.copy_(torch.view_as_complex(real))
         return
-    if local.device.type != "cpu" or local.is_neg():
-        made = torch.empty(local.shape, dtype=local.dtype)
+    where = _where(local.device)
+    if where is None or local.is_neg():
+        made = torch.empty(local.shape, dtype=local.dtype, device="cpu" if where is None else local.device)
         fill_runs(made, shape, runs, law, key)
         local.copy_(made)
         return
@@ -99,6 +101,38 @@ def fill_runs(local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...
     address, itemsize = local.data_ptr(), local.element_size()
     for place, box in _boxes(shape, runs, local.stride()):
         if law.kind is None:
-            fill_integers(address + place * itemsize, dtype, int(law.a), int(law.b), key, box)
+            fill_integers(address + place * itemsize, dtype, int(law.a), int(law.b), key, box, **where)
         else:
-            fill(address + place * itemsize, dtype, law.kind, law.a, law.b, key, box)
+            fill(address + place * itemsize, dtype, law.kind, law.a, law.b, key, box, **where)
+
+
+def _where(device: torch.device) -> dict[str, Any] | None:
+    """What the core is told of memory of a device: of a GPU the current stream. None: it cannot write there."""
+    if device.type == "cpu":
+        return {}
+    if device.type != "cuda" or not _fills_on(device.index):
+        return None
+    stream: Any = torch.cuda.current_stream(device)
+    return {"device": (device.type, device.index), "stream": int(stream.cuda_stream)}
+
+
+@cache
+def _fills_on(gpu: int) -> bool:
+    """Whether the core can run kernels on a GPU of this process. Found out once."""
+    number = torch.empty(1, dtype=torch.float32, device=torch.device("cuda", gpu))
+    stream: Any = torch.cuda.current_stream(number.device)
+    try:
+        fill(
+            number.data_ptr(),
+            DType.FLOAT32,
+            Kind.UNIFORM,
+            0.0,
+            1.0,
+            0,
+            Box(0, (1,), (1,), (1,)),
+            device=("cuda", gpu),
+            stream=int(stream.cuda_stream),
+        )
+    except PhalanxError:
+        return False
+    return True

@@ -173,7 +173,7 @@ def is_rng_supported_mesh(device_mesh: Mesh) -> bool:
         device_mesh: The mesh.
 
     Returns:
-        True; numbers for other devices than the CPU are made there and copied.
+        True; numbers for other devices than the CPU and GPUs that the core can use are made on the CPU and copied.
     """
     return True
 

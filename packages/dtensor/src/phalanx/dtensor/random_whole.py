@@ -62,7 +62,9 @@ def _check_probabilities(op: Any, p: Any, local: torch.Tensor) -> None:
     sound = bool(((local >= 0) & local.isfinite()).all()) and bool((local.sum(-1) > 0).all())
     spec: Spec = p._spec
     verdict = Spec(spec.mesh, (Partial("min"),) * spec.mesh.ndim, (), (), torch.int32)
-    whole = transfer(verdict, fallback.whole_spec(verdict)).run(torch.tensor(int(sound), dtype=torch.int32))
+    whole = transfer(verdict, fallback.whole_spec(verdict)).run(
+        torch.tensor(int(sound), dtype=torch.int32, device=local.device)
+    )
     need(op, bool(whole), "the probabilities must be finite and not negative, and no row may have a sum of 0")
 
 

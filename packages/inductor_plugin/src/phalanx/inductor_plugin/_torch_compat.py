@@ -65,6 +65,11 @@ def mode_options(mode: str) -> dict[str, Any]:
     return dict(known[mode])
 
 
+def makes_cuda_graphs() -> bool:
+    """Whether Inductor is to record what it compiles as CUDA graphs (mode "reduce-overhead"). Read in 2.11 to 2.15."""
+    return bool(inductor_config.triton.cudagraphs)
+
+
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse what Inductor has no option for. Read in 2.11 to 2.15.
 
@@ -126,6 +131,16 @@ def groups_named(node: torch.fx.Node) -> list[str]:
         return []
     names = (group_name_of(given) for given in (*node.args, *node.kwargs.values()))
     return [name for name in names if name is not None and _is_group(name)]
+
+
+def gpu_of(node: torch.fx.Node) -> torch.device | None:
+    """The GPU of the tensors that a node takes, before or after autograd, or None. Read in 2.11 to 2.15."""
+    for given in node.all_input_nodes:
+        found = given.meta.get("val", given.meta.get("example_value"))
+        for each in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(each, torch.Tensor) and each.device.type == "cuda":
+                return each.device
+    return None
 
 
 def _is_group(name: str) -> bool:

@@ -39,7 +39,9 @@ REASONS = {
     "small": "smaller than zero_copy_bytes, where the slots of the core are faster",
     "group-unknown": "the graph does not say which group it is on",
     "group-not-served": "the ranks of its group do not share the memory of a host",
-    "device": "its tensors are not all on the CPU",
+    "device": "its tensors are not all on the CPU, or all on one GPU",
+    "gpus-not-served": "the core does not serve the GPUs of its ranks",
+    "cuda-graphs": "CUDA graphs keep memory of their own, which an arena cannot lie in",
     "reduction": "the core does not have its reduction",
     "dtype": "the core cannot reduce its dtype",
     "graph-input": "its input is not computed in the graph, so it lies where it lies",
@@ -47,6 +49,7 @@ REASONS = {
     "unknown-size": "only the data says how large its input is",
     "layout": "its input does not lie in memory in the order of its indices",
     "splits": "its ranks may give inputs of different sizes",
+    "one-stream": "a product in pieces would gain nothing: a GPU's products and collectives are on one stream",
     "parts": "the dim that it cuts is symbolic, or the group size does not divide it",
     "out": "it writes memory of the caller",
     "extern": "a kernel that cannot write into the arena computes it, or its product is used elsewhere, too",
@@ -61,10 +64,12 @@ class GroupFacts:
     Attributes:
         served: Its ranks share the memory of a host, so the core serves it.
         size: Number of its ranks.
+        gpus: Also serves tensors on its ranks' GPUs. None where no graph has asked, for it has no such tensors.
     """
 
     served: bool
     size: int
+    gpus: bool | None = None
 
 
 Facts = Callable[[str], GroupFacts]  # by the name of a group
@@ -109,8 +114,13 @@ def served(one: Collective, facts: GroupFacts | None) -> Decision | None:
     if facts is None or not facts.served:
         return Decision(Route.KEPT, "group-not-served")
     tensors = [one.tensor(i) for i in range(len(one.inputs))]
-    if not all(isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" for tensor in tensors):
+    if one.inputs and one.device is None:
         return Decision(Route.KEPT, "device")
+    if one.device is not None and one.device.type == "cuda":
+        if not facts.gpus:
+            return Decision(Route.KEPT, "gpus-not-served")
+        if _torch_compat.makes_cuda_graphs():
+            return Decision(Route.KEPT, "cuda-graphs")
     if "reduce_op" in one.arguments:
         reduction = one.arguments["reduce_op"]
         if not isinstance(reduction, str) or reduction.lower() not in _REDUCTIONS:

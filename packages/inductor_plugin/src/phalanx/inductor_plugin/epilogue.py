@@ -5,7 +5,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from phalanx.inductor_plugin import _torch_compat, graph, ops
+from phalanx.inductor_plugin import _torch_compat, arena, graph, ops
 from phalanx.inductor_plugin.config import Config
 from phalanx.inductor_plugin.eligibility import Decision, GroupFacts, Route, input_bytes
 from phalanx.inductor_plugin.emit import Emitter, replace
@@ -20,9 +20,9 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class Epilogue:
     """Writes the sums of one group."""
 
-    def __init__(self, emit: Emitter, arena: Node, group_size: int) -> None:
+    def __init__(self, emit: Emitter, where: Node, group_size: int) -> None:
         self.emit = emit
-        self.arena = arena
+        self.arena = where
         self.group_size = group_size
 
     @staticmethod
@@ -44,13 +44,13 @@ class Epilogue:
         The first barrier is after this rank has written; the second keeps the peers from writing anew before this rank
         has read, so it comes after the region, whose results are stored by then.
         """
-        emit, dtype = self.emit.before(one.node), one.tensor().dtype
+        emit, dtype, device = self.emit.before(one.node), one.tensor().dtype, one.tensor().device
         emit.call(ops.plain("arena_barrier_"), self.arena, [view])
         wide = _WIDE.get(dtype, dtype)
         total: Node | None = None
         size = list(graph.value(view).shape)
         for peer in range(self.group_size):  # in the order of the ranks, as the core adds
-            part = emit.call(ops.plain("peer_view"), self.arena, peer, offset, size, dtype)
+            part = arena.peer_view(emit, self.arena, device, peer, offset, size, dtype)
             if wide is not dtype:
                 part = emit.call(prims.convert_element_type.default, part, wide)
             total = part if total is None else emit.call(aten.add.Tensor, total, part)

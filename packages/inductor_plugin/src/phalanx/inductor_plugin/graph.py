@@ -127,6 +127,13 @@ class Collective:
         found: torch.Tensor = value(self.inputs[i])
         return found
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where its inputs lie: the CPU, or a GPU with its index. None where that is no one device, or neither."""
+        found = {each.device if isinstance(each, torch.Tensor) else None for each in map(value, self.inputs)}
+        only = found.pop() if len(found) == 1 else None
+        return only if only is not None and only.type in ("cpu", "cuda") else None
+
 
 def _arguments(node: Node) -> dict[str, Any]:
     schema = node.target._schema  # type: ignore[union-attr]

@@ -1,13 +1,13 @@
 """One graph's collectives, each on its route: the arenas of the groups, what lies in them and when, and the calls."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
 
+from phalanx.inductor_plugin import arena, lower, ops
 from phalanx.inductor_plugin import graph as graphs
-from phalanx.inductor_plugin import lower, ops
 from phalanx.inductor_plugin.config import Config
 from phalanx.inductor_plugin.eligibility import Decision, Facts, Route, decide, input_bytes
 from phalanx.inductor_plugin.emit import Emitter, Size
@@ -47,17 +47,28 @@ class Task:
     values: list[Value]
 
 
-class Lowering:
-    """The rewriting of one graph."""
+ArenaKey = tuple[str, torch.device]  # the name of its group, and where it lies
 
-    def __init__(self, graph: Graph, config: Config, facts: Facts) -> None:
+
+class Lowering:
+    """The rewriting of one graph.
+
+    Args:
+        graph: It.
+        config: The options.
+        facts: What is known of the groups.
+        unpiped: Collectives that would be joined with a product if they were not on a GPU.
+    """
+
+    def __init__(self, graph: Graph, config: Config, facts: Facts, unpiped: Collection[Node] = ()) -> None:
         self.config = config
         self.facts = facts
+        self.unpiped = unpiped
         self.emit = Emitter(graph)
         self.position = {node: i for i, node in enumerate(graph.nodes)}
         self.overlap = Overlap(config, self.position)
-        self.arenas: dict[str, Node] = {}
-        self.names: dict[str, str] = {}
+        self.arenas: dict[ArenaKey, Node] = {}
+        self.names: dict[ArenaKey, str] = {}
         self.arena_bytes: dict[str, int] = {}
         self.own_arenas = 0  # of values of symbolic size
         self.lines: list[Line] = []
@@ -70,6 +81,8 @@ class Lowering:
         decision = decide(one, facts, self.config)
         if Epilogue.takes(one, decision, facts, self.config):
             decision = Decision(Route.EPILOGUE)
+        elif one.node in self.unpiped and decision.reason in ("", "small"):
+            decision = Decision(decision.route, "one-stream")
         if decision.route not in (Route.ZERO_COPY, Route.EPILOGUE):
             return Task(one, decision, [])
         values = []
@@ -98,21 +111,21 @@ class Lowering:
 
     def plan(self) -> None:
         """Place the values, and put the arena of each group at the head of the graph."""
-        groups = list(dict.fromkeys(task.one.group for task in self.tasks if task.decision.route is not Route.KEPT))
+        lowered = [task.one for task in self.tasks if task.decision.route is not Route.KEPT]
         head = next(node for node in self.emit.graph.nodes if node.op != "placeholder")
-        for group in groups:
-            assert group is not None
-            mine = [task for task in self.tasks if task.one.group == group]
+        for key in dict.fromkeys(_key(one) for one in lowered):
+            group, device = key
+            mine = [task for task in self.tasks if task.one.group == group and _key(task.one) == key]
             lives = [value.life for task in mine for value in task.values if value.life is not None]
             nbytes = place(lives)
             lines = [
                 " ".join([describe(task.one), *(f"at {v.life.offset}" for v in task.values if v.life is not None)])
                 for task in mine
             ]
-            text = plan_text(group, self.facts(group).size, lines, nbytes)
-            self.names[group] = text
-            self.arena_bytes[group] = nbytes
-            self.arenas[group] = self.emit.before(head).call(ops.plain("symm_arena"), nbytes, text, group)
+            text = plan_text(group, self.facts(group).size, lines, nbytes, device.type)
+            self.names[key] = text
+            self.arena_bytes[group] = self.arena_bytes.get(group, 0) + nbytes
+            self.arenas[key] = arena.make(self.emit.before(head), device, nbytes, text, group)
 
     # ---- the calls ----
 
@@ -186,7 +199,9 @@ class Lowering:
         assert value.life is not None
         region = region_of(task.one, self.position)
         (view,) = self._written(task)
-        Epilogue(self.emit, self.arenas[group], self.facts(group).size).write(task.one, view, value.life.offset, region)
+        Epilogue(self.emit, self.arenas[_key(task.one)], self.facts(group).size).write(
+            task.one, view, value.life.offset, region
+        )
         if value.producer.into:
             self._drop_product(value)
         return 0
@@ -207,36 +222,34 @@ class Lowering:
 
     def _view(self, one: Collective, i: int, value: Value) -> Node:
         """The place of an input, written."""
-        group = one.group
-        assert group is not None
-        producer = value.producer
+        key, producer = _key(one), value.producer
         emit = self.emit.before(producer.node if producer.into else one.node)
         sizes = sizes_of(emit, producer)
         dtype = graphs.value(producer.node).dtype
         if value.life is None:
-            arena, offset = self._arena_of_its_own(emit, group, sizes, dtype), 0
+            made, offset = self._arena_of_its_own(emit, key, sizes, dtype), 0
         else:
-            arena, offset = self.arenas[group], value.life.offset
-            self._release(emit, arena, group, value.life)
-        view = emit.call(ops.plain("arena_view"), arena, offset, sizes, dtype)
+            made, offset = self.arenas[key], value.life.offset
+            self._release(emit, made, key, value.life)
+        view = arena.view(emit, made, key[1], offset, sizes, dtype)
         write(emit, producer, view, sizes)
         value.view = view
         return view
 
-    def _arena_of_its_own(self, emit: Emitter, group: str, sizes: Sequence[Size], dtype: torch.dtype) -> Node:
+    def _arena_of_its_own(self, emit: Emitter, key: ArenaKey, sizes: Sequence[Size], dtype: torch.dtype) -> Node:
         """For a value of symbolic size: it grows with the largest that came."""
-        name, _, body = self.names[group].partition(SEPARATOR)
+        name, _, body = self.names[key].partition(SEPARATOR)
         self.own_arenas += 1
         nbytes = emit.product([*sizes, dtype.itemsize])
         text = f"{name}, value {self.own_arenas}{SEPARATOR}{body}"
-        return emit.call(ops.plain("symm_arena"), nbytes, text, group)
+        return arena.make(emit, key[1], nbytes, text, key[0])
 
-    def _release(self, emit: Emitter, arena: Node, group: str, life: Life) -> None:
+    def _release(self, emit: Emitter, where: Node, key: ArenaKey, life: Life) -> None:
         """Let those who read what lay here before, and what was sent from here, be done before it is written over."""
-        readers = [self.order] if arena is not self.order else []
+        readers = [self.order] if where is not self.order else []
         shared = False
         for task in self.tasks:
-            for value in task.values if task.one.group == group else []:
+            for value in task.values if task.values and _key(task.one) == key else []:
                 before = value.life
                 if value.view is None or before is None or value.released:
                     continue
@@ -244,7 +257,13 @@ class Lowering:
                     value.released = shared = True
                     readers.extend(_tensors(graphs.uses([value.view])))
         if shared:
-            emit.call(ops.plain("arena_release_"), arena, list(dict.fromkeys(readers)) or [self.order])
+            emit.call(ops.plain("arena_release_"), where, list(dict.fromkeys(readers)) or [self.order])
+
+
+def _key(one: Collective) -> ArenaKey:
+    """Of a collective that is lowered; that of the CPU where it has no tensors."""
+    assert one.group is not None
+    return one.group, one.device or torch.device("cpu")
 
 
 def _tensors(nodes: Sequence[Node]) -> list[Node]:

@@ -22,9 +22,14 @@ class Overlap:
         self._flying: list[tuple[int, int, int]] = []  # first and last position, and bytes
 
     def worth_starting(self, one: Collective) -> Node | None:
-        """The node that needs the result first, where enough is computed before it; else None."""
+        """The node that needs the result first, where enough is computed before it; else None.
+
+        None on a GPU, too: there it is on the stream of the computations, and the host waits for nothing anyway.
+        """
         config = self._config
         if config.overlap_ns == 0 or one.form.kind not in ("all_reduce", "broadcast") or one.form.several:
+            return None
+        if one.tensor().device.type != "cpu":
             return None
         nbytes = input_bytes(one.tensor())
         users = [user for nodes in one.results for user in graph.uses(nodes)]

@@ -2,28 +2,36 @@
 
 import hashlib
 import importlib.metadata
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule
 
 from phalanx.collectives import core_group, enable_group, is_core_group
 from phalanx.inductor_plugin import _torch_compat, lower
 from phalanx.inductor_plugin.bucket import bucket
 from phalanx.inductor_plugin.config import Config
-from phalanx.inductor_plugin.eligibility import Facts, GroupFacts, served
+from phalanx.inductor_plugin.eligibility import GroupFacts, served
 from phalanx.inductor_plugin.emit import Emitter
 from phalanx.inductor_plugin.graph import collectives, split_waits
 from phalanx.inductor_plugin.lowering import Lowering
 from phalanx.inductor_plugin.pipeline_mm import pipeline
 from phalanx.inductor_plugin.report import Report, add, check_strict
 
+Ask = Callable[[str, torch.device | None], GroupFacts]  # by the name of a group, and a GPU where that matters
 
-def facts_of(name: str) -> GroupFacts:
+
+def facts_of(name: str, gpu: torch.device | None = None) -> GroupFacts:
     """What is known of the group of that name in this rank.
 
     Its ranks meet here if they have not: collective then, as they all compile the graph.
+
+    Args:
+        name: Of the group.
+        gpu: That of this rank, to learn whether the core serves it.
     """
     try:
         enable_group(name)
@@ -32,7 +40,10 @@ def facts_of(name: str) -> GroupFacts:
     if not is_core_group(name):
         return GroupFacts(False, 0)
     group = core_group(name)
-    return GroupFacts(group is not None, group.group_size if group is not None else 0)
+    if group is None:
+        return GroupFacts(False, 0)
+    gpus = None if gpu is None else enable_group(name, device=gpu) and is_core_group(name, device=gpu)
+    return GroupFacts(True, group.group_size, gpus)
 
 
 @cache
@@ -54,28 +65,34 @@ class GraphPass(_torch_compat.CustomGraphPass):
 
     Args:
         config: The options.
-        facts: What is known of a group, by its name; default: of the groups of this process.
+        facts: What is known of a group, by its name and a GPU; default: of the groups of this process.
         others: Passes that the user has put there, which run before.
     """
 
-    def __init__(self, config: Config, facts: Facts = facts_of, others: Any = None) -> None:
+    def __init__(self, config: Config, facts: Ask = facts_of, others: Any = None) -> None:
         self.config = config
         self._facts = facts
         self._others = _torch_compat.passes_of(others)
         self._known: dict[str, GroupFacts] = {}
 
-    def facts(self, name: str) -> GroupFacts:
-        """What is known of a group. The same for the life of the pass, as it is part of its uuid."""
-        if name not in self._known:
-            self._known[name] = self._facts(name)
-        return self._known[name]
+    def facts(self, name: str, gpu: torch.device | None = None) -> GroupFacts:
+        """What is known of a group. The same for the life of the pass, as it is part of its uuid.
+
+        Args:
+            name: Of the group.
+            gpu: Where tensors of its collectives lie, if on a GPU. The first one that is named is asked about.
+        """
+        known = self._known.get(name)
+        if known is None or (gpu is not None and known.gpus is None and known.served):
+            known = self._known[name] = self._facts(name, gpu)
+        return known
 
     def uuid(self) -> Any:
         """What the caches of Inductor tell compiled graphs apart by, or None where another pass has nothing such."""
         others = [_torch_compat.uuid_of(each) for each in self._others]
         if None in others:
             return None
-        known = tuple(sorted((name, facts.served, facts.size) for name, facts in self._known.items()))
+        known = tuple(sorted((name, facts.served, facts.size, facts.gpus) for name, facts in self._known.items()))
         return repr((_sources(), self.config.key(), known, others))
 
     def look_at(self, module: GraphModule) -> None:
@@ -83,7 +100,7 @@ class GraphPass(_torch_compat.CustomGraphPass):
         for part in module.modules():
             for node in part.graph.nodes if isinstance(part, GraphModule) else ():
                 for name in _torch_compat.groups_named(node):
-                    self.facts(name)
+                    self.facts(name, _torch_compat.gpu_of(node))
 
     def __call__(self, graph: Graph) -> None:
         """Rewrite a graph in place.
@@ -95,10 +112,11 @@ class GraphPass(_torch_compat.CustomGraphPass):
             other(graph)
         name = graph_name(graph)
         split_waits(graph)
+        self._meet(graph)
         self._expand(graph)
-        lines = pipeline(graph, self.config, self.facts)
+        lines, unpiped = pipeline(graph, self.config, self.facts)
         bucket(graph, self.config, self.facts)
-        lowering = Lowering(graph, self.config, self.facts)
+        lowering = Lowering(graph, self.config, self.facts, unpiped)
         if not lowering.tasks and not lines:
             return
         lowering.run()
@@ -107,6 +125,13 @@ class GraphPass(_torch_compat.CustomGraphPass):
         add(Report(name, tuple(lines), lowering.arena_bytes))
         if self.config.strict:
             check_strict(name, lines, self.config.zero_copy_bytes)
+
+    def _meet(self, nodes: Graph) -> None:
+        """Learn of the groups, where `look_at` was not shown the graph. All ranks do so in the order of the graph."""
+        for one in collectives(nodes):
+            if one.group is not None:
+                on_gpu = one.device is not None and one.device.type == "cuda"
+                self.facts(one.group, one.device if on_gpu else None)
 
     def _expand(self, nodes: Graph) -> None:
         """Write shard_dim_alltoall by collectives that the rest knows."""

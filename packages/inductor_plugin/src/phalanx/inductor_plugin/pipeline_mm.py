@@ -18,15 +18,17 @@ _BY_SIZE = 0  # pieces: the op chooses
 _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 
-def pipeline(graph: Graph, config: Config, facts: Facts) -> list[Line]:
+def pipeline(graph: Graph, config: Config, facts: Facts) -> tuple[list[Line], set[Node]]:
     """Join what is large enough; see `Config.pipeline_bytes`.
 
     Returns:
-        What became of the collectives that were joined.
+        What became of the collectives that were joined, and the collectives that were not only because they are on a
+        GPU: there the op is the product and then the collective on one stream, which is no better than the two.
     """
+    lines: list[Line] = []
+    on_gpus: set[Node] = set()
     if config.pipeline_bytes == 0:
-        return []
-    lines = []
+        return lines, on_gpus
     for one in graphs.collectives(graph):
         one.refresh()
         known = facts(one.group) if one.group is not None else None
@@ -34,13 +36,22 @@ def pipeline(graph: Graph, config: Config, facts: Facts) -> list[Line]:
             continue
         if (input_bytes(one.tensor()) or 0) < config.pipeline_bytes or one.tensor().dtype not in _DTYPES:
             continue
+        before, after = _has_product_before(one), _has_product_after(one)
+        if not before and not after:
+            continue
+        if one.tensor().device.type != "cpu":
+            on_gpus.add(one.node)
+            continue
         what, nbytes, emit = describe(one), input_bytes(one.tensor()), Emitter(graph)
-        if _product_before(emit, one, known.size) or _product_after(emit, one):
-            lines.append(Line(what, one.group or "?", Route.PIPELINED, "", nbytes))
-    return lines
+        if before:
+            _with_product_before(emit, one, known.size)
+        else:
+            _with_product_after(emit, one)
+        lines.append(Line(what, one.group or "?", Route.PIPELINED, "", nbytes))
+    return lines, on_gpus
 
 
-def _product_before(emit: Emitter, one: Collective, group_size: int) -> bool:
+def _has_product_before(one: Collective) -> bool:
     """mm -> all_reduce, and mm -> reduce_scatter."""
     source = one.inputs[0]
     product = graphs.base_of(source)
@@ -49,6 +60,12 @@ def _product_before(emit: Emitter, one: Collective, group_size: int) -> bool:
     same = graphs.value(source).numel() == graphs.value(product).numel() and graphs.is_dense(graphs.value(source))
     if not same or not all(graphs.is_dense(graphs.value(each)) for each in product.args):  # type: ignore[arg-type]
         return False
+    return one.form.kind == "all_reduce" or source is product
+
+
+def _with_product_before(emit: Emitter, one: Collective, group_size: int) -> None:
+    source = one.inputs[0]
+    product = graphs.base_of(source)
     a, b = product.args
     assert isinstance(a, Node)
     assert isinstance(b, Node)
@@ -61,15 +78,12 @@ def _product_before(emit: Emitter, one: Collective, group_size: int) -> bool:
         emit.call(ops.plain("mm_all_reduce_"), made, a, b, reduction, group, _BY_SIZE)
         result = emit.shaped_like(made, source)
     else:
-        if source is not product:
-            return False
         result = emit.call(ops.plain("mm_reduce_scatter"), a, b, reduction, group_size, group, _BY_SIZE)
     replace(one.results[0], result)
     _drop(source)
-    return True
 
 
-def _product_after(emit: Emitter, one: Collective) -> bool:
+def _has_product_after(one: Collective) -> bool:
     """all_gather -> mm, where nobody else needs what was gathered."""
     if one.form.kind != "all_gather" or one.tensor().dim() != 2 or not graphs.is_dense(one.tensor()):
         return False
@@ -78,14 +92,17 @@ def _product_after(emit: Emitter, one: Collective) -> bool:
         return False
     (product,) = users
     a, b = product.args
-    if a not in one.results[0] or b in one.results[0] or not graphs.is_dense(graphs.value(b)):  # type: ignore[arg-type]
-        return False
+    return a in one.results[0] and b not in one.results[0] and graphs.is_dense(graphs.value(b))  # type: ignore[arg-type]
+
+
+def _with_product_after(emit: Emitter, one: Collective) -> None:
+    (product,) = one.users(0)
     emit.before(product)
+    b = product.args[1]
     result = emit.call(ops.plain("all_gather_mm"), one.inputs[0], b, one.arguments["group_size"], one.group)
     replace([product], result)
     for node in reversed(one.results[0]):
         emit.graph.erase_node(node)
-    return True
 
 
 def _is_mm(node: Node) -> bool:

@@ -78,7 +78,7 @@ def describe(one: Collective) -> str:
     return f"{one.name}({', '.join(about)}) {tensors}"
 
 
-def plan_text(group: str, group_size: int, lines: Iterable[str], nbytes: int) -> str:
+def plan_text(group: str, group_size: int, lines: Iterable[str], nbytes: int, device_type: str = "cpu") -> str:
     """What stands for a plan: a name that no other plan has, and one line for each collective.
 
     Args:
@@ -86,7 +86,9 @@ def plan_text(group: str, group_size: int, lines: Iterable[str], nbytes: int) ->
         group_size: Number of its ranks.
         lines: What each collective on it is, and where it lies.
         nbytes: Of the arena.
+        device_type: Where the arena lies. The number of a GPU is not part of it: it differs from rank to rank.
     """
     body = SEPARATOR.join(lines)
     digest = hashlib.sha256(f"{group_size}\n{nbytes}\n{body}".encode()).hexdigest()[:16]
-    return f"graph {digest} on group '{group}'{SEPARATOR}{body}"
+    where = " on GPUs" if device_type == "cuda" else ""
+    return f"graph {digest} on group '{group}'{where}{SEPARATOR}{body}"
