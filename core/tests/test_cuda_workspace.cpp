@@ -344,11 +344,11 @@ void disagree(size_t before, size_t count, size_t other, bool late_first) {
 TEST(ranks_that_disagree_are_told_both_calls) {
   gpu::needs_driver();
   for (const bool late_first : {false, true}) {
-    disagree(0, 10, 20, late_first);        // both make their first workspace
-    disagree(10, 20, 30, late_first);       // nobody makes one
-    disagree(10, 20, 3000, late_first);     // rank 1 makes one
-    disagree(10, 2000, 30, late_first);     // rank 0 makes one
-    disagree(10, 2000, 30000, late_first);  // both make one, of different sizes
+    disagree(0, 10, 20, late_first);       // both make their first workspace
+    disagree(10, 20, 30, late_first);      // nobody makes one
+    disagree(10, 20, 3000, late_first);    // rank 1 makes one
+    disagree(10, 2000, 30, late_first);    // rank 0 makes one
+    disagree(10, 2000, 9000, late_first);  // both make one, of different sizes
   }
 }
 
