@@ -326,7 +326,8 @@ void disagree(size_t before, size_t count, size_t other, bool late_first) {
           for (int i = 0; i < 1000; ++i) CHECK_OK(phx_mem_count(world, &blocks, &bytes));
         }
         const phx_status status = gather(me, me.options(), rank == 0 ? count : other);
-        CHECK(status == PHX_OK || status == PHX_ERR_MISMATCH || status == PHX_ERR_REVOKED);
+        if (status != PHX_OK && status != PHX_ERR_MISMATCH && status != PHX_ERR_REVOKED)
+          check::failed(__FILE__, __LINE__, std::string(phx_status_name(status)) + ": " + phx_last_error());
         const phx_error_info info = me.failure();
         CHECK(info.status == PHX_ERR_MISMATCH);
         const std::string first = "all_gather(int32, " + std::to_string(count) + ")";
@@ -343,11 +344,11 @@ void disagree(size_t before, size_t count, size_t other, bool late_first) {
 TEST(ranks_that_disagree_are_told_both_calls) {
   gpu::needs_driver();
   for (const bool late_first : {false, true}) {
-    disagree(0, 10, 20, late_first);        // both make their first workspace
-    disagree(10, 20, 30, late_first);       // nobody makes one
-    disagree(10, 20, 3000, late_first);     // rank 1 makes one
-    disagree(10, 2000, 30, late_first);     // rank 0 makes one
-    disagree(10, 2000, 30000, late_first);  // both make one, of different sizes
+    disagree(0, 10, 20, late_first);       // both make their first workspace
+    disagree(10, 20, 30, late_first);      // nobody makes one
+    disagree(10, 20, 3000, late_first);    // rank 1 makes one
+    disagree(10, 2000, 30, late_first);    // rank 0 makes one
+    disagree(10, 2000, 9000, late_first);  // both make one, of different sizes
   }
 }
 
@@ -484,6 +485,24 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
     });
     CHECK(gpu::alive() == 0);
   }
+}
+
+TEST(a_handle_of_symmetric_memory_may_outlive_its_group) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    void *block = nullptr;
+    phx_symm *symm = nullptr;
+    CHECK_OK(phx_mem_alloc(world, &kGpu, kSpace, &block));
+    CHECK_OK(phx_symm_rendezvous(group, block, 0, &symm));
+    const OwnStream stream;
+    CHECK_OK(phx_group_enqueue_barrier(group, &kGpu, 0, stream.get()));
+    stream.wait();
+    phx_group_release(group);
+    CHECK_OK(phx_mem_free(world, block));
+    phx_symm_release(symm);  // the last that holds the group
+  });
+  if (gpu::alive() >= 0) CHECK(gpu::alive() == 0);
 }
 
 TEST(nothing_is_left_behind) {
