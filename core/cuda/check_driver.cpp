@@ -1,10 +1,12 @@
-// Compares what core/src/cuda/driver.h declares of the CUDA driver with cuda.h. Nothing of it is run:
+// Compares what core/src/cuda/driver.h and core/torch/gpu_driver.h declare of the CUDA driver with cuda.h. Nothing of
+// it is run:
 //
 //   nvcc -std=c++17 -Icore/include -Icore/src -c core/cuda/check_driver.cpp
 #include <cuda.h>
 
 #include <cstddef>
 
+#include "../torch/gpu_driver.h"
 #include "cuda/driver.h"
 
 namespace phx::cuda {
@@ -56,3 +58,16 @@ PHX_CUDA_NEWER_FUNCTIONS(PHX_CUDA_COMPARE)
 #undef PHX_CUDA_COMPARE
 
 }  // namespace phx::cuda
+
+namespace phxt::gpu {
+
+static_assert(sizeof(Result) == sizeof(CUresult) && sizeof(Device) == sizeof(CUdevice));
+static_assert(kUntimed == CU_EVENT_DISABLE_TIMING && kCapturing == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+static_assert(kRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+
+#define PHXT_CUDA_COMPARE(member, symbol, parameters) \
+  static_assert(phx::cuda::alike(&symbol, static_cast<Result(*) parameters>(nullptr)), #symbol);
+PHXT_CUDA_FUNCTIONS(PHXT_CUDA_COMPARE)
+#undef PHXT_CUDA_COMPARE
+
+}  // namespace phxt::gpu

@@ -29,6 +29,7 @@ class Rank {
     CHECK_OK(phx_mem_alloc(world, &kGpu, bytes, &out_));
   }
   ~Rank() {
+    stream_.wait();  // what a call that failed has left on it
     phx_group_release(hosts_);
     phx_group_release(group_);
     phx_mem_free(world_, out_);

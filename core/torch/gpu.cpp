@@ -1,7 +1,6 @@
 #include "gpu.h"
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <string>
 
@@ -75,9 +74,8 @@ struct Table {  // never destroyed: an op may run while the process exits
   std::mutex mutex;
   std::vector<Entry> entries;
   size_t sweep_at = kSweepAt;
-  std::atomic<uint64_t> count{0};
 
-  void count_them() { count.store(entries.size(), std::memory_order_relaxed); }
+  void count_them() { marks.store(entries.size(), std::memory_order_relaxed); }
   void sweep() {
     const auto over = [](const Entry &entry) {
       const InContext context(entry.mark->gpu());
@@ -151,10 +149,8 @@ void leave_mark(const Group *group, const phx_options &put, const std::vector<Ou
   all.count_them();
 }
 
-uint64_t mark_count() { return table().count.load(std::memory_order_relaxed); }
-
 bool has_mark(uintptr_t storage) {
-  if (mark_count() == 0) return false;
+  if (!has_marks()) return false;
   Table &all = table();
   const std::lock_guard lock(all.mutex);
   all.sweep();
@@ -169,7 +165,7 @@ void sweep_marks() {
 }
 
 phx_status follow_storage(uintptr_t storage, bool *found) {
-  if (storage == 0 || mark_count() == 0) return PHX_OK;
+  if (storage == 0) return PHX_OK;
   return follow([=](const Entry &entry) { return entry.output.storage == storage; }, found);
 }
 

@@ -5,6 +5,7 @@
 // that reads or writes there, makes its own current stream come after the mark. Nothing waits on the host.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "groups.h"
@@ -12,7 +13,7 @@
 
 namespace phxt::gpu {
 
-// Whether this torch can tell its current stream: of CUDA builds, or 2.12 and later.
+// Whether this torch can tell its current stream: of CUDA builds, or 2.13 and later.
 bool knows_streams();
 void *current_stream(int32_t gpu);
 phx_options options(int32_t gpu);  // the GPU and its current stream
@@ -24,7 +25,8 @@ struct Output {
 // Everything that was put on the stream of `put` by now has written these.
 void leave_mark(const Group *group, const phx_options &put, const std::vector<Output> &outputs);
 
-uint64_t mark_count();
+inline std::atomic<uint64_t> marks{0};  // how many there are
+inline bool has_marks() { return marks.load(std::memory_order_relaxed) != 0; }
 bool has_mark(uintptr_t storage);
 void sweep_marks();  // forgets those that their streams have passed
 // These make the current stream of each mark's GPU come after what matches, and return the first error, with its text

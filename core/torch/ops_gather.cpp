@@ -34,7 +34,7 @@ void all_gather_into_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   check_group_size(call, group_size);
   Operand in = read_operand(input, call.gpu);
   const Operand out = caller_output(call, target, in, in.numel * group_size);
-  if (in.range().overlaps(out.range())) make_private(in, input);  // FSDP's input is a slice of out
+  if (in.range().overlaps(out.range()) && !is_in_place(call, in, out)) make_private(in, input);
   run_into(call, target, out, in, [&](phx_work **work) { return all_gather(call, in, out, work); });
 }
 

@@ -7,8 +7,8 @@
 #include <exception>
 
 #include "library.h"
+#include "multiply.h"
 #include "output.h"
-#include "products.h"
 
 namespace phxt {
 namespace {

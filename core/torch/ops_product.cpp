@@ -1,6 +1,6 @@
 // mm_into_, bmm_into_ and addmm_into_: matrix products into memory that is given, such as a view of an arena.
 #include "call.h"
-#include "products.h"
+#include "multiply.h"
 
 namespace phxt {
 namespace {

@@ -72,7 +72,7 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   check_reduction(call, reduction, in.type);
   rows_per_rank(call, in);
   const Operand out = caller_output(call, target, in, in.numel / group_size);
-  if (in.range().overlaps(out.range())) make_private(in, input);  // FSDP's out is often a slice of the input
+  if (in.range().overlaps(out.range()) && !is_in_place(call, out, in)) make_private(in, input);
   run_into(call, target, out, in, [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
 }
 

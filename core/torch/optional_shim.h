@@ -16,7 +16,7 @@ struct OptionalShim {
   const char *(*exception_get_what_without_backtrace)();
   // Of CUDA builds, in libtorch_cuda.so.
   AOTITorchError (*aoti_get_current_cuda_stream)(int32_t device_index, void **out);
-  // The same in two calls, of any build. The stream is owned; its native handle came with 2.12.
+  // The same in two calls, of any build. The stream is owned; its native handle came with 2.13.
   AOTITorchError (*aoti_get_current_stream)(int32_t device_index, StreamHandle *out);
   AOTITorchError (*aoti_delete_stream)(StreamHandle stream);
   AOTITorchError (*stream_native_handle)(StreamHandle stream, void **out);

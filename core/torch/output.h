@@ -24,6 +24,12 @@ inline Operand fresh_output(const Tensor &made, const Operand &like, int64_t num
 // The caller's `out`, checked: dtype, device, number of elements.
 Operand caller_output(const Call &call, const Tensor &out, const Operand &like, int64_t numel);
 
+// Whether `part` is this rank's place in `whole`, as FSDP has it, which the core allows on a GPU. On the host the input
+// of a start that is pending may not be written.
+inline bool is_in_place(const Call &call, const Operand &part, const Operand &whole) {
+  return call.gpu != kHost && part.range().begin == whole.range().begin + call.group->rank * part.bytes();
+}
+
 // Runs a collective that writes `out`, which belongs to `tensor`; where `out` is a contiguous copy of a tensor with
 // strides, it completes at once and is copied back.
 template <class Issue>

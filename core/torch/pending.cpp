@@ -97,7 +97,7 @@ void pending_leave(const Group *group) {
 }
 
 phx_status wait_storage(uintptr_t storage, int64_t timeout_ms, bool *found) {
-  const phx_status followed = gpu::follow_storage(storage, found);
+  const phx_status followed = gpu::has_marks() ? gpu::follow_storage(storage, found) : PHX_OK;
   if (storage == 0 || pending_count() == 0) return followed;
   const phx_status status =
       wait_matching([=](const Pending &entry) { return entry.storage == storage; }, timeout_ms, found);

@@ -71,7 +71,7 @@ ElementType element_type(int32_t torch_dtype) {
 
 void settle(const Tensor &tensor, const Range &range) {
   if (pending_count() != 0) check_kept(wait_overlapping(storage_base(tensor), range));
-  if (gpu::mark_count() != 0) check_kept(gpu::follow_overlapping(storage_base(tensor), range));
+  if (gpu::has_marks()) check_kept(gpu::follow_overlapping(storage_base(tensor), range));
 }
 
 int64_t Operand::numel_of_row() const {

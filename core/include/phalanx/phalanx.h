@@ -433,12 +433,17 @@ typedef struct phx_options {
  * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the GPU of this rank, which `in` and `out` are ordinary
  * pointers of; work == NULL): the call puts copies and kernels on options.stream, of the GPU's primary context, and
  * returns. All of these on one group run in one order on all ranks, whatever their channel; on one rank, those on other
- * streams wait for those before them, but for what is captured. Inputs are copied into a workspace of the group on that
- * GPU, but for small ones of all_reduce. The first call makes it, and one that needs more than any before makes a
- * larger one: then the call waits for the other ranks' hosts, and it is PHX_ERR_UNSUPPORTED while the stream is captured
- * (make one call of that size before the capture). Workspaces last as long as the group, so captured calls may be
- * replayed as long as that, as often as on the other ranks. What is said below of symmetric memory of a GPU holds here
- * as well: timeouts, dead peers, calls that differ, bits. */
+ * streams wait for those before them, but for what is captured.
+ *
+ * Inputs there that lie in memory which has had a rendezvous with this group, one of the last 64, are read where they
+ * are by the peers, on whichever ranks that is so, at whatever offsets; zero_copies counts those of this rank. Free
+ * such memory on all ranks or on none. Not so of all_to_all_v, of an all_reduce in place that is not large, and with
+ * another algo than PHX_ALGO_AUTO. All other inputs, but for small ones of all_reduce, are copied into a workspace of
+ * the group on that GPU. The first call makes it, and one that needs more than any before makes a larger one: then the
+ * call waits for the other ranks' hosts, and is PHX_ERR_UNSUPPORTED while the stream is captured (make one call of that
+ * size before the capture). Workspaces last as long as the group, so captured calls may be replayed as long as that, as
+ * often as on the other ranks. What is said below of symmetric memory of a GPU holds here as well: timeouts, dead
+ * peers, calls that differ, bits. */
 PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                                   const phx_options *options, phx_work **work);
 PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
@@ -504,7 +509,8 @@ enum { PHX_ANY_RANK = -1 };
 
 /* Not collective: a send meets the oldest unmet receive of its receiver that names its sender (or PHX_ANY_RANK) and its
  * tag. Messages of one sender with one tag arrive in the order sent. dtype and count must agree, else both sides fail
- * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. With work == NULL a send
+ * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used; with a stream, or a device
+ * that is not the host, it is PHX_ERR_UNSUPPORTED. With work == NULL a send
  * returns when `in` may be changed, which can be before it is received. Of a send that was started, `in` must stay
  * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going. */
 PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,

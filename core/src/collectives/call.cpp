@@ -154,6 +154,11 @@ Call Call::as(Kind kind, const char *in, char *out) const {
   return other;
 }
 
+Call &Call::finds(const cuda::Inputs *inputs) {
+  inputs_ = inputs;
+  return *this;
+}
+
 Call Call::one_of(const CoalescedCall &one) const {
   Call other = as(one.kind, one.buffers.in, one.buffers.out);
   other.buffers_ = one.buffers;

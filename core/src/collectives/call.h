@@ -51,6 +51,9 @@ class Call {
   bool on_gpu() const { return options_.device.type == PHX_DEV_CUDA; }
   // The same call as a kernel does it: under its own name, on other buffers. The ranks' records have been compared.
   Call as(Kind kind, const char *in, char *out) const;
+  // Where its inputs are, if they need not be at the same place on all ranks. NULL: they are.
+  Call &finds(const cuda::Inputs *inputs);
+  const cuda::Inputs *inputs() const { return inputs_; }
   Call one_of(const CoalescedCall &one) const;
   // What to compare with the other ranks' calls before a kernel runs; NULL: that has been done.
   const CallRecord *uncompared() const { return compared_ ? nullptr : &record_; }
@@ -77,6 +80,7 @@ class Call {
   CallRecord record_;
   bool on_stream_ = false;
   bool compared_ = false;
+  const cuda::Inputs *inputs_ = nullptr;
   phx_status status_ = PHX_OK;
 };
 

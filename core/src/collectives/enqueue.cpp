@@ -55,6 +55,7 @@ class Enqueued {
     launch_.channel = symm.side()->own_channel();
     launch_.divisor = call.group_size();
     launch_.scale = call.reduction().scale;
+    if (call.inputs() != nullptr) launch_.inputs = *call.inputs();
   }
 
   cuda::Launch &launch() { return launch_; }

@@ -52,6 +52,7 @@ class OnGpu {
     if (!ok()) return;
     status_ =
         group_.workspaces().prepare(call_.name(), *workspace_, call_.record(), bytes, call_.timeout_ms(), stream());
+    begun_ = ok();
     if (ok()) keep(workspace_->begin(call_.name(), stream()));
   }
   // `one`: what is called, or one of several calls.
@@ -69,9 +70,13 @@ class OnGpu {
     const int32_t algo = one.options().algo;
     const bool large = one.group_size() > 2 && bytes >= kTwoStepBytes && algo != PHX_ALGO_ONE_SHOT;
     const bool two_steps = reduces_all && (large || algo == PHX_ALGO_MULTIMEM);
-    keep(workspace_->copy(one.name(), space, buffers.in, bytes, stream()));
+    // One that is overwritten while others read it has to be copied.
+    const bool stays = !reduces_all || two_steps || buffers.in != buffers.out;
+    cuda::Inputs inputs{};
+    bring(one, bytes, stays, &inputs);
     if (!ok()) return;
     Call call = one.as(symmetric(one.kind()), space, two_steps ? space : buffers.out);
+    call.finds(&inputs);
     keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
     if (two_steps && ok()) keep(workspace_->copy(one.name(), buffers.out, space, bytes, stream()));
   }
@@ -80,9 +85,11 @@ class OnGpu {
     const Buffers &buffers = call_.buffers();
     char *const space = workspace_->base();
     const bool copies = call_.kind() != Kind::kAllToAllV;  // whose kernel does it
-    if (copies) keep(workspace_->copy(call_.name(), space, buffers.in, volume.in, stream()));
+    cuda::Inputs inputs{};
+    if (copies) bring(call_, volume.in, true, &inputs);
     if (!ok()) return;
     Call call = call_.as(symmetric(call_.kind()), copies ? space : buffers.in, buffers.out);
+    call.finds(&inputs);
     keep(enqueue_v(call, workspace_->symm(), 0, in_counts, out_counts, nullptr));
   }
   void put_barrier() {
@@ -91,13 +98,43 @@ class OnGpu {
                                    stream()));
   }
   phx_status end() {
-    if (ok()) keep(workspace_->end(call_.name(), stream()));
+    if (ok()) {
+      keep(workspace_->end(call_.name(), stream()));
+    } else if (begun_) {  // what was put on the stream before the failure is waited for as well
+      const phx_error_info first = last_error();
+      workspace_->end(call_.name(), stream());
+      set_last_error(first);
+    }
     if (!ok()) call_.refuse(status_);
     return status_;
   }
 
  private:
   bool ok() const { return status_ == PHX_OK; }
+  // Makes an input readable for all: where it lies, if that is in symmetric memory and it stays as it is, else in the
+  // workspace. Ranks need not come to the same.
+  void bring(const Call &one, size_t bytes, bool stays, cuda::Inputs *inputs) {
+    const char *const in = one.buffers().in;
+    if (one.options().algo == PHX_ALGO_AUTO) {  // alike on all ranks
+      inputs->apart = 1;
+      group_.workspaces().list(inputs);
+      const std::shared_ptr<Symm> there = bytes != 0 && stays ? find(in, bytes) : nullptr;
+      if (there) {
+        const auto offset = static_cast<uint64_t>(in - static_cast<const char *>(there->block().base));
+        inputs->own = {1 + there->ordinal(), offset};
+        group_.channel(0).engine.count_zero_copies(1);
+        return;
+      }
+    }
+    keep(workspace_->copy(one.name(), workspace_->base(), in, bytes, stream()));
+  }
+  // Symmetric memory of this group in which an input lies.
+  std::shared_ptr<Symm> find(const char *in, size_t bytes) const {
+    const BlockRef block = group_.world().blocks().find(in);
+    std::shared_ptr<Symm> symm = block ? group_.find_symm(block->serial) : nullptr;
+    if (!symm || symm->side() == nullptr || !symm->is_everywhere() || !group_.workspaces().knows(*symm)) return nullptr;
+    return bytes <= block->size - static_cast<size_t>(in - static_cast<const char *>(block->base)) ? symm : nullptr;
+  }
   void *stream() const { return call_.options().stream; }
   phx_status unreachable(const char *which) const {
     return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (options.device)",
@@ -113,6 +150,7 @@ class OnGpu {
   Group &group_;
   const std::lock_guard<std::mutex> lock_;
   Workspace *workspace_ = nullptr;
+  bool begun_ = false;
   phx_status status_ = PHX_OK;
 };
 

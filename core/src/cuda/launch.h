@@ -16,6 +16,24 @@ struct Spread {
   uint64_t place;  // the same on ranks where it is the same; 0: in place, or not in symmetric memory
 };
 
+// Where a rank's input is: `offset` bytes into its block of the team, or of other symmetric memory.
+struct alignas(16) Where {
+  uint64_t memory;  // 0: the team's; else 1 + its ordinal in the group
+  uint64_t offset;
+};
+
+// Of collectives on ordinary memory, whose inputs need not lie at the same place on all ranks: each rank says before
+// they meet where its own is.
+constexpr int kKnown = 64;
+struct Inputs {
+  int32_t apart;  // 0: they are all at the same offset, and nothing else here is used
+  Where own;
+  uint64_t end;                // 1 + the last ordinal of
+  void *const *known[kKnown];  // the last ones, by their ordinals: each rank's block; NULL: not here, not any more
+  size_t shown;                // in each pad, by block of threads: what it says
+  char **found;                // this rank's, by block of threads and rank: where they are, once all have come
+};
+
 // One launch on one rank.
 struct Launch {
   phx_team team;      // its arrays are in memory that the device reads
@@ -36,10 +54,15 @@ struct Launch {
   size_t lines;      // and the Lines
   uint32_t *epochs;  // of what this rank has sent in Lines, by block
   Spread spread;     // of the kernels that use multicast
+  Inputs inputs;
 };
 
 // What goes into Launch::failed where a rank sends something else than this one expects.
 PHX_PORTABLE constexpr int32_t disagrees(int32_t group_size, int32_t group_rank) { return group_size + 1 + group_rank; }
+// Or where a rank's input lies in symmetric memory that this one has freed.
+PHX_PORTABLE constexpr int32_t has_freed(int32_t group_size, int32_t group_rank) {
+  return 2 * group_size + 1 + group_rank;
+}
 
 // The counts of a call, in elements by group rank. They travel with the launch, as a captured one is replayed.
 constexpr int kMostListed = 128;

@@ -11,8 +11,16 @@ namespace phx::cuda {
 
 namespace {
 
-PHX_DEVICE char *block_at(const Launch &launch, int rank, size_t bytes) {
+// Where results are written that go to the blocks.
+PHX_DEVICE char *result_at(const Launch &launch, int rank, size_t bytes) {
   return static_cast<char *>(launch.team.buffers[rank]) + launch.offset + bytes;
+}
+PHX_DEVICE char **found_inputs(const Launch &launch) {
+  return launch.inputs.found + static_cast<size_t>(block_of_grid()) * launch.team.group_size;
+}
+// Of a rank's input.
+PHX_DEVICE char *block_at(const Launch &launch, int rank, size_t bytes) {
+  return launch.inputs.apart != 0 ? found_inputs(launch)[rank] + bytes : result_at(launch, rank, bytes);
 }
 
 // All threads of the block get the same answer.
@@ -20,6 +28,46 @@ PHX_DEVICE bool all_meet(const Launch &launch) {
   const int32_t status = meet(&launch.team, launch.channel, launch.timeout_ns);
   if (status != 0 && thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(status));
   return status == 0;
+}
+
+// Where a rank's input is, by what it says. NULL: where this rank has nothing any more.
+PHX_DEVICE char *find_input(const Launch &launch, int rank) {
+  const Pack pack = load_pack(reinterpret_cast<char *>(launch.team.pads[rank]) + launch.inputs.shown +
+                              block_of_grid() * sizeof(Where));
+  Where where;
+  std::memcpy(&where, &pack, sizeof where);
+  if (where.memory == 0) return result_at(launch, rank, where.offset);
+  const uint64_t ordinal = where.memory - 1, end = launch.inputs.end;
+  const bool listed = ordinal < end && ordinal + kKnown >= end;
+  void *const *const blocks = listed ? launch.inputs.known[ordinal % kKnown] : nullptr;
+  return blocks == nullptr ? nullptr : static_cast<char *>(blocks[rank]) + where.offset;
+}
+
+// The first meeting of a collective: after it all inputs are there, and block_at says where. All threads get the same
+// answer.
+PHX_DEVICE bool all_come(const Launch &launch) {
+  if (launch.inputs.apart == 0) return all_meet(launch);
+  const int n = launch.team.group_size;
+  if (thread_of_block() == 0) {
+    Pack pack;
+    std::memcpy(&pack, &launch.inputs.own, sizeof pack);
+    store_pack(reinterpret_cast<char *>(launch.team.pads[launch.team.group_rank]) + launch.inputs.shown +
+                   block_of_grid() * sizeof(Where),
+               pack);
+  }
+  if (!all_meet(launch)) return false;
+  char **const found = found_inputs(launch);
+  for (int rank = static_cast<int>(thread_of_block()); rank < n; rank += static_cast<int>(threads_of_block()))
+    found[rank] = find_input(launch, rank);
+  sync_block();
+  bool all = true;
+  for (int rank = 0; rank < n; ++rank) {
+    if (found[rank] != nullptr) continue;
+    all = false;
+    if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(has_freed(n, rank)));
+  }
+  if (!all) all_meet(launch);  // the others go on
+  return all;
 }
 
 PHX_DEVICE char *spread_at(const Launch &launch, int rank, size_t bytes) {
@@ -67,6 +115,13 @@ PHX_DEVICE void for_each_rank(const Launch &launch, const Function &function) {
 // Of one rank's block it says the same as of all: an allocation is aligned alike everywhere, and so is an offset into
 // it.
 PHX_DEVICE bool is_aligned(const void *at) { return (reinterpret_cast<uintptr_t>(at) & (sizeof(Pack) - 1)) == 0; }
+
+PHX_DEVICE bool inputs_are_aligned(const Launch &launch, size_t bytes) {
+  bool aligned = is_aligned(block_at(launch, 0, bytes));
+  if (launch.inputs.apart != 0)
+    for (int rank = 1; rank < launch.team.group_size; ++rank) aligned &= is_aligned(block_at(launch, rank, bytes));
+  return aligned;
+}
 
 }  // namespace
 }  // namespace phx::cuda

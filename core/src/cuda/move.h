@@ -16,7 +16,7 @@ PHX_DEVICE void copy_between(char *to, const char *from, size_t bytes) {
 
 // gather is the same with a root.
 PHX_DEVICE void all_gather(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item;
   if (receives(launch))
     for_each_rank(launch,
@@ -25,7 +25,7 @@ PHX_DEVICE void all_gather(const Launch &launch) {
 }
 
 PHX_DEVICE void all_to_all(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   for_each_rank(launch,
                 [&](int from) { copy_between(out_at(launch, from * bytes), block_at(launch, from, mine), bytes); });
@@ -33,7 +33,7 @@ PHX_DEVICE void all_to_all(const Launch &launch) {
 }
 
 PHX_DEVICE void scatter(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item;
   copy_between(out_at(launch, 0), block_at(launch, launch.root, launch.team.group_rank * bytes), bytes);
   all_meet(launch);
@@ -41,7 +41,7 @@ PHX_DEVICE void scatter(const Launch &launch) {
 
 // broadcast out of place.
 PHX_DEVICE void fetch(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   if (launch.root != launch.team.group_rank)
     copy_between(out_at(launch, 0), block_at(launch, launch.root, 0), launch.count * launch.item);
   all_meet(launch);
@@ -54,7 +54,7 @@ PHX_DEVICE uint64_t sum_before(const uint64_t *counts, int rank) {
 }
 
 PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   for_each_rank(launch, [&](int from) {
     copy_between(out_at(launch, sum_before(lists.out, from) * launch.item), block_at(launch, from, 0),
                  lists.out[from] * launch.item);

@@ -150,7 +150,7 @@ PHX_DEVICE void multimem_broadcast(const Launch &launch) {
 // caller sees to it that packs are whole.
 PHX_DEVICE void multimem_all_gather(const Launch &launch) {
   show_place(launch);
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   if (launch.spread.place != 0 && in_one_place(launch)) {
     phx_multicast_fence();

@@ -84,30 +84,31 @@ PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, b
 // all_reduce in one shot: every rank sums everything. reduce: the root does. reduce_scatter: every rank sums its part.
 template <class E, class Op>
 PHX_DEVICE void reduce_into_out(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   using Raw = typename kernels::Element<E>::Raw;
   const size_t first = launch.begin * sizeof(Raw);
   char *const out = static_cast<char *>(launch.out);
-  const bool packs = is_aligned(out) && is_aligned(block_at(launch, 0, first));
+  const bool packs = is_aligned(out) && inputs_are_aligned(launch, first);
   if (receives(launch))
     reduce_between<E, Op>(launch, launch.begin, launch.begin + launch.count, packs,
                           [&](size_t at, const Pack &pack, auto put) { put(out + (at - first), pack); });
   all_meet(launch);
 }
 
-// all_reduce in two: each rank sums its part, which nobody else touches, and writes it over all inputs.
+// all_reduce in two: each rank sums its part, which nobody else touches, and writes it to the blocks of all: over the
+// inputs, if they are there.
 template <class E, class Op>
 PHX_DEVICE void reduce_in_place(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!all_come(launch)) return;
   constexpr size_t kLine = 128 / sizeof(typename kernels::Element<E>::Raw);  // no line has two writers
   const size_t n = launch.team.group_size, rank = launch.team.group_rank;
   const size_t part = ((launch.count + n - 1) / n + kLine - 1) / kLine * kLine;
   const size_t begin = part * rank < launch.count ? part * rank : launch.count;
   const size_t end = begin + part < launch.count ? begin + part : launch.count;
-  reduce_between<E, Op>(launch, begin, end, is_aligned(block_at(launch, 0, 0)),
+  reduce_between<E, Op>(launch, begin, end, is_aligned(result_at(launch, 0, 0)) && inputs_are_aligned(launch, 0),
                         [&](size_t at, const Pack &pack, auto put) {
                           for (size_t i = 1; i <= n; ++i)
-                            put(block_at(launch, static_cast<int>((rank + i) % n), at), pack);
+                            put(result_at(launch, static_cast<int>((rank + i) % n), at), pack);
                         });
   all_meet(launch);
 }

@@ -13,6 +13,8 @@ namespace {
 constexpr int32_t kThreads = kLineThreads;  // of a block: with 128 registers each a processor has room for one
 constexpr uint32_t kMostBlocks = 128;       // and so many channels of each pad are for launches
 
+static_assert(sizeof(Launch) + sizeof(Lists) <= 4096, "more than a launch may pass");
+
 void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)); }
 
 }  // namespace
@@ -58,6 +60,8 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
   };
   take((channels + kMostBlocks + channels) * size * sizeof(uint32_t));  // signals, launches, barriers
   layout.parts = take(kMostBlocks * size * sizeof(Part));
+  layout.shown = take(kMostBlocks * sizeof(Where));
+  layout.found = take(kMostBlocks * size * sizeof(char *));
   layout.lines = take(size > kLineRanks ? 0 : 2 * kLineBlocks * kLineThreads * size * sizeof(Line));
   layout.epochs = take(kLineBlocks * sizeof(uint32_t));
   layout.taken = take(channels * size * sizeof(uint32_t));
@@ -181,6 +185,8 @@ phx_status Side::launch(const char *operation, const std::string &kernel, Launch
   launch.epochs = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.epochs));
   launch.parts = layout_.parts;
   launch.lines = layout_.lines;
+  launch.inputs.shown = layout_.shown;
+  launch.inputs.found = static_cast<char **>(pointer_of(pads_[self_]->pointer() + layout_.found));
   launch.failed = static_cast<uint32_t *>(pointer_of(words_->pointer())) + pads_.size();
   const size_t worth = bytes == 0 ? 1 : (bytes - 1) / (static_cast<size_t>(threads_) * 16) + 1;
   const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
@@ -195,8 +201,9 @@ phx_status Side::launch(const char *operation, const std::string &kernel, Launch
   if (result != 0) return failed(driver_, operation, result, "launching a kernel (cuLaunchKernel)");
   // What is captured runs later, and its memory is kept by whoever replays it.
   int capturing = kNotCapturing;
-  if (driver_.stream_capturing(stream, &capturing) == 0 && capturing == kNotCapturing)
-    driver_.event_record(last_, stream);
+  if (driver_.stream_capturing(stream, &capturing) == 0 && capturing == kNotCapturing &&
+      driver_.event_record(last_, stream) != 0)
+    driver_.stream_wait(stream);  // what cannot be waited for later
   return PHX_OK;
 }
 

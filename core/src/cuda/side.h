@@ -97,6 +97,8 @@ class Side {
   // What is where in the memory of a rank's pad, after the words of all channels; the same on all ranks.
   struct Layout {
     size_t parts;
+    size_t shown;  // see Inputs
+    size_t found;
     size_t lines;
     size_t epochs;
     size_t taken;  // signals

@@ -45,6 +45,8 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
 
 Group::~Group() {
   if (watched_) world_->monitor().unwatch(id_);
+  symms_.clear();  // before what knows them
+  workspaces_.reset();
 }
 
 // The steps of Group::create, in order. Each returns the thread's error.

@@ -46,19 +46,21 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
 
 void Group::note_launches() {
   const int32_t seen = interruptions_[static_cast<size_t>(size())].load(std::memory_order_acquire);
-  if (seen <= 0 || seen > 2 * size() || failed()) return;  // negative: the group had failed, and the kernel saw that
-  const bool differs = seen >= cuda::disagrees(size(), 0);
-  const int peer = differs ? seen - cuda::disagrees(size(), 0) : seen - 1;
+  if (seen <= 0 || seen > 3 * size() || failed()) return;  // negative: the group had failed, and the kernel saw that
+  const bool freed = seen >= cuda::has_freed(size(), 0), differs = seen >= cuda::disagrees(size(), 0);
+  const int peer = seen - (freed ? cuda::has_freed(size(), 0) : differs ? cuda::disagrees(size(), 0) : 1);
   phx_error_info cause = make_error_info();
   cause.status = differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
   cause.rank = self_rank();
   cause.peer = rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, differs ? "symm_all_to_all_v" : "launch");
+  copy_text(cause.operation, sizeof cause.operation, differs && !freed ? "all_to_all_v" : "launch");
   const std::string self = "rank " + std::to_string(self_rank());
-  const std::string text = differs ? describe(peer) + " sends another number of elements than " + self +
-                                         " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
-                                   : "a kernel of " + self + " has waited for its whole timeout for " + describe(peer) +
-                                         ". Look at why it is late, or raise timeout_ms.";
+  const std::string text = freed ? "the input of " + describe(peer) + " lies in symmetric memory that " + self +
+                                       " has freed. Free it on all ranks before the call, or on none."
+                           : differs ? describe(peer) + " sends another number of elements than " + self +
+                                           " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
+                                     : "a kernel of " + self + " has waited for its whole timeout for " +
+                                           describe(peer) + ". Look at why it is late, or raise timeout_ms.";
   copy_text(cause.text, sizeof cause.text, text.c_str());
   fail_with(cause, true);
 }

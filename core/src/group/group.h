@@ -142,6 +142,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::shared_ptr<Symm> find_symm(uint64_t block_serial) const;
   void keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm);
   void forget_block(uint64_t block_serial);
+  void forget_symm(const Symm &symm);  // that is being destroyed
   uint64_t next_symm_ordinal() { return symm_ordinal_++; }
   Workspaces &workspaces() { return *workspaces_; }
 

@@ -40,6 +40,11 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
     if (status != PHX_OK) return status;
   }
   if (known.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
+  if (known.stream != nullptr || (known.device.type != 0 && known.device.type != PHX_DEV_CPU))
+    return fail(PHX_ERR_UNSUPPORTED, name,
+                "%s: messages are between memory of hosts; on GPUs put the data into symmetric memory and a signal on "
+                "the stream (phx_symm_enqueue_put_signal), or use all_to_all_v",
+                name);
   return group.world().resolve_timeout(name, known.timeout_ms, timeout_ms);
 }
 

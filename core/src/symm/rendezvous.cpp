@@ -12,7 +12,7 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
-constexpr uint32_t kParcelVersion = 3;
+constexpr uint32_t kParcelVersion = 4;
 
 // What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one, then
 // that of the pad on its GPU.

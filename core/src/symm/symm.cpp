@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "group/group.h"
 #include "symm/directory.h"
+#include "symm/workspace.h"
 
 namespace phx {
 namespace {
@@ -36,7 +37,20 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
   buffers_[self_] = block_->base;
 }
 
-Symm::~Symm() { SymmDirectory::of_process().remove(this); }
+Symm::~Symm() {
+  SymmDirectory::of_process().remove(this);
+  if (side_ == nullptr) return;
+  // relaxed: a hint. Who misses it finds out in the kernel.
+  if (pad_segments_[self_])
+    static_cast<PadHeader *>(pad_segments_[self_]->base)->freed.store(1, std::memory_order_relaxed);
+  group_->forget_symm(*this);
+}
+
+bool Symm::is_everywhere() const {
+  return std::none_of(pad_segments_.begin(), pad_segments_.end(), [](const SharedMappingRef &segment) {
+    return static_cast<const PadHeader *>(segment->base)->freed.load(std::memory_order_relaxed) != 0;
+  });
+}
 
 size_t Symm::pad_segment_bytes() const {
   return call_lines_at() + (block_->on_device() ? kCallLines * sizeof(CallLine) : 0);
@@ -215,7 +229,7 @@ phx_symm *Symm::handle() {
 }
 
 void Symm::drop_handle() {
-  std::shared_ptr<Symm> self;  // destroyed after the lock, and last: it holds the mutex
+  std::shared_ptr<Symm> self;  // destroyed after the lock, as it holds the mutex
   std::shared_ptr<Group> group;
   {
     std::lock_guard<std::mutex> lock(handle_mutex_);
@@ -223,7 +237,7 @@ void Symm::drop_handle() {
     self = std::move(keep_self_);
     group = std::move(keep_group_);
   }
-  group.reset();
+  self.reset();  // before its group, which it tells that it goes
 }
 
 // ---- the group's cache
@@ -236,8 +250,13 @@ std::shared_ptr<Symm> Group::find_symm(uint64_t block_serial) const {
 
 void Group::keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm) {
   if (!symm->block().on_device()) SymmDirectory::of_process().add(symm);  // the host reads what it finds there
+  if (symm->side() != nullptr) workspaces_->know(*symm);
   std::lock_guard<std::mutex> lock(cache_mutex_);
   symms_[block_serial] = std::move(symm);
+}
+
+void Group::forget_symm(const Symm &symm) {
+  if (workspaces_) workspaces_->forget(symm);
 }
 
 void Group::forget_block(uint64_t block_serial) {

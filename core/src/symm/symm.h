@@ -28,6 +28,7 @@ namespace phx {
 // (allocation, group).
 struct alignas(64) PadHeader {
   SharedWord sleepers;  // ranks that sleep on words of this segment
+  SharedWord freed;     // not 0 once the owner has nothing mapped any more
 };
 struct alignas(64) BarrierLine {
   SharedWord epoch;  // barriers of this channel at which the owner has arrived
@@ -80,6 +81,8 @@ class Symm : public std::enable_shared_from_this<Symm> {
   // Compares a collective that is going to be put on a stream, the one of that number, with those of the ranks that
   // have come before.
   phx_status agree(const char *operation, const CallRecord &record, uint64_t number);
+  // Whether all ranks have it still, as far as is known here.
+  bool is_everywhere() const;
   // Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
   // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty
   // kernel: nothing is to be done.

@@ -32,8 +32,22 @@ size_t next_power_of_two(size_t bytes) {
 Workspace::~Workspace() {
   if (last_ == nullptr) return;
   const cuda::Current current(gpus_.driver(), gpu_.context);
-  if (recorded_) gpus_.driver().event_wait(last_);
+  wait();
   gpus_.driver().event_destroy(last_);
+}
+
+void Workspace::wait() const {
+  const cuda::Current current(gpus_.driver(), gpu_.context);
+  gpus_.driver().event_wait(last_);  // at once, where none was recorded
+}
+
+phx_status Workspace::open(const char *operation) {
+  const cuda::Current current(gpus_.driver(), gpu_.context);
+  cuda::Result result = current.result();
+  if (result == 0) result = gpus_.driver().event_create(&last_, cuda::kUntimed);
+  if (result == 0) return PHX_OK;
+  last_ = nullptr;
+  return failed(gpus_.driver(), operation, result, "making an event (cuEventCreate)");
 }
 
 bool Workspace::reaches(const void *pointer) const {
@@ -76,10 +90,11 @@ phx_status Workspace::end(const char *operation, void *stream) {
   const phx_status status = is_capturing(operation, stream, &capturing);
   if (status != PHX_OK || capturing) return status;
   const cuda::Current current(gpus_.driver(), gpu_.context);
-  cuda::Result result = current.result();
-  if (result == 0 && last_ == nullptr) result = gpus_.driver().event_create(&last_, cuda::kUntimed);
-  if (result == 0) result = gpus_.driver().event_record(last_, static_cast<cuda::Stream>(stream));
-  if (result != 0) return failed(gpus_.driver(), operation, result, "recording an event (cuEventRecord)");
+  const cuda::Result result = gpus_.driver().event_record(last_, static_cast<cuda::Stream>(stream));
+  if (result != 0) {  // what could not be waited for later is waited for now
+    gpus_.driver().stream_wait(static_cast<cuda::Stream>(stream));
+    return failed(gpus_.driver(), operation, result, "recording an event (cuEventRecord)");
+  }
   recorded_ = true;
   return PHX_OK;
 }
@@ -99,12 +114,42 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
                 "of a GPU need; unregister it, or use symmetric memory",
                 operation);
   cuda::Gpu gpu;
-  const phx_status status = gpus->get(operation, index, &gpu);
+  phx_status status = gpus->get(operation, index, &gpu);
   if (status != PHX_OK) return status;
   const int number = static_cast<int>(by_index_.size());
   auto made = std::make_unique<Workspace>(std::move(allocator), *gpus, gpu, number);
+  status = made->open(operation);
+  if (status != PHX_OK) return status;
+  const std::lock_guard<std::mutex> lock(known_mutex_);
   *out = (by_index_[index] = std::move(made)).get();
   return PHX_OK;
+}
+
+void Workspaces::know(const Symm &symm) {
+  const std::lock_guard<std::mutex> lock(known_mutex_);
+  for (; end_ < symm.ordinal(); ++end_) known_[end_ % cuda::kKnown] = nullptr;  // others that are none of these
+  known_[end_++ % cuda::kKnown] = &symm;
+  all_known_.insert(&symm);
+}
+
+void Workspaces::forget(const Symm &symm) {
+  const std::lock_guard<std::mutex> lock(known_mutex_);
+  if (all_known_.erase(&symm) == 0) return;
+  const Symm *&known = known_[symm.ordinal() % cuda::kKnown];
+  if (known == &symm) known = nullptr;
+  for (const auto &[index, workspace] : by_index_) workspace->wait();
+}
+
+bool Workspaces::knows(const Symm &symm) {
+  const std::lock_guard<std::mutex> lock(known_mutex_);
+  return known_[symm.ordinal() % cuda::kKnown] == &symm;
+}
+
+void Workspaces::list(cuda::Inputs *out) {
+  const std::lock_guard<std::mutex> lock(known_mutex_);
+  out->end = end_;
+  for (int i = 0; i < cuda::kKnown; ++i)
+    out->known[i] = known_[i] == nullptr ? nullptr : known_[i]->side()->team().buffers;
 }
 
 phx_status Workspaces::prepare(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "cuda/gpu.h"
@@ -35,6 +36,8 @@ class Workspace {
  private:
   friend class Workspaces;
   size_t size() const { return made_.empty() ? 0 : symm().block().size; }
+  phx_status open(const char *operation);
+  void wait() const;
   phx_status is_capturing(const char *operation, void *stream, bool *capturing) const;
 
   const AllocatorRef allocator_;
@@ -58,6 +61,13 @@ class Workspaces {
   phx_status prepare(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,
                      int64_t timeout_ms, void *stream);
 
+  // The symmetric memory of this rank that kernels may read: the kKnown last ones, which ordinals tell alike on all
+  // ranks.
+  void know(const Symm &symm);
+  void forget(const Symm &symm);  // waits for kernels that may read it
+  bool knows(const Symm &symm);
+  void list(cuda::Inputs *out);
+
  private:
   phx_status grow(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,
                   int64_t timeout_ms);
@@ -68,6 +78,10 @@ class Workspaces {
   std::map<int32_t, std::unique_ptr<Workspace>> by_index_;
   std::shared_ptr<Symm> newest_;  // of any GPU: the one of the same number on all ranks, where calls are compared
   uint64_t calls_ = 0;
+  std::mutex known_mutex_;  // of what is below, and of by_index_ as a list
+  std::set<const Symm *> all_known_;
+  const Symm *known_[cuda::kKnown] = {};  // by ordinal
+  uint64_t end_ = 0;                      // 1 + the last ordinal
 };
 
 }  // namespace phx

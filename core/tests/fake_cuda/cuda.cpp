@@ -73,9 +73,7 @@ State &state() {
   return *all;
 }
 thread_local std::vector<Context> current_contexts;
-Device current_device() {  // there must be a context
-  return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1;
-}
+Device current_device() { return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1; }
 
 // With the state's mutex held.
 bool fails(const char *function) {
@@ -575,6 +573,7 @@ FAKE(cuLaunchKernel,
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  ++s.launches[function];
   fake_cuda::Processors &processors = s.processors[current_device()];
   if (fake_cuda::is_random(function)) {
     stream_of(stream).put([=, &processors, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
@@ -590,7 +589,6 @@ FAKE(cuLaunchKernel,
   const bool takes_lists = parameters[1] != nullptr;
   const phx::cuda::Lists lists =
       takes_lists ? *static_cast<const phx::cuda::Lists *>(parameters[1]) : phx::cuda::Lists{};
-  ++s.launches[function];
   stream_of(stream).put([=, &processors] {
     count_running(1);
     fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, processors);

@@ -126,10 +126,13 @@ def test_a_prototype_with_another_type_would_be_noticed(tmp_path):
 def test_calls_that_are_looked_up_by_name_have_the_types_of_torchs_headers(tmp_path):
     text = (SOURCE / "optional_shim.h").read_text(encoding="utf-8")
     cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    fields = [name for name in OPTIONAL_FIELD.findall(text) if hasattr(cpu, f"torch_{name}")]
-    check = 'static_assert(std::is_same_v<decltype(phxt::OptionalShim::{0}), decltype(&::torch_{0})>, "{0}");'
-    program = PROGRAM + '#include "optional_shim.h"\n' + "\n".join(check.format(name) for name in fields)
-    result = compiles(program, tmp_path, SOURCE)
+    symbols = {name: re.sub("^(aoti_)?", r"\1torch_", name) for name in OPTIONAL_FIELD.findall(text)}
+    of_cuda = {"aoti_get_current_cuda_stream"}  # declared in any build
+    fields = {name: symbol for name, symbol in symbols.items() if name in of_cuda or hasattr(cpu, symbol)}
+    check = 'static_assert(std::is_same_v<decltype(phxt::OptionalShim::{0}), decltype(&::{1})>, "{0}");'
+    program = PROGRAM + '#include "optional_shim.h"\n'
+    program += "\n".join(check.format(name, symbol) for name, symbol in fields.items())
+    result = compiles(program, tmp_path, SOURCE, "-DUSE_CUDA")
     assert result.returncode == 0, result.stderr
 
 

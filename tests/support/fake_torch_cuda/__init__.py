@@ -7,8 +7,8 @@
         x = torch.ones(4, device="cuda")     # in memory that the host cannot read where the GPU has it
         ...
 
-    @fake_torch_cuda.needed                  # skips where there is neither a GPU nor a compiler
     def test_ranks_agree_on_the_sum():
+        fake_torch_cuda.needs_cuda()         # skips where there is neither a GPU nor a compiler
         assert run_ranks(sums, 2) == [3.0, 3.0]
 
 Where torch has a GPU, load() does nothing, and the test runs on it.
@@ -23,16 +23,14 @@ The libraries are compiled when they are first needed, and kept in the user's ca
 
 import contextlib
 import ctypes
-import functools
 import os
-from typing import Any
 
 import pytest
 import torch
 
 from fake_torch_cuda import building, patches
 
-__all__ = ["alive", "empty_cache", "is_real", "load", "needed", "needs_cuda"]
+__all__ = ["alive", "empty_cache", "is_real", "load", "needs_cuda"]
 
 _driver: ctypes.CDLL | None = None
 _device: ctypes.CDLL | None = None
@@ -64,17 +62,6 @@ def needs_cuda() -> None:
         building.libraries()
     except building.CannotBuild as problem:
         pytest.skip(f"no GPU, and no way to build the device of the tests: {problem}")
-
-
-def needed(test: Any) -> Any:
-    """Decorates a test that needs the device: see needs_cuda."""
-
-    @functools.wraps(test)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        needs_cuda()
-        return test(*args, **kwargs)
-
-    return checked
 
 
 def alive() -> int | None:

@@ -31,12 +31,14 @@ def libraries() -> tuple[Path, Path]:
     """The files of the driver and of the device, built if they are not there yet.
 
     Raises:
-        CannotBuild: There is no compiler, or no source of the core.
+        CannotBuild: There is no compiler, or torch is too old, or has no headers.
         RuntimeError: The compiler failed.
     """
     compiler = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     if compiler is None:
         raise CannotBuild("no C++ compiler (c++, g++ or clang++)")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise CannotBuild(f"torch {torch.__version__}, which does not tell its current stream without CUDA; 2.13 does")
     home = Path(torch.__file__).parent
     if not (home / "include/ATen/ATen.h").is_file():
         raise CannotBuild(f"torch has come without its headers ({home / 'include'})")

@@ -1,4 +1,4 @@
-#include "products.h"
+#include "multiply.h"
 
 #include <initializer_list>
 
