@@ -62,6 +62,12 @@ fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   step torch-sums 120 python3 benchmarks/gpu_torch.py sums
   TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 step torch-symmetric 120 python3 benchmarks/gpu_torch.py symmetric
+  if python3 -c 'import phalanx.symm_mem, pytest' 2>/dev/null; then
+    step own-kernel 60 python3 examples/own_kernel_cuda.py
+    step symm-mem 240 python3 -m pytest -q packages/symm_mem/tests/test_cuda_*.py
+  else
+    skip symm-mem "no phalanx.symm_mem with pytest for python3; its core is to be built with -C cmake.define.PHX_CUDA=ON"
+  fi
 else
   skip torch "no torch with CUDA for python3"
 fi

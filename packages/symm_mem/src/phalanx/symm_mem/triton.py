@@ -19,7 +19,7 @@ Triton's interpreter (TRITON_INTERPRET=1, before Triton is imported). On that of
 (on torch's current stream); the tests compile these functions for GPUs, and they have not run on one.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # (Triton reads the annotations of kernels, and knows but its own.)
 
 import importlib
