@@ -362,8 +362,8 @@ def test_gradients_are_those_of_one_process(built):
     assert all(here > 10 for here in run_ranks(compared_backward, 2, start_torch=True, env={"PHALANX_NATIVE": built}))
 
 
-@fake_torch_cuda.needed
 def test_tensors_of_gpus_take_it_too(built):
+    fake_torch_cuda.needs_cuda()
     for calls_here, steps_here in run_ranks(compared_on_gpus, 2, env={"PHALANX_NATIVE": built}, timeout=280):
         assert calls_here > 25 and steps_here > 10
 
