@@ -3,7 +3,8 @@
 The driver unmaps memory at once, whatever kernels still do with it. So what a tensor lay in is kept, once the tensor is
 gone, until the streams that may have used it come past that moment: the one that was current when the tensor was made,
 and the one that is current where it ends. Nobody waits for them: whoever allocates or frees next looks whether they
-have; each rank looks after its own. Work on any other stream is the caller's to order before the tensor ends, as with every allocator of torch.
+have, each rank for what is its own. Work on any other stream is the caller's to order before the tensor ends, as with
+every allocator of torch.
 """
 
 import os
