@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.symm_mem._groups import RankGroup
     from phalanx.symm_mem._handle import SymmetricMemory
     from phalanx.symm_mem._pool.cuda import CudaMemPool
+    from phalanx.symm_mem._streams import Waiting
 
 _DEFAULT_CHANNELS, _MOST_CHANNELS = 64, 65536  # of the core
 _CHANNEL_BYTES = 8  # of a signal pad, in the smallest group that has use for one: a word for each of two ranks
@@ -36,6 +38,7 @@ class RankContext:
         self.backends: dict[tuple[str, str], Allocator] = {}  # by name and device type: those to choose from
         self.handles: WeakSet[SymmetricMemory] = WeakSet()  # changed and walked under the lock
         self.allocations: dict[int, Allocation] = {}  # by address; see _alloc.py for who may touch it
+        self.ended: Waiting = deque()  # see _streams.py
         # Of segments of memory pools on GPUs, which torch makes and frees: by address, with their numbers.
         self.segments: dict[int, tuple[int, Allocation]] = {}
         self.segment_number: Callable[[int], int] | None = None  # None: there is no such pool

@@ -3,7 +3,8 @@
 The driver unmaps memory at once, whatever kernels still do with it. So what a tensor lay in is kept, once the tensor is
 gone, until the streams that may have used it come past that moment: the one that was current when the tensor was made,
 and the one that is current where it ends. Nobody waits for them: whoever allocates or frees next looks whether they
-have. Work on any other stream is the caller's to order before the tensor ends, as with every allocator of torch.
+have, each rank for what is its own. Work on any other stream is the caller's to order before the tensor ends, as with
+every allocator of torch.
 """
 
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from phalanx.core import UnsupportedError
+from phalanx.symm_mem._context import current as current_rank
 
 
 def current(device: torch.device) -> int:
@@ -97,7 +99,7 @@ class _State(threading.local):
 
 
 _state = _State()
-_ended: deque[_Ended] = deque()  # taken from and added to by any thread, without a lock, as a collection may do it
+Waiting = deque[_Ended]  # of one rank; taken from and added to by any thread, without a lock, as a collection may do it
 
 
 def _is_captured(stream: Any) -> bool:
@@ -113,37 +115,39 @@ class UsedOn:
         device: A GPU, of which the current stream may use the thing from now on.
     """
 
-    __slots__ = ("_pid", "_stream", "_thing")
+    __slots__ = ("_pid", "_rank", "_stream", "_thing")
 
     def __init__(self, thing: object, device: torch.device) -> None:
         self._thing = thing
+        self._rank = current_rank().ended
         self._stream = torch.cuda.current_stream(device)
         self._pid = os.getpid()
 
     def __del__(self) -> None:
         if hasattr(self, "_pid") and not sys.is_finalizing() and self._pid == os.getpid():
-            _end(self._thing, self._stream)
+            _end(self._thing, self._stream, self._rank)
 
 
-def _end(thing: object, stream: Any) -> None:
+def _end(thing: object, stream: Any, rank: Waiting) -> None:
     here = torch.cuda.current_stream(stream.device)
-    _ended.append(_Ended(thing, [stream] if here.cuda_stream == stream.cuda_stream else [stream, here]))
+    rank.append(_Ended(thing, [stream] if here.cuda_stream == stream.cuda_stream else [stream, here]))
     drain()
 
 
 def drain() -> None:
-    """Let go of what the streams are through with. Never waits."""
-    if _state.busy or not _ended:
+    """Let go of what the streams are through with, of this rank: what another one's wait for may wait for this one."""
+    ended = current_rank().ended
+    if _state.busy or not ended:
         return
     _state.busy = True  # as letting go of one thing may end another
     try:
-        for _ in range(len(_ended)):
+        for _ in range(len(ended)):
             try:
-                each = _ended.popleft()
+                each = ended.popleft()
             except IndexError:  # another thread was faster
                 return
             if not each.is_over():
-                _ended.append(each)
+                ended.append(each)
     finally:
         _state.busy = False
 
@@ -154,7 +158,7 @@ def wait() -> bool:
     Returns:
         Whether there was anything.
     """
-    waited = list(_ended)
+    waited = list(current_rank().ended)
     for each in waited:
         for event in list(each.events):
             event.synchronize()
