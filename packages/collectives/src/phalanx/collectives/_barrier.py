@@ -15,7 +15,7 @@ from phalanx.collectives._groups import GroupLike, find, meet, traced_name
 from phalanx.collectives._registry import entry_named
 from phalanx.collectives._streams import where
 from phalanx.collectives._torch_compat import is_dynamo_compiling
-from phalanx.core import Group
+from phalanx.core import Group, PeerDeadError
 
 _SCHEMA = "barrier(Tensor tensor, str group_name) -> Tensor"
 
@@ -91,7 +91,7 @@ def _barrier_on_gpus(core: Group, device: torch.device) -> None:
         return  # a barrier of streams, whenever the graph is replayed
     torch.cuda.current_stream(device).synchronize()
     error = core.error()
-    if error is not None:
+    if error is not None and not isinstance(error, PeerDeadError):  # who may have gone after it; the next call says so
         raise error
 
 

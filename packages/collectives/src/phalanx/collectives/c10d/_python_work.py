@@ -11,7 +11,7 @@ import torch.distributed as dist
 from phalanx.collectives.c10d import _torch_compat
 from phalanx.collectives.c10d._connect import Connection
 from phalanx.collectives.c10d._python_tensors import Buffers
-from phalanx.core import Group, InvalidArgumentError, PhalanxError, UnsupportedError
+from phalanx.core import Group, InvalidArgumentError, PeerDeadError, PhalanxError, UnsupportedError
 from phalanx.core import Work as CoreWork
 
 _DRAIN_S = 5.0  # what close waits for peers
@@ -239,10 +239,11 @@ class Engine:
             fail(what, error)
 
     def check(self, what: str) -> None:
-        """Raise what has ended the group, if anything has."""
+        """Raise what has ended the group, if anything has, but for a peer that is gone: it may have gone after what is
+        asked about, and the next call says so."""
         group = self.connection.known()
         error = None if group is None else group.error()
-        if error is not None:
+        if error is not None and not isinstance(error, PeerDeadError):
             fail(what, error)
 
     def add(self, work: Work) -> None:

@@ -171,7 +171,8 @@ void Engine::check(const char *title) const {
   phx_error_info info{};
   info.struct_size = sizeof info;
   const GroupRef group = met();
-  if (group && core_.group_error(group.get(), &info) == PHX_OK) throw_status(info.status, named(title, info.text));
+  if (group && core_.group_error(group.get(), &info) == PHX_OK && info.status != PHX_ERR_PEER_DEAD)
+    throw_status(info.status, named(title, info.text));
 }
 
 void Engine::abort(const std::string &reason) {

@@ -45,7 +45,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   GroupRef met() const;
   std::string token(Milliseconds timeout, const char *title);
 
-  // Raises what has ended the group, if anything has.
+  // Raises what has ended the group, if anything has, but for a peer that is gone: it may have gone after what is asked
+  // about, and the next call says so.
   void check(const char *title) const;
 
   void add(const WorkRef &work);    // started
