@@ -107,7 +107,7 @@ def as_on_the_cpu(rank, size):
 
 
 @implementations
-def test_every_collective_on_a_gpu_gives_the_bits_of_the_cpu(how):
+def test_every_collective_on_a_gpu_gives_the_bits_of_the_cpu(how):  # P13
     run_groups(as_on_the_cpu, 2, how, timeout=120)
 
 
@@ -197,7 +197,7 @@ def alone(rank, size):
 
 
 @implementations
-def test_a_group_may_be_of_gpus_alone(how):
+def test_a_group_may_be_of_gpus_alone(how):  # P13
     run_groups(alone, 2, how)
 
 

@@ -195,7 +195,7 @@ def streams(rank, size):
     dist.destroy_process_group()
 
 
-def test_waits_are_those_of_streams_and_collectives_can_be_captured():
+def test_waits_are_those_of_streams_and_collectives_can_be_captured():  # F4 F5
     run_ranks(streams, 2)
 
 

@@ -40,7 +40,7 @@ def fills_and_signals(rank, world_size, name):
 
 
 @ways
-def test_data_written_before_a_signal_or_a_barrier_is_there_after_it(way):  # M24 M25 M26 M27
+def test_data_written_before_a_signal_or_a_barrier_is_there_after_it(way):  # M23 M24 M25 M26 M27
     assert run_cuda_ranks(fills_and_signals, 2, way) == [[42], [43]]
 
 
