@@ -104,7 +104,8 @@ def _gather_products(
     if rows.untyped_storage().data_ptr() in current().allocations and rows.is_contiguous():
         handle_of(operation, rows, members.name)  # the ranks meet about it, if they have not
     try:
-        return _all_gather_mms()(rows, bs, members.info.world_size, members.native_name())
+        made: list[torch.Tensor] = _all_gather_mms()(rows, bs, members.info.world_size, members.native_name())
+        return made
     except (RuntimeError, ValueError) as error:
         _fail(members, error)
 
@@ -155,7 +156,9 @@ def fused_matmul_reduce_scatter(
 
 def _scatter_product(rows: torch.Tensor, b: torch.Tensor, reduce_op: str, members: RankGroup) -> torch.Tensor:
     try:
-        return _mm_reduce_scatter()(rows, b, reduce_op, members.info.world_size, members.native_name(), 0)
+        size, name = members.info.world_size, members.native_name()
+        made: torch.Tensor = _mm_reduce_scatter()(rows, b, reduce_op, size, name, 0)
+        return made
     except (RuntimeError, ValueError) as error:
         _fail(members, error)
 
