@@ -163,7 +163,7 @@ class SymmetricMemory(Statics):
             storage_offset: Elements of `dtype` from the start of the block to the part, whole pages too.
 
         Returns:
-            A contiguous tensor of shape [world_size * sizes[0], *sizes[1:]], for a part of at least one dim.
+            A contiguous tensor of shape ``[world_size * sizes[0], *sizes[1:]]``, for a part of at least one dim.
 
         Raises:
             InvalidArgumentError: The part is no whole pages, or would not fit into the block.
