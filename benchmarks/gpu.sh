@@ -3,7 +3,8 @@
 #
 #   benchmarks/gpu.sh [FOLDER]     # FOLDER gets the logs and gpu.json; benchmarks/results if it is not given
 #
-# Needs nvcc, cmake, a C++ compiler and the driver; with torch (CUDA) for this Python, its sums are measured beside ours.
+# Needs nvcc, cmake, a C++ compiler and the driver. With torch (CUDA), cffi and scikit-build-core for this Python, the packages are
+# installed beside them, in an environment of the build folder, tested on the GPU, and torch's sums are measured beside ours.
 # Ranks are threads of one process that share the GPU, or processes. Ends with a line for each step; the status is 1 if one
 # failed. A step that cannot run says why and is skipped.
 set -uo pipefail
@@ -37,18 +38,24 @@ ARCH=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -
 build() {
   cmake -S core -B "$BUILD" -DBUILD_TESTING=ON -DPHX_CUDA=ON -DPHX_CUDA_ARCHITECTURES="$ARCH" -DPHX_BUILD_TORCH=OFF &&
     cmake --build "$BUILD" -j "$(nproc)" --target phalanx test_cuda_memory test_cuda_launch test_cuda_group \
-      test_cuda_workspace test_cuda_random gpu_bench
+      test_cuda_workspace test_cuda_random test_cuda_multicast gpu_bench
 }
 registers() {
   nvcc -std=c++17 -O3 --fmad=false -Xptxas -v -cubin -Icore/include -Icore/src -arch="sm_$ARCH" core/cuda/collectives.cu \
     -o "$BUILD/collectives.cubin" && echo "(registers and spills of each kernel above)"
+}
+install() { # the packages with the kernels for this GPU, beside the torch that is there
+  local pip=("$BUILD/venv/bin/python" -m pip install -q --no-index --no-build-isolation --no-deps) package
+  python3 -m venv --system-site-packages "$BUILD/venv" &&
+    "${pip[@]}" -C cmake.define.PHX_CUDA=ON -C cmake.define.PHX_CUDA_ARCHITECTURES="$ARCH" ./core &&
+    for package in collectives symm_mem dtensor inductor_plugin; do "${pip[@]}" "./packages/$package" || return; done
 }
 bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 
 if step build 400 build; then
   step memory 60 "$BUILD/tests/test_cuda_memory"
   step launch 120 "$BUILD/tests/test_cuda_launch"
-  for name in group workspace random; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
+  for name in group workspace random multicast; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
   step bench 240 bench
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
@@ -62,11 +69,16 @@ fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   step torch-sums 120 python3 benchmarks/gpu_torch.py sums
   TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 step torch-symmetric 120 python3 benchmarks/gpu_torch.py symmetric
-  if python3 -c 'import phalanx.symm_mem, pytest' 2>/dev/null; then
+  if ! python3 -c 'import cffi, scikit_build_core, pytest' 2>/dev/null; then
+    skip packages "no cffi, scikit-build-core or pytest for python3"
+  elif step install 300 install; then
+    PATH=$PWD/$BUILD/venv/bin:$PATH
     step own-kernel 60 python3 examples/own_kernel_cuda.py
+    step torch-ops 120 python3 -m pytest -q core/tests/python/test_core_gpu.py core/tests/python/test_torch_shim_cuda*.py
+    step collectives 240 python3 -m pytest -q packages/collectives/tests/test_cuda_*.py
     step symm-mem 240 python3 -m pytest -q packages/symm_mem/tests/test_cuda_*.py
-  else
-    skip symm-mem "no phalanx.symm_mem with pytest for python3; its core is to be built with -C cmake.define.PHX_CUDA=ON"
+    step dtensor 120 python3 -m pytest -q packages/dtensor/tests/test_cuda_dtensor.py
+    step inductor 240 python3 -m pytest -q packages/inductor_plugin/tests/test_inductor_cuda_*.py
   fi
 else
   skip torch "no torch with CUDA for python3"

@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "gpu.h"
+#include "gpu_stream.h"
 #include "kernel_reference.h"
 #include "ranks.h"
 
@@ -19,35 +19,17 @@ using kernel_test::reference;
 
 namespace {
 
-// A stream of a rank's own.
-class OwnStream {
+// A stream of a rank's own, and calls on it.
+class OwnStream : public gpu::OwnStream {
  public:
-  OwnStream() {
-    Gpu gpu;
-    CHECK(gpu.driver().stream_create(&stream_, phx::cuda::kNonBlocking) == 0);
-  }
-  ~OwnStream() {
-    Gpu gpu;
-    gpu.driver().stream_destroy(stream_);
-  }
-  OwnStream(const OwnStream &) = delete;
-  OwnStream &operator=(const OwnStream &) = delete;
-  void wait() const {
-    Gpu gpu;
-    CHECK(gpu.driver().stream_wait(stream_) == 0);
-  }
-  phx::cuda::Stream get() const { return stream_; }
   phx_options options(int64_t timeout_ms = 20000) const {
     phx_options options{};
     options.struct_size = sizeof options;
     options.timeout_ms = timeout_ms;
     options.scale = kScale;
-    options.stream = stream_;
+    options.stream = get();
     return options;
   }
-
- private:
-  phx::cuda::Stream stream_ = nullptr;
 };
 
 // A rank with a block of symmetric memory, memory for a result, and a stream.
