@@ -17,7 +17,7 @@ SIZE = 1 << 16
 
 def parcel(**changes):
     fields = {
-        "version": 2,
+        "version": 4,
         "channels": SIGNAL_CHANNELS,
         "ordinal": 0,
         "size": SIZE,
@@ -34,6 +34,9 @@ def parcel(**changes):
             "gpu": b"",
             "processors": 0,
             "has_gpu": 0,
+            "multicast": 0,
+            "reserved": 0,
+            "unit": 0,
             **changes,
         }.values()
     )

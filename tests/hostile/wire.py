@@ -25,8 +25,9 @@ WELCOME = struct.Struct("<II16sii")  # magic, abi, from, rank, pid
 GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
 GEOMETRY = struct.Struct("<IIQiiIII4x32s128s")  # of a control segment; then tuning and cores
-# version, channels, ordinal, size, alloc id, persistent, device, handle; then of its GPU: uuid, processors, present
-SYMM = struct.Struct("<IIQQQiiiI64s16sii")
+# version, channels, ordinal, size, alloc id, persistent, device, handle; then of its GPU: uuid, processors, present,
+# multicast, reserved, unit
+SYMM = struct.Struct("<IIQQQiiiI64s16siiiiQ")
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
