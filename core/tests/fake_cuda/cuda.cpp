@@ -214,6 +214,21 @@ FAKE(cuDeviceGetName, (char *name, int size, Device)) {
   std::snprintf(name, static_cast<size_t>(size), "GPU of a test");
   return kOk;
 }
+// For `phalanx doctor` alone, and `phalanx tune`, which asks as it does.
+FAKE(cuDriverGetVersion, (int *version)) {
+  *version = 12080;
+  return kOk;
+}
+FAKE(cuDeviceTotalMem_v2, (size_t * bytes, Device)) {
+  MAY_FAIL(cuDeviceTotalMem_v2);
+  *bytes = kMemory;
+  return kOk;
+}
+FAKE(cuDeviceCanAccessPeer, (int *able, Device device, Device peer)) {
+  MAY_FAIL(cuDeviceCanAccessPeer);
+  *able = device != peer ? 1 : 0;
+  return kOk;
+}
 FAKE(cuDevicePrimaryCtxRetain, (Context * context, Device device)) {
   MAY_FAIL(cuDevicePrimaryCtxRetain);
   ++s.contexts;
