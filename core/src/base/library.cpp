@@ -35,6 +35,7 @@ constexpr StructRow kStructs[] = {
     {"phx_options", sizeof(phx_options)},
     {"phx_call", sizeof(phx_call)},
     {"phx_tuning", sizeof(phx_tuning)},
+    {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
 };
 
 constexpr const char *kFeatures[] = {

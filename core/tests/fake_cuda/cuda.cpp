@@ -64,6 +64,7 @@ struct State {
   std::map<void *, size_t> registered;
   std::map<std::pair<Handle, Device>, size_t> bound;
   std::map<const void *, int> launches;  // of each kernel
+  std::map<const void *, int> blocks;    // of its last one
   int contexts = 0, streams = 0, events = 0, modules = 0;
   int running = 0;  // kernels
   std::map<Device, fake_cuda::Processors> processors;
@@ -206,6 +207,26 @@ FAKE(cuDeviceGetUuid_v2, (Uuid * uuid, Device device)) {
   MAY_FAIL(cuDeviceGetUuid_v2);
   *uuid = {};
   std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", device);
+  return kOk;
+}
+FAKE(cuDeviceGetName, (char *name, int size, Device)) {
+  MAY_FAIL(cuDeviceGetName);
+  std::snprintf(name, static_cast<size_t>(size), "GPU of a test");
+  return kOk;
+}
+// For `phalanx doctor` alone, and `phalanx tune`, which asks as it does.
+FAKE(cuDriverGetVersion, (int *version)) {
+  *version = 12080;
+  return kOk;
+}
+FAKE(cuDeviceTotalMem_v2, (size_t * bytes, Device)) {
+  MAY_FAIL(cuDeviceTotalMem_v2);
+  *bytes = kMemory;
+  return kOk;
+}
+FAKE(cuDeviceCanAccessPeer, (int *able, Device device, Device peer)) {
+  MAY_FAIL(cuDeviceCanAccessPeer);
+  *able = device != peer ? 1 : 0;
   return kOk;
 }
 FAKE(cuDevicePrimaryCtxRetain, (Context * context, Device device)) {
@@ -576,6 +597,7 @@ FAKE(cuLaunchKernel,
       shared != 0 || extra != nullptr)
     return kInvalidValue;
   ++s.launches[function];
+  s.blocks[function] = static_cast<int>(grid_x);
   fake_cuda::Processors &processors = s.processors[current_device()];
   if (fake_cuda::is_random(function)) {
     stream_of(stream).put([=, &processors, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
@@ -675,6 +697,12 @@ FAKE(fake_cuda_launches, (const char *name)) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   return s.launches[fake_cuda::find_kernel(name)];
+}
+// Of how many blocks the last launch of a kernel was.
+FAKE(fake_cuda_blocks, (const char *name)) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.blocks[fake_cuda::find_kernel(name)];
 }
 // What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.
 FAKE(fake_cuda_alive, ()) {
