@@ -525,12 +525,13 @@ enum { PHX_ANY_RANK = -1 };
  * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the same one in all calls on the group; work == NULL)
  * the call puts a kernel on options.stream, of the GPU's primary context, and returns. The n-th send of a rank to
  * another meets the n-th receive of that one from it, whatever the tags: those that differ, in dtype, count or tag, end
- * the kernels, and PHX_ERR_MISMATCH with both messages is raised by the next call on the group, as are the other
- * failures: see the collectives on symmetric memory of a GPU. PHX_ANY_RANK is PHX_ERR_UNSUPPORTED. A send of up to
- * 3.9 MiB (less where phx_world_params.staging_bytes is small) is through before it is received, if what was sent to
- * that rank before has been received; and so are the first four in a row of at most 7.8 KiB. Calls between two ranks in one direction keep their order on any streams, but
- * for what is captured; else calls on different streams do not wait for each other. The first send to a rank, and the
- * first receive from it, need memory and cannot be captured; that receive waits for the other rank's host. */
+ * the kernels; the next call on the group raises PHX_ERR_MISMATCH, and other failures: see collectives on symmetric
+ * memory of a GPU. No PHX_ANY_RANK. A send of up to 3.9 MiB (less with small staging_bytes) is through before it is
+ * received, if those before it to that rank have been; so are the first four in a row of at most 7.8 KiB. Calls between
+ * two ranks in one direction keep their order on any streams, but for what is captured; others do not wait for each
+ * other. A rank's first message makes memory, 4 MiB for each rank of the group. The first one to a rank, and from it,
+ * cannot be captured; the first receive from a rank waits, on the host, for that one's first message on the group, to
+ * or from anyone. */
 PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,
                             uint32_t tag, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, int32_t peer_group_rank,

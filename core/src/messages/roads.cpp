@@ -118,25 +118,35 @@ phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &me
   return PHX_OK;
 }
 
-// All roads out before any that is waited for: the other rank may be waiting for one of these.
 phx_status Roads::make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
                        bool capturing) {
-  const int self = group_.group_rank();
-  for (const bool sends : {true, false})
-    for (const GpuMessage &message : messages) {
-      if (message.sends != sends || way_of(message).made.load(std::memory_order_acquire)) continue;
-      if (capturing)
-        return fail(
-            PHX_ERR_UNSUPPORTED, operation,
-            "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
-            "the capture",
-            operation, group_.name().c_str(), sends ? "to" : "from", group_.rank_of(message.peer),
-            sends ? "send" : "receive");
-      phx_status status = PHX_OK;
-      if (sends || message.peer == self) status = build(operation, message.peer, deadline);
-      if (status == PHX_OK && !sends) status = find(operation, message.peer, deadline);
-      if (status != PHX_OK) return status;
-    }
+  bool shown = false;
+  for (const GpuMessage &message : messages) {
+    if (way_of(message).made.load(std::memory_order_acquire)) continue;
+    if (capturing)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
+                  "the capture",
+                  operation, group_.name().c_str(), message.sends ? "to" : "from", group_.rank_of(message.peer),
+                  message.sends ? "send" : "receive");
+    phx_status status = shown ? PHX_OK : show(operation, deadline);
+    shown = true;
+    if (status == PHX_OK && (message.sends || message.peer == group_.group_rank()))
+      status = build(operation, message.peer, deadline);
+    if (status == PHX_OK && !message.sends) status = find(operation, message.peer, deadline);
+    if (status != PHX_OK) return status;
+  }
+  return PHX_OK;
+}
+
+// To all ranks, before this one waits for any: others may wait for it, in whatever order they call. One that has left
+// needs none, unless something is sent to it.
+phx_status Roads::show(const char *operation, const Deadline &deadline) {
+  for (int i = 0; i < group_.size(); ++i) {
+    if (i == group_.group_rank() || group_.interruption(i).load(std::memory_order_acquire) != 0) continue;
+    const phx_status status = build(operation, i, deadline);
+    if (status != PHX_OK) return status;
+  }
   return PHX_OK;
 }
 

@@ -1,8 +1,8 @@
 // The messages of one group between memory of GPUs: the roads that this rank has to and from others, and what is put on
 // streams for them. See cuda/road.h.
 //
-// They are not collective, so a road is made by the two ranks that need it: the sender allocates it at its first send
-// and passes it on; the receiver waits for that, on the host, at its first receive.
+// They are not collective, so a rank makes its roads to all others by itself, at its first message, and passes them on.
+// Who receives from a rank for the first time waits, on the host, until that one has made its own.
 #pragma once
 
 #include <atomic>
@@ -38,8 +38,8 @@ class Roads {
   Roads &operator=(const Roads &) = delete;
   ~Roads();  // waits for what was put on streams last: with its timeout that ends
 
-  // Puts all of them on the stream as one kernel, and returns. Waits for the hosts of ranks from which this one has not
-  // received before.
+  // Puts all of them on the stream as one kernel, and returns. Waits for the first message, in any direction, of ranks
+  // from which this one has not received before.
   phx_status put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
                  void *stream);
 
@@ -59,6 +59,7 @@ class Roads {
   phx_status check(const char *operation, const std::vector<GpuMessage> &messages, void *stream, bool *capturing) const;
   phx_status make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
                   bool capturing);
+  phx_status show(const char *operation, const Deadline &deadline);
   phx_status build(const char *operation, int to, const Deadline &deadline);
   phx_status find(const char *operation, int from, const Deadline &deadline);
   phx_status finish(const char *operation, Way &way) const;
