@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds, tests and measures what runs on a GPU, in less than ten minutes, on a machine that has one:
+# Builds, tests, tunes and measures what runs on a GPU, in less than ten minutes, on a machine that has one:
 #
 #   benchmarks/gpu.sh [FOLDER]     # FOLDER gets the logs and gpu.json; benchmarks/results if it is not given
 #
 # Needs nvcc, cmake, a C++ compiler and the driver. With torch (CUDA), cffi and scikit-build-core for this Python, the packages are
-# installed beside them, in an environment of the build folder, tested on the GPU, and torch's sums are measured beside ours.
-# Ranks are threads of one process that share the GPU, or processes. Ends with a line for each step; the status is 1 if one
-# failed. A step that cannot run says why and is skipped.
+# installed beside them, in an environment of the build folder, tuned and tested on the GPU, and torch's sums are measured beside
+# ours. Ranks are threads of one process that share the GPU, or processes. gpu-tuning.txt is the table that the tuning writes, which
+# nothing here reads but the step that shows it. Ends with a line for each step; the status is 1 if one failed. A step that cannot
+# run says why and is skipped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 OUT=${1:-benchmarks/results}
@@ -38,7 +39,7 @@ ARCH=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -
 build() {
   cmake -S core -B "$BUILD" -DBUILD_TESTING=ON -DPHX_CUDA=ON -DPHX_CUDA_ARCHITECTURES="$ARCH" -DPHX_BUILD_TORCH=OFF &&
     cmake --build "$BUILD" -j "$(nproc)" --target phalanx test_cuda_memory test_cuda_launch test_cuda_group \
-      test_cuda_workspace test_cuda_random test_cuda_multicast gpu_bench
+      test_cuda_workspace test_cuda_random test_cuda_multicast test_cuda_tuning gpu_bench
 }
 registers() {
   nvcc -std=c++17 -O3 --fmad=false -Xptxas -v -cubin -Icore/include -Icore/src -arch="sm_$ARCH" core/cuda/collectives.cu \
@@ -55,7 +56,7 @@ bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 if step build 400 build; then
   step memory 60 "$BUILD/tests/test_cuda_memory"
   step launch 120 "$BUILD/tests/test_cuda_launch"
-  for name in group workspace random multicast; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
+  for name in group workspace random multicast tuning; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
   step bench 240 bench
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
@@ -73,8 +74,11 @@ if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     skip packages "no cffi, scikit-build-core or pytest for python3"
   elif step install 300 install; then
     PATH=$PWD/$BUILD/venv/bin:$PATH
+    step tune 120 phalanx tune --device cuda --seconds 30 --output "$OUT/gpu-tuning.txt"
+    step tuned 60 phalanx tune --device cuda --show --output "$OUT/gpu-tuning.txt"
     step own-kernel 60 python3 examples/own_kernel_cuda.py
-    step torch-ops 120 python3 -m pytest -q core/tests/python/test_core_gpu.py core/tests/python/test_torch_shim_cuda*.py
+    step torch-ops 120 python3 -m pytest -q core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
+      core/tests/python/test_torch_shim_cuda*.py
     step collectives 240 python3 -m pytest -q packages/collectives/tests/test_cuda_*.py
     step symm-mem 240 python3 -m pytest -q packages/symm_mem/tests/test_cuda_*.py
     step dtensor 120 python3 -m pytest -q packages/dtensor/tests/test_cuda_dtensor.py
