@@ -96,6 +96,7 @@ phx_status Side::make(const char *operation, const Block &block, int size, int s
   if (side->threads_ < size)  // each thread waits for one rank
     return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group on GPUs has at most %d ranks, this one has %d", operation,
                 side->threads_, size);
+  gpus->load(side->pads_[self]->gpu());
   *out = std::move(side);
   return PHX_OK;
 }

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from phalanx.core.group import Agreement, Group
     from phalanx.core.log import set_log
     from phalanx.core.memory import Memory, MemoryCount, MemoryInfo
+    from phalanx.core.message import Message
     from phalanx.core.store import (
         CallbackStore,
         FileStore,
@@ -72,6 +73,7 @@ __all__ = [
     "MemoryCount",
     "MemoryInfo",
     "MemoryStore",
+    "Message",
     "MismatchError",
     "NotFoundError",
     "OutOfMemoryError",
@@ -113,6 +115,7 @@ _HOMES = {
     "MemoryCount": "memory",
     "MemoryInfo": "memory",
     "MemoryStore": "store",
+    "Message": "message",
     "PrefixStore": "store",
     "ReduceOp": "dtypes",
     "Store": "store",

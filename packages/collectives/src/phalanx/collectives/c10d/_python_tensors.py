@@ -138,6 +138,12 @@ class Buffers:
                 to.copy_(source)
         self._keep, self._copies, self._read = [], [], []
 
+    def used_on(self, stream: Any) -> None:
+        """On another stream than the one that is current. The allocator gives their memory to nobody before that one
+        is through with it."""
+        for each in (*self._keep, *(to for to, _ in self._copies)):
+            each.record_stream(stream)
+
     def readable(self, tensor: torch.Tensor) -> int:
         """The address of its elements, or of a copy of them."""
         self._read = [tensor if _is_plain(tensor) else _plain(tensor)]
