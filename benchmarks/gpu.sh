@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds, tests and measures what runs on a GPU, on a machine that has one. Each of the two parts takes less than ten
+# Builds, tests, tunes and measures what runs on a GPU, on a machine that has one. Each of the two parts takes less than ten
 # minutes, and can be had alone:
 #
 #   benchmarks/gpu.sh [FOLDER [core|torch]]     # FOLDER gets the logs and gpu.json; benchmarks/results if it is not given
 #
 # core: needs nvcc, cmake, a C++ compiler and the driver. torch: needs these, and torch (CUDA), cffi, scikit-build-core,
 # pytest and pytest-timeout for python3; the packages are installed into a folder of the build folder, tested on the
-# GPU, and torch's sums are measured beside ours.
+# GPU, and torch's sums are measured beside ours. gpu-tuning.txt is the table that `phalanx tune` writes there; nothing
+# here uses it but the step that shows it.
 # Ranks are threads of one process that share the GPU, or processes. Says how each step went, once as it ends and again
 # at the end; the status is 1 if one failed. A step that cannot run says why and is skipped.
 set -uo pipefail
@@ -62,7 +63,8 @@ install_packages() { # in one go, as they share a folder
     -C cmake.define.PHX_CUDA=ON -C cmake.define.PHX_CUDA_IMAGE="$BUILD/collectives.fatbin" \
     ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin
 }
-export -f configure build kernels bench install_packages
+phalanx() { python3 -c 'from phalanx.core import _cli; raise SystemExit(_cli.main())' "$@"; }
+export -f configure build kernels bench install_packages phalanx
 
 core_part() {
   step build 400 build || return
@@ -94,8 +96,11 @@ torch_part() {
   step kernels 300 kernels && step install 300 install_packages || return
   export PYTHONPATH=$BUILD/site${PYTHONPATH:+:$PYTHONPATH}
   local pytest=(python3 -m pytest -q -p no:cacheprovider)
+  step tune 120 phalanx tune --device cuda --seconds 30 --output "$OUT/gpu-tuning.txt"
+  step tuned 60 phalanx tune --device cuda --show --output "$OUT/gpu-tuning.txt"
   step own-kernel 60 python3 examples/own_kernel_cuda.py
-  step torch-ops 120 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_torch_shim_cuda*.py
+  step torch-ops 120 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
+    core/tests/python/test_torch_shim_cuda*.py
   step collectives 240 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
   step symm-mem 240 "${pytest[@]}" packages/symm_mem/tests/test_cuda_*.py
   step dtensor 120 "${pytest[@]}" packages/dtensor/tests/test_cuda_dtensor.py
