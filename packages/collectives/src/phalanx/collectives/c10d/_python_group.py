@@ -179,10 +179,7 @@ class PythonGroup(Collectives):
         if peer >= self._count:
             raise ValueError(f"{what}: rank {peer} is not in the group, whose size is {self._count}")
         if not tensor.is_cpu:
-            raise NotImplementedError(
-                f"{what}: phalanx sends and receives tensors of the CPU, and this one is on {tensor.device}; copy it "
-                "to the CPU, or use broadcast or all_to_all"
-            )
+            return self._message_on_stream(what, tensor, peer, tag)
         timeout_ms = self._timeout_ms
         group = self._engine.group(timeout_ms, what)
         self._engine.sweep()
@@ -197,3 +194,9 @@ class PythonGroup(Collectives):
             fail(what, error)
         self._begin(work, made)
         return work
+
+    def _message_on_stream(self, what: str, tensor: torch.Tensor, peer: int, tag: int) -> StreamWork:
+        raise NotImplementedError(
+            f"{what}: phalanx sends and receives tensors of the CPU, and this one is on {tensor.device}; copy it "
+            "to the CPU, or use broadcast or all_to_all"
+        )

@@ -7,7 +7,8 @@ import torch
 
 from phalanx.collectives._streams import Mark
 from phalanx.collectives.c10d import _torch_compat
-from phalanx.collectives.c10d._python_work import Engine, Work
+from phalanx.collectives.c10d._python_work import Engine, Work, fail
+from phalanx.core import PhalanxError
 
 
 class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
@@ -20,10 +21,17 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         outputs: What it writes.
         device: Whose stream it is.
         sequence: Its number in the group.
+        mark: Where it has ended; None is where the current stream is.
     """
 
     def __init__(
-        self, engine: Engine, what: str, outputs: Sequence[torch.Tensor], device: torch.device, sequence: int
+        self,
+        engine: Engine,
+        what: str,
+        outputs: Sequence[torch.Tensor],
+        device: torch.device,
+        sequence: int,
+        mark: Any = None,
     ) -> None:
         super().__init__()
         self._engine = engine
@@ -31,11 +39,14 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         self._outputs = list(outputs)
         self._device = device
         self._sequence = sequence
-        self._mark = Mark(device)
+        self._mark: Any = Mark(device) if mark is None else mark
         self._future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
-        self._mark.wait()
+        try:
+            self._mark.wait()
+        except PhalanxError as error:
+            fail(self._what, error)
         if self._what == "barrier":
             self._mark.synchronize()
             self._engine.check(self._what)
@@ -45,10 +56,10 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._mark.query()
+        return bool(self._mark.query())
 
     def is_success(self) -> bool:
-        return self._mark.query()
+        return bool(self._mark.query())
 
     def exception(self) -> Exception | None:
         return None
