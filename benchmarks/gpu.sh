@@ -38,7 +38,7 @@ ARCH=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -
 build() {
   cmake -S core -B "$BUILD" -DBUILD_TESTING=ON -DPHX_CUDA=ON -DPHX_CUDA_ARCHITECTURES="$ARCH" -DPHX_BUILD_TORCH=OFF &&
     cmake --build "$BUILD" -j "$(nproc)" --target phalanx test_cuda_memory test_cuda_launch test_cuda_group \
-      test_cuda_workspace test_cuda_random test_cuda_multicast gpu_bench
+      test_cuda_workspace test_cuda_messages test_cuda_random test_cuda_multicast gpu_bench
 }
 registers() {
   nvcc -std=c++17 -O3 --fmad=false -Xptxas -v -cubin -Icore/include -Icore/src -arch="sm_$ARCH" core/cuda/collectives.cu \
@@ -55,7 +55,7 @@ bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 if step build 400 build; then
   step memory 60 "$BUILD/tests/test_cuda_memory"
   step launch 120 "$BUILD/tests/test_cuda_launch"
-  for name in group workspace random multicast; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
+  for name in group workspace messages random multicast; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
   step bench 240 bench
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do

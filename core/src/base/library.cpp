@@ -34,6 +34,7 @@ constexpr StructRow kStructs[] = {
     {"phx_team", sizeof(phx_team)},
     {"phx_options", sizeof(phx_options)},
     {"phx_call", sizeof(phx_call)},
+    {"phx_message", sizeof(phx_message)},
     {"phx_tuning", sizeof(phx_tuning)},
 };
 

@@ -9,6 +9,7 @@
 #include "base/failpoint.h"
 #include "group/attempt.h"
 #include "group/group.h"
+#include "messages/roads.h"
 #include "store/semantics.h"
 #include "symm/workspace.h"
 
@@ -38,13 +39,15 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
     : world_(std::move(world)),
       params_(std::move(params)),
       messenger_(this),
-      interruptions_(params_.ranks.size() + 1),
-      workspaces_(std::make_unique<Workspaces>(*this)) {
+      interruptions_(params_.ranks.size() + 1 + cuda::kDifferenceWords),
+      workspaces_(std::make_unique<Workspaces>(*this)),
+      roads_(std::make_unique<Roads>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
 }
 
 Group::~Group() {
   if (watched_) world_->monitor().unwatch(id_);
+  roads_.reset();
   symms_.clear();  // before what knows them
   workspaces_.reset();
 }

@@ -5,6 +5,7 @@
 
 #include "collectives/operation.h"
 #include "cuda/launch.h"
+#include "cuda/road.h"
 #include "group/group.h"
 #include "recorder/dump.h"
 
@@ -44,9 +45,40 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
   return set_last_error(cause);
 }
 
+// What a kernel has found out about a message, by its word of failures and the two labels after it.
+phx_error_info Group::messages_differ(int32_t seen) const {
+  const bool receives = seen < cuda::receives_other(size(), 0);  // this rank
+  const int peer = seen - (receives ? cuda::sends_other(size(), 0) : cuda::receives_other(size(), 0));
+  cuda::Label labels[2];  // sent, expected
+  uint32_t words[cuda::kDifferenceWords];
+  for (size_t i = 0; i < cuda::kDifferenceWords; ++i)
+    words[i] = static_cast<uint32_t>(
+        interruptions_[static_cast<size_t>(size()) + 1 + i].load(std::memory_order_relaxed));  // after that word
+  std::memcpy(labels, words, sizeof labels);
+  phx_error_info cause = make_error_info();
+  cause.status = PHX_ERR_MISMATCH;
+  cause.rank = self_rank();
+  cause.peer = rank_of(peer);
+  copy_text(cause.operation, sizeof cause.operation, receives ? "recv" : "send");
+  const auto tell = [](const cuda::Label &label) {
+    return std::to_string(label.bytes) + " bytes of " + phx_dtype_name(static_cast<int32_t>(label.dtype)) +
+           " with tag " + std::to_string(label.tag);
+  };
+  const std::string self = "rank " + std::to_string(self_rank());
+  const std::string text = (receives ? describe(peer) : self) + " sends " + tell(labels[0]) + ", and " +
+                           (receives ? self : describe(peer)) + " receives " + tell(labels[1]) +
+                           ". On GPUs the messages of two ranks meet in the order of the calls, whatever their tags.";
+  copy_text(cause.text, sizeof cause.text, text.c_str());
+  return cause;
+}
+
 void Group::note_launches() {
   const int32_t seen = interruptions_[static_cast<size_t>(size())].load(std::memory_order_acquire);
-  if (seen <= 0 || seen > 3 * size() || failed()) return;  // negative: the group had failed, and the kernel saw that
+  if (seen <= 0 || seen > 5 * size() || failed()) return;  // negative: the group had failed, and the kernel saw that
+  if (seen >= cuda::sends_other(size(), 0)) {
+    fail_with(messages_differ(seen), true);
+    return;
+  }
   const bool freed = seen >= cuda::has_freed(size(), 0), differs = seen >= cuda::disagrees(size(), 0);
   const int peer = seen - (freed ? cuda::has_freed(size(), 0) : differs ? cuda::disagrees(size(), 0) : 1);
   phx_error_info cause = make_error_info();

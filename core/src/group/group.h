@@ -22,6 +22,7 @@
 
 namespace phx {
 
+class Roads;
 class Symm;
 class Workspaces;
 struct Opinion;
@@ -94,6 +95,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::shared_ptr<cuda::DeviceWords> &device_words() { return device_words_; }  // with symm_mutex held
   // If a kernel has given up: for this and all later calls the group has failed.
   void note_launches();
+  phx_error_info messages_differ(int32_t seen) const;
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
@@ -129,6 +131,11 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective: all succeed, or all fail with the text of the first that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
+  // ---- what one rank passes to one other, once: the road of its messages between GPUs. `await_road` waits for it.
+  phx_status show_road(const char *operation, int group_rank, const std::string &bytes, int fd,
+                       const Deadline &deadline);
+  phx_status await_road(const char *operation, int group_rank, const Deadline &deadline, Parcel *out);
+
   // ---- groups made of this one (derive.cpp); agree and shrink also where it has failed. Collective.
   // *bits becomes the AND of what the ranks gave; alive[i] whether rank i took part (NULL is allowed).
   phx_status agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms);
@@ -145,6 +152,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void forget_symm(const Symm &symm);  // that is being destroyed
   uint64_t next_symm_ordinal() { return symm_ordinal_++; }
   Workspaces &workspaces() { return *workspaces_; }
+  Roads &roads() { return *roads_; }  // of messages between memory of GPUs
 
  private:
   friend struct GroupMaker;
@@ -178,7 +186,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::atomic<const Tuning *> tuning_{nullptr};
 
   std::atomic<int32_t> failed_{0};
-  PageWords interruptions_;  // by group rank; then that of the launches
+  PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in
   std::shared_ptr<cuda::DeviceWords> device_words_;
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
   mutable std::mutex cause_mutex_;
@@ -197,6 +205,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;
   uint64_t symm_ordinal_ = 0;
   std::unique_ptr<Workspaces> workspaces_;
+  std::unique_ptr<Roads> roads_;
 };
 
 }  // namespace phx

@@ -585,6 +585,14 @@ FAKE(cuLaunchKernel,
     });
     return kOk;
   }
+  if (fake_cuda::is_of_messages(function)) {
+    stream_of(stream).put([=, &processors, exchange = *static_cast<const Exchange *>(parameters[0])] {
+      count_running(1);
+      fake_cuda::run(function, exchange, grid_x, block_x, processors);
+      count_running(-1);
+    });
+    return kOk;
+  }
   const Launch launch = *static_cast<const Launch *>(parameters[0]);
   for (const phx_team *team : {&launch.team, &launch.spread.team})
     if (team->multicast != nullptr && !reaches_all(s, *team)) return kInvalidValue;

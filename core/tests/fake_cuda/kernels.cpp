@@ -29,6 +29,8 @@ bool is_random(const void *kernel) {
          std::strncmp(found.dli_sname, "phx_gpu_random_", std::strlen("phx_gpu_random_")) == 0;
 }
 
+bool is_of_messages(const void *kernel) { return kernel == reinterpret_cast<const void *>(&phx_gpu_messages); }
+
 namespace {
 
 // `body` on each thread of each block.
@@ -72,6 +74,11 @@ void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::L
 void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,
          Processors &processors) {
   run_blocks(blocks, threads, processors, [&] { function_of<phx::random::DeviceFill>(kernel)(fill); });
+}
+
+void run(const void *kernel, const phx::cuda::Exchange &exchange, uint32_t blocks, uint32_t threads,
+         Processors &processors) {
+  run_blocks(blocks, threads, processors, [&] { function_of<phx::cuda::Exchange>(kernel)(exchange); });
 }
 
 }  // namespace fake_cuda

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/launch.h"
+#include "cuda/road.h"
 #include "fake_cuda/streams.h"
 #include "random/device_box.h"
 
@@ -17,6 +18,10 @@ const void *find_kernel(const char *name);
 // Whether it is one of core/cuda/random.cu.
 bool is_random(const void *kernel);
 void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,
+         Processors &processors);
+// Whether it is phx_gpu_messages.
+bool is_of_messages(const void *kernel);
+void run(const void *kernel, const phx::cuda::Exchange &exchange, uint32_t blocks, uint32_t threads,
          Processors &processors);
 // Returns when all blocks are through. `lists`: NULL where the kernel takes none. Each takes a processor as long as it
 // runs.

@@ -197,10 +197,8 @@ def functional(rank, size):
 
 
 def messages(rank, size):
-    """Between ranks of different hosts: every rank with the next one that is not on its own."""
-    hosts = [None] * size
-    dist.all_gather_object(hosts, os.environ["PHALANX_HOST_ID"])
-    beyond = [each for each in range(size) if hosts[each] != hosts[rank]]
+    """Between all ranks, within a host and between hosts."""
+    others = [each for each in range(size) if each != rank]
     for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.bool):
         for n in (1, 70_000):
             values = [
@@ -208,12 +206,12 @@ def messages(rank, size):
                 for each in range(size)
             ]
             given = values[rank].cuda()
-            taken = {each: torch.empty(n, dtype=dtype, device="cuda") for each in beyond}
-            ops = [dist.P2POp(dist.isend, given, each) for each in beyond]
-            ops += [dist.P2POp(dist.irecv, taken[each], each) for each in beyond]
+            taken = {each: torch.empty(n, dtype=dtype, device="cuda") for each in others}
+            ops = [dist.P2POp(dist.isend, given, each) for each in others]
+            ops += [dist.P2POp(dist.irecv, taken[each], each) for each in others]
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
-            for each in beyond:
+            for each in others:
                 same(taken[each], values[each])
     first, second = torch.empty(2, device="cuda"), torch.empty(4, 2, device="cuda").t()
     if rank == 0:
@@ -235,7 +233,7 @@ def messages(rank, size):
         assert second[:, 0].tolist() == [1.0, 1.0] and second[:, 1].tolist() == [2.0, 3.0]
     else:
         dist.all_reduce(first)
-    with pytest.raises(NotImplementedError, match="come from a rank that is named"):
+    with pytest.raises(NotImplementedError, match="names the rank it is from"):
         dist.recv(first)
     with dist._coalescing_manager(device=torch.device("cuda"), async_ops=True) as manager:
         taken = torch.empty(3, device="cuda")
@@ -328,6 +326,7 @@ def fails(rank, size, what):
     dist.all_reduce(x)
     dist.all_to_all_single(torch.empty(size, device="cuda"), torch.ones(size, device="cuda"))
     torch.cuda.synchronize()
+    wait_for_all("ready", range(size))
     last = size - 1
     if what == "dies" and rank == last:
         os.kill(os.getpid(), signal.SIGKILL)

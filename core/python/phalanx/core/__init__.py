@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from phalanx.core.group import Agreement, Group
     from phalanx.core.log import set_log
     from phalanx.core.memory import Memory, MemoryCount, MemoryInfo
+    from phalanx.core.message import Message
     from phalanx.core.store import (
         CallbackStore,
         FileStore,
@@ -71,6 +72,7 @@ __all__ = [
     "MemoryCount",
     "MemoryInfo",
     "MemoryStore",
+    "Message",
     "MismatchError",
     "NotFoundError",
     "OutOfMemoryError",
@@ -111,6 +113,7 @@ _HOMES = {
     "MemoryCount": "memory",
     "MemoryInfo": "memory",
     "MemoryStore": "store",
+    "Message": "message",
     "PrefixStore": "store",
     "ReduceOp": "dtypes",
     "Store": "store",

@@ -13,8 +13,9 @@ from phalanx.core._operand import Operand, operand, resolve_count, resolve_dtype
 from phalanx.core._options import c_stream, options
 from phalanx.core.coalesced import Call, Coalesced
 from phalanx.core.dtypes import ANY_RANK, Algo, DType, ReduceOp, reduce_op_of
-from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
+from phalanx.core.errors import InvalidArgumentError, PhalanxError, check, error_from_info, new_info
 from phalanx.core.memory import Device, c_device, device_of
+from phalanx.core.message import Message
 from phalanx.core.store import Store
 from phalanx.core.symm import Symm
 from phalanx.core.tuning import Tuning, c_path, c_tuning, get_tuning
@@ -820,12 +821,15 @@ class Group:
         *,
         tag: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> Work | None:
         """Send a message to one rank. Not collective.
 
         It meets the oldest receive there that names this rank (or `ANY_RANK`) and the tag. Messages to one rank with
-        one tag arrive in the order sent.
+        one tag arrive in the order sent. On a GPU they meet in the order of the calls, whatever their tags, which must
+        be the same on both sides.
 
         Args:
             source: `count` elements. When a blocking send returns they may be changed, received or not.
@@ -834,6 +838,9 @@ class Group:
             dtype: Their type, the same there.
             tag: 0 to 2**32 - 1.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device: Where they lie; None is the host. On a GPU, such as ("cuda", 0), give an address or `Memory`.
+            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
+                returns; there is no Work.
             blocking: False to return a Work.
 
         Returns:
@@ -845,8 +852,8 @@ class Group:
         """
         given, n, kind, number = self._message(source, "source", count, dtype, tag)
         peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
-        arguments = (given.pointer, n, kind, peer, number, options(Algo.AUTO, 0, timeout_ms))
-        return self._issue(lib.phx_send, arguments, (given,), blocking)
+        more = options(Algo.AUTO, 0, timeout_ms, stream=stream, device=device)
+        return self._issue(lib.phx_send, (given.pointer, n, kind, peer, number, more), (given,), blocking)
 
     @overload
     def recv(
@@ -858,6 +865,8 @@ class Group:
         *,
         tag: int = ...,
         timeout_ms: int = ...,
+        device: Device | None = ...,
+        stream: int = ...,
         blocking: Literal[True] = ...,
     ) -> int: ...
 
@@ -871,6 +880,8 @@ class Group:
         *,
         tag: int = ...,
         timeout_ms: int = ...,
+        device: Device | None = ...,
+        stream: int = ...,
         blocking: Literal[False],
     ) -> Work: ...
 
@@ -884,6 +895,8 @@ class Group:
         *,
         tag: int = ...,
         timeout_ms: int = ...,
+        device: Device | None = ...,
+        stream: int = ...,
         blocking: bool = ...,
     ) -> int | Work: ...
 
@@ -896,17 +909,20 @@ class Group:
         *,
         tag: int = 0,
         timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
         blocking: bool = True,
     ) -> int | Work:
         """Receive a message. Not collective.
 
         Args:
             out: `count` elements.
-            peer_group_rank: The sender, or `ANY_RANK`.
+            peer_group_rank: The sender, or `ANY_RANK`, which there is only on the host.
             count: Elements; as many as were sent.
             dtype: Their type, the same there.
             tag: That of the send.
             timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
+            device, stream: As for `send`.
             blocking: False to return a Work.
 
         Returns:
@@ -918,14 +934,61 @@ class Group:
         """
         taken, n, kind, number = self._message(out, "out", count, dtype, tag)
         peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
-        arguments = (taken.pointer, n, kind, peer, number, options(Algo.AUTO, 0, timeout_ms))
-        work = self._issue(lib.phx_recv, arguments, (taken,), blocking and peer != ANY_RANK)
+        more = options(Algo.AUTO, 0, timeout_ms, stream=stream, device=device)
+        arguments = (taken.pointer, n, kind, peer, number, more)
+        on_host = device is None or device_of(device)[0] == "cpu"
+        work = self._issue(lib.phx_recv, arguments, (taken,), blocking and not (on_host and peer == ANY_RANK))
         if work is None:
             return peer
         if not blocking:
             return work
         work.wait(timeout_ms)
         return work.source()
+
+    def messages(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout_ms: int = 0,
+        device: Device | None = None,
+        stream: int = 0,
+    ) -> None:
+        """Send and receive several messages at once, so that their order does not matter. Not collective.
+
+        Those between two ranks in one direction keep their order. For example::
+
+            group.messages([Message.recv(there, left), Message.send(here, right)])
+
+        Args:
+            messages: Made by the methods of `Message`. May be empty. On a GPU at most 96, to and from 32 ranks.
+            timeout_ms: In milliseconds; 0 is the world's default.
+            device, stream: As for `send`.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; the text names the message. Nothing was sent.
+            UnsupportedError: There are too many of them for a GPU.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        rows: list[tuple[Any, ...]] = []
+        operands: list[Operand] = []
+        for index, each in enumerate(messages):
+            if not isinstance(each, Message):
+                raise InvalidArgumentError(
+                    f"message {index} is {each!r}; make it with a method of phalanx.core.Message"
+                )
+            try:
+                name = "source" if each.sends else "out"
+                given, n, kind, tag = self._message(each.buffer, name, each.count, each.dtype, each.tag)
+                lowest = 0 if each.sends else ANY_RANK
+                peer = c_integer(each.peer_group_rank, "peer_group_rank", lowest, self.group_size - 1)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"message {index} ({each.operation}): {error}") from None
+            operands.append(given)
+            number = lib.PHX_MESSAGE_SEND if each.sends else lib.PHX_MESSAGE_RECV
+            rows.append((ffi.sizeof("phx_message"), number, given.pointer, n, kind, peer, tag, 0))
+        listed = ffi.new("phx_message[]", rows)
+        more = options(Algo.AUTO, 0, timeout_ms, stream=stream, device=device)
+        check(lib.phx_messages(self._handle.pointer, listed, len(rows), more))
 
     def _message(
         self, buffer: Any, name: str, count: int | None, dtype: DType | int | str | None, tag: int

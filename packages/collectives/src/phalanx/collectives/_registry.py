@@ -22,6 +22,7 @@ import torch.distributed as dist
 from phalanx.collectives import _gpus, _ops, _torch_compat
 from phalanx.collectives._hosts import Bridge, Carrier, GpuSpanning, Places, Spanning
 from phalanx.collectives._meeting import Meeting, TokenStore
+from phalanx.collectives._streams import Beside
 from phalanx.core import (
     AlreadyExistsError,
     CallbackStore,
@@ -102,6 +103,7 @@ class Entry:
         on_gpus: Whether the core serves tensors of GPUs too.
         hosts_on_gpus: As `hosts`, for tensors of GPUs.
         decided_on_gpus: Whether that is known.
+        beside: Streams of messages of GPUs.
     """
 
     __slots__ = (
@@ -109,6 +111,7 @@ class Entry:
         "_context",
         "_deciding",
         "_registered",
+        "beside",
         "core",
         "decided",
         "decided_on_gpus",
@@ -132,6 +135,7 @@ class Entry:
         self.on_gpus = False
         self.hosts_on_gpus: GpuSpanning | None = None
         self.decided_on_gpus = False
+        self.beside = Beside()
         self._context = 0
         self._registered = False
         self._deciding = threading.Lock()

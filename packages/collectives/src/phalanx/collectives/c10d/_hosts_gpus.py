@@ -18,9 +18,10 @@ from phalanx.collectives._hosts.carrier import Load, Parcel
 from phalanx.collectives._streams import where
 from phalanx.collectives.c10d._hosts_base import BaseRoad
 from phalanx.collectives.c10d._hosts_calls import Blocks, Calls
-from phalanx.collectives.c10d._hosts_messages import Message, Messages
+from phalanx.collectives.c10d._hosts_messages import FarMessages, Message
 from phalanx.collectives.c10d._hosts_tensors import name_of
 from phalanx.collectives.c10d._python_tensors import Buffers
+from phalanx.collectives.c10d._python_work import fail
 from phalanx.core import DType, PhalanxError
 
 _DRAIN_S = 5.0  # what close waits for streams
@@ -36,7 +37,7 @@ class GpuRoad(Calls):
         messages: Likewise.
     """
 
-    def __init__(self, road: BaseRoad, spanning: GpuSpanning, exchanges: Carrier, messages: Messages) -> None:
+    def __init__(self, road: BaseRoad, spanning: GpuSpanning, exchanges: Carrier, messages: FarMessages) -> None:
         super().__init__(road.size, road.position, spanning)
         self._road = road
         self._gpu_spanning = spanning
@@ -109,8 +110,22 @@ class GpuRoad(Calls):
         """Whether a rank shares the host with this one."""
         return position in self._spanning.places.here
 
+    def send(self, data: int, peer: int, count: int, dtype: Any, **more: Any) -> None:
+        """To a rank on this host."""
+        self._within("send", data, peer, count, dtype, more)
+
+    def recv(self, data: int, peer: int, count: int, dtype: Any, **more: Any) -> None:
+        """From a rank on this host."""
+        self._within("recv", data, peer, count, dtype, more)
+
+    def _within(self, what: str, data: int, peer: int, count: int, dtype: Any, more: dict[str, Any]) -> None:
+        self._road.check(what)
+        inside = self._spanning.inside
+        call: Any = inside.send if what == "send" else inside.recv
+        call(data, self._spanning.places.here.index(peer), count, dtype, **more)
+
     def message(self, what: str, peer: int, tag: int, tensor: torch.Tensor, buffers: Buffers, limit_ms: int) -> Message:
-        """Begin a message to or from a rank on another host; see Messages.
+        """Begin a message to or from a rank on another host; see FarMessages.
 
         Args:
             what: "send" or "recv".
@@ -126,8 +141,12 @@ class GpuRoad(Calls):
             return self._messages.add(what == "send", peer, tag, tensor, buffers, self._sent_off)
 
     def _sent_off(self) -> None:
+        """For a work of torch."""
         with self._issuing, torch.no_grad():
-            self.send_off()
+            try:
+                self.send_off()
+            except PhalanxError as error:
+                fail("send and recv", error)
 
     def send_off(self) -> None:
         """Let the messages go that were begun."""

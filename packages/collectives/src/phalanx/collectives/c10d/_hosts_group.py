@@ -14,11 +14,11 @@ from phalanx.collectives._torch_compat import PrefixStore
 from phalanx.collectives.c10d._connect import Connection, StoreOfMeeting
 from phalanx.collectives.c10d._hosts_gpus import GpuRoad, introduce
 from phalanx.collectives.c10d._hosts_mail import Mail
-from phalanx.collectives.c10d._hosts_messages import Messages
+from phalanx.collectives.c10d._hosts_messages import FarMessages
 from phalanx.collectives.c10d._hosts_road import Road
 from phalanx.collectives.c10d._hosts_words import MailWords
 from phalanx.collectives.c10d._python_group import PythonGroup
-from phalanx.collectives.c10d._python_stream import StreamWork
+from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, elements_of
 from phalanx.collectives.c10d._python_work import fail
 from phalanx.core import Group, PhalanxError, UnsupportedError, WaitTimeoutError
@@ -45,15 +45,12 @@ class HostsGroup(PythonGroup):
             fail(what, error)
         return made
 
-    def _message_on_stream(self, what: str, tensor: torch.Tensor, peer: int, tag: int) -> StreamWork:
+    def _message_of_gpu(self, what: str, tensor: torch.Tensor, peer: int, tag: int) -> AnyWork:
         if what == "recv_anysource":
-            raise NotImplementedError(
-                f"{what}: on several hosts tensors of GPUs come from a rank that is named, and this one is on "
-                f"{tensor.device}; name it, or receive on the CPU"
-            )
+            return super()._message_of_gpu(what, tensor, peer, tag)  # which refuses it
         road = self._group_on(tensor.device, self._engine.group(self._timeout_ms, what), what)
         if road.is_here(peer):
-            return super()._message_on_stream(what, tensor, peer, tag)
+            return super()._message_of_gpu(what, tensor, peer, tag)
         buffers, device = Buffers([tensor]), tensor.device
         with torch.cuda.device(device):
             data = buffers.readable(tensor) if what == "send" else buffers.writable(tensor)
@@ -144,7 +141,7 @@ class HostsConnection(Connection):
                 raise
             text = f"group '{self.name}': no {_CARRIES} between its ranks: {error}"
             raise PhalanxError(text, group=self.name) from None
-        return GpuRoad(road, spanning, carriers[0], Messages(carriers[1], words, self.position))
+        return GpuRoad(road, spanning, carriers[0], FarMessages(carriers[1], words, self.position))
 
     def _let_go(self, group: Any) -> None:
         group.close()

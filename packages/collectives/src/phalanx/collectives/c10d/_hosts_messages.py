@@ -68,7 +68,7 @@ class Message:
         return self.after
 
 
-class Messages:
+class FarMessages:
     """Those of one rank with ranks on other hosts.
 
     Args:

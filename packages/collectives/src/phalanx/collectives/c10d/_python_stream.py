@@ -7,8 +7,7 @@ import torch
 
 from phalanx.collectives._streams import Mark
 from phalanx.collectives.c10d import _torch_compat
-from phalanx.collectives.c10d._python_work import Engine, Work, fail
-from phalanx.core import PhalanxError
+from phalanx.collectives.c10d._python_work import Engine, Work
 
 
 class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
@@ -43,10 +42,7 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         self._future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
-        try:
-            self._mark.wait()
-        except PhalanxError as error:
-            fail(self._what, error)
+        self._mark.wait()
         if self._what == "barrier":
             self._mark.synchronize()
             self._engine.check(self._what)

@@ -145,17 +145,18 @@ class Buffers:
                 return made.set_(storage, (address - begin) // dtype.itemsize, (count,), (1,))
         raise AssertionError("an address that is none of these")
 
-    def used_on(self, stream: Any) -> None:
-        """Say that a stream of a GPU uses it, which is another one than that of the call."""
-        for each in self._keep:
-            each.record_stream(stream)
-
     def finish(self) -> None:
         """When it is complete: copy to where the results belong, and let go of the rest."""
         with torch.no_grad():
             for to, source in self._copies:
                 to.copy_(source)
         self._keep, self._copies, self._read = [], [], []
+
+    def used_on(self, stream: Any) -> None:
+        """On another stream than the one that is current. The allocator gives their memory to nobody before that one
+        is through with it."""
+        for each in (*self._keep, *(to for to, _ in self._copies)):
+            each.record_stream(stream)
 
     def readable(self, tensor: torch.Tensor) -> int:
         """The address of its elements, or of a copy of them."""
