@@ -39,6 +39,11 @@ static_assert(offsetof(AccessDescription, flags) == offsetof(CUmemAccessDesc, fl
 static_assert(kReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
 static_assert(kSmallestGranularity == CU_MEM_ALLOC_GRANULARITY_MINIMUM && kNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(kRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED && kNotCapturing == CU_STREAM_CAPTURE_STATUS_NONE);
+static_assert(kUntimed == CU_EVENT_DISABLE_TIMING && kKindOfMemory == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+static_assert(kForAllContexts == (CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
+static_assert(kMostThreads == CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+static_assert(kProcessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(kHasVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(kHasFileDescriptors == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 

@@ -19,8 +19,13 @@ Function *symbol(const char *name) {
   return library == nullptr ? nullptr : reinterpret_cast<Function *>(dlsym(library, name));
 }
 
+// Ranks that are threads share a GPU, and their kernels wait for each other: so no stream may share a queue of the GPU
+// with another one. Before the driver starts.
+inline void give_streams_queues_of_their_own() { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
+
 inline void needs_driver() {
   std::string problem;
+  give_streams_queues_of_their_own();
   if (phx::cuda::find_driver(&problem) == nullptr) check::skip(problem.c_str());
 }
 // What the fake driver has handed out; -1 where a real one is.
@@ -43,22 +48,39 @@ inline int count() {
   return count;
 }
 
+// Keeps the primary context of a GPU, with whose last owner streams go.
+class Context {
+ public:
+  explicit Context(int index = 0) {
+    CHECK(driver_->device_get(&device_, index) == 0 && driver_->context_retain(&context_, device_) == 0);
+  }
+  ~Context() { driver_->context_release(device_); }
+  Context(const Context &) = delete;
+  Context &operator=(const Context &) = delete;
+  const phx::cuda::Driver &driver() const { return *driver_; }
+  phx::cuda::Context get() const { return context_; }
+
+ private:
+  std::string problem_;
+  const phx::cuda::Driver *driver_ = phx::cuda::find_driver(&problem_);
+  phx::cuda::Device device_ = 0;
+  phx::cuda::Context context_ = nullptr;
+};
+
 // Copies from and to the memory of a GPU, in its primary context.
 class Gpu {
  public:
-  explicit Gpu(int index = 0) {
-    CHECK(driver_->device_get(&device_, index) == 0 && driver_->context_retain(&context_, device_) == 0);
-    CHECK(driver_->context_push(context_) == 0);
-  }
+  explicit Gpu(int index = 0) : context_(index) { CHECK(driver().context_push(context_.get()) == 0); }
   ~Gpu() {
     phx::cuda::Context popped = nullptr;
-    driver_->context_pop(&popped);
-    driver_->context_release(device_);
+    driver().context_pop(&popped);
   }
-  const phx::cuda::Driver &driver() const { return *driver_; }
+  const phx::cuda::Driver &driver() const { return context_.driver(); }
   void write(void *to, const std::vector<unsigned char> &bytes) const {
     auto *const copy = symbol<int(unsigned long long, const void *, size_t)>("cuMemcpyHtoD_v2");
     CHECK(copy(reinterpret_cast<uintptr_t>(to), bytes.data(), bytes.size()) == 0);
+    // It returns when it has read what is to be copied; and what is on other streams does not wait for the rest.
+    CHECK(driver().stream_wait(nullptr) == 0);
   }
   std::vector<unsigned char> read(const void *from, size_t size) const {
     std::vector<unsigned char> bytes(size, 1);
@@ -68,10 +90,7 @@ class Gpu {
   }
 
  private:
-  std::string problem_;
-  const phx::cuda::Driver *driver_ = phx::cuda::find_driver(&problem_);
-  phx::cuda::Device device_ = 0;
-  phx::cuda::Context context_ = nullptr;
+  const Context context_;
 };
 
 inline size_t open_files() {

@@ -9,37 +9,54 @@ namespace gpu {
 class OwnStream {
  public:
   OwnStream() {
-    Gpu gpu;
+    const Gpu gpu;
     CHECK(gpu.driver().stream_create(&stream_, phx::cuda::kNonBlocking) == 0);
   }
   ~OwnStream() {
-    Gpu gpu;
+    const Gpu gpu;
     gpu.driver().stream_destroy(stream_);
   }
   OwnStream(const OwnStream &) = delete;
   OwnStream &operator=(const OwnStream &) = delete;
   void wait() const {
-    Gpu gpu;
+    const Gpu gpu;
     CHECK(gpu.driver().stream_wait(stream_) == 0);
   }
   phx::cuda::Stream get() const { return stream_; }
 
  private:
+  const Context context_;
   phx::cuda::Stream stream_ = nullptr;
 };
 
-// Only of the fake driver, whose streams are graphs as well: see fake_cuda/cuda.cpp.
-inline void needs_capture() {
-  if (symbol<int(phx::cuda::Stream, int)>("fake_cuda_capture") == nullptr)
-    check::skip("the fake driver, which captures");
-}
-template <class Function>
-void capture(const OwnStream &stream, const Function &function) {
-  auto *const set = symbol<int(phx::cuda::Stream, int)>("fake_cuda_capture");
-  set(stream.get(), 1);
-  function();
-  set(stream.get(), 0);
-}
-inline void replay(const OwnStream &stream) { symbol<int(phx::cuda::Stream)>("fake_cuda_replay")(stream.get()); }
+// What a function puts on a stream, to be replayed there.
+class Graph {
+ public:
+  template <class Function>
+  Graph(const OwnStream &stream, const Function &function) : stream_(stream) {
+    const Gpu gpu;
+    auto *const begin = symbol<int(phx::cuda::Stream, int)>("cuStreamBeginCapture_v2");
+    auto *const end = symbol<int(phx::cuda::Stream, void **)>("cuStreamEndCapture");
+    auto *const make = symbol<int(void **, void *, unsigned long long)>("cuGraphInstantiateWithFlags");
+    CHECK(begin(stream.get(), 1) == 0);  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other ranks may be threads beside this
+    function();
+    CHECK(end(stream.get(), &captured_) == 0 && make(&made_, captured_, 0) == 0);
+  }
+  ~Graph() {
+    const Gpu gpu;
+    if (made_ != nullptr) symbol<int(void *)>("cuGraphExecDestroy")(made_);
+    if (captured_ != nullptr) symbol<int(void *)>("cuGraphDestroy")(captured_);
+  }
+  Graph(const Graph &) = delete;
+  Graph &operator=(const Graph &) = delete;
+  void replay() const {
+    const Gpu gpu;
+    CHECK(symbol<int(void *, phx::cuda::Stream)>("cuGraphLaunch")(made_, stream_.get()) == 0);
+  }
+
+ private:
+  const OwnStream &stream_;
+  void *captured_ = nullptr, *made_ = nullptr;
+};
 
 }  // namespace gpu

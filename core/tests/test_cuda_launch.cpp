@@ -173,25 +173,42 @@ void each_with_lists(int rank, phx_world *world) {
   CHECK_OK(phx_group_barrier(me.group(), 0));
 }
 
-template <class Function>
-void with_capture(const OwnStream &stream, const Function &function) {
-  auto *const capture = gpu::symbol<int(phx::cuda::Stream, int)>("fake_cuda_capture");
-  if (capture == nullptr) check::skip("the fake driver, which captures");
-  capture(stream.get(), 1);
-  function();
-  capture(stream.get(), 0);
-}
-
 }  // namespace
+
+// First: a forked child must find a driver that was not started.
+TEST(a_kernel_ends_when_a_rank_dies) {
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  const std::vector<int> codes = ranks::as_processes(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+    if (rank == 1) raise(SIGKILL);
+    const phx_options options = me.stream().options(60000);
+    // It may be dead already.
+    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr);
+    CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
+    me.stream().wait();  // the test's own limit is less than the timeout
+    phx_error_info info{};
+    info.struct_size = sizeof info;
+    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
+    Gpu().write(me.block(), Bytes(100, 3));  // the GPU can be used
+    CHECK(Gpu().read(me.block(), 100) == Bytes(100, 3));
+  });
+  CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
+}
 
 TEST(ranks_as_processes_get_the_bits_of_the_host) {
   if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
   ranks::all_zero(ranks::as_processes(3, each_collective));
 }
 
-TEST(ranks_as_threads_get_the_bits_of_the_host) {
+TEST(one_rank_alone_gets_the_bits_of_the_host) {
   gpu::needs_driver();
   ranks::as_threads(1, each_collective);
+}
+
+TEST(ranks_as_threads_get_the_bits_of_the_host) {
+  gpu::needs_driver();
   ranks::as_threads(2, each_collective);
 }
 
@@ -229,6 +246,26 @@ TEST(a_call_returns_before_the_others_have_come) {
   });
 }
 
+// To load a kernel may wait for all kernels of the process, so they are all loaded before one can wait for a rank.
+TEST(a_kernel_that_waits_for_a_rank_keeps_no_other_kernel_from_being_launched) {
+  gpu::needs_driver();
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const Rank me(world, kSpace);
+    const OwnStream other;
+    const phx_options options = me.stream().options();
+    const std::vector<Bytes> in = inputs(8, PHX_F32, 2, 100);
+    me.write(in[rank]);
+    if (rank == 1) {
+      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_symm_enqueue_put_signal(me.symm(), 0, 2, other.get()));  // the first launch of its kernel
+      other.wait();
+    }
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
+    if (rank == 0) CHECK_OK(phx_group_barrier(me.group(), 0));  // only now rank 1 goes on
+    CHECK(me.result(400) == reference(in, 100, PHX_F32, PHX_SUM, 2, 1));
+  });
+}
+
 // F3: the rank that is late is named, and what was at hand can be used again.
 TEST(a_kernel_ends_when_a_rank_does_not_come) {
   gpu::needs_driver();
@@ -257,27 +294,6 @@ TEST(a_kernel_ends_when_a_rank_does_not_come) {
     phx_group_release(again);
     each_collective(rank, world);
   });
-}
-
-TEST(a_kernel_ends_when_a_rank_dies) {
-  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
-  const std::vector<int> codes = ranks::as_processes(2, [](int rank, phx_world *world) {
-    const Rank me(world, kSpace);
-    CHECK_OK(phx_group_barrier(me.group(), 0));
-    if (rank == 1) raise(SIGKILL);
-    const phx_options options = me.stream().options(60000);
-    // It may be dead already.
-    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr);
-    CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
-    me.stream().wait();  // the test's own limit is less than the timeout
-    phx_error_info info{};
-    info.struct_size = sizeof info;
-    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
-    CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
-    Gpu().write(me.block(), Bytes(100, 3));  // the GPU can be used
-    CHECK(Gpu().read(me.block(), 100) == Bytes(100, 3));
-  });
-  CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
 }
 
 TEST(lists_of_counts_are_followed) {
@@ -401,7 +417,7 @@ TEST(a_graph_is_replayed) {
     const Rank me(world, kSpace);
     const phx_options options = me.stream().options();
     for (const size_t count : {size_t{100}, size_t{4}}) {
-      with_capture(me.stream(), [&] {
+      const gpu::Graph graph(me.stream(), [&] {
         CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), count, PHX_I32, PHX_SUM, &options, nullptr));
       });
       std::vector<int32_t> sums(count, 1);
@@ -409,8 +425,7 @@ TEST(a_graph_is_replayed) {
       std::memcpy(ones.data(), sums.data(), ones.size());
       me.write(ones);
       CHECK_OK(phx_group_barrier(me.group(), 0));
-      auto *const replay = gpu::symbol<int(phx::cuda::Stream)>("fake_cuda_replay");
-      for (int i = 0; i < 10; ++i) replay(me.stream().get());
+      for (int i = 0; i < 10; ++i) graph.replay();
       const Bytes content = me.content();
       std::memcpy(sums.data(), content.data(), ones.size());
       for (const int32_t sum : sums) CHECK(sum == 1 << 10);
@@ -473,8 +488,7 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
     });
     CHECK(gpu::alive() == 0);
   }
-  for (const char *function :
-       {"cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel", "cuOccupancyMaxActiveBlocksPerMultiprocessor"}) {
+  for (const char *function : {"cuLaunchKernel", "cuOccupancyMaxActiveBlocksPerMultiprocessor"}) {
     ranks::as_threads(1, [&](int, phx_world *world) {
       const Rank me(world, kSpace);
       const phx_options options = me.stream().options();
@@ -483,6 +497,24 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
                   phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
       unsetenv("FAKE_CUDA_FAIL");
     });
+    CHECK(gpu::alive() == 0);
+  }
+  // What loads the kernels of a rank: without, memory is shared all the same.
+  for (const char *function :
+       {"cuModuleLoadData", "cuModuleGetFunctionCount", "cuModuleEnumerateFunctions", "cuFuncLoad", "cuFuncGetName"}) {
+    setenv("FAKE_CUDA_FAIL", function, 1);
+    ranks::as_threads(1, [&](int, phx_world *world) {
+      const Rank me(world, kSpace);
+      const phx_options options = me.stream().options();
+      const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr);
+      me.stream().wait();
+      if (std::strcmp(function, "cuModuleLoadData") != 0) {
+        CHECK_OK(status);  // one at a time, when they are launched
+      } else {
+        CHECK(status == PHX_ERR_DEVICE && std::strstr(phx_last_error(), "loading the kernels") != nullptr);
+      }
+    });
+    unsetenv("FAKE_CUDA_FAIL");
     CHECK(gpu::alive() == 0);
   }
 }

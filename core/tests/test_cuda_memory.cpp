@@ -105,6 +105,7 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
     CHECK(alive() == 0);
   }
   // In a rendezvous every rank hears of it.
+  setenv("FAKE_CUDA_FORKS", "1", 1);
   for (const char *function : {"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"}) {
     ranks::all_zero(ranks::as_processes(2, [&](int rank, phx_world *world) {
       phx_group *group = ranks::make_group(world);

@@ -118,7 +118,6 @@ TEST(wrong_requests_say_so) {
 
 TEST(a_graph_fills_again) {
   gpu::needs_driver();
-  gpu::needs_capture();
   const World world;
   const OwnStream stream;
   const int64_t size = 100, one = 1;
@@ -127,10 +126,10 @@ TEST(a_graph_fills_again) {
     return phx_random_fill_on(device, on, out, PHX_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 0, 1, &size, &one, &one);
   };
   CHECK_OK(fill(nullptr, nullptr, wanted.data()));
-  gpu::capture(stream, [&] { CHECK_OK(fill(&kGpu, stream.get(), world.memory())); });
+  const gpu::Graph graph(stream, [&] { CHECK_OK(fill(&kGpu, stream.get(), world.memory())); });
   for (int i = 0; i < 3; ++i) {
     Gpu().write(world.memory(), std::vector<unsigned char>(400));
-    gpu::replay(stream);
+    graph.replay();
     stream.wait();
     CHECK(Gpu().read(world.memory(), 400) == wanted);
   }

@@ -40,6 +40,31 @@ void expect_gathered(const Rank &me, size_t count, int32_t more) {
 
 }  // namespace
 
+// First: a forked child must find a driver that was not started.
+TEST(a_kernel_ends_when_a_rank_dies) {
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  for (const bool grows : {false, true}) {
+    const std::vector<int> codes = ranks::as_processes(
+        2,
+        [&](int rank, phx_world *world) {
+          const Rank me(world);
+          CHECK_OK(gather(me, me.options(), 10));
+          me.stream().wait();
+          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          if (rank == 1) raise(SIGKILL);
+          const phx_status status = gather(me, me.options(60000), grows ? 1000 : 10);
+          CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
+          me.stream().wait();  // the test's own limit is less than the timeout
+          const phx_error_info info = me.failure();
+          CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
+          Gpu().write(me.in(), Bytes(100, 3));  // the GPU can be used
+          CHECK(Gpu().read(me.in(), 100) == Bytes(100, 3));
+        },
+        small());
+    CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
+  }
+}
+
 TEST(what_outgrows_the_workspace_gets_a_larger_one) {
   gpu::needs_driver();
   ranks::as_threads(
@@ -62,17 +87,16 @@ TEST(what_outgrows_the_workspace_gets_a_larger_one) {
 // An old workspace is the graph's as long as the group is there.
 TEST(a_graph_is_replayed_after_the_workspace_has_grown) {
   gpu::needs_driver();
-  gpu::needs_capture();
   ranks::as_threads(
       2,
       [](int rank, phx_world *world) {
         const Rank me(world);
-        const OwnStream graph;
+        const OwnStream stream;
         phx_options captured = me.options();
-        captured.stream = graph.get();
+        captured.stream = stream.get();
         CHECK_OK(gather(me, me.options(), 50));
         me.stream().wait();
-        gpu::capture(graph, [&] {
+        const gpu::Graph graph(stream, [&] {
           CHECK_OK(gather(me, captured, 50));
           CHECK_FAILS(PHX_ERR_UNSUPPORTED, "make one call of that size before the capture", gather(me, captured, 1000));
         });
@@ -80,8 +104,8 @@ TEST(a_graph_is_replayed_after_the_workspace_has_grown) {
         me.stream().wait();
         for (int32_t more = 1; more <= 5; ++more) {
           write(me.in(), std::vector<int32_t>(50, rank + more));
-          gpu::replay(graph);
-          graph.wait();
+          graph.replay();
+          stream.wait();
           expect_gathered(me, 50, more);
         }
         CHECK_OK(phx_group_barrier(me.group(), 0));
@@ -91,10 +115,9 @@ TEST(a_graph_is_replayed_after_the_workspace_has_grown) {
 
 TEST(a_captured_call_that_has_no_workspace_yet_says_what_to_do) {
   gpu::needs_driver();
-  gpu::needs_capture();
   ranks::as_threads(1, [](int, phx_world *world) {
     const Rank me(world);
-    gpu::capture(me.stream(), [&] {
+    const gpu::Graph none(me.stream(), [&] {
       CHECK_FAILS(PHX_ERR_UNSUPPORTED, "needs a workspace of 262144 bytes on the GPU, which has 0",
                   gather(me, me.options(), 50));
     });
@@ -375,30 +398,6 @@ TEST(a_rank_that_does_not_come_is_named) {
         small());
 }
 
-TEST(a_kernel_ends_when_a_rank_dies) {
-  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
-  for (const bool grows : {false, true}) {
-    const std::vector<int> codes = ranks::as_processes(
-        2,
-        [&](int rank, phx_world *world) {
-          const Rank me(world);
-          CHECK_OK(gather(me, me.options(), 10));
-          me.stream().wait();
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
-          if (rank == 1) raise(SIGKILL);
-          const phx_status status = gather(me, me.options(60000), grows ? 1000 : 10);
-          CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
-          me.stream().wait();  // the test's own limit is less than the timeout
-          const phx_error_info info = me.failure();
-          CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
-          Gpu().write(me.in(), Bytes(100, 3));  // the GPU can be used
-          CHECK(Gpu().read(me.in(), 100) == Bytes(100, 3));
-        },
-        small());
-    CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
-  }
-}
-
 TEST(counts_of_a_ragged_exchange_that_differ_are_found_out) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int rank, phx_world *world) {
@@ -418,6 +417,7 @@ TEST(counts_of_a_ragged_exchange_that_differ_are_found_out) {
 // One rank's GPU has no memory left: it fails on all ranks alike, and the group goes on.
 TEST(a_workspace_that_cannot_be_made_fails_alike) {
   if (gpu::symbol<int()>("fake_cuda_alive") == nullptr) check::skip("the fake driver, which fails on demand");
+  setenv("FAKE_CUDA_FORKS", "1", 1);
   ranks::all_zero(ranks::as_processes(2, [](int rank, phx_world *world) {
     const Rank me(world);
     if (rank == 1) setenv("FAKE_CUDA_FAIL", "cuMemCreate", 1);

@@ -637,6 +637,31 @@ PHX_API phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuni
  * read. path NULL: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. */
 PHX_API phx_status phx_group_save_tuning(phx_group *group, const char *path);
 
+/* The same for collectives on GPUs. A group takes them from the table at its first rendezvous of memory of GPUs (that
+ * of the workspace of the first collective on ordinary memory is one): from group rank 0's row for the name of its GPU,
+ * the size of the group, and whether ranks have a GPU in common or each has one of its own. Before that, and without
+ * such a row, it has the built-in ones, which have not been measured. `phalanx tune --device cuda` measures them.
+ * Sizes are at most 1 << 62, which no input has: from there on means never. */
+typedef struct phx_gpu_tuning {
+  uint32_t struct_size;
+  uint32_t flags;           /* 0 */
+  uint64_t line_bytes;      /* all_reduce: the largest input that is sent beside flags; no more than the pads have room
+                             * for, which is 32 KiB */
+  uint64_t two_shot_bytes;  /* all_reduce of ordinary memory: from this input on each rank reduces a part */
+  uint64_t multicast_bytes; /* all_gather into symmetric memory: results from this size on go by NVLink switches, where
+                             * there are some */
+  uint64_t copy_bytes;      /* all_gather of symmetric memory: other results from this size on are copied by the GPU's
+                             * copy engines, between two barriers, and not by a kernel */
+  uint64_t thread_bytes;    /* work for which a launch has one more thread, as long as there is room: a multiple of 16,
+                             * up to 4096 */
+} phx_gpu_tuning;
+PHX_API phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out);
+/* Collective; group rank 0's values hold, for all calls of the group after it. Zero means the built-in value. */
+PHX_API phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuning, int64_t timeout_ms);
+/* Not collective. Writes them to the row of the table that is for this rank's GPU and such groups; after the first
+ * rendezvous of memory of GPUs. path: as above. */
+PHX_API phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path);
+
 /* ---- random numbers ----------------------------------------------------------------------------------------- */
 
 /* Element i of a tensor is a function of a key and of i alone, so that it is the same however the tensor is cut into

@@ -36,6 +36,7 @@ constexpr StructRow kStructs[] = {
     {"phx_call", sizeof(phx_call)},
     {"phx_message", sizeof(phx_message)},
     {"phx_tuning", sizeof(phx_tuning)},
+    {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
 };
 
 constexpr const char *kFeatures[] = {

@@ -70,6 +70,7 @@ constexpr unsigned kNonBlocking = 1;     // CU_STREAM_NON_BLOCKING
 constexpr unsigned kUntimed = 2;         // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kForAllContexts = 3;  // CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP
 constexpr int kNotCapturing = 0;         // CU_STREAM_CAPTURE_STATUS_NONE
+constexpr int kRelaxed = 2;              // CU_STREAM_CAPTURE_MODE_RELAXED
 
 constexpr int kKindOfMemory = 2;          // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 constexpr int kMostThreads = 1;           // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
@@ -86,6 +87,7 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
   X(device_get, cuDeviceGet, (Device * device, int index))                                                           \
   X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, Device device))                              \
   X(device_uuid, cuDeviceGetUuid_v2, (Uuid * uuid, Device device))                                                   \
+  X(device_name, cuDeviceGetName, (char *name, int size, Device device))                                             \
   X(context_retain, cuDevicePrimaryCtxRetain, (Context * context, Device device))                                    \
   X(context_release, cuDevicePrimaryCtxRelease_v2, (Device device))                                                  \
   X(context_push, cuCtxPushCurrent_v2, (Context context))                                                            \
@@ -109,6 +111,7 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
   X(copy_within, cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t bytes, Stream stream))                      \
   X(stream_after, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))                                   \
   X(stream_capturing, cuStreamIsCapturing, (Stream stream, int *status))                                             \
+  X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                                                    \
   X(event_create, cuEventCreate, (Event * event, unsigned flags))                                                    \
   X(event_destroy, cuEventDestroy_v2, (Event event))                                                                 \
   X(event_record, cuEventRecord, (Event event, Stream stream))                                                       \
@@ -133,7 +136,11 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
   X(multicast_add, cuMulticastAddDevice, (Handle handle, Device device))                                             \
   X(multicast_bind, cuMulticastBindMem,                                                                              \
     (Handle handle, size_t offset, Handle memory, size_t memory_offset, size_t size, unsigned long long flags))      \
-  X(multicast_unbind, cuMulticastUnbind, (Handle handle, Device device, size_t offset, size_t size))
+  X(multicast_unbind, cuMulticastUnbind, (Handle handle, Device device, size_t offset, size_t size))                 \
+  X(function_count, cuModuleGetFunctionCount, (unsigned *count, Module module))                                      \
+  X(functions, cuModuleEnumerateFunctions, (Function * functions, unsigned count, Module module))                    \
+  X(function_name, cuFuncGetName, (const char **name, Function function))                                            \
+  X(function_load, cuFuncLoad, (Function function))
 
 struct Driver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a list of parameters, and a name
@@ -144,6 +151,9 @@ struct Driver {
   bool knows_multicast() const {  // from CUDA 12.1 on
     return multicast_granularity && multicast_create && multicast_add && multicast_bind && multicast_unbind;
   }
+  bool lists_functions() const {  // from CUDA 12.4 on
+    return function_count && functions && function_name && function_load;
+  }
 };
 
 // The driver, initialised. NULL, and *problem says why, where there is none.
@@ -152,21 +162,27 @@ const Driver *find_driver(std::string *problem);
 // The error of a call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `what` says what was tried.
 phx_status failed(const Driver &driver, const char *operation, Result result, const char *what);
 
-// Makes the primary context of a device, the one that the CUDA runtime and torch use, the current one of this thread.
+// Makes the primary context of a device, the one that the CUDA runtime and torch use, the current one of this thread;
+// and lets this thread wait for events and make memory while any thread captures, which would else end the capture.
 class Current {
  public:
-  Current(const Driver &driver, Context context) : driver_(driver), result_(driver.context_push(context)) {}
+  Current(const Driver &driver, Context context) : driver_(driver), result_(driver.context_push(context)) {
+    if (result_ == 0) driver_.capture_mode(&mode_);
+  }
   Current(const Current &) = delete;
   Current &operator=(const Current &) = delete;
   ~Current() {
     Context popped = nullptr;
-    if (result_ == 0) driver_.context_pop(&popped);
+    if (result_ != 0) return;
+    driver_.capture_mode(&mode_);
+    driver_.context_pop(&popped);
   }
   Result result() const { return result_; }
 
  private:
   const Driver &driver_;
   const Result result_;
+  int mode_ = kRelaxed;  // what it was before
 };
 
 }  // namespace phx::cuda

@@ -1,6 +1,7 @@
 #include "cuda/gpu.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 #include "cuda/image.h"
@@ -68,6 +69,10 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   if (result != 0) return failed(driver_, operation, result, "asking what the GPU has (cuDeviceGetAttribute)");
   result = driver_.device_uuid(&gpu->uuid, gpu->device);
   if (result != 0) return failed(driver_, operation, result, "asking which GPU it is (cuDeviceGetUuid)");
+  char name[256] = {};
+  result = driver_.device_name(name, static_cast<int>(sizeof name - 1), gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking for the GPU's name (cuDeviceGetName)");
+  gpu->name = name;
   const AllocationProperties properties = properties_of(gpu->device);
   result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
   if (result != 0)
@@ -92,6 +97,40 @@ void Gpus::look_at_multicast(Gpu *gpu) const {
   gpu->unit = round_up(std::max(gpu->unit, unit), std::min(gpu->unit, unit));  // both are powers of two
 }
 
+phx_status Gpus::open_module(const char *operation, Entry *entry) const {
+  if (entry->module != nullptr) return PHX_OK;
+  const void *image = nullptr;
+  const phx_status status = find_image(operation, &image);
+  if (status != PHX_OK) return status;
+  const Result result = driver_.module_load(&entry->module, image);
+  if (result == 0) return PHX_OK;
+  entry->module = nullptr;
+  return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
+}
+
+// What fails here is tried again, and told, when the kernel is launched: memory alone can be shared without any.
+void Gpus::load(const Gpu &gpu) {
+  if (!driver_.lists_functions()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry &entry = entries_.at(gpu.index);
+  if (!entry.loaded.empty()) return;
+  const phx_error_info before = last_error();
+  const Current current(driver_, gpu.context);
+  unsigned count = 0;
+  std::vector<Function> all;
+  if (current.result() == 0 && open_module("symm_rendezvous", &entry) == PHX_OK &&
+      driver_.function_count(&count, entry.module) == 0) {
+    all.resize(count);
+    if (driver_.functions(all.data(), count, entry.module) != 0) all.clear();
+  }
+  set_last_error(before);
+  for (const Function function : all) {
+    const char *name = nullptr;
+    if (driver_.function_load(function) == 0 && driver_.function_name(&name, function) == 0)
+      entry.loaded.emplace(name, function);
+  }
+}
+
 phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads,
                         Function *out) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -103,15 +142,14 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
   }
   const Current current(driver_, gpu.context);
   Result result = current.result();
-  if (result == 0 && entry.module == nullptr) {
-    const void *image = nullptr;
-    const phx_status status = find_image(operation, &image);
-    if (status != PHX_OK) return status;
-    result = driver_.module_load(&entry.module, image);
-    if (result != 0) entry.module = nullptr;
-  }
   if (result != 0) return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
-  result = driver_.module_function(out, entry.module, name.c_str());
+  const phx_status status = open_module(operation, &entry);
+  if (status != PHX_OK) return status;
+  const auto loaded = entry.loaded.find(name);
+  if (loaded != entry.loaded.end())
+    *out = loaded->second;
+  else
+    result = driver_.module_function(out, entry.module, name.c_str());
   if (result != 0) return failed(driver_, operation, result, ("finding the kernel " + name).c_str());
   // All blocks of a launch must be resident at once, and a launch has at most one for each processor.
   int fitting = 0;

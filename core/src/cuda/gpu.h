@@ -22,6 +22,7 @@ struct Gpu {
   int32_t processors = 0;
   int32_t most_threads = 0;  // of a block
   Uuid uuid{};
+  std::string name;
   MulticastAbility multicast = MulticastAbility::kOldDriver;
 };
 
@@ -37,6 +38,10 @@ class Gpus {
   const Driver &driver() const { return driver_; }
 
   phx_status get(const char *operation, int32_t index, Gpu *out);
+  // Loads all kernels of this library, where the driver can list them and they are there. To load one may wait for all
+  // that runs on the GPU in this process, also for a kernel that waits for a rank: so this comes before any is
+  // launched.
+  void load(const Gpu &gpu);
   // A kernel of this library (core/cuda/collectives.cu) that is going to be launched with so many threads in a block.
   phx_status kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads, Function *out);
 
@@ -44,9 +49,12 @@ class Gpus {
   struct Entry {
     Gpu gpu;
     Module module = nullptr;  // NULL: not loaded yet
-    std::map<std::string, Function> kernels;
+    std::map<std::string, Function> loaded;
+    std::map<std::string, Function> kernels;  // of which it is known that a block fits
   };
   phx_status open(const char *operation, int32_t index, Gpu *gpu) const;
+  // With the mutex held, in the context of the GPU.
+  phx_status open_module(const char *operation, Entry *entry) const;
   void look_at_multicast(Gpu *gpu) const;
 
   const Driver &driver_;

@@ -43,6 +43,7 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
       workspaces_(std::make_unique<Workspaces>(*this)),
       roads_(std::make_unique<Roads>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
+  gpu_tuning_.adopt(builtin_gpu_tuning(size()));
 }
 
 Group::~Group() {
@@ -254,11 +255,11 @@ struct GroupMaker {
     group.cores_ = std::max(CPU_COUNT(&cores), 1);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
     const Tuning merged = merge_tuning(theirs.tuning, builtin);
-    if (check_tuning(kOperation, merged) == PHX_OK) return group.adopt_tuning(merged);
+    if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.adopt(merged);
     PHX_LOG(PHX_LOG_WARNING,
             "group '%s': the tuning table of rank %d holds what cannot be: %s Built-in values are used.",
             group.name().c_str(), group.rank_of(0), last_error().text);
-    group.adopt_tuning(builtin);
+    group.tuning_.adopt(builtin);
   }
 
   phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, size_t resident,

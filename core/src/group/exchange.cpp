@@ -11,8 +11,8 @@ namespace phx {
 namespace {
 
 // The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
-constexpr const char *kCalls[] = {"group_create", "group_split", "symm_rendezvous", "group_set_tuning",
-                                  "gpu_workspace"};
+constexpr const char *kCalls[] = {"group_create",     "group_split",   "symm_rendezvous",
+                                  "group_set_tuning", "gpu_workspace", "group_set_gpu_tuning"};
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
 
 // The number of the message that carries a road: exchanges count up from 1, and agreements begin at 2^63.

@@ -16,6 +16,7 @@
 #include "memory/shared_memory.h"
 #include "messages/messenger.h"
 #include "store/store.h"
+#include "tuning/adopted.h"
 #include "tuning/tuning.h"
 #include "world/monitor.h"
 #include "world/world.h"
@@ -81,10 +82,16 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
 
   // The same on all ranks of the group.
-  const Tuning &tuning() const { return *tuning_.load(std::memory_order_acquire); }
+  const Tuning &tuning() const { return tuning_.get(); }
+  const GpuTuning &gpu_tuning() const { return gpu_tuning_.get(); }
   // An operation with at most so many bytes of input has taken them all when its start returns.
   size_t eager_bytes() const;
-  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
+  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);         // collective
+  phx_status agree_gpu_tuning(const GpuTuning &wish, int64_t timeout_ms);  // likewise
+  // At every rendezvous of memory of GPUs: where this rank is, and what group rank 0's table says, which holds unless
+  // there were other values before.
+  void meet_on_gpus(const GpuPlace &place, const GpuTuning &of_first);
+  phx_status save_gpu_tuning(const char *operation, const std::string &path);
 
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
@@ -180,10 +187,14 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Messenger messenger_;
   bool fenced_by_sleepers_ = false;
   int cores_ = 1;  // that its ranks may use together
-  void adopt_tuning(const Tuning &tuning);
-  std::mutex tuning_mutex_;
-  std::deque<Tuning> tunings_;  // all that ever held: readers take no lock
-  std::atomic<const Tuning *> tuning_{nullptr};
+  template <class Values>
+  phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
+                          Values *out);
+  Adopted<Tuning> tuning_;
+  Adopted<GpuTuning> gpu_tuning_;
+  std::mutex gpu_mutex_;
+  bool gpu_chosen_ = false;  // by a caller, or by the table at the first rendezvous
+  GpuPlace gpu_place_;       // group_size 0: no memory of GPUs has been shared yet
 
   std::atomic<int32_t> failed_{0};
   PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in

@@ -9,12 +9,18 @@
 //   FAKE_CUDA_FAIL=cuMemMap  which function fails, with CUDA_ERROR_UNKNOWN
 //   FAKE_CUDA_FAIL_AT=N      from which of its calls on: 1 for the first after the variable is set
 //   FAKE_CUDA_KILL=1         it does not fail, but ends the process
+//   FAKE_CUDA_FORKS=1        a process forked after it was started may use it
+//
+// As a real one it does not work in a process that was forked after it was started; streams go with the last reference
+// to their context; and to load a kernel waits for all that runs in the context.
 //
 // Compiled with FAKE_CUDA_OLD it is a driver that does not know multicast.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +28,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,7 +41,8 @@ using namespace phx::cuda;
 namespace {
 
 constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidContext = 201,
-                 kNotFound = 500, kNotReady = 600, kCaptureIsolation = 905, kCapturedEvent = 907, kUnknown = 999;
+                 kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kCaptureUnsupported = 900,
+                 kCaptureIsolation = 905, kCapturedEvent = 907, kUnknown = 999;
 constexpr size_t kUnit = size_t{64} << 10;   // larger than a page, as that of a GPU is
 constexpr size_t kMemory = size_t{1} << 30;  // of each GPU
 
@@ -53,9 +61,14 @@ struct Mapped {
   void *host;     // where the host sees the same memory; NULL until fake_cuda_host is asked
 };
 
+struct Capture {
+  int mode;
+  std::thread::id by;
+};
+
 struct State {
   std::mutex mutex;
-  bool started = false;
+  pid_t started = 0;  // the process that did it
   Handle next = 1;
   size_t allocated = 0;
   std::map<Handle, Physical> physical;
@@ -63,9 +76,16 @@ struct State {
   std::map<Pointer, Mapped> mapped;
   std::map<void *, size_t> registered;
   std::map<std::pair<Handle, Device>, size_t> bound;
+  std::map<Stream, Capture> captures;    // that go on
   std::map<const void *, int> launches;  // of each kernel
-  int contexts = 0, streams = 0, events = 0, modules = 0;
-  int running = 0;  // kernels
+  std::map<const void *, int> blocks;    // of its last one
+  std::map<Device, int> contexts;        // references
+  std::map<Stream, Device> streams;
+  std::map<Device, std::set<const void *>> loaded;  // kernels
+  int events = 0, modules = 0;
+  std::map<Device, int> running;  // kernels
+  std::map<Device, int> ahead;    // kernels that are on streams, and have not ended
+  std::condition_variable ended;  // a kernel
   std::map<Device, fake_cuda::Processors> processors;
 };
 State &state() {
@@ -73,8 +93,25 @@ State &state() {
   return *all;
 }
 thread_local std::vector<Context> current_contexts;
-Device current_device() {  // there must be a context
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+Device current_device() {           // there must be a context
   return static_cast<Device>(reinterpret_cast<intptr_t>(current_contexts.back())) - 1;
+}
+
+bool can_be_used(const State &s) {
+  return s.started == getpid() || (s.started != 0 && std::getenv("FAKE_CUDA_FORKS") != nullptr);
+}
+bool any_runs(const State &s) {
+  return std::any_of(s.running.begin(), s.running.end(), [](const auto &one) { return one.second != 0; });
+}
+
+// Whether a capture forbids this thread what waits for the GPU, asks whether it is through, or takes long.
+bool is_captured_out(const State &s) {
+  return capture_mode != kRelaxed && std::any_of(s.captures.begin(), s.captures.end(), [](const auto &one) {
+           const Capture &capture = one.second;
+           if (capture.by == std::this_thread::get_id()) return capture.mode != kRelaxed;
+           return capture_mode == 0 && capture.mode == 0;
+         });
 }
 
 // With the state's mutex held.
@@ -135,13 +172,21 @@ void protect(Pointer pointer, const Mapped &mapping, bool readable) {
   mprotect(reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)), mapping.size,
            readable && mapping.accessible ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
-// Kernels can read what the host cannot.
-void count_running(int change) {
+// A kernel has been put on a stream, or has ended.
+void count_ahead(Device device, int change) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
-  s.running += change;
+  s.ahead[device] += change;
+  s.ended.notify_all();
+}
+// Kernels can read what the host cannot.
+void count_running(Device device, int change) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.running[device] += change;
+  s.ended.notify_all();
   for (const auto &[pointer, mapping] : s.mapped)
-    if (!s.physical.at(mapping.handle).multicast) protect(pointer, mapping, s.running != 0);
+    if (!s.physical.at(mapping.handle).multicast) protect(pointer, mapping, any_runs(s));
 }
 
 // The default stream of the current context, which is there from the beginning.
@@ -154,6 +199,21 @@ fake_cuda::FakeStream &stream_of(Stream stream) {
   if (own == nullptr || !own->is_of_this_process()) own = new fake_cuda::FakeStream;
   return *own;
 }
+// Streams are gone with their context.
+bool is_gone(const State &s, Stream stream) { return stream != nullptr && s.streams.count(stream) == 0; }
+bool lacks(const char *kernel) {
+  const char *const prefix = std::getenv("FAKE_CUDA_LACKS");
+  return prefix != nullptr && std::strncmp(kernel, prefix, std::strlen(prefix)) == 0;
+}
+// In the current context.
+void load(const void *kernel) {
+  State &s = state();
+  std::unique_lock<std::mutex> lock(s.mutex);
+  const Device device = current_device();
+  if (s.loaded[device].count(kernel) != 0) return;
+  s.ended.wait(lock, [&] { return s.running[device] == 0 && s.ahead[device] == 0; });
+  s.loaded[device].insert(kernel);
+}
 fake_cuda::FakeEvent &event_of(Event event) { return *reinterpret_cast<fake_cuda::FakeEvent *>(event); }
 
 }  // namespace
@@ -163,15 +223,15 @@ fake_cuda::FakeEvent &event_of(Event event) { return *reinterpret_cast<fake_cuda
   State &s = state();                              \
   const std::lock_guard<std::mutex> lock(s.mutex); \
   if (fails(#function)) return kUnknown;           \
-  if (!s.started) return kNotInitialized
+  if (!can_be_used(s)) return kNotInitialized
 
 FAKE(cuInit, (unsigned flags)) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (flags != 0) return kInvalidValue;
   if (devices() == 0) return kNoDevice;
-  s.started = true;
-  return kOk;
+  if (s.started == 0) s.started = getpid();
+  return can_be_used(s) ? kOk : kNotInitialized;
 }
 FAKE(cuGetErrorName, (Result result, const char **name)) {
   switch (result) {
@@ -208,15 +268,39 @@ FAKE(cuDeviceGetUuid_v2, (Uuid * uuid, Device device)) {
   std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", device);
   return kOk;
 }
+FAKE(cuDeviceGetName, (char *name, int size, Device)) {
+  MAY_FAIL(cuDeviceGetName);
+  std::snprintf(name, static_cast<size_t>(size), "GPU of a test");
+  return kOk;
+}
+// For `phalanx doctor` alone, and `phalanx tune`, which asks as it does.
+FAKE(cuDriverGetVersion, (int *version)) {
+  *version = 12080;
+  return kOk;
+}
+FAKE(cuDeviceTotalMem_v2, (size_t * bytes, Device)) {
+  MAY_FAIL(cuDeviceTotalMem_v2);
+  *bytes = kMemory;
+  return kOk;
+}
+FAKE(cuDeviceCanAccessPeer, (int *able, Device device, Device peer)) {
+  MAY_FAIL(cuDeviceCanAccessPeer);
+  *able = device != peer ? 1 : 0;
+  return kOk;
+}
 FAKE(cuDevicePrimaryCtxRetain, (Context * context, Device device)) {
   MAY_FAIL(cuDevicePrimaryCtxRetain);
-  ++s.contexts;
+  ++s.contexts[device];
   *context = reinterpret_cast<Context>(static_cast<intptr_t>(device) + 1);
   return kOk;
 }
-FAKE(cuDevicePrimaryCtxRelease_v2, (Device)) {
+FAKE(cuDevicePrimaryCtxRelease_v2, (Device device)) {
   MAY_FAIL(cuDevicePrimaryCtxRelease_v2);
-  --s.contexts;
+  if (s.contexts[device] == 0) return kInvalidContext;
+  if (--s.contexts[device] != 0) return kOk;
+  s.loaded.erase(device);
+  for (auto stream = s.streams.begin(); stream != s.streams.end();)
+    stream = stream->second == device ? s.streams.erase(stream) : std::next(stream);
   return kOk;
 }
 FAKE(cuCtxPushCurrent_v2, (Context context)) {
@@ -319,7 +403,7 @@ FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *wha
     return kInvalidValue;
   found->second.accessible = true;
   found->second.device = what->location.id;
-  if (!s.physical.at(found->second.handle).multicast) protect(pointer, found->second, s.running != 0);
+  if (!s.physical.at(found->second.handle).multicast) protect(pointer, found->second, any_runs(s));
   return kOk;
 }
 FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long)) {
@@ -404,48 +488,58 @@ FAKE(cuMulticastUnbind, (Handle handle, Device device, size_t offset, size_t siz
 FAKE(cuStreamCreate, (Stream * stream, unsigned)) {
   MAY_FAIL(cuStreamCreate);
   if (current_contexts.empty()) return kInvalidContext;
-  ++s.streams;
   *stream = reinterpret_cast<Stream>(new fake_cuda::FakeStream);
+  s.streams[*stream] = current_device();
   return kOk;
 }
 FAKE(cuStreamDestroy_v2, (Stream stream)) {
   {
     MAY_FAIL(cuStreamDestroy_v2);
-    --s.streams;
+    if (stream == nullptr || s.streams.erase(stream) == 0) return kInvalidHandle;
   }
   delete &stream_of(stream);
   return kOk;
 }
 FAKE(cuStreamSynchronize, (Stream stream)) {
-  { MAY_FAIL(cuStreamSynchronize); }
+  {
+    MAY_FAIL(cuStreamSynchronize);
+    if (is_captured_out(s)) return kCaptureUnsupported;
+    if (is_gone(s, stream)) return kInvalidHandle;
+  }
   stream_of(stream).wait();
   return kOk;
 }
 FAKE(cuStreamQuery, (Stream stream)) {
   MAY_FAIL(cuStreamQuery);
+  if (is_captured_out(s)) return kCaptureUnsupported;
+  if (is_gone(s, stream)) return kInvalidHandle;
   return stream_of(stream).idle() ? kOk : kNotReady;
 }
 FAKE(cuStreamWaitEvent, (Stream stream, Event event, unsigned flags)) {
   MAY_FAIL(cuStreamWaitEvent);
   if (current_contexts.empty()) return kInvalidContext;
   if (flags != 0) return kInvalidValue;
+  if (is_gone(s, stream)) return kInvalidHandle;
   return event_of(event).order(stream_of(stream)) ? kOk : kCaptureIsolation;
 }
 FAKE(cuLaunchHostFunc, (Stream stream, void (*function)(void *), void *data)) {
   MAY_FAIL(cuLaunchHostFunc);
+  if (is_gone(s, stream)) return kInvalidHandle;
   stream_of(stream).put([=] { function(data); });
   return kOk;
 }
-FAKE(cuStreamBeginCapture_v2, (Stream stream, int)) {
+FAKE(cuStreamBeginCapture_v2, (Stream stream, int mode)) {
   MAY_FAIL(cuStreamBeginCapture_v2);
-  if (stream_of(stream).capturing()) return kInvalidValue;
+  if (is_gone(s, stream)) return kInvalidHandle;
+  if (stream == nullptr || stream_of(stream).capturing()) return kInvalidValue;
   stream_of(stream).capture(true);
+  s.captures[stream] = {mode, std::this_thread::get_id()};
   return kOk;
 }
 // Graphs and what is made of them are the same thing.
 FAKE(cuStreamEndCapture, (Stream stream, void **graph)) {
   MAY_FAIL(cuStreamEndCapture);
-  if (!stream_of(stream).capturing()) return kInvalidValue;
+  if (s.captures.erase(stream) == 0) return kInvalidValue;
   *graph = new fake_cuda::GraphRef(stream_of(stream).capture(false));
   return kOk;
 }
@@ -456,6 +550,7 @@ FAKE(cuGraphInstantiateWithFlags, (void **made, void *graph, unsigned long long)
 }
 FAKE(cuGraphLaunch, (void *made, Stream stream)) {
   MAY_FAIL(cuGraphLaunch);
+  if (is_gone(s, stream)) return kInvalidHandle;
   stream_of(stream).launch(**static_cast<fake_cuda::GraphRef *>(made));
   return kOk;
 }
@@ -479,12 +574,12 @@ FAKE(cuStreamGetCaptureInfo_v2,
   return kOk;
 }
 FAKE(cuThreadExchangeStreamCaptureMode, (int *mode)) {
-  thread_local int own = 0;
-  std::swap(own, *mode);
+  std::swap(capture_mode, *mode);
   return kOk;
 }
 FAKE(cuStreamIsCapturing, (Stream stream, int *status)) {
   MAY_FAIL(cuStreamIsCapturing);
+  if (is_gone(s, stream)) return kInvalidHandle;
   *status = stream_of(stream).capturing() ? 1 : kNotCapturing;
   return kOk;
 }
@@ -503,15 +598,20 @@ FAKE(cuEventDestroy_v2, (Event event)) {
 }
 FAKE(cuEventRecord, (Event event, Stream stream)) {
   MAY_FAIL(cuEventRecord);
+  if (is_gone(s, stream)) return kInvalidHandle;
   event_of(event).record(stream_of(stream));
   return kOk;
 }
 FAKE(cuEventSynchronize, (Event event)) {
-  { MAY_FAIL(cuEventSynchronize); }
+  {
+    MAY_FAIL(cuEventSynchronize);
+    if (is_captured_out(s)) return kCaptureUnsupported;
+  }
   return event_of(event).wait() ? kOk : kCapturedEvent;
 }
 FAKE(cuEventQuery, (Event event)) {
   MAY_FAIL(cuEventQuery);
+  if (is_captured_out(s)) return kCaptureUnsupported;
   return event_of(event).done() ? kOk : kNotReady;
 }
 FAKE(cuPointerGetAttribute, (void *value, int attribute, Pointer pointer)) {
@@ -526,6 +626,7 @@ FAKE(cuPointerGetAttribute, (void *value, int attribute, Pointer pointer)) {
 }
 FAKE(cuMemHostRegister_v2, (void *memory, size_t bytes, unsigned flags)) {
   MAY_FAIL(cuMemHostRegister_v2);
+  if (is_captured_out(s)) return kCaptureUnsupported;
   if (current_contexts.empty()) return kInvalidContext;
   if (flags != kForAllContexts || s.registered.count(memory) != 0) return kInvalidValue;
   s.registered[memory] = bytes;
@@ -544,6 +645,7 @@ FAKE(cuMemHostGetDevicePointer_v2, (Pointer * pointer, void *memory, unsigned)) 
 // The image is not looked at: the kernels are in this library.
 FAKE(cuModuleLoadData, (Module * module, const void *image)) {
   MAY_FAIL(cuModuleLoadData);
+  if (is_captured_out(s)) return kCaptureUnsupported;
   if (current_contexts.empty()) return kInvalidContext;
   if (image == nullptr) return kInvalidValue;
   ++s.modules;
@@ -556,12 +658,50 @@ FAKE(cuModuleUnload, (Module)) {
   return !current_contexts.empty() ? kOk : kInvalidContext;
 }
 FAKE(cuModuleGetFunction, (Function * function, Module, const char *name)) {
-  MAY_FAIL(cuModuleGetFunction);
-  const char *const lacks = std::getenv("FAKE_CUDA_LACKS");
-  if (lacks != nullptr && std::strncmp(name, lacks, std::strlen(lacks)) == 0) return kNotFound;
-  *function = reinterpret_cast<Function>(const_cast<void *>(fake_cuda::find_kernel(name)));
-  return *function != nullptr ? kOk : kNotFound;
+  const void *kernel = nullptr;
+  {
+    MAY_FAIL(cuModuleGetFunction);
+    if (current_contexts.empty()) return kInvalidContext;
+    kernel = lacks(name) ? nullptr : fake_cuda::find_kernel(name);
+  }
+  *function = reinterpret_cast<Function>(const_cast<void *>(kernel));
+  if (kernel == nullptr) return kNotFound;
+  load(kernel);
+  return kOk;
 }
+#ifndef FAKE_CUDA_OLD
+static std::vector<const char *> kernels() {  // of the image
+  std::vector<const char *> names = fake_cuda::kernel_names();
+  names.erase(std::remove_if(names.begin(), names.end(), lacks), names.end());
+  return names;
+}
+FAKE(cuModuleGetFunctionCount, (unsigned *count, Module)) {
+  MAY_FAIL(cuModuleGetFunctionCount);
+  *count = static_cast<unsigned>(kernels().size());
+  return kOk;
+}
+FAKE(cuModuleEnumerateFunctions, (Function * functions, unsigned count, Module)) {
+  MAY_FAIL(cuModuleEnumerateFunctions);
+  const std::vector<const char *> names = kernels();
+  if (count > names.size()) return kInvalidValue;
+  for (unsigned i = 0; i < count; ++i)
+    functions[i] = reinterpret_cast<Function>(const_cast<void *>(fake_cuda::find_kernel(names[i])));
+  return kOk;
+}
+FAKE(cuFuncGetName, (const char **name, Function function)) {
+  MAY_FAIL(cuFuncGetName);
+  *name = fake_cuda::name_of(function);
+  return *name != nullptr ? kOk : kInvalidHandle;
+}
+FAKE(cuFuncLoad, (Function function)) {
+  {
+    MAY_FAIL(cuFuncLoad);
+    if (current_contexts.empty()) return kInvalidContext;
+  }
+  load(function);
+  return kOk;
+}
+#endif
 FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, Function, int, size_t)) {
   MAY_FAIL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
   *blocks = std::getenv("FAKE_CUDA_NO_ROOM") != nullptr ? 0 : 1;
@@ -575,13 +715,16 @@ FAKE(cuLaunchKernel,
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 4 || block_y != 1 || block_z != 1 ||
       shared != 0 || extra != nullptr)
     return kInvalidValue;
+  if (is_gone(s, stream)) return kInvalidHandle;
   ++s.launches[function];
-  fake_cuda::Processors &processors = s.processors[current_device()];
+  s.blocks[function] = static_cast<int>(grid_x);
+  const Device device = current_device();
+  fake_cuda::Processors &processors = s.processors[device];
   if (fake_cuda::is_random(function)) {
     stream_of(stream).put([=, &processors, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
-      count_running(1);
+      count_running(device, 1);
       fake_cuda::run(function, fill, grid_x, block_x, processors);
-      count_running(-1);
+      count_running(device, -1);
     });
     return kOk;
   }
@@ -599,10 +742,13 @@ FAKE(cuLaunchKernel,
   const bool takes_lists = parameters[1] != nullptr;
   const phx::cuda::Lists lists =
       takes_lists ? *static_cast<const phx::cuda::Lists *>(parameters[1]) : phx::cuda::Lists{};
+  const int ahead = stream_of(stream).capturing() ? 0 : 1;
+  s.ahead[device] += ahead;
   stream_of(stream).put([=, &processors] {
-    count_running(1);
+    count_running(device, 1);
     fake_cuda::run(function, launch, takes_lists ? &lists : nullptr, grid_x, block_x, processors);
-    count_running(-1);
+    count_running(device, -1);
+    count_ahead(device, -ahead);
   });
   return kOk;
 }
@@ -631,16 +777,18 @@ FAKE(cuMemcpyDtoDAsync_v2, (Pointer to, Pointer from, size_t count, Stream strea
   if (behind(s, to, count, &offset) == nullptr || behind(s, from, count, &offset) == nullptr ||
       current_contexts.empty())
     return kInvalidValue;
-  stream_of(stream).put([=] {
-    count_running(1);
+  if (is_gone(s, stream)) return kInvalidHandle;
+  stream_of(stream).put([=, device = current_device()] {
+    count_running(device, 1);
     std::memmove(reinterpret_cast<void *>(static_cast<uintptr_t>(to)),
                  reinterpret_cast<const void *>(static_cast<uintptr_t>(from)), count);
-    count_running(-1);
+    count_running(device, -1);
   });
   return kOk;
 }
 FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
   MAY_FAIL(cuMemcpyHtoD_v2);
+  if (is_captured_out(s)) return kCaptureUnsupported;
   size_t offset = 0;
   const Physical *memory = behind(s, to, count, &offset);
   if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
@@ -648,19 +796,11 @@ FAKE(cuMemcpyHtoD_v2, (Pointer to, const void *from, size_t count)) {
 }
 FAKE(cuMemcpyDtoH_v2, (void *to, Pointer from, size_t count)) {
   MAY_FAIL(cuMemcpyDtoH_v2);
+  if (is_captured_out(s)) return kCaptureUnsupported;
   size_t offset = 0;
   const Physical *memory = behind(s, from, count, &offset);
   if (memory == nullptr || current_contexts.empty()) return kInvalidValue;
   return pread(memory->fd, to, count, static_cast<off_t>(offset)) == static_cast<ssize_t>(count) ? kOk : kUnknown;
-}
-// What a test does with a stream in place of a graph: what is put on it meanwhile is kept, and run at each replay.
-FAKE(fake_cuda_capture, (Stream stream, int on)) {
-  stream_of(stream).capture(on != 0);
-  return kOk;
-}
-FAKE(fake_cuda_replay, (Stream stream)) {
-  stream_of(stream).replay();
-  return kOk;
 }
 // Where the host sees the memory behind a pointer: for tests/support/fake_torch_cuda, whose kernels are the host's. It
 // goes with the mapping.
@@ -684,10 +824,19 @@ FAKE(fake_cuda_launches, (const char *name)) {
   const std::lock_guard<std::mutex> lock(s.mutex);
   return s.launches[fake_cuda::find_kernel(name)];
 }
+// Of how many blocks the last launch of a kernel was.
+FAKE(fake_cuda_blocks, (const char *name)) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.blocks[fake_cuda::find_kernel(name)];
+}
 // What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.
 FAKE(fake_cuda_alive, ()) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
-  return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size()) + s.contexts + s.streams + s.events +
-         s.modules + static_cast<int>(s.bound.size()) + static_cast<int>(s.registered.size());
+  int contexts = 0;
+  for (const auto &[device, references] : s.contexts) contexts += references;
+  return static_cast<int>(s.physical.size() + s.reserved.size() + s.mapped.size() + s.streams.size() + s.bound.size() +
+                          s.registered.size()) +
+         contexts + s.events + s.modules;
 }

@@ -1,9 +1,13 @@
 #include "fake_cuda/kernels.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,10 +27,35 @@ const void *find_kernel(const char *name) {
   return kernel;
 }
 
-bool is_random(const void *kernel) {
+// In the table of symbols of this library's file.
+std::vector<const char *> kernel_names() {
+  static const std::string file = [] {
+    Dl_info here;
+    dladdr(reinterpret_cast<const void *>(&find_kernel), &here);
+    std::ifstream opened(here.dli_fname, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(opened), {});
+  }();
+  std::vector<const char *> names;
+  const auto *const head = reinterpret_cast<const Elf64_Ehdr *>(file.data());
+  const auto *const sections = reinterpret_cast<const Elf64_Shdr *>(file.data() + head->e_shoff);
+  for (int i = 0; i < head->e_shnum; ++i) {
+    if (sections[i].sh_type != SHT_DYNSYM) continue;
+    const char *const texts = file.data() + sections[sections[i].sh_link].sh_offset;
+    const auto *const symbols = reinterpret_cast<const Elf64_Sym *>(file.data() + sections[i].sh_offset);
+    for (size_t k = 0; k < sections[i].sh_size / sizeof *symbols; ++k)
+      if (std::strncmp(texts + symbols[k].st_name, "phx_gpu_", 8) == 0) names.push_back(texts + symbols[k].st_name);
+  }
+  return names;
+}
+
+const char *name_of(const void *kernel) {
   Dl_info found;
-  return dladdr(kernel, &found) != 0 && found.dli_sname != nullptr &&
-         std::strncmp(found.dli_sname, "phx_gpu_random_", std::strlen("phx_gpu_random_")) == 0;
+  return dladdr(kernel, &found) != 0 && found.dli_saddr == kernel ? found.dli_sname : nullptr;
+}
+
+bool is_random(const void *kernel) {
+  const char *const name = name_of(kernel);
+  return name != nullptr && std::strncmp(name, "phx_gpu_random_", std::strlen("phx_gpu_random_")) == 0;
 }
 
 bool is_of_messages(const void *kernel) { return kernel == reinterpret_cast<const void *>(&phx_gpu_messages); }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "cuda/launch.h"
 #include "cuda/road.h"
@@ -15,6 +16,8 @@ namespace fake_cuda {
 
 // NULL: there is none of that name.
 const void *find_kernel(const char *name);
+std::vector<const char *> kernel_names();  // of all
+const char *name_of(const void *kernel);
 // Whether it is one of core/cuda/random.cu.
 bool is_random(const void *kernel);
 void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,

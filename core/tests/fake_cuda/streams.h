@@ -114,7 +114,6 @@ class FakeStream {
     tasks_.insert(tasks_.end(), graph.tasks.begin(), graph.tasks.end());
     changed_.notify_all();
   }
-  void replay() { launch(*graph_); }
   bool is_of_this_process() const { return owner_ == getpid(); }
 
  private:

@@ -26,9 +26,10 @@ import ctypes
 import os
 
 import pytest
-import torch
 
-from fake_torch_cuda import building, patches
+torch = pytest.importorskip("torch")
+
+from fake_torch_cuda import building, patches  # noqa: E402
 
 __all__ = ["alive", "empty_cache", "is_real", "load", "needs_cuda"]
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from phalanx.core.symm import Symm
     from phalanx.core.torch_ops import load_torch_ops
-    from phalanx.core.tuning import Tuning
+    from phalanx.core.tuning import GpuTuning, Tuning
     from phalanx.core.work import Work
     from phalanx.core.world import World
 
@@ -64,6 +64,7 @@ __all__ = [
     "DType",
     "DeviceError",
     "FileStore",
+    "GpuTuning",
     "Group",
     "InUseError",
     "InternalError",
@@ -108,6 +109,7 @@ _HOMES = {
     "Coalesced": "coalesced",
     "DType": "dtypes",
     "FileStore": "store",
+    "GpuTuning": "tuning",
     "Group": "group",
     "Memory": "memory",
     "MemoryCount": "memory",

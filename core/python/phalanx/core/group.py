@@ -18,7 +18,7 @@ from phalanx.core.memory import Device, c_device, device_of
 from phalanx.core.message import Message
 from phalanx.core.store import Store
 from phalanx.core.symm import Symm
-from phalanx.core.tuning import Tuning, c_path, c_tuning, get_tuning
+from phalanx.core.tuning import GpuTuning, Tuning, c_gpu_tuning, c_path, c_tuning, get_gpu_tuning, get_tuning
 from phalanx.core.work import Abandoned, Work
 
 if TYPE_CHECKING:
@@ -1027,6 +1027,38 @@ class Group:
             SystemCallError: It cannot be written.
         """
         check(lib.phx_group_save_tuning(self._handle.pointer, c_path(path)))
+
+    def get_gpu_tuning(self) -> GpuTuning:
+        """The values by which collectives on GPUs choose their kernels. Not collective.
+
+        Until the first rendezvous of memory of GPUs, or the first collective on it, they are the built-in ones, unless
+        others were set; then those of the table, if it has a row for group rank 0's GPU.
+        """
+        return get_gpu_tuning(self._handle.pointer)
+
+    def set_gpu_tuning(self, tuning: GpuTuning, timeout_ms: int = 0) -> None:
+        """Set the values by which collectives on GPUs choose their kernels. Collective; group rank 0's hold.
+
+        Args:
+            tuning: Zero means the built-in value, so `GpuTuning()` takes all back.
+            timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+
+        Raises:
+            InvalidArgumentError: A value is out of range; raised on every rank alike.
+        """
+        check(lib.phx_group_set_gpu_tuning(self._handle.pointer, c_gpu_tuning(tuning), c_timeout(timeout_ms)))
+
+    def save_gpu_tuning(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Write those values to the table, for later groups of this size on such GPUs. Not collective.
+
+        Args:
+            path: As of save_tuning.
+
+        Raises:
+            InvalidArgumentError: The ranks have no memory of GPUs in common yet, so it is not known for which GPU.
+            SystemCallError: It cannot be written.
+        """
+        check(lib.phx_group_save_gpu_tuning(self._handle.pointer, c_path(path)))
 
     # ---------------------------------------------------------------------------------------------
 
