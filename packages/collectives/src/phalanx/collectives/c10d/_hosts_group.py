@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from phalanx.collectives import _gpus, _registry, _torch_compat
-from phalanx.collectives._hosts import Carrier, Places
+from phalanx.collectives._hosts import Carrier, Places, span, span_on_gpus
 from phalanx.collectives._hosts.connect import connect
 from phalanx.collectives._meeting import Meeting
 from phalanx.collectives._torch_compat import PrefixStore
@@ -85,7 +85,7 @@ class HostsConnection(Connection):
     def _connect(self, rank: _registry.Rank, store: Any, timeout_ms: int) -> Road:
         places = Places(self.hosts, self.position)
         # A name of its own: functional collectives may make groups of the same ranks at the same time.
-        inside, spanning = _registry.span(rank, self.name, self.ranks, places, store, timeout_ms, f"{self.name} (c10d)")
+        inside, spanning = span(rank.world(), self.name, self.ranks, places, store, timeout_ms, f"{self.name} (c10d)")
         timeout = timedelta(milliseconds=timeout_ms)
         try:
             connections = connect(PrefixStore("mail", store), self.position, self.ranks, timeout, self.name)
@@ -124,7 +124,7 @@ class HostsConnection(Connection):
                 group=self.name,
             )
         own, timeout = PrefixStore(answer.token, store), timedelta(milliseconds=timeout_ms)
-        spanning = _registry.span_on_gpus(self.name, self.ranks, places, inside, _CARRIES, own, timeout_ms)
+        spanning = span_on_gpus(self.name, self.ranks, places, inside, _CARRIES, own, timeout_ms)
         carriers: list[Carrier] = []
         try:
             for traffic in ("exchanges", "messages"):
