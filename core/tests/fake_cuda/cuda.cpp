@@ -730,9 +730,9 @@ FAKE(cuLaunchKernel,
   }
   if (fake_cuda::is_of_messages(function)) {
     stream_of(stream).put([=, &processors, exchange = *static_cast<const Exchange *>(parameters[0])] {
-      count_running(1);
+      count_running(device, 1);
       fake_cuda::run(function, exchange, grid_x, block_x, processors);
-      count_running(-1);
+      count_running(device, -1);
     });
     return kOk;
   }
