@@ -81,6 +81,16 @@ PHX_FROZEN(offsetof(phx_mem_info, persistent) == 32);
 PHX_FROZEN(offsetof(phx_mem_info, reserved) == 36);
 PHX_FROZEN(offsetof(phx_mem_info, device) == 40);
 
+PHX_FROZEN(sizeof(phx_message) == 40);
+PHX_FROZEN(offsetof(phx_message, struct_size) == 0);
+PHX_FROZEN(offsetof(phx_message, kind) == 4);
+PHX_FROZEN(offsetof(phx_message, buffer) == 8);
+PHX_FROZEN(offsetof(phx_message, count) == 16);
+PHX_FROZEN(offsetof(phx_message, dtype) == 24);
+PHX_FROZEN(offsetof(phx_message, peer_group_rank) == 28);
+PHX_FROZEN(offsetof(phx_message, tag) == 32);
+PHX_FROZEN(offsetof(phx_message, flags) == 36);
+
 PHX_FROZEN(sizeof(phx_options) == 48);
 PHX_FROZEN(offsetof(phx_options, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_options, flags) == 4);

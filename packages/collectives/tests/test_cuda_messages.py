@@ -34,6 +34,15 @@ def on_gpu(rank, size, backend="cpu:phalanx,cuda:phalanx"):
     join(rank, size, backend=backend)
 
 
+def on_gloo(rank, size):
+    """Likewise, of a backend that is of no use for it."""
+    fake_torch_cuda.load()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    address, limit = f"file://{scratch()}/c10d", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
+    return dist.group.WORLD
+
+
 def drawn(seed, shape, dtype):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
@@ -42,6 +51,13 @@ def drawn(seed, shape, dtype):
 def same(got, wanted):
     assert got.is_cuda and got.dtype == wanted.dtype
     assert torch.equal(got.cpu().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+
+
+def for_ever(call, *args):
+    """Until what a kernel has found out is raised."""
+    while True:
+        call(*args)
+        torch.cuda.synchronize()
 
 
 # ---- torch.distributed -----------------------------------------------------------------------------------------------
@@ -187,9 +203,7 @@ def different(rank, size):
     work.wait()
     torch.cuda.synchronize()
     with pytest.raises(dist.DistBackendError) as caught:
-        while True:
-            dist.all_reduce(x)
-            torch.cuda.synchronize()
+        for_ever(dist.all_reduce, x)
     assert (torch.ones(3, device="cuda") + 1).tolist() == [2.0] * 3  # the GPU can be used
     dist.destroy_process_group()
     return str(caught.value)
@@ -210,9 +224,7 @@ def dies(rank, size):
         (scratch() / "dying").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(dist.DistBackendError) as caught:
-        while True:
-            dist.recv(x, 1)
-            torch.cuda.synchronize()
+        for_ever(dist.recv, x, 1)
     assert (torch.ones(3, device="cuda") + 1).tolist() == [2.0] * 3
     dist.destroy_process_group()
     return str(caught.value)
@@ -228,11 +240,7 @@ def test_the_death_of_a_rank_ends_what_waits_for_its_message(how):
 
 
 def of_ours(rank, size):
-    fake_torch_cuda.load()
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    address, limit = f"file://{scratch()}/c10d", timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
-    group = dist.group.WORLD
+    group = on_gloo(rank, size)
     right, left = (rank + 1) % size, (rank - 1) % size
     for dtype in DTYPES:
         for shape in ((), (3,), (0,), (2, 5000)):
@@ -273,19 +281,16 @@ def of_ours(rank, size):
     pc.enable_group(group)
     torch.cuda.synchronize()
     dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_our_messages_of_gpus_go_through_the_core(size):  # P11, P12
-    run_ranks(of_ours, size, start_torch=True)
+    run_ranks(of_ours, size)
 
 
 def functional(rank, size):
-    fake_torch_cuda.load()
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    address, limit = f"file://{scratch()}/c10d", timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
-    group, peer = dist.group.WORLD, 1 - rank
+    group, peer = on_gloo(rank, size), 1 - rank
     x, got = torch.full((5,), float(rank), device="cuda"), torch.zeros(5, device="cuda")
     sent, coming = pc.batch_p2p_ops_inplace(["isend", "irecv"], [peer, peer], [0, 0], [x, got], group)
     assert (coming + 1).tolist() == [peer + 1.0] * 5 and (sent + 0).tolist() == x.tolist()
@@ -297,28 +302,25 @@ def functional(rank, size):
     assert (sent + 0).tolist() == [rank + 7.0] * 5
     torch.cuda.synchronize()
     dist.barrier()
+    dist.destroy_process_group()
 
 
-def test_functional_messages_of_gpus(_device):  # P12
-    run_ranks(functional, 2, start_torch=True)
+def test_functional_messages_of_gpus():  # P12
+    run_ranks(functional, 2)
 
 
 def ours_differ(rank, size):
-    fake_torch_cuda.load()
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    address, limit = f"file://{scratch()}/c10d", timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
+    group = on_gloo(rank, size)
     x = torch.ones(4, device="cuda")
     (pc.isend(x, 1, tag=1) if rank == 0 else pc.irecv(x, 0, tag=2)).wait()
     torch.cuda.synchronize()
     with pytest.raises(PhalanxError) as caught:
-        while True:
-            pc.wait_tensor(pc.all_reduce(x, "sum", dist.group.WORLD))
-            torch.cuda.synchronize()
+        for_ever(lambda: pc.wait_tensor(pc.all_reduce(x, "sum", group)))
     assert isinstance(caught.value, MismatchError), caught.value
+    dist.destroy_process_group()
     return str(caught.value)
 
 
 def test_our_messages_with_other_tags_are_told():  # F2
-    for text in run_ranks(ours_differ, 2, start_torch=True):
+    for text in run_ranks(ours_differ, 2):
         assert "with tag 1" in text and "with tag 2" in text, text

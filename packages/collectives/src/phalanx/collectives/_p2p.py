@@ -10,10 +10,10 @@ from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
 from phalanx.collectives import _calls, _p2p_streams, _recording
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet
 from phalanx.collectives._later import source_of
-from phalanx.collectives._registry import Entry
 from phalanx.collectives._torch_compat import group_named
 from phalanx.collectives._works import CoreWork
 from phalanx.core import ANY_RANK, ffi, lib

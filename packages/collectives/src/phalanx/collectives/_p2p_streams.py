@@ -8,7 +8,7 @@ from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
 from phalanx.collectives import _calls
-from phalanx.collectives._registry import Entry
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._streams import where
 from phalanx.collectives._works import StreamWork
 from phalanx.core import check, ffi, lib

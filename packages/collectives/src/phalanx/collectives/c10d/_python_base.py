@@ -103,6 +103,10 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         """What each call of the core's group is given besides."""
         return {}
 
+    def _group_on(self, device: torch.device, group: Group, what: str) -> Any:
+        """What has the calls of the core's group for tensors of that GPU."""
+        return group
+
     def _limit_ms(self, opts: Any) -> int:
         wish_ms = round(opts.timeout.total_seconds() * 1000) if opts is not None else -1
         return wish_ms if wish_ms > 0 else self._timeout_ms
@@ -142,10 +146,10 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
     ) -> StreamWork:
         """Put it on the current stream of that GPU, and return at once."""
         timeout_ms = self._limit_ms(opts)
-        group = self._engine.group(timeout_ms, what)
+        group = self._group_on(device, self._engine.group(timeout_ms, what), what)
         self._sequence += 1 if collective else 0
         with torch.cuda.device(device):
-            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device)}
+            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
             try:
                 call(group, {**more, **extra})
             except PhalanxError as error:
