@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds, tests and measures what runs on a GPU, on a machine that has one:
+# Builds, tests, tunes and measures what runs on a GPU, on a machine that has one:
 #
 #   benchmarks/gpu.sh [FOLDER [core | torch | STEP...]]   # FOLDER gets gpu.log and gpu.json; benchmarks/results without
 #
 # core: needs nvcc, cmake, a C++ compiler and the driver. torch: needs these, and torch (CUDA), cffi, scikit-build-core,
 # pytest and pytest-timeout for python3; the packages are installed into a folder of the build folder, tested on the
-# GPU, and torch's sums are measured beside ours. A part is to take less than ten minutes; single steps can be had too.
+# GPU, and torch's sums are measured beside ours. gpu-tuning.txt is the table that `phalanx tune` writes there; nothing
+# here uses it but the step that shows it. A part is to take less than ten minutes; single steps can be had too.
 # What is there of builds is used again.
 # Ranks are threads of one process that share the GPU, or processes. Says how each step went, once as it ends and again
 # at the end; the status is 1 if one failed. A step that cannot run says why and is skipped.
@@ -63,7 +64,7 @@ configure() {
 }
 build() {
   configure && cmake --build "$BUILD" -j "$(nproc)" --target phalanx test_cuda_memory test_cuda_launch test_cuda_group \
-    test_cuda_workspace test_cuda_random test_cuda_multicast gpu_bench
+    test_cuda_workspace test_cuda_messages test_cuda_random test_cuda_multicast test_cuda_tuning gpu_bench
 }
 kernels() { configure && cmake --build "$BUILD" --target phx_cuda_kernels; } # at once, where they have been built
 backend() { # of torch.distributed, in C++, for this torch: the tests take it from there
@@ -75,13 +76,14 @@ install_packages() { # in one go, as they share a folder
     -C cmake.define.PHX_CUDA=ON -C cmake.define.PHX_CUDA_IMAGE="$BUILD/collectives.fatbin" \
     ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin
 }
-export -f configure build kernels backend bench install_packages
+phalanx() { python3 -c 'from phalanx.core import _cli; raise SystemExit(_cli.main())' "$@"; }
+export -f configure build kernels backend bench install_packages phalanx
 
 core_part() {
   step build 400 build || return
   core memory 60 "$BUILD/tests/test_cuda_memory"
   core launch 120 "$BUILD/tests/test_cuda_launch"
-  for name in group workspace random multicast; do core "$name" 60 "$BUILD/tests/test_cuda_$name"; done
+  for name in group workspace messages random multicast tuning; do core "$name" 60 "$BUILD/tests/test_cuda_$name"; done
   core bench 240 bench
   if command -v cuobjdump >/dev/null; then
     core registers 60 cuobjdump --dump-resource-usage "$BUILD/collectives.fatbin"
@@ -107,8 +109,11 @@ torch_part() {
   step kernels 300 kernels && step install 300 install_packages || return
   export PYTHONPATH=$BUILD/site${PYTHONPATH:+:$PYTHONPATH}
   local pytest=(python3 -m pytest -q -p no:cacheprovider)
+  torch tune 120 phalanx tune --device cuda --seconds 30 --output "$OUT/gpu-tuning.txt"
+  torch tuned 60 phalanx tune --device cuda --show --output "$OUT/gpu-tuning.txt"
   torch own-kernel 60 python3 examples/own_kernel_cuda.py
-  torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_torch_shim_cuda*.py
+  torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
+    core/tests/python/test_torch_shim_cuda*.py
   export PHALANX_NATIVE=$BUILD/native
   if wanted torch collectives; then step backend 280 backend; fi
   torch collectives 240 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
@@ -123,8 +128,8 @@ any() { # any PART NAME…: whether a step of that part is to run
   for name; do wanted "$part" "$name" && return; done
   return 1
 }
-if any core build memory launch group workspace random multicast bench registers memcheck racecheck; then core_part; fi
-if any torch torch-sums torch-symmetric install own-kernel torch-ops collectives symm-mem dtensor inductor; then
+if any core build memory launch group workspace messages random multicast tuning bench registers memcheck racecheck; then core_part; fi
+if any torch torch-sums torch-symmetric install tune tuned own-kernel torch-ops collectives symm-mem dtensor inductor; then
   torch_part
 fi
 [ ${#SUMMARY[@]} -gt 0 ] || { echo "'${*:2}' names no part and no step"; exit 2; }

@@ -5,6 +5,7 @@
 //
 //   nvcc -std=c++17 -O3 --fmad=false -Icore/include -Icore/src -cubin -arch=sm_90 core/cuda/collectives.cu
 #include "cuda/lines.h"
+#include "cuda/messages.h"
 #include "cuda/move.h"
 #include "cuda/multimem.h"
 #include "cuda/reduce.h"
@@ -78,6 +79,8 @@ extern "C" __global__ void phx_gpu_all_to_all_v_slots(Launch launch, Lists lists
 extern "C" __global__ void phx_gpu_barrier(Launch launch) { barrier(launch); }
 extern "C" __global__ void phx_gpu_put_signal(Launch launch) { put_signal(launch); }
 extern "C" __global__ void phx_gpu_wait_signal(Launch launch) { wait_signal(launch); }
+
+extern "C" __global__ void phx_gpu_messages(const Exchange launch) { exchange_messages(launch); }
 
 // By NVLink switches, which GPUs before sm_90 do not have.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

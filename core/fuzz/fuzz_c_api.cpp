@@ -113,7 +113,7 @@ void Caller::call_group() {
   phx_group *group = groups_.pick(args_);
   const char *name = args_.name();
   const int64_t timeout_ms = args_.timeout_ms();
-  switch (args_.below(14)) {
+  switch (args_.below(17)) {
     case 0: make_group(name, timeout_ms); break;
     case 1: {
       phx_store *store = stores_.pick(args_);
@@ -158,6 +158,15 @@ void Caller::call_group() {
       break;
     }
     case 12: groups_.share(args_); break;
+    case 13: fuzz::must_end_well(phx_group_get_gpu_tuning(group, args_.structure(phx_gpu_tuning{}))); break;
+    case 14: {
+      phx_gpu_tuning tuning{};
+      tuning.line_bytes = args_.one_in(8) ? args_.input().take<uint64_t>() : args_.below(256);
+      tuning.thread_bytes = args_.one_in(8) ? args_.input().take<uint64_t>() : 16 * args_.below(4);
+      fuzz::must_end_well(phx_group_set_gpu_tuning(group, args_.structure(tuning), timeout_ms));
+      break;
+    }
+    case 15: fuzz::must_end_well(phx_group_save_gpu_tuning(group, nullptr)); break;
     default: groups_.drop(args_);
   }
 }
@@ -209,7 +218,7 @@ void Caller::call_symm() {
   phx_group *group = groups_.pick(args_);
   void *block = blocks_[args_.below(3)];
   phx_symm **out = symms_.out(args_);
-  switch (args_.below(14)) {
+  switch (args_.below(17)) {
     case 0:
     case 1:
     case 2: rendezvous(); break;

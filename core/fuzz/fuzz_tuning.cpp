@@ -70,6 +70,8 @@ bool same(const Tuning &a, const Tuning &b) {
          a.streaming_bytes == b.streaming_bytes && a.push_bytes == b.push_bytes;
 }
 
+bool same(const phx::GpuTuning &a, const phx::GpuTuning &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
 // The lines that are not for this host, as far as plain text tells.
 std::string others(const std::string &text) {
   std::string kept;
@@ -101,5 +103,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   MUST(phx::save_tuning("", kGroupSize, read) == PHX_OK);
   MUST(same(phx::load_tuning(kGroupSize), read));
   MUST(others(read_file()) == others(text));
+
+  const phx::GpuPlace place{"G", kGroupSize, false};
+  const phx::GpuTuning of_gpu = phx::load_gpu_tuning(place);
+  check_said(text, "line_bytes=", of_gpu.line_bytes);
+  check_said(text, "two_shot_bytes=", of_gpu.two_shot_bytes);
+  check_said(text, "multicast_bytes=", of_gpu.multicast_bytes);
+  check_said(text, "copy_bytes=", of_gpu.copy_bytes);
+  check_said(text, "thread_bytes=", of_gpu.thread_bytes);
+  const phx::GpuTuning whole = phx::merge_tuning(of_gpu, phx::builtin_gpu_tuning(kGroupSize));
+  MUST(whole.line_bytes != 0 && whole.thread_bytes != 0);
+  (void)phx::check_tuning("fuzz", whole);
+  MUST(phx::save_gpu_tuning("", place, whole) == PHX_OK);
+  MUST(same(phx::load_gpu_tuning(place), whole));
   return 0;
 }

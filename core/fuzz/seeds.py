@@ -79,6 +79,8 @@ def tuning() -> dict[str, bytes]:
         "row": row,
         "others": row.replace(b"ranks=2", b"ranks=3") + row.replace(b"host=H", b"host=0") + b"# a remark",
         "signs": b"host=H ranks=2 one_shot_bytes=-1 chunk_bytes=+4096 push_bytes=18446744073709551616",
+        "gpus": b"gpu=G ranks=2 shared=0 line_bytes=1024 two_shot_bytes=65536 copy_bytes=4096 thread_bytes=64\n"
+        b"gpu=G ranks=2 shared=1 line_bytes=-1 thread_bytes=17\n" + row,
         "zeros": b"host=H ranks=2 one_shot_bytes=0 chunk_bytes=000 push_bytes= streaming_bytes",
     }
 

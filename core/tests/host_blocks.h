@@ -99,4 +99,12 @@ inline int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns)
   return block.met;
 }
 
+inline int32_t from_first(int32_t value) {
+  host_blocks::Block &block = *host_blocks::here.block;
+  block.sync();
+  if (thread_of_block() == 0) block.met = value;
+  block.sync();
+  return block.met;
+}
+
 }  // namespace phx::cuda

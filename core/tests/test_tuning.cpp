@@ -63,6 +63,39 @@ TEST(saving_leaves_the_rows_of_others_as_they_are) {
   CHECK(phx::load_tuning(2).chunk_bytes == 6 && phx::load_tuning(3).chunk_bytes == 7);
 }
 
+TEST(rows_of_gpus_are_by_their_name_how_many_ranks_there_are_and_whether_they_share_one) {
+  Table table;
+  CHECK(phx::save_tuning("", 2, phx::Tuning{5, 6, 7, 8}) == PHX_OK);
+  const std::string host = table.read();
+  const phx::GpuPlace here{"NVIDIA H100 80GB HBM3", 2, false};
+  CHECK(phx::save_gpu_tuning("", here, phx::GpuTuning{1, 2, 3, 4, UINT64_MAX}) == PHX_OK);
+  CHECK(phx::save_gpu_tuning("", {here.gpu, 2, true}, phx::GpuTuning{9, 9, 9, 9, 9}) == PHX_OK);
+  CHECK(table.read() ==
+        host +
+            "gpu=NVIDIA_H100_80GB_HBM3 ranks=2 shared=0 line_bytes=1 two_shot_bytes=2 multicast_bytes=3 copy_bytes=4 "
+            "thread_bytes=18446744073709551615\n"
+            "gpu=NVIDIA_H100_80GB_HBM3 ranks=2 shared=1 line_bytes=9 two_shot_bytes=9 multicast_bytes=9 copy_bytes=9 "
+            "thread_bytes=9\n");
+  const phx::GpuTuning read = phx::load_gpu_tuning(here);
+  CHECK(read.line_bytes == 1 && read.two_shot_bytes == 2 && read.multicast_bytes == 3 && read.copy_bytes == 4);
+  CHECK(read.thread_bytes == UINT64_MAX);
+  CHECK(phx::load_gpu_tuning({here.gpu, 2, true}).copy_bytes == 9);
+  for (const phx::GpuPlace &other : {phx::GpuPlace{here.gpu, 3, false}, phx::GpuPlace{"NVIDIA H100", 2, false}})
+    CHECK(phx::load_gpu_tuning(other).line_bytes == 0);
+  CHECK(phx::save_gpu_tuning("", here, phx::GpuTuning{7, 2, 3, 4, 5}) == PHX_OK);
+  CHECK(phx::load_gpu_tuning(here).line_bytes == 7 && phx::load_gpu_tuning({here.gpu, 2, true}).line_bytes == 9);
+  CHECK(phx::load_tuning(2).chunk_bytes == 6);
+}
+
+// A name that would be two words, or would look like a value.
+TEST(the_name_of_a_gpu_is_one_word_of_a_row) {
+  Table table;
+  const phx::GpuPlace strange{"a=b\tc\xc3\xa9 line_bytes=5", 2, true};
+  CHECK(phx::save_gpu_tuning("", strange, phx::GpuTuning{1, 2, 3, 4, 5}) == PHX_OK);
+  CHECK(table.read().substr(0, 42) == "gpu=a_b_c___line_bytes_5 ranks=2 shared=1 ");
+  CHECK(phx::load_gpu_tuning(strange).line_bytes == 1);
+}
+
 }  // namespace
 
 int main(int argc, char **argv) { return check::run_all(argc, argv); }

@@ -17,7 +17,7 @@ SIZE = 1 << 16
 
 def parcel(**changes):
     fields = {
-        "version": 4,
+        "version": 5,
         "channels": SIGNAL_CHANNELS,
         "ordinal": 0,
         "size": SIZE,
@@ -37,6 +37,7 @@ def parcel(**changes):
             "multicast": 0,
             "reserved": 0,
             "unit": 0,
+            "tunings": b"",
             **changes,
         }.values()
     )

@@ -26,8 +26,8 @@ GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
 GEOMETRY = struct.Struct("<IIQiiIII4x32s128s")  # of a control segment; then tuning and cores
 # version, channels, ordinal, size, alloc id, persistent, device, handle; then of its GPU: uuid, processors, present,
-# multicast, reserved, unit
-SYMM = struct.Struct("<IIQQQiiiI64s16siiiiQ")
+# multicast, reserved, unit; then what its table says for GPUs
+SYMM = struct.Struct("<IIQQQiiiI64s16siiiiQ80s")
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux

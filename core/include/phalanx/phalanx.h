@@ -518,14 +518,42 @@ enum { PHX_ANY_RANK = -1 };
 
 /* Not collective: a send meets the oldest unmet receive of its receiver that names its sender (or PHX_ANY_RANK) and its
  * tag. Messages of one sender with one tag arrive in the order sent. dtype and count must agree, else both sides fail
- * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used; with a stream, or a device
- * that is not the host, it is PHX_ERR_UNSUPPORTED. With work == NULL a send
+ * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. With work == NULL a send
  * returns when `in` may be changed, which can be before it is received. Of a send that was started, `in` must stay
- * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going. */
+ * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going.
+ *
+ * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the same one in all calls on the group; work == NULL)
+ * the call puts a kernel on options.stream, of the GPU's primary context, and returns. The n-th send of a rank to
+ * another meets the n-th receive of that one from it, whatever the tags: those that differ, in dtype, count or tag, end
+ * the kernels; the next call on the group raises PHX_ERR_MISMATCH, and other failures: see collectives on symmetric
+ * memory of a GPU. No PHX_ANY_RANK. A send of up to 3.9 MiB (less with small staging_bytes) is through before it is
+ * received, if those before it to that rank have been; so are the first four in a row of at most 7.8 KiB. Calls between
+ * two ranks in one direction keep their order on any streams, but for what is captured; others do not wait for each
+ * other. A rank's first message makes memory, 4 MiB for each rank of the group. The first one to a rank, and from it,
+ * cannot be captured; the first receive from a rank waits, on the host, for that one's first message on the group, to
+ * or from anyone. */
 PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,
                             uint32_t tag, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, int32_t peer_group_rank,
                             uint32_t tag, const phx_options *options, phx_work **work);
+/* One message of several: the arguments of phx_send or phx_recv. */
+enum { PHX_MESSAGE_SEND = 1, PHX_MESSAGE_RECV = 2 };
+typedef struct phx_message {
+  uint32_t struct_size; /* of the first one is the distance from one to the next */
+  int32_t kind;         /* PHX_MESSAGE_* */
+  void *buffer;         /* of a send it is only read */
+  size_t count;
+  int32_t dtype;
+  int32_t peer_group_rank;
+  uint32_t tag;
+  uint32_t flags; /* 0 */
+} phx_message;
+/* Several messages at once, so that the order of sends and receives does not matter; what two ranks send each other in
+ * one direction keeps its order. Returns when all are complete; on a GPU, when one kernel for all of them is on the
+ * stream: at most 96 messages, on 32 roads (to one rank, or from one). No buffer that is received into may overlap
+ * another. */
+PHX_API phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count,
+                                const phx_options *options);
 /* The group rank from which a completed receive came. */
 PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 
@@ -608,6 +636,31 @@ PHX_API phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuni
 /* Not collective. Writes the group's values to the row for this host and this group size of the table that new groups
  * read. path NULL: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. */
 PHX_API phx_status phx_group_save_tuning(phx_group *group, const char *path);
+
+/* The same for collectives on GPUs. A group takes them from the table at its first rendezvous of memory of GPUs (that
+ * of the workspace of the first collective on ordinary memory is one): from group rank 0's row for the name of its GPU,
+ * the size of the group, and whether ranks have a GPU in common or each has one of its own. Before that, and without
+ * such a row, it has the built-in ones, which have not been measured. `phalanx tune --device cuda` measures them.
+ * Sizes are at most 1 << 62, which no input has: from there on means never. */
+typedef struct phx_gpu_tuning {
+  uint32_t struct_size;
+  uint32_t flags;           /* 0 */
+  uint64_t line_bytes;      /* all_reduce: the largest input that is sent beside flags; no more than the pads have room
+                             * for, which is 32 KiB */
+  uint64_t two_shot_bytes;  /* all_reduce of ordinary memory: from this input on each rank reduces a part */
+  uint64_t multicast_bytes; /* all_gather into symmetric memory: results from this size on go by NVLink switches, where
+                             * there are some */
+  uint64_t copy_bytes;      /* all_gather of symmetric memory: other results from this size on are copied by the GPU's
+                             * copy engines, between two barriers, and not by a kernel */
+  uint64_t thread_bytes;    /* work for which a launch has one more thread, as long as there is room: a multiple of 16,
+                             * up to 4096 */
+} phx_gpu_tuning;
+PHX_API phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out);
+/* Collective; group rank 0's values hold, for all calls of the group after it. Zero means the built-in value. */
+PHX_API phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuning, int64_t timeout_ms);
+/* Not collective. Writes them to the row of the table that is for this rank's GPU and such groups; after the first
+ * rendezvous of memory of GPUs. path: as above. */
+PHX_API phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path);
 
 /* ---- random numbers ----------------------------------------------------------------------------------------- */
 

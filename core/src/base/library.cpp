@@ -34,7 +34,9 @@ constexpr StructRow kStructs[] = {
     {"phx_team", sizeof(phx_team)},
     {"phx_options", sizeof(phx_options)},
     {"phx_call", sizeof(phx_call)},
+    {"phx_message", sizeof(phx_message)},
     {"phx_tuning", sizeof(phx_tuning)},
+    {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
 };
 
 constexpr const char *kFeatures[] = {

@@ -11,6 +11,9 @@
 namespace phx {
 namespace {
 
+constexpr size_t kPackBytes = 16;  // what one thread loads at once
+constexpr const char *kBarrier = "phx_gpu_barrier";
+
 bool is_signed(int32_t dtype) { return dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64; }
 
 // A kernel of core/cuda/collectives.cu, which has one for all pairs of dtype and op that give the same bits.
@@ -95,12 +98,33 @@ class Enqueued {
   }
   // `bytes`: what the grid is sized by, the same on all ranks. 0: there is nothing to do, but the calls must agree.
   phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
-    if (!call_.ok()) return call_.status();
-    return symm_.launch(call_.name(), bytes == 0 ? "" : kernel, launch_, call_.uncompared(), call_.timeout_ms(), bytes,
-                        lists, call_.options().stream);
+    if (bytes == 0) return put("", call_.uncompared(), 0, lists);
+    const size_t packs_of_thread = call_.group().gpu_tuning().thread_bytes / kPackBytes;
+    return put(kernel, call_.uncompared(), (bytes - 1) / packs_of_thread + 1, lists);
+  }
+  // A kernel whose threads have `kPackBytes` each.
+  phx_status run_by_packs(const std::string &kernel, size_t bytes) {
+    return put(bytes == 0 ? "" : kernel, call_.uncompared(), bytes, nullptr);
+  }
+  // all_gather by the GPU's copy engines, while no rank is before the first barrier or past the second.
+  phx_status gathers_by_copies(size_t bytes) {
+    phx_status status = put(kBarrier, call_.uncompared(), 0, nullptr);
+    const int n = call_.group_size(), self = symm_.group_rank();
+    for (int i = 0; i < n && status == PHX_OK; ++i) {
+      const int from = (self + i) % n;
+      status = symm_.side()->copy(call_.name(), call_.buffers().out + from * bytes, symm_.buffer(from) + launch_.offset,
+                                  bytes, call_.options().stream);
+      if (status != PHX_OK) return call_.group().fail_with(last_error(), true);  // the others wait for this rank
+    }
+    return status == PHX_OK ? put(kBarrier, nullptr, 0, nullptr) : status;
   }
 
  private:
+  phx_status put(const std::string &kernel, const CallRecord *record, size_t bytes, const cuda::Lists *lists) {
+    if (!call_.ok()) return call_.status();
+    return symm_.launch(call_.name(), kernel, launch_, record, call_.timeout_ms(), bytes, lists,
+                        call_.options().stream);
+  }
   void refuse(phx_status status) { call_.refuse(status); }
 
   Call &call_;
@@ -108,6 +132,13 @@ class Enqueued {
   cuda::Launch launch_{};
   cuda::Lists lists_{};
 };
+
+// Where the inputs of the others are, the host must know.
+bool is_copied(const Call &call) {
+  const size_t bytes = call.buffers().count * call.buffers().item * static_cast<size_t>(call.group_size());
+  return call.inputs() == nullptr && call.options().algo == PHX_ALGO_AUTO && bytes != 0 &&
+         bytes >= call.group().gpu_tuning().copy_bytes;
+}
 
 size_t sum_before(const size_t *counts, int rank) { return std::accumulate(counts, counts + rank, size_t{0}); }
 
@@ -117,7 +148,8 @@ size_t sum_before(const size_t *counts, int rank) { return std::accumulate(count
 bool fits_lines(const Call &call, const Symm &symm) {
   const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
   return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_C128 &&
-         call.buffers().count * call.buffers().item <= symm.side()->line_bytes();
+         call.buffers().count * call.buffers().item <=
+             std::min<size_t>(symm.side()->line_bytes(), call.group().gpu_tuning().line_bytes);
 }
 
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work) {
@@ -132,13 +164,16 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
     return enqueued.run(multimem, call.kind() == Kind::kSymmReduceScatter ? buffers.count * self : 0);
   switch (call.kind()) {
     case Kind::kSymmAllReduce: {
-      if (fits_lines(call, symm)) return enqueued.run(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
+      if (fits_lines(call, symm))
+        return enqueued.run_by_packs(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
       if (buffers.in != buffers.out) return enqueued.run(enqueued.reduces(0), bytes);
       return enqueued.run(enqueued.reduces(0, Way::kInPlace), (bytes + n - 1) / n);
     }
     case Kind::kSymmReduceScatter: return enqueued.run(enqueued.reduces(buffers.count * self), bytes);
     case Kind::kSymmReduce: return enqueued.run(enqueued.reduces(0), bytes);
     case Kind::kSymmAllGather:
+      if (is_copied(call)) return enqueued.gathers_by_copies(bytes);
+      [[fallthrough]];
     case Kind::kSymmGather: return enqueued.run("phx_gpu_all_gather", bytes);
     case Kind::kSymmAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
     case Kind::kSymmBroadcast: return enqueued.run("phx_gpu_broadcast", bytes);

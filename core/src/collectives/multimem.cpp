@@ -6,10 +6,6 @@
 namespace phx {
 namespace {
 
-// From so many bytes of result on an all_gather looks whether it can be stored to all. Before it does ranks compare
-// where their results are, which takes another look at the others' pads. Where it pays has not been measured.
-constexpr size_t kSpreadBytes = size_t{64} << 10;
-
 bool is_floating(int32_t dtype) {
   return dtype == PHX_F16 || dtype == PHX_BF16 || dtype == PHX_F32 || dtype == PHX_F64 || dtype == PHX_C64 ||
          dtype == PHX_C128;
@@ -109,7 +105,7 @@ class Chooser {
   MultimemWay gather() {
     const Buffers &buffers = call_.buffers();
     const size_t bytes = buffers.count * buffers.item, all = bytes * static_cast<size_t>(call_.group_size());
-    if (!wants_ && all < kSpreadBytes) return {};
+    if (!wants_ && all < call_.group().gpu_tuning().multicast_bytes) return {};
     if (bytes % sizeof(uint64_t[2]) != 0 || offset_ % sizeof(uint64_t[2]) != 0)
       return refuse("%s: switches move 16 bytes; %zu bytes at offset %zu of the block are not whole ones", bytes,
                     offset_);

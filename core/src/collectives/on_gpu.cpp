@@ -9,9 +9,6 @@
 namespace phx {
 namespace {
 
-// From here on more than two ranks sum an all_reduce in two steps: each its part, which it writes to all, in place in
-// the workspace; the copy out of it costs less than to read the inputs of all. Not measured yet.
-constexpr size_t kTwoStepBytes = size_t{256} << 10;
 // What all_to_all_v, whose sizes no rank knows all, moves between two barriers, in slots.
 constexpr size_t kRaggedSlots = 64;
 constexpr size_t kRaggedRankBytes = 4096;  // at least, of each rank: 16 bytes for each block of a grid, twice
@@ -68,7 +65,9 @@ class OnGpu {
       return;
     }
     const int32_t algo = one.options().algo;
-    const bool large = one.group_size() > 2 && bytes >= kTwoStepBytes && algo != PHX_ALGO_ONE_SHOT;
+    // Each rank sums its part, which it writes to all, in place in the workspace; the copy out of it costs less than to
+    // read the inputs of all.
+    const bool large = bytes >= group_.gpu_tuning().two_shot_bytes && algo != PHX_ALGO_ONE_SHOT;
     const bool two_steps = reduces_all && (large || algo == PHX_ALGO_MULTIMEM);
     // One that is overwritten while others read it has to be copied.
     const bool stays = !reduces_all || two_steps || buffers.in != buffers.out;

@@ -33,6 +33,16 @@ PHX_DEVICE void sync_block() { __syncthreads(); }
 PHX_DEVICE int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
   return phx_team_block_barrier(team, channel + blockIdx.x, timeout_ns);
 }
+// The value of the first thread of the block, for all of them. What it wrote before they see as well.
+PHX_DEVICE int32_t from_first(int32_t value) {
+  __shared__ int32_t given;
+  __syncthreads();
+  if (threadIdx.x == 0) given = value;
+  __syncthreads();
+  return given;
+}
+// What the threads of the block wrote before they met goes out before what this one writes from here on.
+PHX_DEVICE void send_out() { __threadfence_system(); }
 // Another GPU may have written it since the last look, so not from this one's cache.
 PHX_DEVICE Pack load_pack(const void *from) {
   const uint4 seen = __ldcv(static_cast<const uint4 *>(from));
@@ -65,7 +75,9 @@ uint32_t block_of_grid();
 uint32_t blocks_of_grid();
 void sync_block();
 int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns);
+int32_t from_first(int32_t value);
 
+PHX_DEVICE void send_out() {}  // as phx_word_put does
 PHX_DEVICE Pack load_pack(const void *from) {
   Pack pack;
   std::memcpy(&pack, __builtin_assume_aligned(from, sizeof pack), sizeof pack);

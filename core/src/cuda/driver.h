@@ -87,6 +87,7 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
   X(device_get, cuDeviceGet, (Device * device, int index))                                                           \
   X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, Device device))                              \
   X(device_uuid, cuDeviceGetUuid_v2, (Uuid * uuid, Device device))                                                   \
+  X(device_name, cuDeviceGetName, (char *name, int size, Device device))                                             \
   X(context_retain, cuDevicePrimaryCtxRetain, (Context * context, Device device))                                    \
   X(context_release, cuDevicePrimaryCtxRelease_v2, (Device device))                                                  \
   X(context_push, cuCtxPushCurrent_v2, (Context context))                                                            \

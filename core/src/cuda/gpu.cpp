@@ -69,6 +69,10 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   if (result != 0) return failed(driver_, operation, result, "asking what the GPU has (cuDeviceGetAttribute)");
   result = driver_.device_uuid(&gpu->uuid, gpu->device);
   if (result != 0) return failed(driver_, operation, result, "asking which GPU it is (cuDeviceGetUuid)");
+  char name[256] = {};
+  result = driver_.device_name(name, static_cast<int>(sizeof name - 1), gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking for the GPU's name (cuDeviceGetName)");
+  gpu->name = name;
   const AllocationProperties properties = properties_of(gpu->device);
   result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
   if (result != 0)

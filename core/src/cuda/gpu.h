@@ -22,6 +22,7 @@ struct Gpu {
   int32_t processors = 0;
   int32_t most_threads = 0;  // of a block
   Uuid uuid{};
+  std::string name;
   MulticastAbility multicast = MulticastAbility::kOldDriver;
 };
 

@@ -19,6 +19,13 @@ void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<
 
 }  // namespace
 
+bool share_gpus(const std::vector<Facts> &all) {
+  for (size_t i = 0; i < all.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (std::memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) == 0) return true;
+  return false;
+}
+
 const Driver &DeviceWords::driver() const { return gpus_of(*allocator_)->driver(); }
 
 phx_status DeviceWords::open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu, Group &group) {
@@ -206,6 +213,15 @@ phx_status Side::launch(const char *operation, const std::string &kernel, Launch
       driver_.event_record(last_, stream) != 0)
     driver_.stream_wait(stream);  // what cannot be waited for later
   return PHX_OK;
+}
+
+phx_status Side::copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
+  const Current current(driver_, pads_[self_]->gpu().context);
+  Result result = current.result();
+  if (result == 0)
+    result = driver_.copy_within(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes,
+                                 static_cast<Stream>(stream));
+  return result == 0 ? PHX_OK : failed(driver_, operation, result, "copying memory of the GPU (cuMemcpyDtoDAsync)");
 }
 
 }  // namespace phx::cuda

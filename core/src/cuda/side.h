@@ -28,6 +28,9 @@ struct Facts {
   uint64_t unit;  // of its memory
 };
 
+// Whether two ranks have the same one.
+bool share_gpus(const std::vector<Facts> &all);
+
 // The words of a group (Group::words) as GPUs of this process see them.
 class DeviceWords {
  public:
@@ -59,6 +62,7 @@ class Side {
   ~Side();  // waits for what was launched last: with its timeout that ends
 
   Facts facts() const;
+  const std::string &gpu_name() const { return pads_[self_]->gpu().name; }
   phx_status export_fd(const char *operation, int *fd) { return pads_[self_]->export_fd(operation, fd); }
   phx_status adopt(const char *operation, int rank, const Facts &facts, int fd);
   // Once all are there. `all`: by group rank.
@@ -91,6 +95,8 @@ class Side {
   // `launch` has all that is of the call; the rest is filled in. `lists`: NULL where the kernel takes none.
   phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const Lists *lists,
                     void *stream);
+  // On the stream, by a copy engine: from a block of any rank.
+  phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const;
 
  private:
   Side(Gpus &gpus, int size, int self, uint32_t channels);

@@ -9,6 +9,7 @@
 #include "base/failpoint.h"
 #include "group/attempt.h"
 #include "group/group.h"
+#include "messages/roads.h"
 #include "store/semantics.h"
 #include "symm/workspace.h"
 
@@ -38,13 +39,16 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
     : world_(std::move(world)),
       params_(std::move(params)),
       messenger_(this),
-      interruptions_(params_.ranks.size() + 1),
-      workspaces_(std::make_unique<Workspaces>(*this)) {
+      interruptions_(params_.ranks.size() + 1 + cuda::kDifferenceWords),
+      workspaces_(std::make_unique<Workspaces>(*this)),
+      roads_(std::make_unique<Roads>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
+  gpu_tuning_.adopt(builtin_gpu_tuning(size()));
 }
 
 Group::~Group() {
   if (watched_) world_->monitor().unwatch(id_);
+  roads_.reset();
   symms_.clear();  // before what knows them
   workspaces_.reset();
 }
@@ -251,11 +255,11 @@ struct GroupMaker {
     group.cores_ = std::max(CPU_COUNT(&cores), 1);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
     const Tuning merged = merge_tuning(theirs.tuning, builtin);
-    if (check_tuning(kOperation, merged) == PHX_OK) return group.adopt_tuning(merged);
+    if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.adopt(merged);
     PHX_LOG(PHX_LOG_WARNING,
             "group '%s': the tuning table of rank %d holds what cannot be: %s Built-in values are used.",
             group.name().c_str(), group.rank_of(0), last_error().text);
-    group.adopt_tuning(builtin);
+    group.tuning_.adopt(builtin);
   }
 
   phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, size_t resident,

@@ -11,9 +11,12 @@ namespace phx {
 namespace {
 
 // The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
-constexpr const char *kCalls[] = {"group_create", "group_split", "symm_rendezvous", "group_set_tuning",
-                                  "gpu_workspace"};
+constexpr const char *kCalls[] = {"group_create",     "group_split",   "symm_rendezvous",
+                                  "group_set_tuning", "gpu_workspace", "group_set_gpu_tuning"};
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
+
+// The number of the message that carries a road: exchanges count up from 1, and agreements begin at 2^63.
+constexpr uint64_t kRoad = uint64_t{1} << 62;
 
 uint32_t number_of(const char *call) {
   uint32_t i = 0;
@@ -105,6 +108,39 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   }
   *out = std::move(parcels);
   return PHX_OK;
+}
+
+phx_status Group::show_road(const char *operation, int i, const std::string &bytes, int fd, const Deadline &deadline) {
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 1, id_, kRoad, static_cast<uint32_t>(bytes.size()), 0};
+  const phx_status status = send_message(*links_[i], envelope, bytes.data(), &fd, deadline);
+  if (status == PHX_OK) return PHX_OK;
+  if (failed()) return raise_in_flight(operation, 0);
+  amend_last_error(operation, name().c_str(), self_rank(), rank_of(i));
+  reported_.store(true);
+  return fail_with(last_error(), true);
+}
+
+phx_status Group::await_road(const char *operation, int i, const Deadline &deadline, Parcel *out) {
+  Message message;
+  bool useless = false;
+  const phx_status status = await_message(i, kRoad, deadline, &message, &useless);
+  if (status == PHX_OK) {
+    out->bytes = std::move(message.payload);
+    out->fds = std::move(message.fds);
+    return PHX_OK;
+  }
+  if (status != PHX_ERR_TIMEOUT) {
+    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load());
+    return raise_in_flight(operation, 0);
+  }
+  fail(PHX_ERR_TIMEOUT, operation,
+       "%s on group '%s': after %lld ms rank %d still waits for %s to send or receive its first message. Look at why "
+       "it is late, "
+       "or raise timeout_ms.",
+       operation, name().c_str(), static_cast<long long>(deadline.budget_ms()), self_rank(), describe(i).c_str());
+  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
+  reported_.store(true);
+  return fail_with(last_error(), true);
 }
 
 // That message of rank i. *useless: instead, while the group is made, why it will not come; that is the thread's error.

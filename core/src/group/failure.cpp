@@ -5,6 +5,7 @@
 
 #include "collectives/operation.h"
 #include "cuda/launch.h"
+#include "cuda/road.h"
 #include "group/group.h"
 #include "recorder/dump.h"
 
@@ -44,9 +45,46 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
   return set_last_error(cause);
 }
 
+// What a kernel has found out about a message, by its word of failures and the two labels after it.
+phx_error_info Group::message_failure(int32_t seen) const {
+  const int peer = (seen - 1) % size();
+  const bool gone = seen >= cuda::has_gone(size(), 0);
+  const bool receives = seen < cuda::receives_other(size(), 0);  // this rank
+  phx_error_info cause = make_error_info();
+  cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
+  cause.rank = self_rank();
+  cause.peer = rank_of(peer);
+  copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
+  if (gone) {
+    copy_text(cause.text, sizeof cause.text, (describe(peer) + " has left before a message was through.").c_str());
+    return cause;
+  }
+  cuda::Label labels[2];  // sent, expected
+  uint32_t words[cuda::kDifferenceWords];
+  for (size_t i = 0; i < cuda::kDifferenceWords; ++i)
+    words[i] = static_cast<uint32_t>(
+        interruptions_[static_cast<size_t>(size()) + 1 + i].load(std::memory_order_relaxed));  // after that word
+  std::memcpy(labels, words, sizeof labels);
+  const auto tell = [](const cuda::Label &label) {
+    return std::to_string(label.bytes) + " bytes of " + phx_dtype_name(static_cast<int32_t>(label.dtype)) +
+           " with tag " + std::to_string(label.tag);
+  };
+  const std::string self = "rank " + std::to_string(self_rank());
+  const std::string text = (receives ? describe(peer) : self) + " sends " + tell(labels[0]) + ", and " +
+                           (receives ? self : describe(peer)) + " receives " + tell(labels[1]) +
+                           ". On GPUs the messages of two ranks meet in the order of the calls, whatever their tags.";
+  copy_text(cause.text, sizeof cause.text, text.c_str());
+  return cause;
+}
+
 void Group::note_launches() {
   const int32_t seen = interruptions_[static_cast<size_t>(size())].load(std::memory_order_acquire);
-  if (seen <= 0 || seen > 3 * size() || failed()) return;  // negative: the group had failed, and the kernel saw that
+  // Negative: the group had failed, and the kernel saw that. Not failed(): a rank may just have left.
+  if (seen <= 0 || interruptions_[group_rank()].load(std::memory_order_acquire) != 0) return;
+  if (seen >= cuda::sends_other(size(), 0)) {
+    fail_with(message_failure(seen), true);
+    return;
+  }
   const bool freed = seen >= cuda::has_freed(size(), 0), differs = seen >= cuda::disagrees(size(), 0);
   const int peer = seen - (freed ? cuda::has_freed(size(), 0) : differs ? cuda::disagrees(size(), 0) : 1);
   phx_error_info cause = make_error_info();

@@ -16,12 +16,14 @@
 #include "memory/shared_memory.h"
 #include "messages/messenger.h"
 #include "store/store.h"
+#include "tuning/adopted.h"
 #include "tuning/tuning.h"
 #include "world/monitor.h"
 #include "world/world.h"
 
 namespace phx {
 
+class Roads;
 class Symm;
 class Workspaces;
 struct Opinion;
@@ -80,10 +82,16 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
 
   // The same on all ranks of the group.
-  const Tuning &tuning() const { return *tuning_.load(std::memory_order_acquire); }
+  const Tuning &tuning() const { return tuning_.get(); }
+  const GpuTuning &gpu_tuning() const { return gpu_tuning_.get(); }
   // An operation with at most so many bytes of input has taken them all when its start returns.
   size_t eager_bytes() const;
-  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
+  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);         // collective
+  phx_status agree_gpu_tuning(const GpuTuning &wish, int64_t timeout_ms);  // likewise
+  // At every rendezvous of memory of GPUs: where this rank is, and what group rank 0's table says, which holds unless
+  // there were other values before.
+  void meet_on_gpus(const GpuPlace &place, const GpuTuning &of_first);
+  phx_status save_gpu_tuning(const char *operation, const std::string &path);
 
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
@@ -94,6 +102,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::shared_ptr<cuda::DeviceWords> &device_words() { return device_words_; }  // with symm_mutex held
   // If a kernel has given up: for this and all later calls the group has failed.
   void note_launches();
+  phx_error_info message_failure(int32_t seen) const;
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
@@ -129,6 +138,11 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective: all succeed, or all fail with the text of the first that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
+  // ---- what one rank passes to one other, once: the road of its messages between GPUs. `await_road` waits for it.
+  phx_status show_road(const char *operation, int group_rank, const std::string &bytes, int fd,
+                       const Deadline &deadline);
+  phx_status await_road(const char *operation, int group_rank, const Deadline &deadline, Parcel *out);
+
   // ---- groups made of this one (derive.cpp); agree and shrink also where it has failed. Collective.
   // *bits becomes the AND of what the ranks gave; alive[i] whether rank i took part (NULL is allowed).
   phx_status agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms);
@@ -145,6 +159,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void forget_symm(const Symm &symm);  // that is being destroyed
   uint64_t next_symm_ordinal() { return symm_ordinal_++; }
   Workspaces &workspaces() { return *workspaces_; }
+  Roads &roads() { return *roads_; }  // of messages between memory of GPUs
 
  private:
   friend struct GroupMaker;
@@ -172,13 +187,17 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Messenger messenger_;
   bool fenced_by_sleepers_ = false;
   int cores_ = 1;  // that its ranks may use together
-  void adopt_tuning(const Tuning &tuning);
-  std::mutex tuning_mutex_;
-  std::deque<Tuning> tunings_;  // all that ever held: readers take no lock
-  std::atomic<const Tuning *> tuning_{nullptr};
+  template <class Values>
+  phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
+                          Values *out);
+  Adopted<Tuning> tuning_;
+  Adopted<GpuTuning> gpu_tuning_;
+  std::mutex gpu_mutex_;
+  bool gpu_chosen_ = false;  // by a caller, or by the table at the first rendezvous
+  GpuPlace gpu_place_;       // group_size 0: no memory of GPUs has been shared yet
 
   std::atomic<int32_t> failed_{0};
-  PageWords interruptions_;  // by group rank; then that of the launches
+  PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in
   std::shared_ptr<cuda::DeviceWords> device_words_;
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
   mutable std::mutex cause_mutex_;
@@ -197,6 +216,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;
   uint64_t symm_ordinal_ = 0;
   std::unique_ptr<Workspaces> workspaces_;
+  std::unique_ptr<Roads> roads_;
 };
 
 }  // namespace phx

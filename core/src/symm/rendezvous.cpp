@@ -12,7 +12,7 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
-constexpr uint32_t kParcelVersion = 4;
+constexpr uint32_t kParcelVersion = 5;
 
 // What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one, then
 // that of the pad on its GPU.
@@ -28,6 +28,8 @@ struct SymmParcel {
   uint32_t handle_size;
   char handle[PHX_HANDLE_BYTES];
   cuda::Facts gpu;
+  GpuTuning apart;   // from the table of that rank, for the case that each has a GPU of its own,
+  GpuTuning shared;  // and that some have one in common
 };
 
 // "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
@@ -138,10 +140,14 @@ struct Rendezvous {
     status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), &symm.side_);
     if (status != PHX_OK || !symm.side_) return status;
     mine.gpu = symm.side_->facts();
+    mine.apart = load_gpu_tuning(place(false));
+    mine.shared = load_gpu_tuning(place(true));
     status = symm.side_->export_fd(kOperation, &fd);
     if (status == PHX_OK) fds->push_back(fd);
     return status;
   }
+
+  GpuPlace place(bool shared) const { return {symm.side_->gpu_name(), symm.size(), shared}; }
 
   phx_status read(const std::vector<Parcel> &parcels) {
     all.resize(parcels.size());
@@ -202,7 +208,13 @@ struct Rendezvous {
     return symm.side_->finish(kOperation, group, symm.block_, symm.buffers(), gpus());
   }
 
-  // Once all have finished.
+  // Once all have finished, so that the ranks choose alike.
+  void adopt_tuning() {
+    if (!symm.side_) return;
+    const bool shared = cuda::share_gpus(gpus());
+    group.meet_on_gpus(place(shared), shared ? all[0].shared : all[0].apart);
+  }
+
   phx_status multicast(const Deadline &deadline) {
     if (!symm.side_) return PHX_OK;
     return agree_on_multicast(kOperation, group, symm.block(), *symm.side_, gpus(), deadline);
@@ -232,6 +244,7 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   PHX_FAILPOINT(kOperation, 4);
   status = group.confirm(kOperation, status, deadline);
   PHX_FAILPOINT(kOperation, 5);
+  if (status == PHX_OK) meeting.adopt_tuning();
   if (status == PHX_OK) status = meeting.multicast(deadline);
   if (status != PHX_OK) return status;
   *out = std::move(symm);

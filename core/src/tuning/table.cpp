@@ -1,12 +1,15 @@
-// The table: a text file with one row for each host and group size,
+// The table: a text file with one row for each host and group size, and one for each kind of GPU, group size, and
+// whether ranks have a GPU in common (1) or each has its own (0),
 //
-//   host=1f3a... ranks=2 cores=2 one_shot_bytes=512 chunk_bytes=131072 ...
+//   host=1f3a... ranks=2 one_shot_bytes=512 chunk_bytes=131072 ...
+//   gpu=NVIDIA_H100_80GB_HBM3 ranks=8 shared=0 line_bytes=32768 two_shot_bytes=262144 ...
 //
 // Keys that are not known are passed over, so that an older library reads a newer table.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cinttypes>
@@ -15,6 +18,8 @@
 #include <cstring>
 #include <map>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "base/fd.h"
 #include "tuning/tuning.h"
@@ -24,9 +29,27 @@ namespace phx {
 namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 20;
-constexpr const char *kSave = "group_save_tuning";
 
 using Row = std::map<std::string, std::string>;
+
+// The values of a row, by their keys.
+template <class Values>
+struct Field {
+  const char *key;
+  uint64_t Values::*member;
+};
+constexpr Field<Tuning> kFields[] = {{"one_shot_bytes", &Tuning::one_shot_bytes},
+                                     {"chunk_bytes", &Tuning::chunk_bytes},
+                                     {"streaming_bytes", &Tuning::streaming_bytes},
+                                     {"push_bytes", &Tuning::push_bytes}};
+constexpr Field<GpuTuning> kGpuFields[] = {{"line_bytes", &GpuTuning::line_bytes},
+                                           {"two_shot_bytes", &GpuTuning::two_shot_bytes},
+                                           {"multicast_bytes", &GpuTuning::multicast_bytes},
+                                           {"copy_bytes", &GpuTuning::copy_bytes},
+                                           {"thread_bytes", &GpuTuning::thread_bytes}};
+
+// What says which row it is: its first words.
+using Key = std::vector<std::pair<std::string, std::string>>;
 
 std::string read_all(int fd) {
   std::string text;
@@ -63,12 +86,21 @@ Row parse(const std::string &line) {
   return row;
 }
 
-bool is_for(const Row &row, const std::string &host, int group_size) {
-  const auto of = [&](const char *key) {
-    const auto found = row.find(key);
-    return found == row.end() ? std::string() : found->second;
-  };
-  return of("host") == host && of("ranks") == std::to_string(group_size);
+Key key_of(int group_size) { return {{"host", host_key()}, {"ranks", std::to_string(group_size)}}; }
+
+// A name in one word: "NVIDIA H100 80GB HBM3" has spaces.
+Key key_of(const GpuPlace &place) {
+  std::string name = place.gpu;
+  for (char &letter : name)
+    if (letter <= ' ' || letter > '~' || letter == '=') letter = '_';
+  return {{"gpu", name}, {"ranks", std::to_string(place.group_size)}, {"shared", place.shared ? "1" : "0"}};
+}
+
+bool is_for(const Row &row, const Key &key) {
+  return std::all_of(key.begin(), key.end(), [&](const auto &word) {
+    const auto found = row.find(word.first);
+    return found != row.end() && found->second == word.second;
+  });
 }
 
 // Digits and nothing else: strtoull would read "-1" as well, as 2^64 - 1.
@@ -96,16 +128,50 @@ void make_parents(const std::string &path) {
     mkdir(path.substr(0, at).c_str(), 0700);  // what is there already stays as it is
 }
 
-phx_status write_table(const std::string &path, const std::string &text) {
+phx_status write_table(const char *operation, const std::string &path, const std::string &text) {
   make_parents(path);
   std::string scratch = path + ".XXXXXX";
   Fd fd(mkostemp(scratch.data(), O_CLOEXEC));
-  if (!fd.valid()) return fail_errno(errno, kSave, "%s: could not write beside %s", kSave, path.c_str());
+  if (!fd.valid()) return fail_errno(errno, operation, "%s: could not write beside %s", operation, path.c_str());
   const bool written = write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   if (written && rename(scratch.c_str(), path.c_str()) == 0) return PHX_OK;
   const int error = errno;
   unlink(scratch.c_str());
-  return fail_errno(error, kSave, "%s: could not write %s", kSave, path.c_str());
+  return fail_errno(error, operation, "%s: could not write %s", operation, path.c_str());
+}
+
+template <class Values, size_t kCount>
+Values load(const Key &key, const Field<Values> (&fields)[kCount], const std::string &text) {
+  Values values;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const Row row = parse(line);
+    if (!is_for(row, key)) continue;
+    for (const Field<Values> &field : fields) take(row, field.key, &(values.*field.member));
+  }
+  return values;
+}
+
+std::string text_of_table() {
+  const std::string path = tuning_path();
+  return path.empty() ? "" : read_table(path);
+}
+
+template <class Values, size_t kCount>
+phx_status save(const char *operation, const std::string &given, const Key &key, const Field<Values> (&fields)[kCount],
+                const Values &values) {
+  const std::string path = given.empty() ? tuning_path() : given;
+  if (path.empty())
+    return fail(PHX_ERR_INVALID, operation, "%s: no path was given, and neither PHALANX_TUNING nor HOME says where",
+                operation);
+  std::string text;
+  std::istringstream lines(read_table(path));
+  for (std::string line; std::getline(lines, line);)
+    if (!is_for(parse(line), key)) text += line + "\n";
+  for (const auto &[name, value] : key) text.append(name).append("=").append(value).append(" ");
+  for (const Field<Values> &field : fields)
+    text.append(&field == fields ? "" : " ").append(field.key).append("=").append(std::to_string(values.*field.member));
+  return write_table(operation, path, text + "\n");
 }
 
 }  // namespace
@@ -120,37 +186,18 @@ std::string tuning_path() {
 }
 
 Tuning load_tuning(int group_size) {
-  Tuning tuning;
-  const std::string path = tuning_path();
-  const std::string text = path.empty() ? "" : read_table(path);
-  if (text.empty()) return tuning;
-  const std::string host = host_key();
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const Row row = parse(line);
-    if (!is_for(row, host, group_size)) continue;
-    take(row, "one_shot_bytes", &tuning.one_shot_bytes);
-    take(row, "chunk_bytes", &tuning.chunk_bytes);
-    take(row, "streaming_bytes", &tuning.streaming_bytes);
-    take(row, "push_bytes", &tuning.push_bytes);
-  }
-  return tuning;
+  const std::string text = text_of_table();
+  return text.empty() ? Tuning() : load(key_of(group_size), kFields, text);
 }
 
-phx_status save_tuning(const std::string &given, int group_size, const Tuning &tuning) {
-  const std::string path = given.empty() ? tuning_path() : given;
-  if (path.empty())
-    return fail(PHX_ERR_INVALID, kSave, "%s: no path was given, and neither PHALANX_TUNING nor HOME says where", kSave);
-  const std::string host = host_key();
-  std::string text;
-  std::istringstream lines(read_table(path));
-  for (std::string line; std::getline(lines, line);)
-    if (!is_for(parse(line), host, group_size)) text += line + "\n";
-  std::ostringstream row;
-  row << "host=" << host << " ranks=" << group_size << " one_shot_bytes=" << tuning.one_shot_bytes
-      << " chunk_bytes=" << tuning.chunk_bytes << " streaming_bytes=" << tuning.streaming_bytes
-      << " push_bytes=" << tuning.push_bytes << "\n";
-  return write_table(path, text + row.str());
+GpuTuning load_gpu_tuning(const GpuPlace &place) { return load(key_of(place), kGpuFields, text_of_table()); }
+
+phx_status save_tuning(const std::string &path, int group_size, const Tuning &tuning) {
+  return save("group_save_tuning", path, key_of(group_size), kFields, tuning);
+}
+
+phx_status save_gpu_tuning(const std::string &path, const GpuPlace &place, const GpuTuning &tuning) {
+  return save("group_save_gpu_tuning", path, key_of(place), kGpuFields, tuning);
 }
 
 }  // namespace phx

@@ -7,6 +7,10 @@ namespace {
 
 constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
+constexpr uint64_t kMost = uint64_t{1} << 62;  // beyond any memory: as a size to begin at, never
+constexpr uint64_t kPack = 16;                 // bytes that a thread of a GPU loads at once
+
+uint64_t pick(uint64_t value, uint64_t other) { return value != 0 ? value : other; }
 
 }  // namespace
 
@@ -31,8 +35,18 @@ Tuning builtin_tuning(int group_size, int cores) {
   return tuning;
 }
 
+// Not measured on a GPU yet: what one of sm_90 should come near. Two ranks read as much in one shot as in two.
+GpuTuning builtin_gpu_tuning(int group_size) {
+  GpuTuning tuning;
+  tuning.line_bytes = 32 * kKiB;  // all that the pads have room for
+  tuning.two_shot_bytes = group_size > 2 ? 256 * kKiB : kMost;
+  tuning.multicast_bytes = 64 * kKiB;  // before, ranks compare where results are: another look at the others' pads
+  tuning.copy_bytes = kMost;
+  tuning.thread_bytes = kPack;
+  return tuning;
+}
+
 Tuning merge_tuning(const Tuning &tuning, const Tuning &base) {
-  const auto pick = [](uint64_t value, uint64_t other) { return value != 0 ? value : other; };
   Tuning merged;
   merged.one_shot_bytes = pick(tuning.one_shot_bytes, base.one_shot_bytes);
   merged.chunk_bytes = pick(tuning.chunk_bytes, base.chunk_bytes);
@@ -41,9 +55,18 @@ Tuning merge_tuning(const Tuning &tuning, const Tuning &base) {
   return merged;
 }
 
+GpuTuning merge_tuning(const GpuTuning &tuning, const GpuTuning &base) {
+  GpuTuning merged;
+  merged.line_bytes = pick(tuning.line_bytes, base.line_bytes);
+  merged.two_shot_bytes = pick(tuning.two_shot_bytes, base.two_shot_bytes);
+  merged.multicast_bytes = pick(tuning.multicast_bytes, base.multicast_bytes);
+  merged.copy_bytes = pick(tuning.copy_bytes, base.copy_bytes);
+  merged.thread_bytes = pick(tuning.thread_bytes, base.thread_bytes);
+  return merged;
+}
+
 phx_status check_tuning(const char *operation, const Tuning &tuning) {
-  const uint64_t most = uint64_t{1} << 62;
-  if (tuning.one_shot_bytes > most || tuning.streaming_bytes > most)
+  if (tuning.one_shot_bytes > kMost || tuning.streaming_bytes > kMost)
     return fail(PHX_ERR_INVALID, operation, "%s: a size of a tuning is beyond any memory", operation);
   if (tuning.chunk_bytes < 4 * kKiB || tuning.chunk_bytes > (uint64_t{1} << 30) || tuning.push_bytes < 64 ||
       tuning.push_bytes > (uint64_t{1} << 30))
@@ -51,6 +74,18 @@ phx_status check_tuning(const char *operation, const Tuning &tuning) {
                 "%s: chunk_bytes is %llu and push_bytes %llu; they must be 4 KiB to 1 GiB, and 64 bytes to 1 GiB",
                 operation, static_cast<unsigned long long>(tuning.chunk_bytes),
                 static_cast<unsigned long long>(tuning.push_bytes));
+  return PHX_OK;
+}
+
+phx_status check_tuning(const char *operation, const GpuTuning &tuning) {
+  for (const uint64_t size : {tuning.line_bytes, tuning.two_shot_bytes, tuning.multicast_bytes, tuning.copy_bytes})
+    if (size > kMost)
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: a size of a GPU's tuning is %llu; for one that no input has, give %llu", operation,
+                  static_cast<unsigned long long>(size), static_cast<unsigned long long>(kMost));
+  if (tuning.thread_bytes < kPack || tuning.thread_bytes > 4 * kKiB || tuning.thread_bytes % kPack != 0)
+    return fail(PHX_ERR_INVALID, operation, "%s: thread_bytes is %llu; it must be a multiple of 16, up to 4096",
+                operation, static_cast<unsigned long long>(tuning.thread_bytes));
   return PHX_OK;
 }
 

@@ -78,6 +78,7 @@ struct State {
   std::map<std::pair<Handle, Device>, size_t> bound;
   std::map<Stream, Capture> captures;    // that go on
   std::map<const void *, int> launches;  // of each kernel
+  std::map<const void *, int> blocks;    // of its last one
   std::map<Device, int> contexts;        // references
   std::map<Stream, Device> streams;
   std::map<Device, std::set<const void *>> loaded;  // kernels
@@ -265,6 +266,26 @@ FAKE(cuDeviceGetUuid_v2, (Uuid * uuid, Device device)) {
   MAY_FAIL(cuDeviceGetUuid_v2);
   *uuid = {};
   std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", device);
+  return kOk;
+}
+FAKE(cuDeviceGetName, (char *name, int size, Device)) {
+  MAY_FAIL(cuDeviceGetName);
+  std::snprintf(name, static_cast<size_t>(size), "GPU of a test");
+  return kOk;
+}
+// For `phalanx doctor` alone, and `phalanx tune`, which asks as it does.
+FAKE(cuDriverGetVersion, (int *version)) {
+  *version = 12080;
+  return kOk;
+}
+FAKE(cuDeviceTotalMem_v2, (size_t * bytes, Device)) {
+  MAY_FAIL(cuDeviceTotalMem_v2);
+  *bytes = kMemory;
+  return kOk;
+}
+FAKE(cuDeviceCanAccessPeer, (int *able, Device device, Device peer)) {
+  MAY_FAIL(cuDeviceCanAccessPeer);
+  *able = device != peer ? 1 : 0;
   return kOk;
 }
 FAKE(cuDevicePrimaryCtxRetain, (Context * context, Device device)) {
@@ -696,12 +717,21 @@ FAKE(cuLaunchKernel,
     return kInvalidValue;
   if (is_gone(s, stream)) return kInvalidHandle;
   ++s.launches[function];
+  s.blocks[function] = static_cast<int>(grid_x);
   const Device device = current_device();
   fake_cuda::Processors &processors = s.processors[device];
   if (fake_cuda::is_random(function)) {
     stream_of(stream).put([=, &processors, fill = *static_cast<const phx::random::DeviceFill *>(parameters[0])] {
       count_running(device, 1);
       fake_cuda::run(function, fill, grid_x, block_x, processors);
+      count_running(device, -1);
+    });
+    return kOk;
+  }
+  if (fake_cuda::is_of_messages(function)) {
+    stream_of(stream).put([=, &processors, exchange = *static_cast<const Exchange *>(parameters[0])] {
+      count_running(device, 1);
+      fake_cuda::run(function, exchange, grid_x, block_x, processors);
       count_running(device, -1);
     });
     return kOk;
@@ -793,6 +823,12 @@ FAKE(fake_cuda_launches, (const char *name)) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   return s.launches[fake_cuda::find_kernel(name)];
+}
+// Of how many blocks the last launch of a kernel was.
+FAKE(fake_cuda_blocks, (const char *name)) {
+  State &s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.blocks[fake_cuda::find_kernel(name)];
 }
 // What a test asks: physical memory, reservations, mappings, contexts, streams and what else is alive.
 FAKE(fake_cuda_alive, ()) {

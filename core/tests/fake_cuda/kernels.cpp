@@ -58,6 +58,8 @@ bool is_random(const void *kernel) {
   return name != nullptr && std::strncmp(name, "phx_gpu_random_", std::strlen("phx_gpu_random_")) == 0;
 }
 
+bool is_of_messages(const void *kernel) { return kernel == reinterpret_cast<const void *>(&phx_gpu_messages); }
+
 namespace {
 
 // `body` on each thread of each block.
@@ -101,6 +103,11 @@ void run(const void *kernel, const phx::cuda::Launch &launch, const phx::cuda::L
 void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,
          Processors &processors) {
   run_blocks(blocks, threads, processors, [&] { function_of<phx::random::DeviceFill>(kernel)(fill); });
+}
+
+void run(const void *kernel, const phx::cuda::Exchange &exchange, uint32_t blocks, uint32_t threads,
+         Processors &processors) {
+  run_blocks(blocks, threads, processors, [&] { function_of<phx::cuda::Exchange>(kernel)(exchange); });
 }
 
 }  // namespace fake_cuda

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/launch.h"
+#include "cuda/road.h"
 #include "fake_cuda/streams.h"
 #include "random/device_box.h"
 
@@ -20,6 +21,10 @@ const char *name_of(const void *kernel);
 // Whether it is one of core/cuda/random.cu.
 bool is_random(const void *kernel);
 void run(const void *kernel, const phx::random::DeviceFill &fill, uint32_t blocks, uint32_t threads,
+         Processors &processors);
+// Whether it is phx_gpu_messages.
+bool is_of_messages(const void *kernel);
+void run(const void *kernel, const phx::cuda::Exchange &exchange, uint32_t blocks, uint32_t threads,
          Processors &processors);
 // Returns when all blocks are through. `lists`: NULL where the kernel takes none. Each takes a processor as long as it
 // runs.

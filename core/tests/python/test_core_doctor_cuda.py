@@ -54,6 +54,7 @@ def driver(tmp_path, monkeypatch):
     paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     monkeypatch.setenv("LD_LIBRARY_PATH", ":".join(paths))
     monkeypatch.setenv("FAKE_STATUS", "0")
+    monkeypatch.setenv("PHALANX_TUNING", str(tmp_path / "tuning"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -64,12 +65,33 @@ def test_devices_are_described(driver, tmp_path, monkeypatch):
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan  1 00:00:00 UTC 2026\nGCC version: 12\n"
     )
     (tmp_path / "proc/driver/nvidia/version").write_text(version)
-    cuda, first, second = look(tmp_path)
+    cuda, first, second, *tuning = look(tmp_path)
     assert cuda.level == "ok"
     assert cuda.text == "driver 570.86.15, for CUDA 12.8; 2 device(s)"
     assert first.name == "cuda:0"
     assert first.text == "New One, sm_90, 80 GiB, shares memory as descriptors, multicast, reaches cuda:1"
     assert second.text == "Old One, sm_75, 8 GiB, shares memory as descriptors, no multicast"
+    assert [each.text.partition(":")[0] for each in tuning] == ["New One", "Old One"]
+
+
+def test_what_the_table_says_for_each_kind_of_device_is_told(driver, tmp_path):
+    def tuning_of(rows):
+        (tmp_path / "tuning").write_text(rows)
+        return [each for each in look(tmp_path) if each.name == "gpu tuning"]
+
+    measured, built_in = tuning_of(
+        "gpu=New_One ranks=4 shared=0 line_bytes=64\ngpu=New_One ranks=2 shared=0 line_bytes=32\n"
+        "gpu=New_One ranks=2 shared=1 line_bytes=32\nhost=0 ranks=9 chunk_bytes=4096\n"
+    )
+    assert measured.level == built_in.level == "ok"
+    groups = "groups of 2, 4 with a GPU for each rank and groups of 2 that share some"
+    assert measured.text == f"New One: {tmp_path / 'tuning'}, for {groups}"
+    assert built_in.text.startswith("Old One: built-in values")
+    assert "phalanx tune --device cuda" in built_in.text
+    strange, _ = tuning_of("gpu=New_One ranks=2 shared=1 line_bytes=many\n")
+    assert strange.level == "warn"
+    for nothing in ("gpu=New_One ranks=2\n", "gpu=New_One ranks=two shared=1\n", "gpu=New_One ranks=2 shared=2\n"):
+        assert "built-in" in tuning_of(nothing)[0].text
 
 
 def test_a_torch_that_cannot_use_the_devices_is_noted(driver, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import FileStore, InvalidArgumentError, SystemCallError, Tuning, World, _cli, doctor, tune
-from phalanx.core._tune_rank import best_value, crossover_above, crossover_below, settled_ratio
+from phalanx.core._tune_decide import best_value, crossover_above, crossover_below, settled_ratio
 from phalanx.core.tuning import rows_of_host, table_path
 from ranks import run_ranks, scratch
 
@@ -264,7 +264,7 @@ def test_tune_refuses_what_makes_no_sense(table, words, text, capsys):
 
 
 def test_tune_says_which_rank_failed_and_why(table, monkeypatch, capsys):
-    monkeypatch.setattr(tune, "_RANK", "raise SystemExit('no luck')")
+    monkeypatch.setitem(tune._RANKS, "cpu", "raise SystemExit('no luck')")
     assert _cli.main(["tune", "--ranks", "2", *QUICK]) == 1
     assert "failed: no luck" in capsys.readouterr().err
     assert not table.exists()

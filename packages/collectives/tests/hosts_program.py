@@ -9,9 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+import fake_torch_cuda
 import phalanx.collectives as pc
 from phalanx.collectives import _registry, _torch_compat
+from phalanx.collectives._hosts import span_on_gpus
 from phalanx.core import PhalanxError, RevokedError
+from staged import between_hosts
 
 
 def over_gloo(group):
@@ -19,7 +22,7 @@ def over_gloo(group):
     entry = _registry.entry_of(group)
     store = _torch_compat.PrefixStore("carried", _torch_compat.default_store())
     places, inside, limit_ms = entry.hosts.places, entry.hosts.inside, entry._rank.timeout_ms
-    made = _registry.span_on_gpus(entry.name, entry.ranks, places, inside, "gloo", store, limit_ms)
+    made = span_on_gpus(entry.name, entry.ranks, places, inside, "gloo", store, limit_ms)
     return (
         lambda x, reduction, _: made.run("all_reduce", x, reduction),
         lambda x, _, __: made.run("all_gather_into_tensor", x, entry.size),
@@ -27,7 +30,36 @@ def over_gloo(group):
     )
 
 
+def on_gpus(folder: Path) -> None:
+    """Groups of the backend `phalanx` on the device of the tests, with gloo in the place of NCCL."""
+    fake_torch_cuda.load()
+    between_hosts()
+    dist.init_process_group("cpu:phalanx,cuda:phalanx", timeout=timedelta(seconds=60))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (1, 1000, 100_000):
+        values = torch.randn(count, generator=torch.Generator().manual_seed(rank))
+        done = values.cuda()
+        dist.all_reduce(done)
+        dist.all_reduce(values)
+        assert torch.equal(done.cpu(), values)
+        (folder / f"sum.{count}.{rank}").write_bytes(values.numpy().tobytes())
+    got = torch.empty(size, device="cuda")
+    dist.all_to_all_single(got, torch.arange(float(size), device="cuda") + 10 * rank)
+    assert got.tolist() == [10.0 * each + rank for each in range(size)]
+    given, taken = torch.full((1000,), float(rank), device="cuda"), torch.empty(1000, device="cuda")
+    across = (rank + size // 2) % size
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, given, across), dist.P2POp(dist.irecv, taken, across)])
+    for work in works:
+        work.wait()
+    assert taken.tolist() == [float(across)] * 1000
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def main(folder: Path, what: str) -> None:
+    if what == "gpus":
+        on_gpus(folder)
+        return
     cut = what.endswith("cut")
     dist.init_process_group("gloo", timeout=timedelta(seconds=4 if cut else 60))
     rank, size, group = dist.get_rank(), dist.get_world_size(), dist.group.WORLD

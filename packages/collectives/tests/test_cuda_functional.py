@@ -15,9 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fake_torch_cuda
 import phalanx.collectives as pc
-from phalanx.collectives import _functional, _registry, _torch_compat
+from phalanx.collectives import _functional, _registry
 from phalanx.core import MismatchError, PhalanxError, RevokedError, UnsupportedError
 from ranks import run_ranks, scratch
+from staged import between_hosts
 
 pytestmark = pytest.mark.usefixtures("_device")
 
@@ -242,49 +243,6 @@ def one_cannot(rank, size):
 
 def test_where_one_rank_cannot_all_of_them_go_through_torch_distributed():
     run_ranks(one_cannot, 2)
-
-
-class Staged:
-    """In the place of NCCL: gloo, through memory of the host."""
-
-    supports_coalescing = False
-
-    def __init__(self, gloo):
-        self._gloo = gloo
-
-    def name(self):
-        return "staged"
-
-    def send(self, tensors, host, tag):
-        kept = [each.cpu() for each in tensors]
-        work = self._gloo.send(kept, host, tag)
-        return Ended(work, lambda: kept.clear())
-
-    def recv(self, tensors, host, tag):
-        kept = [torch.empty(each.shape, dtype=each.dtype) for each in tensors]
-        work = self._gloo.recv(kept, host, tag)
-        return Ended(work, lambda: [to.copy_(source) for to, source in zip(tensors, kept, strict=True)])
-
-    def abort(self): ...
-
-    def shutdown(self): ...
-
-
-class Ended:
-    def __init__(self, work, end):
-        self._work, self._end = work, end
-
-    def wait(self, timeout=None):
-        assert timeout is None  # the host waits for nothing
-        self._work.wait()
-        self._end()
-
-
-def between_hosts():
-    """Let gloo be taken for NCCL."""
-    make, backends = _torch_compat.make_backend, _torch_compat.backends_of
-    _torch_compat.make_backend = lambda name, *more: Staged(make("gloo", *more)) if name == "nccl" else None
-    _torch_compat.backends_of = lambda group: backends(group) | {"nccl"}
 
 
 def several_hosts(rank, size):

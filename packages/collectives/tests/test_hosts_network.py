@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import fake_torch_cuda
+
 PROGRAM = Path(__file__).with_name("hosts_program.py")
+SUPPORT = Path(fake_torch_cuda.__file__).parent.parent
 SECONDS = 120  # for everything
 
 
@@ -46,6 +49,7 @@ def hosts():
 def launch(hosts, folder, what):
     """torchrun on every host. The environment names no host: that two ranks share one is found out."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "phx0", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *filter(None, [environment.get("PYTHONPATH")])])
     environment.pop("PHALANX_HOST_ID", None)
     started = []
     for i, host in enumerate(hosts):
@@ -80,8 +84,12 @@ def await_files(folder, names, started):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("what", ["whole", "gloo"])  # over connections of our own, and by a backend, as on GPUs
+@pytest.mark.parametrize("what", ["whole", "gloo", "gpus"])  # over connections of our own; by a backend, as on GPUs
 def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_path, what):
+    if what == "gpus":
+        fake_torch_cuda.needs_cuda()
+        if fake_torch_cuda.is_real():
+            pytest.skip("with a real GPU NCCL does it, between real hosts")
     finish(launch(hosts, tmp_path, what), tmp_path)
     for count in (1, 1000, 100_000):
         assert len({(tmp_path / f"sum.{count}.{rank}").read_bytes() for rank in range(4)}) == 1

@@ -26,9 +26,10 @@ import ctypes
 import os
 
 import pytest
-import torch
 
-from fake_torch_cuda import building, patches
+torch = pytest.importorskip("torch")
+
+from fake_torch_cuda import building, patches  # noqa: E402
 
 # Then torch asks whether there is a GPU without starting its driver, which this process need not have.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

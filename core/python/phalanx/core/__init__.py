@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from phalanx.core.group import Agreement, Group
     from phalanx.core.log import set_log
     from phalanx.core.memory import Memory, MemoryCount, MemoryInfo
+    from phalanx.core.message import Message
     from phalanx.core.store import (
         CallbackStore,
         FileStore,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     )
     from phalanx.core.symm import Symm
     from phalanx.core.torch_ops import load_torch_ops
-    from phalanx.core.tuning import Tuning
+    from phalanx.core.tuning import GpuTuning, Tuning
     from phalanx.core.work import Work
     from phalanx.core.world import World
 
@@ -63,6 +64,7 @@ __all__ = [
     "DType",
     "DeviceError",
     "FileStore",
+    "GpuTuning",
     "Group",
     "InUseError",
     "InternalError",
@@ -71,6 +73,7 @@ __all__ = [
     "MemoryCount",
     "MemoryInfo",
     "MemoryStore",
+    "Message",
     "MismatchError",
     "NotFoundError",
     "OutOfMemoryError",
@@ -106,11 +109,13 @@ _HOMES = {
     "Coalesced": "coalesced",
     "DType": "dtypes",
     "FileStore": "store",
+    "GpuTuning": "tuning",
     "Group": "group",
     "Memory": "memory",
     "MemoryCount": "memory",
     "MemoryInfo": "memory",
     "MemoryStore": "store",
+    "Message": "message",
     "PrefixStore": "store",
     "ReduceOp": "dtypes",
     "Store": "store",

@@ -10,17 +10,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.tuning import table_path
+from phalanx.core.doctor import _cuda
+from phalanx.core.tuning import NEVER, table_path
 
 SECONDS = 60.0
 _MAX_RANKS = 64
 _START_SECONDS = 120.0
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_RANK = "from phalanx.core._tune_rank import main; main()"
+_RANKS = {  # by device, what a rank runs
+    "cpu": "from phalanx.core._tune_rank import main; main()",
+    "cuda": "from phalanx.core._tune_gpu import main; main()",
+}
 
 
 class TuneError(RuntimeError):
-    """A rank failed."""
+    """A rank failed, or there is no GPU."""
 
 
 def main(argv: list[str]) -> int:
@@ -40,14 +44,16 @@ def main(argv: list[str]) -> int:
     if path is None and not given.dry_run and not given.show:
         parser.error("neither PHALANX_TUNING nor HOME says where the table is: give --output FILE, or --dry-run")
     cores = sorted(os.sched_getaffinity(0))
-    sizes = given.ranks or default_ranks(len(cores))
-    seconds = 0.0 if given.show else given.seconds / len(sizes)
-    print(f"table: {path or 'none'}{'' if path is not None and path.exists() else ' (not there)'}")
     try:
+        gpus = _gpus() if given.device == "cuda" else []
+        sizes = given.ranks or (default_ranks(len(cores)) if not gpus else default_ranks_of_gpus(len(gpus)))
+        seconds = 0.0 if given.show else given.seconds / len(sizes)
+        print(f"table: {path or 'none'}{'' if path is not None and path.exists() else ' (not there)'}")
         for ranks in sizes:
             plan = {"seconds": seconds, "largest": given.largest, "save": not given.dry_run, "path": path and str(path)}
+            plan |= {"device": given.device, "gpus": len(gpus)}
             answer = _run(ranks, cores, plan, path if given.show else None)
-            print(f"\n{ranks} ranks on {min(ranks, len(cores))} cores")
+            print(f"\n{ranks} ranks on " + (_on_gpus(ranks, gpus) if gpus else f"{min(ranks, len(cores))} cores"))
             print(_present(answer) if given.show else _chosen(answer), flush=True)
     except TuneError as error:
         print(f"phalanx tune: {error}", file=sys.stderr)
@@ -63,14 +69,51 @@ def default_ranks(cores: int) -> list[int]:
     return sorted(size for size in sizes if 2 <= size <= min(max(cores, 4), _MAX_RANKS))
 
 
+def default_ranks_of_gpus(gpus: int) -> list[int]:
+    """Group sizes to measure on so many GPUs: one rank for each of them, or two that share the only one."""
+    return [size for size in default_ranks(gpus) if size <= gpus] or [2]
+
+
+def _gpus() -> list[str]:
+    """The names of the GPUs that this process sees.
+
+    Raises:
+        TuneError: There is none.
+    """
+    found = _cuda.ask()
+    if "missing" in found:
+        raise TuneError(f"there is no CUDA driver on this host ({found['missing']})")
+    if "trouble" in found:
+        raise TuneError(f"the CUDA driver cannot be used: {found['trouble']}")
+    if found["status"] != 0:
+        raise TuneError(f"the CUDA driver cannot be used: cuInit says {found['status']} ({found['reason']})")
+    names = [device["name"] for device in found["devices"]]
+    if not names:
+        raise TuneError("the CUDA driver sees no device: CUDA_VISIBLE_DEVICES may hide them")
+    return names
+
+
+def _on_gpus(ranks: int, gpus: list[str]) -> str:
+    """Where ranks are, whose numbers go round the GPUs."""
+    used = gpus[:ranks]
+    names = ", ".join(dict.fromkeys(used))
+    return f"{len(used)} GPU{'s' if len(used) > 1 else ''}{', shared' if ranks > len(gpus) else ''} ({names})"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="phalanx tune",
-        description="Measure where one algorithm takes over from another on this host, and write the table that "
-        "new groups read. A value replaces the built-in one only if it wins by more than 3%%.",
+        description="Measure where one algorithm takes over from another on this host, or on its GPUs, and write the "
+        "table that new groups read. A value replaces the built-in one only if it wins by more than 3%%.",
     )
     add = parser.add_argument
-    add("--ranks", type=_ranks, metavar="N,...", help="group sizes; default 2 up to the number of cores, and 4")
+    add("--device", choices=list(_RANKS), default="cpu", help="whose memory; default cpu")
+    add(
+        "--ranks",
+        type=_ranks,
+        metavar="N,...",
+        help="group sizes; default 2 up to the number of cores, and 4; on GPUs 2 up to their number",
+    )
     add("--seconds", type=float, default=SECONDS, metavar="S", help=f"for everything together (default {SECONDS:.0f})")
     add("--largest", type=_size, default="32m", metavar="BYTES", help="of what is reduced (default 32m)")
     add("--output", type=Path, metavar="FILE", help="another table than the one that groups read")
@@ -109,7 +152,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
     Args:
         ranks: How many.
         cores: To pin them to, in turns.
-        plan: For `_tune_rank`.
+        plan: For `_tune_rank` or `_tune_gpu`.
         table: To be read by the group, instead of the usual one.
 
     Returns:
@@ -129,7 +172,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                 for rank in range(ranks):
                     processes.append(
                         subprocess.Popen(
-                            [sys.executable, "-P", "-c", _RANK, json.dumps(common | {"rank": rank})],
+                            [sys.executable, "-P", "-c", _RANKS[plan["device"]], json.dumps(common | {"rank": rank})],
                             stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                             stderr=errors,
@@ -198,7 +241,9 @@ def _chosen(answer: dict[str, Any]) -> str:
 
 
 def _text(size: int) -> str:
-    """ "512", "64k", "8m"."""
+    """ "512", "64k", "8m", "never"."""
+    if size >= NEVER:
+        return "never"
     for unit in "gmk":
         if size and size % _UNITS[unit] == 0:
             return f"{size // _UNITS[unit]}{unit}"

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,48 @@ class Tuning:
     chunk_bytes: int = 0
     streaming_bytes: int = 0
     push_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class GpuTuning:
+    """The values by which collectives on GPUs choose their kernels, in bytes. Zero means the built-in value.
+
+    Sizes are at most `NEVER`, which no input has.
+
+    Attributes:
+        line_bytes: all_reduce: the largest input that is sent beside flags. The signal pads have room for 32 KiB.
+        two_shot_bytes: all_reduce of ordinary memory: from this input on each rank reduces a part.
+        multicast_bytes: all_gather into symmetric memory: results from this size on go by NVLink switches, where there
+            are some.
+        copy_bytes: all_gather of symmetric memory: other results from this size on are copied by the GPU's copy
+            engines, between two barriers, and not by a kernel.
+        thread_bytes: Work for which a launch has one more thread, as long as there is room: a multiple of 16, up to
+            4096.
+    """
+
+    line_bytes: int = 0
+    two_shot_bytes: int = 0
+    multicast_bytes: int = 0
+    copy_bytes: int = 0
+    thread_bytes: int = 0
+
+
+NEVER = 1 << 62  # as a size from which on something is done
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """Which groups a row of the table is for.
+
+    Attributes:
+        gpu: Its name in one word, as NVIDIA_H100_80GB_HBM3.
+        ranks: The group's size.
+        shared: Whether ranks have a GPU in common.
+    """
+
+    gpu: str
+    ranks: int
+    shared: bool
 
 
 def table_path() -> Path | None:
@@ -59,6 +101,29 @@ def rows_of_host(text: str) -> dict[int, dict[str, str]]:
     return dict(sorted(found.items()))
 
 
+def rows_of_gpus(text: str) -> dict[GpuRow, dict[str, str]]:
+    """The rows of a table that are for GPUs, whatever host they are in.
+
+    Args:
+        text: Of the table.
+
+    Returns:
+        What is written there by key.
+    """
+    found: dict[GpuRow, dict[str, str]] = {}
+    for line in text.splitlines():
+        row = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        gpu, ranks, shared = (row.pop(key, "") for key in ("gpu", "ranks", "shared"))
+        if gpu and ranks.isdecimal() and shared in ("0", "1"):
+            found[GpuRow(gpu, int(ranks), shared == "1")] = row
+    return dict(sorted(found.items(), key=lambda item: (item[0].gpu, item[0].shared, item[0].ranks)))
+
+
+def one_word(name: str) -> str:
+    """The name of a GPU as rows have it."""
+    return "".join(chr(each) if 32 < each < 127 and each != ord("=") else "_" for each in name.encode())
+
+
 def _host() -> str:
     """What the core calls this host in a table. It says so only in a row that it writes."""
     from phalanx.core.world import World
@@ -87,6 +152,29 @@ def c_tuning(tuning: Tuning) -> Any:
         raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.Tuning")
     made = ffi.new("phx_tuning *")
     made.struct_size = ffi.sizeof("phx_tuning")
+    for name, value in asdict(tuning).items():
+        setattr(made, name, c_integer(value, name, 0, UINT64_MAX))
+    return made
+
+
+def get_gpu_tuning(group: Any) -> GpuTuning:
+    """Those for GPUs."""
+    out = ffi.new("phx_gpu_tuning *")
+    out.struct_size = ffi.sizeof("phx_gpu_tuning")
+    check(lib.phx_group_get_gpu_tuning(group, out))
+    return GpuTuning(**{field.name: int(getattr(out, field.name)) for field in fields(GpuTuning)})
+
+
+def c_gpu_tuning(tuning: GpuTuning) -> Any:
+    """A phx_gpu_tuning pointer.
+
+    Raises:
+        InvalidArgumentError: It is no GpuTuning, or holds what is no size.
+    """
+    if not isinstance(tuning, GpuTuning):
+        raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.GpuTuning")
+    made = ffi.new("phx_gpu_tuning *")
+    made.struct_size = ffi.sizeof("phx_gpu_tuning")
     for name, value in asdict(tuning).items():
         setattr(made, name, c_integer(value, name, 0, UINT64_MAX))
     return made

@@ -68,6 +68,8 @@ def check_cuda(host: Host) -> Iterator[Finding]:
     yield Finding(OK, "cuda", text, _how_served(bool(devices)))
     for index, device in enumerate(devices):
         yield _device(index, device)
+    for name in dict.fromkeys(device["name"] for device in devices):
+        yield from _tuning(name)
 
 
 def _device(index: int, device: dict[str, Any]) -> Finding:
@@ -78,6 +80,34 @@ def _device(index: int, device: dict[str, Any]) -> Finding:
     if device["peers"]:
         parts.append(f"reaches {', '.join(f'cuda:{peer}' for peer in device['peers'])}")
     return Finding(OK, f"cuda:{index}", ", ".join(parts))
+
+
+def _tuning(name: str) -> Iterator[Finding]:
+    """What the table says for such GPUs; whether it can be read at all, `tuning` says."""
+    try:
+        from phalanx.core import tuning
+    except ImportError:
+        return
+    path = tuning.table_path()
+    try:
+        mine = path is not None and path.stat().st_uid in (os.geteuid(), 0)
+        rows = tuning.rows_of_gpus(path.read_text(errors="replace")) if path is not None and mine else {}
+    except OSError:
+        rows = {}
+    rows = {key: row for key, row in rows.items() if key.gpu == tuning.one_word(name)}
+    if not rows:
+        yield Finding(OK, "gpu tuning", f"{name}: built-in values, not measured (phalanx tune --device cuda measures)")
+        return
+    apart, shared = ([str(key.ranks) for key in rows if key.shared == each] for each in (False, True))
+    groups = [f"groups of {', '.join(apart)} with a GPU for each rank"] if apart else []
+    groups += [f"groups of {', '.join(shared)} that share some"] if shared else []
+    text = f"{name}: {path}, for {' and '.join(groups)}"
+    strange = [key.ranks for key, row in rows.items() if not all(value.isdecimal() for value in row.values())]
+    if strange:
+        advice = f"a row of {strange[0]} ranks is no work of phalanx tune: run it with --device cuda"
+        yield Finding(WARN, "gpu tuning", text, advice)
+    else:
+        yield Finding(OK, "gpu tuning", text)
 
 
 def _how_served(devices: bool) -> str:

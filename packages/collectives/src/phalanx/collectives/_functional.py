@@ -8,12 +8,13 @@ from torch import SymInt
 
 from phalanx.collectives import _async_tensor, _autograd, _ops, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
 from phalanx.collectives._later import after_stream
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
 from phalanx.collectives._reductions import check_reduction
-from phalanx.collectives._registry import Entry, ready
+from phalanx.collectives._registry import ready
 from phalanx.collectives._short_road import InPlace, Start
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing, is_watched
 

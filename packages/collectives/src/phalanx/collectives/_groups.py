@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _ops, _registry, _torch_compat
-from phalanx.collectives._registry import Entry
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._torch_compat import DeviceMesh
 from phalanx.core import Group
 

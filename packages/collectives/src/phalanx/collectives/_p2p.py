@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _calls, _recording
+from phalanx.collectives import _calls, _p2p_streams, _recording
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet
 from phalanx.collectives._later import source_of
-from phalanx.collectives._registry import Entry
 from phalanx.collectives._torch_compat import group_named
 from phalanx.collectives._works import CoreWork
 from phalanx.core import ANY_RANK, ffi, lib
@@ -193,7 +193,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         messages = [_of(op) for op in p2p_op_list]
         if any(message.entry is not messages[0].entry for message in messages):
             raise ValueError("batch_isend_irecv: all messages of a batch must be on one group")
-        return [_started(message) for message in messages]
+        return _all_started(messages)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -218,21 +218,33 @@ class Message(NamedTuple):
     tag: int
     entry: Entry
 
+    def memory(self) -> torch.Tensor | None:
+        """What the core reads or writes; None if torch.distributed sends or receives it."""
+        if self.entry.core is None:
+            return None
+        memory = _calls.memory_of(self.tensor, self.entry.on_gpus)
+        return memory.contiguous() if memory is not None and self.sends else memory
+
     def start(self) -> Work:
         """Send or receive it, and return at once."""
-        memory = _calls.memory_of(self.tensor) if self.entry.core is not None else None
+        memory = self.memory()
         if memory is None or self.entry.core is None:
             return self._through_torch()
-        kept = memory.contiguous() if self.sends else memory
-        code, lanes, _ = _calls.element_type(kept.dtype)
+        if memory.is_cuda:
+            return _p2p_streams.put(self.entry, [self.on_stream(memory)], (self.sends, self.peer))[0]
+        code, lanes, _ = _calls.element_type(memory.dtype)
         function = lib.phx_send if self.sends else lib.phx_recv
-        arguments = (kept.data_ptr(), kept.numel() * lanes, code, self.peer, self.tag, ffi.NULL)
+        arguments = (memory.data_ptr(), memory.numel() * lanes, code, self.peer, self.tag, ffi.NULL)
         address, *others = arguments
         begin = partial(function, self.entry.core.pointer, ffi.cast("void *", address), *others)
-        work = CoreWork(begin, (kept,), self.entry.ranks)
-        if not self.sends and not kept.is_inference():
-            increment_version(kept)
+        work = CoreWork(begin, (memory,), self.entry.ranks)
+        if not self.sends and not memory.is_inference():
+            increment_version(memory)
         return work
+
+    def on_stream(self, memory: torch.Tensor) -> _p2p_streams.Row:
+        """It, for a stream."""
+        return _p2p_streams.Row(self.sends, memory, self.peer, self.tag)
 
     def _through_torch(self) -> Work:
         group = group_named(self.entry.name)
@@ -296,3 +308,16 @@ def _started(message: Message) -> Work:
     meet(message.entry, message.tensor)
     recorder = _recording.on(message.entry.name)
     return message.start() if recorder is None else recorder.post(message.start)
+
+
+def _all_started(messages: list[Message]) -> list[Work]:
+    """Those of GPUs as one."""
+    if len(messages) < 2 or _recording.on(messages[0].entry.name) is not None:
+        return [_started(message) for message in messages]
+    for message in messages:
+        meet(message.entry, message.tensor)
+    memories = [message.memory() if message.tensor.is_cuda else None for message in messages]
+    chosen = [i for i, memory in enumerate(memories) if memory is not None]
+    rows = [messages[i].on_stream(memory) for i in chosen if (memory := memories[i]) is not None]
+    on_streams = dict(zip(chosen, _p2p_streams.put(messages[0].entry, rows, "batch"), strict=True))
+    return [on_streams[i] if i in on_streams else message.start() for i, message in enumerate(messages)]

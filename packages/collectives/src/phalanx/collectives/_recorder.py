@@ -17,9 +17,9 @@ from torch.distributed import Work
 
 from phalanx.collectives import _calls, _ops
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wait_plain, wrap
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._later import LaterWork, Together
 from phalanx.collectives._layout import joined_at, parts_first
-from phalanx.collectives._registry import Entry
 from phalanx.collectives._streams import where
 from phalanx.collectives._works import CoreWork, StreamWork
 from phalanx.core import Group, RevokedError, check, ffi, lib

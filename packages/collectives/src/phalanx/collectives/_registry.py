@@ -6,13 +6,10 @@ released when torch.distributed forgets the group (destroy_process_group), or wh
 """
 
 import atexit
-import contextlib
 import hashlib
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -20,13 +17,12 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _gpus, _ops, _torch_compat
-from phalanx.collectives._hosts import Bridge, Carrier, GpuSpanning, Places, Spanning
+from phalanx.collectives._entry import Entry, log
+from phalanx.collectives._hosts import GpuSpanning, Places, Spanning, span, span_on_gpus
 from phalanx.collectives._meeting import Meeting, TokenStore
 from phalanx.core import (
-    AlreadyExistsError,
     CallbackStore,
     Group,
-    NotFoundError,
     PhalanxError,
     RevokedError,
     UnsupportedError,
@@ -34,12 +30,9 @@ from phalanx.core import (
     World,
 )
 
-log = logging.getLogger("phalanx.collectives")
-
 # Backends whose ranks are processes and have a store. Others (fake, threaded, mpi, ...) stay with torch.distributed.
 _BACKENDS = {"gloo", "nccl", "ucc", "xccl"}
 _MAX_WORLD_SIZE = 4096  # of the core
-_CUDA = 2  # PHX_DEV_CUDA
 
 
 class Rank:
@@ -85,160 +78,6 @@ class Rank:
             world, self._world = self._world, None
         if world is not None:
             world.finalize()
-
-
-class Entry:
-    """A group as its rank sees it.
-
-    Attributes:
-        name: Its name, by which ops find it.
-        size: Number of its ranks.
-        group_rank: Position of this rank in it.
-        ranks: Its global ranks, in order.
-        core: The core's group, or None: its ranks are on several hosts, torch.distributed serves it, or that is not
-            decided yet.
-        hosts: Of a group on several hosts that has several ranks on one: what serves it.
-        decided: Whether the ranks have met.
-        on_gpus: Whether the core serves tensors of GPUs too.
-        hosts_on_gpus: As `hosts`, for tensors of GPUs.
-        decided_on_gpus: Whether that is known.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_deciding",
-        "_registered",
-        "core",
-        "decided",
-        "decided_on_gpus",
-        "group_rank",
-        "hosts",
-        "hosts_on_gpus",
-        "name",
-        "on_gpus",
-        "ranks",
-        "size",
-    )
-
-    def __init__(self, name: str, group_rank: int, ranks: tuple[int, ...]) -> None:
-        self.name = name
-        self.size = len(ranks)
-        self.group_rank = group_rank
-        self.ranks = ranks
-        self.core: Group | None = None
-        self.hosts: Spanning | None = None
-        self.decided = False
-        self.on_gpus = False
-        self.hosts_on_gpus: GpuSpanning | None = None
-        self.decided_on_gpus = False
-        self._context = 0
-        self._registered = False
-        self._deciding = threading.Lock()
-
-    def decide(self) -> None:
-        """Find out whether the core serves the group. Collective among its ranks the first time.
-
-        Raises:
-            WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
-            PhalanxError: The ranks could not meet. Every later call raises too.
-        """
-
-    def served_here(self, tensor: torch.Tensor) -> bool:
-        """Whether the core serves it: the ranks share this host."""
-        return self.core is not None and (tensor.is_cpu or (tensor.is_cuda and self.on_gpus))
-
-    def may_serve(self, tensor: torch.Tensor) -> bool:
-        """Whether the ops of phalanx may do anything with a tensor but hand it to torch.distributed."""
-        if tensor.is_cpu:
-            return not self.decided or self.core is not None or self.hosts is not None
-        return tensor.is_cuda and (self.on_gpus or self.hosts_on_gpus is not None)
-
-    def decide_on_gpus(self, device: torch.device) -> None:
-        """Find out whether the core serves tensors of GPUs. Collective among the ranks of the group the first time.
-
-        Args:
-            device: The GPU of this rank, with its index.
-
-        Raises:
-            UnsupportedError: Its stream is being captured.
-            PhalanxError: As for `decide`.
-        """
-        if torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                f"the first collective of group '{self.name}' on a GPU cannot be captured: its ranks meet in it. Make "
-                "one before the capture",
-                operation="enable_group",
-                group=self.name,
-            )
-        if not self.decided:
-            self.decide()
-        with self._deciding:
-            if self.decided_on_gpus:
-                return
-            if self.core is not None:
-                self._ask_the_others(self.core, _gpus.refusal(device))
-            elif self.hosts is not None:
-                self.hosts_on_gpus = self._span_on_gpus(device)
-            self.decided_on_gpus = True
-
-    def _ask_the_others(self, core: Group, refusal: str) -> None:
-        if not refusal:
-            try:
-                self._let_ops_serve_gpus(True)
-            except UnsupportedError as error:
-                refusal = str(error)
-        refuses = torch.tensor([bool(refusal)], dtype=torch.uint8)
-        every = torch.empty(self.size, dtype=torch.uint8)
-        core.all_gather(refuses.data_ptr(), every.data_ptr(), 1, "uint8")
-        self.on_gpus = not bool(every.any())
-        if not self.on_gpus:
-            self._let_ops_serve_gpus(False)
-            ranks = [str(rank) for rank, no in zip(self.ranks, every.tolist(), strict=True) if no]
-            reason = f"; this one: {refusal}" if refusal else ""
-            log.warning(
-                "group '%s': tensors of GPUs go through torch.distributed, for rank(s) %s cannot use the core there%s",
-                self.name,
-                ", ".join(ranks),
-                reason,
-            )
-
-    def _let_ops_serve_gpus(self, serve: bool) -> None:
-        ops = _ops.loaded()
-        ops.check(ops.lib.phxt_group_serve(self._context, self.name.encode(), _CUDA, int(serve)))
-
-    def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
-        return None
-
-    def register(self, core: Group) -> None:
-        """Let the native ops find it."""
-        ops = _ops.loaded()
-        self._context = int(ops.lib.phxt_context())
-        try:
-            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
-        except AlreadyExistsError:  # of a group that was not destroyed in good order
-            ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
-            ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
-        self._registered = True
-
-    def release(self) -> None:
-        """Take the group out of the native ops and let go of it. Not collective."""
-        was_on_gpus = self.on_gpus
-        self.decided = self.decided_on_gpus = self.on_gpus = False
-        if self._registered:
-            self._registered = False
-            ops = _ops.loaded()
-            with contextlib.suppress(NotFoundError):
-                ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
-            if was_on_gpus:
-                ops.lib.phxt_sweep()  # forgets events that streams have passed
-        self.core = None
-        hosts, self.hosts = self.hosts, None
-        if hosts is not None:
-            hosts.close()
-        on_gpus, self.hosts_on_gpus = self.hosts_on_gpus, None
-        if on_gpus is not None:
-            on_gpus.close()
 
 
 class _ProcessGroupEntry(Entry):
@@ -315,7 +154,7 @@ class _ProcessGroupEntry(Entry):
                 log.info("group '%s' goes through torch.distributed: each rank is on a host of its own", self.name)
                 return None, None
             own = _torch_compat.PrefixStore(answer.token, store)
-            return None, span(rank, self.name, self.ranks, places, own, rank.timeout_ms, self.name)[1]
+            return None, span(rank.world(), self.name, self.ranks, places, own, rank.timeout_ms, self.name)[1]
         except UnsupportedError as error:  # raised on every rank alike
             log.info("group '%s' goes through torch.distributed: %s", self.name, error)
             return None, None
@@ -341,70 +180,6 @@ def _short(ranks: Sequence[int]) -> str:
     """A short name of the ranks of a group: groups of one name and other ranks, such as the rows of a mesh, may meet at
     the same time."""
     return hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
-
-
-def span(
-    rank: Rank, name: str, ranks: Sequence[int], places: Places, store: Any, timeout_ms: int, core_name: str
-) -> tuple[Group, Spanning]:
-    """The core's group of the ranks of a group that are on this host, and its collectives on all hosts. Collective.
-
-    Args:
-        rank: This rank. Its store has the token of the group.
-        name: Of the group, for errors.
-        ranks: Its global ranks, in order.
-        places: Where they are.
-        store: A torch store of their own.
-        timeout_ms: Of everything.
-        core_name: What the core's group is called, but for the host.
-    """
-    inside = rank.world().create_group(
-        f"{core_name} on host {places.host}", [ranks[each] for each in places.here], timeout_ms
-    )
-    try:
-        bridge = _bridge(name, ranks, places, store, timeout_ms)
-    except PhalanxError as error:
-        inside.revoke(str(error))
-        raise
-    return inside, Spanning(name, places, inside, bridge, timeout_ms)
-
-
-def span_on_gpus(
-    name: str, ranks: Sequence[int], places: Places, inside: Group, backend: str, store: Any, timeout_ms: int
-) -> GpuSpanning:
-    """The collectives on all hosts for tensors of GPUs. Collective.
-
-    Args:
-        name, ranks, places, store, timeout_ms: As for `span`.
-        inside: The core's group of the ranks on this host.
-        backend: What carries data between the hosts: "nccl", or "gloo" for tensors of the CPU.
-    """
-    carrier = None
-    try:
-        bridge = _bridge(name, ranks, places, store, timeout_ms)
-        if bridge is not None:
-            timeout = timedelta(milliseconds=timeout_ms)
-            try:
-                own = _torch_compat.PrefixStore(f"{backend} of lane {places.lane}", store)
-                made = _torch_compat.make_backend(backend, own, places.host, len(places.hosts), timeout)
-            except RuntimeError as error:
-                bridge.close()
-                raise PhalanxError(f"group '{name}': no {backend} between its hosts: {error}", group=name) from None
-            ends = [ranks[host[places.local]] for host in places.hosts]
-            carrier = Carrier(made, bridge, ends, name, timeout)
-    except PhalanxError as error:
-        inside.revoke(str(error))
-        raise
-    return GpuSpanning(name, places, inside, carrier, timeout_ms)
-
-
-def _bridge(name: str, ranks: Sequence[int], places: Places, store: Any, timeout_ms: int) -> Bridge | None:
-    """That of this rank's lane, if it has one. Collective."""
-    lane = places.lane
-    if lane is None:
-        return None
-    ends = [ranks[host[lane]] for host in places.hosts]
-    own = _torch_compat.PrefixStore(f"lane {lane}", store)
-    return Bridge(own, places.host, ends, timedelta(milliseconds=timeout_ms), name)
 
 
 def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _autograd, _functional, _recording
+from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
 from phalanx.collectives._layout import check_dim, parts_first
 from phalanx.collectives._reductions import check_reduction
-from phalanx.collectives._registry import Entry
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
 
 

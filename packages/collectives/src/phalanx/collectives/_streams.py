@@ -1,5 +1,8 @@
 """Streams of GPUs: what the core is told of them, and what stands for all that was put on one so far."""
 
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -43,3 +46,29 @@ class Mark:
     def query(self) -> bool:
         """Whether the stream has come here. Never blocks."""
         return bool(self._event.query())
+
+
+class Beside:
+    """Streams beside the current one, for what may wait for another rank while the current one goes on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[int, Hashable], Any] = {}
+
+    @contextlib.contextmanager
+    def stream(self, device: torch.device, which: Hashable) -> Iterator[Any]:
+        """Make one the current stream. What is put on it comes after all that was put on the stream before.
+
+        Args:
+            device: The GPU, with its index.
+            which: The same one for the same value.
+        """
+        make: Any = torch.cuda.Stream  # without types
+        before = Mark(device)
+        with self._lock:
+            found = self._made.get((device.index, which))
+            if found is None:
+                found = self._made[device.index, which] = make(device)
+        with torch.cuda.stream(found):
+            before.wait()
+            yield found

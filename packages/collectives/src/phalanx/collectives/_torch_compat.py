@@ -206,6 +206,14 @@ def make_group(ranks: list[int], tag: str) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, made)
 
 
+_NEVER = timedelta(days=1)
+
+
+def lacks_backend(name: str) -> str:
+    """Why `make_backend` cannot make it in this torch, or ""."""
+    return "this torch has no NCCL" if name == "nccl" and not dist.is_nccl_available() else ""
+
+
 def make_backend(name: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """A Backend that belongs to the caller alone. Collective, at the latest in its first call. Read in 2.11 to 2.13.
 
@@ -217,17 +225,17 @@ def make_backend(name: str, store: Any, rank: int, size: int, timeout: timedelta
         store: A torch Store of these ranks alone.
         rank: Of this one.
         size: How many there are.
-        timeout: Of its calls.
+        timeout: Of its calls, for gloo. NCCL would end the process after it; who uses that aborts what takes too long.
 
     Raises:
         RuntimeError: It is not there, or cannot be made.
     """
     found: Any = torch._C._distributed_c10d
     if name == "nccl":
-        if not dist.is_nccl_available():
-            raise RuntimeError("this torch has no NCCL")
+        if lacking := lacks_backend(name):
+            raise RuntimeError(lacking)
         options = found.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        options._timeout = _NEVER
         return found.ProcessGroupNCCL(store, rank, size, options)
     if name == "gloo":
         return found.ProcessGroupGloo(store, rank, size, timeout=timeout)

@@ -22,6 +22,7 @@ from phalanx.collectives._hosts.stream import OtherCall, Stream, Trade
 from phalanx.core import MismatchError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError
 
 _ByHost = dict[int, torch.Tensor]
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _GAVE_UP = "!"  # begins what is sent in place of a call
 _TELL_S = 0.2
 _LINGER_S = 0.1  # what came and was not read ends a connection with a reset, which overtakes what was sent
@@ -79,6 +80,15 @@ class Bridge:
                 self._streams[host].post(trade, _bytes_of(tensor))
                 self._step(trade.call, self._streams[host], Stream.send)
         return trade
+
+    def announce(self, call: str, number: int, outgoing: _ByHost, incoming: _ByHost) -> Trade:
+        """As `begin`, for data that others carry: only which call it belongs to crosses, both ways.
+
+        Raises:
+            PhalanxError: As for `finish`.
+        """
+        hosts = dict.fromkeys(sorted({*outgoing, *incoming}), _NOTHING)
+        return self.begin(call, number, hosts, hosts)
 
     def finish(self, trade: Trade) -> None:
         """Wait until a trade is done.

@@ -6,6 +6,7 @@ make of them is computed on every host from the same bytes in the same order, as
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ class GpuSpanning(Spanning):
     Args:
         name, places, inside, timeout_ms: As of Spanning.
         carrier: Of this rank's lane; None for a rank without one.
+
+    Attributes:
+        failed: Called in the carrier's thread with what ended a call that had returned.
     """
 
     def __init__(self, name: str, places: Places, inside: Group, carrier: Carrier | None, timeout_ms: int) -> None:
@@ -30,9 +34,10 @@ class GpuSpanning(Spanning):
         self._carrier = carrier
         self._unsaid: PhalanxError | None = None
         self._failing = threading.Lock()
+        self.failed: Callable[[PhalanxError], None] = lambda error: None
         if carrier is not None:
             carrier.failed = self._failed_later
-            carrier.check = self._check_inside
+            carrier.check = self.check
 
     def run(self, op: str, tensor: torch.Tensor, *args: Any, out: torch.Tensor | None = None) -> torch.Tensor | None:
         """As Spanning.run. A failure that is noticed after a call is raised by the next one.
@@ -64,20 +69,37 @@ class GpuSpanning(Spanning):
     def _where(self, tensor: torch.Tensor) -> dict[str, Any]:
         return {} if tensor.is_cpu else where(tensor.device)
 
-    def _check_inside(self) -> None:
+    def check(self) -> None:
+        """Raise what has gone wrong within the host."""
         error = self.inside.error()
         if error is not None:
             raise error
 
     def _failed_later(self, error: PhalanxError) -> None:
         """In the carrier's thread: of a call that has returned."""
+        broken = self._carrier is not None and self._carrier.is_broken
+        error = (self.heard() if broken else None) or error
         with self._failing:
             if self._failure is not None:
                 return
             self._unsaid = error
         self._fail(error)
+        self.failed(error)
 
     def _fail(self, error: PhalanxError) -> None:
         super()._fail(error)
         if self._carrier is not None and isinstance(error, MismatchError):
             self._carrier.abort()  # or streams wait for what the others do not send
+
+    def end(self, error: PhalanxError) -> None:
+        """The group has failed, which others are told by other means. Streams go on; later calls raise."""
+        with self._failing:
+            self._failure = self._failure or error
+        if self._carrier is not None:
+            self._carrier.abort()
+        self.close()
+
+    def drain(self, until: float) -> None:
+        """Let the host wait until streams have ended what crosses between the hosts, or until then."""
+        if self._carrier is not None:
+            self._carrier.drain(until)

@@ -10,16 +10,16 @@ checkpoints. It is a Backend in C++, compiled for the installed torch at the fir
 part of a minute; where that cannot be, a process group in Python does the same, slower, and a warning says so; torch
 then makes no other backend beside it. See `PHALANX_C10D` in `implementation`.
 
-Collectives on tensors of a GPU are put on its current stream. They need ranks that share a host, the driver and the
-kernels of the core on each (docs/howto/gpu.md); there are no messages of GPUs yet.
+Collectives on tensors of a GPU are put on its current stream, messages on one beside it. They need the driver and the
+kernels of the core on each rank, and NCCL where the ranks are on several hosts (docs/howto/gpu.md).
 
 The ranks of a group meet at its first collective or message. To find out whether they share a host they tell each other
 where they are, when the group is made: init_process_group waits for all ranks. (Later groups are known from the default
 one, if that is of this backend.)
 
-A group whose ranks are on several hosts is always served in Python, for CPU tensors: by the core within each host, and
-over TCP between them. Torch 2.13 makes no other backend beside a group in Python, so with "cpu:phalanx,cuda:nccl" such
-a group has no nccl; use "cpu:gloo,cuda:nccl" there.
+A group whose ranks are on several hosts is always served in Python: by the core within each host, and between them
+over TCP, or by NCCL for tensors of GPUs. Torch 2.13 makes no other backend beside a group in Python, so with
+"cpu:phalanx,cuda:nccl" such a group serves GPUs itself; use "cpu:gloo,cuda:nccl" where that is not wanted.
 """
 
 from datetime import timedelta

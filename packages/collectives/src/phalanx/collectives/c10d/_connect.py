@@ -109,7 +109,7 @@ class Connection:
         rank = _registry.entry_of(found)._rank  # type: ignore[attr-defined]
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
         store = PrefixStore(f"c10d/{self.name}/{members(self.ranks)}", rank.store)
-        meeting = Meeting(_StoreOfMeeting(store, self), self.name, self.ranks, self.position, timeout_ms)
+        meeting = Meeting(StoreOfMeeting(store, self), self.name, self.ranks, self.position, timeout_ms)
         self.token = meeting.hold("").token
         rank.tokens.use(self.token)
         try:
@@ -134,7 +134,7 @@ def members(ranks: Sequence[int]) -> str:
     return hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
 
 
-class _StoreOfMeeting:
+class StoreOfMeeting:
     """A store for a meeting that ends when the connection is closed.
 
     Args:

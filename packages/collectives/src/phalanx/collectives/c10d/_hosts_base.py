@@ -4,20 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from phalanx.collectives._hosts import Spanning
 from phalanx.collectives.c10d._hosts_mail import Mail
 from phalanx.collectives.c10d._hosts_pending import Joined, Pending, revoked, told
-from phalanx.collectives.c10d._hosts_tensors import memory_at, name_of
-from phalanx.core import DType, Group, PhalanxError, RevokedError, WaitTimeoutError
+from phalanx.core import Group, PhalanxError, RevokedError, WaitTimeoutError
 
 _LONGER_S = 11.0  # than its timeout a Spanning may take to say who is to blame
 _HEAR_S = 2.0  # between the end of a connection and the message that says why
 _SOON_S = 1.0  # what it began a little later than the wait, it says a little later
-Blocks = dict[int, tuple[int, int]]  # by rank: an address, and how many elements are there
 
 
 class Task(Pending):
@@ -34,6 +32,14 @@ class Task(Pending):
     def __init__(self, what: str, run: Callable[[], None], owner: Any, timeout_ms: int, road: "BaseRoad") -> None:
         super().__init__(what, owner, timeout_ms, road.late, road.patience_s)
         self.run = run
+
+
+class Beside(Protocol):
+    """What ends with a road."""
+
+    def fail(self, error: PhalanxError) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class BaseRoad:
@@ -61,8 +67,8 @@ class BaseRoad:
     ) -> None:
         self._name = name
         self._ranks = ranks
-        self._position = position
-        self._size = len(ranks)
+        self._position = self.position = position
+        self._size = self.size = len(ranks)
         self._spanning = spanning
         self._inside: Group | None = inside
         self._limit_s = timeout_ms / 1000
@@ -74,9 +80,10 @@ class BaseRoad:
         self._thread: threading.Thread | None = None
         self._begun_s: float | None = None  # when what runs began; None: nothing does
         self._closed = False
+        self._beside: Beside | None = None
         self._mail = mail(self._fail)
         self._mail.start()
-        spanning.heard = self._heard
+        spanning.heard = self.heard
 
     # ---- how calls are run --------------------------------------------------------------------------
 
@@ -116,54 +123,35 @@ class BaseRoad:
                 del task, error
 
     def _outcome(self, task: Task) -> PhalanxError | None:
+        return self.attempt(task.what, task.run)
+
+    def attempt(self, what: str, run: Callable[[], None]) -> PhalanxError | None:
+        """Run it. What goes wrong, which is returned, ends the group."""
         if self._failure is not None:
-            return revoked(task.what, self._name, self._failure)
+            return revoked(what, self._name, self._failure)
         try:
-            task.run()
+            run()
         except PhalanxError as problem:
             error = problem
         except Exception as problem:
-            error = PhalanxError(f"{task.what} on group '{self._name}': {type(problem).__name__}: {problem}")
+            error = PhalanxError(f"{what} on group '{self._name}': {type(problem).__name__}: {problem}")
         else:
             return None
         self._fail(error, False)
         cause = self._failure
-        return error if cause is None or cause is error else told(task.what, self._name, cause)
+        return error if cause is None or cause is error else told(what, self._name, cause)
 
-    def _exchange(
-        self,
-        call: str,
-        what: str,
-        sent: Blocks,
-        got: Blocks,
-        kind: DType,
-        *,
-        timeout_ms: int,
-        blocking: bool,
-        channel: int = 0,
-        owner: Any = None,
-    ) -> Pending | None:
-        """Send blocks to some ranks, and receive blocks of some."""
+    def next_exchange(self, what: str) -> int:
+        """The number of an exchange of blocks among those of the group, alike on all ranks."""
         with self._lock:
             self._check(what)
             self._exchanges += 1
-            number = self._exchanges
+            return self._exchanges
 
-        def about(count: int) -> str:
-            return f"{call}({name_of(kind)}, {count}) #{number}"
-
-        parts = []
-        for each, (address, count) in got.items():
-            memory = memory_at(address, count * kind.itemsize, owner)
-            parts.append(self._mail.receive(what, each, -number, about(count), memory, owner, timeout_ms))
-        for each, (address, count) in sent.items():
-            memory = memory_at(address, count * kind.itemsize, owner)
-            parts.append(self._mail.send(what, each, -number, about(count), memory, owner, timeout_ms))
-        joined = Joined(what, parts, owner, timeout_ms, self.late)
-        if not blocking:
-            return joined
-        joined.wait(timeout_ms)
-        return None
+    def check(self, what: str) -> None:
+        """Raise what has ended the group."""
+        with self._lock:
+            self._check(what)
 
     # ---- what goes wrong ----------------------------------------------------------------------------
 
@@ -175,6 +163,15 @@ class BaseRoad:
     def revoke(self, reason: str) -> None:
         """Make every later call on the group fail, on every rank, and those that wait."""
         self._fail(RevokedError(reason, group=self._name), False)
+
+    def fail(self, error: PhalanxError) -> None:
+        """The group is of no use any more. Only the first cause counts."""
+        self._fail(error, False)
+
+    def error(self) -> PhalanxError | None:
+        """What has ended the group, for what comes later."""
+        failure = self._failure
+        return None if failure is None else revoked("a call", self._name, failure)
 
     def _fail(self, error: PhalanxError, known: bool) -> None:
         """The group is of no use any more. `known`: the other ranks have been told. Only the first cause counts."""
@@ -190,8 +187,10 @@ class BaseRoad:
         if inside is not None and inside.state == "active":
             inside.revoke(str(error))
         self._spanning.close()
+        if self._beside is not None:
+            self._beside.fail(error)
 
-    def _heard(self) -> PhalanxError | None:
+    def heard(self) -> PhalanxError | None:
         """Why the group has failed, or is about to: messages say it before connections of collectives are closed."""
         self._has_failed.wait(_HEAR_S)
         return self._failure
@@ -224,6 +223,8 @@ class BaseRoad:
             self._closed = True
         if self._begun_s is not None:
             self.revoke(f"rank {self._ranks[self._position]} destroyed group '{self._name}' while a call was under way")
+        if self._beside is not None:
+            self._beside.close()
         self._mail.close()
         self._spanning.close()
         if self._thread is not None:

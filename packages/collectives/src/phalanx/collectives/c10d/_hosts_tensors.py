@@ -37,6 +37,11 @@ def memory_at(address: int, nbytes: int, owner: Any) -> memoryview:
     return memoryview(memory).cast("B")
 
 
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, which they keep."""
+    return memory_at(tensor.data_ptr(), tensor.nbytes, tensor)
+
+
 def tensor_at(address: int, count: int, dtype: DType, owner: Any) -> torch.Tensor:
     """The elements at an address, which keep their owner."""
     found = _DTYPES[dtype]

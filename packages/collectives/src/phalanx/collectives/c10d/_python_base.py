@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives._streams import where
+from phalanx.collectives._streams import Beside, where
 from phalanx.collectives.c10d import _torch_compat
 from phalanx.collectives.c10d._connect import Connection
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
@@ -40,6 +40,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self._sequence = 0
         self._monitored = 0
         self._batch: list[AnyWork] | None = None
+        self._beside = Beside()  # of messages
         _torch_compat.claim_devices(self, ["cpu", "cuda"])
 
     # ---- life ---------------------------------------------------------------------------------------
@@ -102,6 +103,10 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         """What each call of the core's group is given besides."""
         return {}
 
+    def _group_on(self, device: torch.device, group: Group, what: str) -> Any:
+        """What has the calls of the core's group for tensors of that GPU."""
+        return group
+
     def _limit_ms(self, opts: Any) -> int:
         wish_ms = round(opts.timeout.total_seconds() * 1000) if opts is not None else -1
         return wish_ms if wish_ms > 0 else self._timeout_ms
@@ -130,14 +135,21 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         return work
 
     def _put_on_stream(
-        self, what: str, opts: Any, buffers: Buffers, call: Issue, device: torch.device, **extra: Any
+        self,
+        what: str,
+        opts: Any,
+        buffers: Buffers,
+        call: Issue,
+        device: torch.device,
+        collective: bool = True,
+        **extra: Any,
     ) -> StreamWork:
         """Put it on the current stream of that GPU, and return at once."""
         timeout_ms = self._limit_ms(opts)
-        group = self._engine.group(timeout_ms, what)
-        self._sequence += 1
+        group = self._group_on(device, self._engine.group(timeout_ms, what), what)
+        self._sequence += 1 if collective else 0
         with torch.cuda.device(device):
-            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device)}
+            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
             try:
                 call(group, {**more, **extra})
             except PhalanxError as error:

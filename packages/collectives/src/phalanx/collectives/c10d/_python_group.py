@@ -13,18 +13,16 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives.c10d._python_base import Tensors
-from phalanx.collectives.c10d._python_collectives import Collectives
+from phalanx.collectives.c10d._python_messages import Messages
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
-from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor, elements_of, only
-from phalanx.collectives.c10d._python_work import Work, fail
+from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor, elements_of
 from phalanx.collectives.c10d._torch_compat import options
-from phalanx.core import ANY_RANK, PhalanxError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 _DELAY_S = 2.0  # what an answer may take that was given in time
 
 
-class PythonGroup(Collectives):
+class PythonGroup(Messages):
     """A process group of the backend `phalanx`: exchanges, barriers, messages, and the collectives."""
 
     # ---- exchanges ----------------------------------------------------------------------------------
@@ -158,42 +156,3 @@ class PythonGroup(Collectives):
             if number > 0:  # all have read them
                 self._store.delete_key(f"{everything}{number - 1}/0")
                 self._store.delete_key(f"{everything}{number - 1}/answer")
-
-    # ---- messages -----------------------------------------------------------------------------------
-
-    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> AnyWork:
-        return self._message("send", tensors, peer, tag)
-
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> AnyWork:
-        return self._message("recv", tensors, peer, tag)
-
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> AnyWork:
-        return self._message("recv_anysource", tensors, ANY_RANK, tag)
-
-    def _message(self, what: str, tensors: Tensors, peer: int, tag: int) -> AnyWork:
-        tensor = only(tensors, what)
-        if tag < 0:
-            raise ValueError(f"{what}: the tag {tag} is negative")
-        if peer < 0 and what != "recv_anysource":
-            raise ValueError(f"{what}: {peer} is no rank")
-        if peer >= self._count:
-            raise ValueError(f"{what}: rank {peer} is not in the group, whose size is {self._count}")
-        if not tensor.is_cpu:
-            raise NotImplementedError(
-                f"{what}: phalanx sends and receives tensors of the CPU, and this one is on {tensor.device}; copy it "
-                "to the CPU, or use broadcast or all_to_all"
-            )
-        timeout_ms = self._timeout_ms
-        group = self._engine.group(timeout_ms, what)
-        self._engine.sweep()
-        buffers, (count, dtype) = Buffers(tensors), elements_of(tensor)
-        work = Work(self._engine, what, buffers, timeout_ms, self._sequence, receives=what != "send")
-        data = buffers.readable(tensor) if what == "send" else buffers.writable(tensor)
-        call: Any = group.send if what == "send" else group.recv
-        more = {"tag": tag, "timeout_ms": timeout_ms, "blocking": False, **self._kept(buffers)}
-        try:
-            made = call(data, peer, count, dtype, **more)
-        except PhalanxError as error:
-            fail(what, error)
-        self._begin(work, made)
-        return work

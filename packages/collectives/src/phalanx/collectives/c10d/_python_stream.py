@@ -20,10 +20,17 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         outputs: What it writes.
         device: Whose stream it is.
         sequence: Its number in the group.
+        mark: Where it has ended; None is where the current stream is.
     """
 
     def __init__(
-        self, engine: Engine, what: str, outputs: Sequence[torch.Tensor], device: torch.device, sequence: int
+        self,
+        engine: Engine,
+        what: str,
+        outputs: Sequence[torch.Tensor],
+        device: torch.device,
+        sequence: int,
+        mark: Any = None,
     ) -> None:
         super().__init__()
         self._engine = engine
@@ -31,7 +38,7 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         self._outputs = list(outputs)
         self._device = device
         self._sequence = sequence
-        self._mark = Mark(device)
+        self._mark: Any = Mark(device) if mark is None else mark
         self._future: Any = None
 
     def wait(self, timeout: Any = None) -> bool:
@@ -45,10 +52,10 @@ class StreamWork(_torch_compat.WorkBase):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._mark.query()
+        return bool(self._mark.query())
 
     def is_success(self) -> bool:
-        return self._mark.query()
+        return bool(self._mark.query())
 
     def exception(self) -> Exception | None:
         return None

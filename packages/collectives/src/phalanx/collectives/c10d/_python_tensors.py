@@ -92,9 +92,10 @@ def _are_adjacent(tensors: Sequence[torch.Tensor]) -> bool:
         if not _is_plain(tensor):
             return False
         if tensor.numel() > 0:
-            if following is not None and tensor.data_ptr() != following:
+            place = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+            if following is not None and place != following:
                 return False
-            following = tensor.data_ptr() + tensor.nbytes
+            following = place[0], place[1] + tensor.nbytes
     return True
 
 
@@ -131,12 +132,31 @@ class Buffers:
                 )
         return device
 
+    def elements_at(self, address: int, count: int, dtype: DType) -> torch.Tensor:
+        """What is at an address that one of these calls gave, as a tensor that autograd knows nothing of."""
+        kind = getattr(torch, dtype.name.lower())
+        if count == 0:
+            return torch.empty(0, dtype=kind, device=self._keep[0].device)
+        for each in self._keep:
+            storage = each.untyped_storage()
+            begin = storage.data_ptr()
+            if begin <= address and address + count * dtype.itemsize <= begin + storage.nbytes():
+                made = torch.empty(0, dtype=kind, device=each.device)
+                return made.set_(storage, (address - begin) // dtype.itemsize, (count,), (1,))
+        raise AssertionError("an address that is none of these")
+
     def finish(self) -> None:
         """When it is complete: copy to where the results belong, and let go of the rest."""
         with torch.no_grad():
             for to, source in self._copies:
                 to.copy_(source)
         self._keep, self._copies, self._read = [], [], []
+
+    def used_on(self, stream: Any) -> None:
+        """On another stream than the one that is current. The allocator gives their memory to nobody before that one
+        is through with it."""
+        for each in (*self._keep, *(to for to, _ in self._copies)):
+            each.record_stream(stream)
 
     def readable(self, tensor: torch.Tensor) -> int:
         """The address of its elements, or of a copy of them."""

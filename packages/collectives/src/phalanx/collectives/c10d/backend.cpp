@@ -1,4 +1,4 @@
-// What the backend is besides the collectives of equal blocks: its life, exchanges, messages, barriers.
+// What the backend is besides the collectives of equal blocks and messages: its life, exchanges, barriers.
 #include "backend.h"
 
 #include <algorithm>
@@ -102,11 +102,13 @@ void Backend::shutdown() { engine_->close(); }
 
 void Backend::startCoalescing() {
   coalesced_.clear();
+  posted_.clear();
   coalescing_ = true;
 }
 
 C10dWork Backend::endCoalescing() {
   coalescing_ = false;
+  send_posted();
   return c10::make_intrusive<Batch>(std::exchange(coalesced_, {}));
 }
 
@@ -345,42 +347,6 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
   for (int rank = 1; rank < size_; ++rank) store_->deleteKey(base + std::to_string(rank));
   if (number == 0) return;
   for (const char *key : {"/0", "/answer"}) store_->deleteKey(all + std::to_string(number - 1) + key);  // all read them
-}
-
-C10dWork Backend::message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag) {
-  const at::Tensor &tensor = only(tensors, title + 8);
-  TORCH_CHECK_VALUE(tag >= 0, title + 8, ": the tag ", tag, " is negative");
-  TORCH_CHECK_VALUE(peer >= 0 || type == OpType::RECVANYSOURCE, title + 8, ": ", peer, " is no rank");
-  TORCH_CHECK_VALUE(peer < size_, title + 8, ": rank ", peer, " is not in the group, whose size is ", size_);
-  if (!tensor.is_cpu())
-    C10_THROW_ERROR(NotImplementedError, std::string(title + 8) +
-                                             ": phalanx sends and receives tensors of the CPU, and " +
-                                             "this one is on " + tensor.device().str() +
-                                             "; copy it to the CPU, or use broadcast or all_to_all");
-  const bool sends = type == OpType::SEND;
-  Buffers buffers;
-  buffers.outputs = tensors;
-  const void *in = sends ? readable(tensor, buffers) : nullptr;
-  void *out = sends ? nullptr : writable(tensor, buffers);
-  const auto call = [&, elements = elements_of(tensor)](auto *group, auto *options, auto **work) {
-    if (sends) return core().send(group, in, elements.count, elements.dtype, peer, tag, options, work);
-    return core().recv(group, out, elements.count, elements.dtype, peer, tag, options, work);
-  };
-  Plan plan{type, title, c10d::kUnsetTimeout, true};
-  plan.message = true;
-  return issue(plan, std::move(buffers), call);
-}
-
-C10dWork Backend::send(Tensors &tensors, int peer, int tag) {
-  return message(OpType::SEND, "phalanx:send", tensors, peer, tag);
-}
-
-C10dWork Backend::recv(Tensors &tensors, int peer, int tag) {
-  return message(OpType::RECV, "phalanx:recv", tensors, peer, tag);
-}
-
-C10dWork Backend::recvAnysource(Tensors &tensors, int tag) {
-  return message(OpType::RECVANYSOURCE, "phalanx:recv_anysource", tensors, PHX_ANY_RANK, tag);
 }
 
 }  // namespace phalanx

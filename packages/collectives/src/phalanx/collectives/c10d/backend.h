@@ -6,8 +6,11 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine.h"
@@ -36,6 +39,7 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   C10dWork endCoalescing() override;
 
@@ -84,6 +88,11 @@ class Backend final : public c10d::Backend {
   C10dWork exchange(const Plan &plan, Buffers buffers, const void *in, const std::vector<size_t> &in_counts, void *out,
                     const std::vector<size_t> &out_counts, int32_t dtype);
   C10dWork message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag);
+  // Messages of a GPU go on streams of their own, so that what is computed meanwhile does not wait for another rank:
+  // one for each rank and direction, and one for batches.
+  C10dWork put_message(const WorkRef &work, const phx_message &message, const at::Device &device);
+  void send_posted();  // what was called for while it was coalescing, as one
+  void put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, const Issue &call);
   int root(int64_t rank, const char *what) const;
   void check_list(size_t count, const char *what) const;
 
@@ -99,6 +108,14 @@ class Backend final : public c10d::Backend {
   std::atomic<uint64_t> monitored_{0};
   std::atomic<bool> coalescing_{false};
   std::vector<C10dWork> coalesced_;
+  struct Posted {
+    WorkRef work;
+    phx_message message;
+    at::Device device;
+  };
+  std::vector<Posted> posted_;
+  std::mutex beside_mutex_;
+  std::map<std::pair<int, int>, c10::Stream> beside_;  // by number of the GPU and road
 };
 
 }  // namespace phalanx

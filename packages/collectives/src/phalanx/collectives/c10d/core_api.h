@@ -24,6 +24,7 @@ namespace phalanx {
   X(coalesced)                    \
   X(send)                         \
   X(recv)                         \
+  X(messages)                     \
   X(abi_version)                  \
   X(struct_size)                  \
   X(last_error)                   \

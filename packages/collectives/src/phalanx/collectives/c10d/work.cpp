@@ -54,6 +54,13 @@ void Work::put_on(const c10::Stream &stream) {
   event_->record(stream);
 }
 
+// The allocator gives their memory to nobody before that stream is through with it, whoever drops them.
+void Work::used_on(const c10::Stream &stream) const {
+  const c10::AutoGradMode no_grad(false);
+  for (const at::Tensor &each : buffers_.keep) each.record_stream(stream);
+  for (const auto &[to, from] : buffers_.copies) to.record_stream(stream);
+}
+
 bool Work::has_passed() const { return !event_ || event_->query(); }
 
 phx_work *Work::handle() const {

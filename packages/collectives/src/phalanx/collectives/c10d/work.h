@@ -54,12 +54,15 @@ class Work final : public c10d::Work {
   void completed();
   // Or it was put on this stream, which is the current one.
   void put_on(const c10::Stream &stream);
+  // Before that: what it reads and writes is used on another stream than the one that it was made on.
+  void used_on(const c10::Stream &stream) const;
   // Asks the core. Returns whether it is complete, successfully or not. `enforce`: raises the timeout of the operation,
   // which otherwise shows in wait only.
   bool poll(bool enforce);
   // For the end of the group: waits until then, at most. `failed`: the group has failed, and so will this.
   void drain(Clock::time_point until, bool failed);
 
+  const char *title() const { return title_; }
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;

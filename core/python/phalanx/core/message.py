@@ -1,0 +1,50 @@
+"""One of several messages that are sent and received at once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.dtypes import DType
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One message of `Group.messages`, made by `send` or `recv`.
+
+    They take what `Group.send` and `Group.recv` take, and check nothing: `Group.messages` does.
+    """
+
+    sends: bool
+    buffer: Any
+    peer_group_rank: int
+    count: int | None = None
+    dtype: DType | int | str | None = None
+    tag: int = 0
+
+    @classmethod
+    def send(
+        cls,
+        source: Any,
+        peer_group_rank: int,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        tag: int = 0,
+    ) -> "Message":
+        """`Group.send`."""
+        return cls(True, source, peer_group_rank, count, dtype, tag)
+
+    @classmethod
+    def recv(
+        cls,
+        out: Any,
+        peer_group_rank: int,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        tag: int = 0,
+    ) -> "Message":
+        """`Group.recv`."""
+        return cls(False, out, peer_group_rank, count, dtype, tag)
+
+    @property
+    def operation(self) -> str:
+        """What it is called in error texts."""
+        return "send" if self.sends else "recv"

@@ -1,0 +1,26 @@
+// Values that a group has agreed on: now and then others take their place, while calls read them.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+
+namespace phx {
+
+template <class Values>
+class Adopted {
+ public:
+  void adopt(const Values &values) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.push_back(values);
+    now_.store(&all_.back(), std::memory_order_release);
+  }
+  const Values &get() const { return *now_.load(std::memory_order_acquire); }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Values> all_;  // all that ever held: readers take no lock
+  std::atomic<const Values *> now_{nullptr};
+};
+
+}  // namespace phx

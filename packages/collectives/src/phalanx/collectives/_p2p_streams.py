@@ -1,0 +1,73 @@
+"""Messages between memory of GPUs, put on streams of their own: what is computed meanwhile does not wait for a peer."""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.distributed import Work
+
+from phalanx.collectives import _calls
+from phalanx.collectives._entry import Entry
+from phalanx.collectives._streams import where
+from phalanx.collectives._works import StreamWork
+from phalanx.core import check, ffi, lib
+
+
+class Row(NamedTuple):
+    """A message.
+
+    Attributes:
+        sends: Or receives.
+        memory: Contiguous, on a GPU.
+        peer: The other rank within the group.
+        tag: That of the other side.
+    """
+
+    sends: bool
+    memory: torch.Tensor
+    peer: int
+    tag: int
+
+
+def put(entry: Entry, rows: Sequence[Row], which: Hashable) -> list[Work]:
+    """Send and receive them as one, after what is on the current stream, and return at once.
+
+    Args:
+        entry: A group whose GPUs the core serves.
+        rows: All on one GPU; may be none.
+        which: On which stream: the same one for the same value.
+
+    Returns:
+        A work for each.
+
+    Raises:
+        ValueError: They are on several GPUs.
+        PhalanxError: They could not be put on the stream.
+    """
+    if not rows:
+        return []
+    assert entry.core is not None
+    device = rows[0].memory.device
+    for row in rows:
+        if row.memory.device != device:
+            raise ValueError(f"messages on {device} and {row.memory.device} in one batch; all must be on the same GPU")
+    listed = ffi.new("phx_message[]", [_fields(row) for row in rows])
+    with entry.beside.stream(device, which) as stream:
+        options, told = ffi.new("phx_options *"), where(device)
+        options.struct_size = ffi.sizeof("phx_options")
+        options.stream = ffi.cast("void *", told["stream"])
+        options.device.type, options.device.index = lib.PHX_DEV_CUDA, device.index
+        check(lib.phx_messages(entry.core.pointer, listed, len(rows), options))
+        for row in rows:
+            row.memory.record_stream(stream)  # whoever drops it
+            if not row.sends and not row.memory.is_inference():
+                increment_version(row.memory)
+        return [StreamWork(device) for _ in rows]
+
+
+def _fields(row: Row) -> tuple[object, ...]:
+    code, lanes, _ = _calls.element_type(row.memory.dtype)
+    kind = lib.PHX_MESSAGE_SEND if row.sends else lib.PHX_MESSAGE_RECV
+    address = ffi.cast("void *", row.memory.data_ptr())
+    return (ffi.sizeof("phx_message"), kind, address, row.memory.numel() * lanes, code, row.peer, row.tag, 0)
