@@ -74,7 +74,7 @@ def ring(rank, size):
             same(got, drawn(left, shape, dtype))
     columns = torch.arange(6.0, device="cuda").view(2, 3).t() + rank
     rows = torch.zeros(2, 3, device="cuda")
-    # Neither is contiguous. (What copies the result is an op of torch, which on the device of the tests holds the host.)
+    # Neither is contiguous. (What copies the result is an op of torch, which on the device of tests holds the host.)
     works = [dist.isend(columns, right), dist.irecv(rows.t(), left)]
     for work in works:
         work.wait()
