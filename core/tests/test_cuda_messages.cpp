@@ -78,15 +78,42 @@ void expect_sizes(int rank, phx_world *world) {
 
 }  // namespace
 
+// First: a forked child must find a driver that was not started.
+TEST(a_message_arrives_in_another_process) {
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  ranks::all_zero(ranks::as_processes(2, expect_sizes, small()));
+}
+
+TEST(kernels_end_when_the_other_rank_dies) {
+  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
+  for (const int what : {0, 1, 2}) {
+    const std::vector<int> codes = ranks::as_processes(
+        2,
+        [&](int rank, phx_world *world) {
+          const Rank me(world);
+          const std::vector<phx_message> both = {receives(me.out(), 10, 1 - rank), sends(me.in(), 10, 1 - rank)};
+          if (what != 2) CHECK_OK(batch(me, both));
+          me.stream().wait();
+          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          if (rank == 1) raise(SIGKILL);
+          const phx_status status =
+              what == 1 ? send(me, me.in(), 2 * kRoad, 1, 0, 60000) : recv(me, me.out(), 10, 1, 0, 60000);
+          CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
+          me.stream().wait();  // the test's own limit is less than the timeout
+          const phx_error_info info = me.failure();
+          CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
+          Gpu().write(me.in(), Bytes(100, 3));  // the GPU can be used
+          CHECK(Gpu().read(me.in(), 100) == Bytes(100, 3));
+        },
+        small());
+    CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
+  }
+}
+
 // M8
 TEST(a_message_of_any_size_arrives) {
   gpu::needs_driver();
   ranks::as_threads(2, expect_sizes, small());
-}
-
-TEST(a_message_arrives_in_another_process) {
-  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
-  ranks::all_zero(ranks::as_processes(2, expect_sizes, small()));
 }
 
 TEST(a_large_message_arrives_through_chunks_as_large_as_they_get) {
@@ -256,29 +283,28 @@ TEST(calls_on_several_streams_do_not_wait_for_each_other_but_in_one_direction) {
 
 TEST(captured_messages_are_replayed) {
   gpu::needs_driver();
-  gpu::needs_capture();
   ranks::as_threads(
       2,
       [](int rank, phx_world *world) {
         const Rank me(world);
-        const OwnStream graph;
+        const OwnStream stream;
         phx_options captured = me.options();
-        captured.stream = graph.get();
+        captured.stream = stream.get();
         const int peer = 1 - rank;
         const std::vector<phx_message> both = {receives(me.out(), 3000, peer), sends(me.in(), 3000, peer)};
-        gpu::capture(graph, [&] {
+        const gpu::Graph none(stream, [&] {
           CHECK_FAILS(PHX_ERR_UNSUPPORTED, "receive one before the capture", batch(me, both, captured));
         });
         CHECK_OK(batch(me, both));
         me.stream().wait();
-        gpu::capture(graph, [&] {
+        const gpu::Graph graph(stream, [&] {
           CHECK_OK(batch(me, both, captured));
           CHECK_OK(batch(me, {rank == 0 ? sends(me.in(), 10, 1) : receives(me.out() + 5000, 10, 0)}, captured));
         });
         for (size_t turn = 0; turn < 5; ++turn) {
           write(me.in(), content(rank, peer, turn, 3000));
-          gpu::replay(graph);
-          graph.wait();
+          graph.replay();
+          stream.wait();
           CHECK(me.read(me.out(), 3000) == content(peer, rank, turn, 3000));
           const Bytes first = content(0, 1, turn, 3000);
           if (rank == 1) CHECK(me.read(me.out() + 5000, 10) == Bytes(first.begin(), first.begin() + 10));
@@ -392,32 +418,6 @@ TEST(a_first_message_that_does_not_come_is_named_by_the_host) {
     const phx_error_info info = me.failure();
     CHECK(info.status == PHX_ERR_TIMEOUT && info.peer == 1);
   });
-}
-
-TEST(kernels_end_when_the_other_rank_dies) {
-  if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
-  for (const int what : {0, 1, 2}) {
-    const std::vector<int> codes = ranks::as_processes(
-        2,
-        [&](int rank, phx_world *world) {
-          const Rank me(world);
-          const std::vector<phx_message> both = {receives(me.out(), 10, 1 - rank), sends(me.in(), 10, 1 - rank)};
-          if (what != 2) CHECK_OK(batch(me, both));
-          me.stream().wait();
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
-          if (rank == 1) raise(SIGKILL);
-          const phx_status status =
-              what == 1 ? send(me, me.in(), 2 * kRoad, 1, 0, 60000) : recv(me, me.out(), 10, 1, 0, 60000);
-          CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
-          me.stream().wait();  // the test's own limit is less than the timeout
-          const phx_error_info info = me.failure();
-          CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
-          Gpu().write(me.in(), Bytes(100, 3));  // the GPU can be used
-          CHECK(Gpu().read(me.in(), 100) == Bytes(100, 3));
-        },
-        small());
-    CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
-  }
 }
 
 // Rank 0 sends and leaves. What has been sent can be received; what has not ends the kernel.
