@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 fake_torch_cuda = pytest.importorskip("fake_torch_cuda")
 
-from phalanx.core import Call, FileStore, InvalidArgumentError, UnsupportedError, World, random  # noqa: E402
+from phalanx.core import ANY_RANK, Call, FileStore, InvalidArgumentError, Message, UnsupportedError, World, random  # noqa: E402
 from phalanx.core.dtypes import DType  # noqa: E402
 from ranks import run_ranks, scratch  # noqa: E402
 
@@ -161,3 +161,30 @@ def wrong_requests(rank, world_size):
 def test_wrong_requests_say_so():
     fake_torch_cuda.needs_cuda()
     run_ranks(wrong_requests, 1)
+
+
+def messages(rank, world_size):
+    fake_torch_cuda.load()
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        stream, peer, count = torch.cuda.Stream(), 1 - rank, 1000
+        where = {"device": "cuda:0", "stream": stream.cuda_stream}
+        x, out = mine(rank, count).cuda(), torch.zeros(2 * count, device="cuda")
+        torch.cuda.synchronize()
+        at, there = x.data_ptr(), out.data_ptr()
+        assert group.send(at, peer, count, "float32", tag=3, **where) is None
+        assert group.recv(there, peer, count, "float32", tag=3, **where) == peer
+        both = [Message.recv(there + 4 * count, peer, count, "float32"), Message.send(at, peer, count, "float32")]
+        group.messages(both, **where)
+        stream.synchronize()
+        assert torch.equal(out.cpu(), mine(peer, count).repeat(2))
+        with pytest.raises(UnsupportedError, match="names the rank it is from"):
+            group.recv(there, ANY_RANK, count, "float32", **where)
+        with pytest.raises(UnsupportedError, match="set work to NULL"):
+            group.send(at, peer, count, "float32", blocking=False, **where)
+        group.barrier()
+
+
+def test_messages_between_gpus_arrive():
+    fake_torch_cuda.needs_cuda()
+    run_ranks(messages, 2)

@@ -6,6 +6,7 @@ from phalanx.core import (
     ANY_RANK,
     FileStore,
     InvalidArgumentError,
+    Message,
     MismatchError,
     NotFoundError,
     RevokedError,
@@ -57,6 +58,30 @@ def keep_order(rank, world_size):
 
 def test_messages_with_one_tag_arrive_in_order_and_tags_are_apart():
     run_ranks(keep_order, 2)
+
+
+def all_at_once(rank, world_size):
+    with join(rank, world_size) as world:
+        group = world.create_group("all", range(world_size))
+        after, before = (rank + 1) % world_size, (rank - 1) % world_size
+        mine = [np.arange(count, dtype=np.int64) * (rank + 1) for count in (300_000, 3)]
+        outs = [np.empty_like(each) for each in mine]
+        taken = [Message.recv(each, before, tag=i) for i, each in enumerate(outs)]
+        given = [Message.send(each, after, tag=i) for i, each in enumerate(mine)]
+        group.messages(taken + given if rank else given + taken)
+        for count, each in zip((300_000, 3), outs, strict=True):
+            np.testing.assert_array_equal(each, np.arange(count) * (before + 1))
+        group.messages([])
+        with pytest.raises(InvalidArgumentError, match=r"message 1 \(send\): peer_group_rank"):
+            group.messages([given[0], Message.send(mine[0], world_size)])
+        with pytest.raises(InvalidArgumentError, match="make it with a method of phalanx.core.Message"):
+            group.messages([mine[0]])
+        group.barrier()
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_several_messages_at_once_may_be_in_any_order(world_size):  # P11
+    run_ranks(all_at_once, world_size)
 
 
 def receive_from_any(rank, world_size):
