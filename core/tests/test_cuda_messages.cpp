@@ -266,8 +266,9 @@ TEST(captured_messages_are_replayed) {
         captured.stream = graph.get();
         const int peer = 1 - rank;
         const std::vector<phx_message> both = {receives(me.out(), 3000, peer), sends(me.in(), 3000, peer)};
-        gpu::capture(
-            graph, [&] { CHECK_FAILS(PHX_ERR_UNSUPPORTED, "receive one before the capture", batch(me, both, captured)); });
+        gpu::capture(graph, [&] {
+          CHECK_FAILS(PHX_ERR_UNSUPPORTED, "receive one before the capture", batch(me, both, captured));
+        });
         CHECK_OK(batch(me, both));
         me.stream().wait();
         gpu::capture(graph, [&] {
@@ -417,6 +418,30 @@ TEST(kernels_end_when_the_other_rank_dies) {
         small());
     CHECK(codes[0] == 0 && WIFSIGNALED(codes[1]));
   }
+}
+
+// Rank 0 sends and leaves. What has been sent can be received; what has not ends the kernel.
+TEST(what_a_rank_sent_before_it_left_is_received) {
+  gpu::needs_driver();
+  ranks::as_threads(
+      2,
+      [](int rank, phx_world *world) {
+        const Rank me(world);
+        if (rank == 0) {
+          write(me.in(), content(0, 1, 0, 1000));
+          CHECK_OK(send(me, me.in(), 1000, 1));
+          me.stream().wait();
+          return;
+        }
+        while (phx_world_check(world) == PHX_OK) std::this_thread::yield();
+        CHECK_OK(recv(me, me.out(), 1000, 0));
+        CHECK(me.read(me.out(), 1000) == content(0, 1, 0, 1000));
+        CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", send(me, me.in(), 1, 0));
+        CHECK_OK(recv(me, me.out(), 1, 0, 0, 60000));
+        me.stream().wait();
+        CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", recv(me, me.out(), 1, 0));
+      },
+      small());
 }
 
 TEST(wrong_requests_say_so_before_anything_is_sent) {

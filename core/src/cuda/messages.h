@@ -98,7 +98,7 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
       // It may have done its part before it left.
       const bool gone = phx_word_get(reinterpret_cast<const uint32_t *>(launch.gone) + end.road.rank) != 0;
       if (gone && !can_move(end, end.cursor->chunks)) {
-        if (phx_word_get(launch.failed) == 0) give_up(launch, PHX_ERR_REVOKED);
+        if (phx_word_get(launch.failed) == 0) give_up(launch, has_gone(launch.group_size, end.road.rank));
         return -1;
       }
     } while (work != after);

@@ -78,12 +78,16 @@ static_assert(sizeof(Exchange) <= 4096, "more than a launch may pass");
 
 // Two labels, after the word of failures: that of the sender first.
 constexpr size_t kDifferenceWords = 2 * sizeof(Label) / sizeof(uint32_t);
-// What goes into that word: the message that this rank receives differs from what the other one sends, or the reverse.
+// What goes into that word: the message that this rank receives differs from what the other one sends, or the reverse;
+// or the other one has gone and left a message unfinished.
 PHX_PORTABLE constexpr int32_t sends_other(int32_t group_size, int32_t group_rank) {
   return 3 * group_size + 1 + group_rank;
 }
 PHX_PORTABLE constexpr int32_t receives_other(int32_t group_size, int32_t group_rank) {
   return 4 * group_size + 1 + group_rank;
+}
+PHX_PORTABLE constexpr int32_t has_gone(int32_t group_size, int32_t group_rank) {
+  return 5 * group_size + 1 + group_rank;
 }
 
 PHX_PORTABLE constexpr size_t slot_bytes(uint32_t chunk_bytes) { return sizeof(Label) + chunk_bytes; }

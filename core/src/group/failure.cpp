@@ -46,20 +46,25 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
 }
 
 // What a kernel has found out about a message, by its word of failures and the two labels after it.
-phx_error_info Group::messages_differ(int32_t seen) const {
+phx_error_info Group::message_failure(int32_t seen) const {
+  const int peer = (seen - 1) % size();
+  const bool gone = seen >= cuda::has_gone(size(), 0);
   const bool receives = seen < cuda::receives_other(size(), 0);  // this rank
-  const int peer = seen - (receives ? cuda::sends_other(size(), 0) : cuda::receives_other(size(), 0));
+  phx_error_info cause = make_error_info();
+  cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
+  cause.rank = self_rank();
+  cause.peer = rank_of(peer);
+  copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
+  if (gone) {
+    copy_text(cause.text, sizeof cause.text, (describe(peer) + " has left before a message was through.").c_str());
+    return cause;
+  }
   cuda::Label labels[2];  // sent, expected
   uint32_t words[cuda::kDifferenceWords];
   for (size_t i = 0; i < cuda::kDifferenceWords; ++i)
     words[i] = static_cast<uint32_t>(
         interruptions_[static_cast<size_t>(size()) + 1 + i].load(std::memory_order_relaxed));  // after that word
   std::memcpy(labels, words, sizeof labels);
-  phx_error_info cause = make_error_info();
-  cause.status = PHX_ERR_MISMATCH;
-  cause.rank = self_rank();
-  cause.peer = rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, receives ? "recv" : "send");
   const auto tell = [](const cuda::Label &label) {
     return std::to_string(label.bytes) + " bytes of " + phx_dtype_name(static_cast<int32_t>(label.dtype)) +
            " with tag " + std::to_string(label.tag);
@@ -74,9 +79,10 @@ phx_error_info Group::messages_differ(int32_t seen) const {
 
 void Group::note_launches() {
   const int32_t seen = interruptions_[static_cast<size_t>(size())].load(std::memory_order_acquire);
-  if (seen <= 0 || seen > 5 * size() || failed()) return;  // negative: the group had failed, and the kernel saw that
+  // Negative: the group had failed, and the kernel saw that. Not failed(): a rank may just have left.
+  if (seen <= 0 || interruptions_[group_rank()].load(std::memory_order_acquire) != 0) return;
   if (seen >= cuda::sends_other(size(), 0)) {
-    fail_with(messages_differ(seen), true);
+    fail_with(message_failure(seen), true);
     return;
   }
   const bool freed = seen >= cuda::has_freed(size(), 0), differs = seen >= cuda::disagrees(size(), 0);

@@ -102,7 +102,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::shared_ptr<cuda::DeviceWords> &device_words() { return device_words_; }  // with symm_mutex held
   // If a kernel has given up: for this and all later calls the group has failed.
   void note_launches();
-  phx_error_info messages_differ(int32_t seen) const;
+  phx_error_info message_failure(int32_t seen) const;
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }

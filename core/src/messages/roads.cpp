@@ -53,7 +53,9 @@ Roads::~Roads() {
 phx_status Roads::put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
                       void *stream) {
   group_.note_launches();
-  if (group_.failed()) return group_.raise_revoked(operation);
+  // Not where another rank has just left: what it sent before can be received.
+  if (group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0)
+    return group_.raise_revoked(operation);
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   bool capturing = false;
   phx_status status = open(operation, index);
@@ -110,10 +112,17 @@ bool Roads::is_capturing(void *stream) const {
 
 phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &messages, void *stream,
                         bool *capturing) const {
-  for (const GpuMessage &message : messages)
+  for (const GpuMessage &message : messages) {
+    if (message.sends && group_.interruption(message.peer).load(std::memory_order_acquire) != 0) {
+      fail(PHX_ERR_PEER_DEAD, operation, "%s on group '%s': %s has left: its world was finalized", operation,
+           group_.name().c_str(), group_.describe(message.peer).c_str());
+      amend_last_error(nullptr, group_.name().c_str(), group_.self_rank(), group_.rank_of(message.peer));
+      return PHX_ERR_PEER_DEAD;
+    }
     if (message.label.bytes != 0 && !reaches(gpus_->driver(), gpu_, message.data))
       return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (options.device)",
                   operation);
+  }
   *capturing = is_capturing(stream);
   return PHX_OK;
 }

@@ -15,6 +15,7 @@ from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
 from phalanx.core import Group, PhalanxError
 
 _CHANNEL = 1  # see backend.cpp
+_MESSAGES = ("send", "recv")  # which do not count as collectives
 _KEPT = 64  # coalesced works that are kept though they are complete
 
 Tensors = Sequence[torch.Tensor]
@@ -135,19 +136,12 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         return work
 
     def _put_on_stream(
-        self,
-        what: str,
-        opts: Any,
-        buffers: Buffers,
-        call: Issue,
-        device: torch.device,
-        collective: bool = True,
-        **extra: Any,
+        self, what: str, opts: Any, buffers: Buffers, call: Issue, device: torch.device, **extra: Any
     ) -> StreamWork:
         """Put it on the current stream of that GPU, and return at once."""
         timeout_ms = self._limit_ms(opts)
         group = self._group_on(device, self._engine.group(timeout_ms, what), what)
-        self._sequence += 1 if collective else 0
+        self._sequence += 0 if what in _MESSAGES else 1
         with torch.cuda.device(device):
             more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
             try:

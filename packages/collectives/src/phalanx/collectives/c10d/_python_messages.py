@@ -62,4 +62,4 @@ class Messages(Collectives):
             buffers.used_on(torch.cuda.current_stream(tensor.device))
 
         with self._beside.stream(tensor.device, (what, peer)):
-            return self._put_on_stream(what, None, buffers, call, tensor.device, collective=False)
+            return self._put_on_stream(what, None, buffers, call, tensor.device)
