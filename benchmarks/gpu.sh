@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Builds, tests and measures what runs on a GPU, on a machine that has one. Each of the two parts takes less than ten
-# minutes, and can be had alone:
+# Builds, tests, tunes and measures what runs on a GPU, on a machine that has one:
 #
-#   benchmarks/gpu.sh [FOLDER [core|torch]]     # FOLDER gets the logs and gpu.json; benchmarks/results if it is not given
+#   benchmarks/gpu.sh [FOLDER [core | torch | STEP...]]   # FOLDER gets gpu.log and gpu.json; benchmarks/results without
 #
 # core: needs nvcc, cmake, a C++ compiler and the driver. torch: needs these, and torch (CUDA), cffi, scikit-build-core,
 # pytest and pytest-timeout for python3; the packages are installed into a folder of the build folder, tested on the
-# GPU, and torch's sums are measured beside ours.
+# GPU, and torch's sums are measured beside ours. gpu-tuning.txt is the table that `phalanx tune` writes there; nothing
+# here uses it but the step that shows it. A part is to take less than ten minutes; single steps can be had too.
+# What is there of builds is used again.
 # Ranks are threads of one process that share the GPU, or processes. Says how each step went, once as it ends and again
 # at the end; the status is 1 if one failed. A step that cannot run says why and is skipped.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export OUT=${1:-benchmarks/results} BUILD=$PWD/${PHALANX_GPU_BUILD:-build-gpu}
-PART=${2:-all}
-case $PART in all | core | torch) ;; *) echo "'$PART' is no part: core or torch"; exit 2 ;; esac
-mkdir -p "$OUT"
+WANTED=" ${*:2} "
+mkdir -p "$OUT" "$BUILD"
+: >"$OUT/gpu.log"
 SUMMARY=()
 FAILED=0
 # Kernels that wait for each other must not stand behind each other in one queue of the GPU, as those of ranks that are
@@ -26,14 +27,24 @@ tell() {
   SUMMARY+=("$1")
   echo "$1"
 }
-step() { # step NAME LIMIT COMMAND…: the output goes to gpu-NAME.log
+wanted() { # wanted PART NAME: whether that step is to run
+  [[ $WANTED =~ ^\ *$ || $WANTED == *" $1 "* || $WANTED == *" $2 "* ]]
+}
+core() { # core NAME LIMIT COMMAND…: a step of that part
+  if wanted core "$1"; then step "$@"; fi
+}
+torch() {
+  if wanted torch "$1"; then step "$@"; fi
+}
+step() { # step NAME LIMIT COMMAND…: the output goes to gpu.log
   local name=$1 limit=$2 status=0 begun=$SECONDS
   shift 2
-  timeout "$limit" bash -c '"$@"' "$name" "$@" >"$OUT/gpu-$name.log" 2>&1 </dev/null || status=$?
+  timeout "$limit" bash -c '"$@"' "$name" "$@" >"$BUILD/step.log" 2>&1 </dev/null || status=$?
+  { echo "==== $name" && cat "$BUILD/step.log"; } >>"$OUT/gpu.log"
   if [ $status -eq 0 ]; then
     tell "$name: passed [$((SECONDS - begun)) s]"
   else
-    tail -n 30 "$OUT/gpu-$name.log"
+    tail -n 30 "$BUILD/step.log"
     tell "$name: failed, status $status [$((SECONDS - begun)) s]"
     FAILED=1
   fi
@@ -56,54 +67,72 @@ build() {
     test_cuda_workspace test_cuda_messages test_cuda_random test_cuda_multicast test_cuda_tuning gpu_bench
 }
 kernels() { configure && cmake --build "$BUILD" --target phx_cuda_kernels; } # at once, where they have been built
+backend() { # of torch.distributed, in C++, for this torch: the tests take it from there
+  test "$(PHALANX_C10D=cpp python3 -c 'from phalanx.collectives import c10d; print(c10d.implementation())')" = cpp
+}
 bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 install_packages() { # in one go, as they share a folder
   python3 -m pip install -q --no-index --no-build-isolation --no-deps --no-compile --upgrade --target "$BUILD/site" \
     -C cmake.define.PHX_CUDA=ON -C cmake.define.PHX_CUDA_IMAGE="$BUILD/collectives.fatbin" \
     ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin
 }
-export -f configure build kernels bench install_packages
+phalanx() { python3 -c 'from phalanx.core import _cli; raise SystemExit(_cli.main())' "$@"; }
+export -f configure build kernels backend bench install_packages phalanx
 
 core_part() {
   step build 400 build || return
-  step memory 60 "$BUILD/tests/test_cuda_memory"
-  step launch 120 "$BUILD/tests/test_cuda_launch"
-  for name in group workspace messages random multicast tuning; do step "$name" 60 "$BUILD/tests/test_cuda_$name"; done
-  step bench 240 bench
+  core memory 60 "$BUILD/tests/test_cuda_memory"
+  core launch 120 "$BUILD/tests/test_cuda_launch"
+  for name in group workspace messages random multicast tuning; do core "$name" 60 "$BUILD/tests/test_cuda_$name"; done
+  core bench 240 bench
   if command -v cuobjdump >/dev/null; then
-    step registers 60 cuobjdump --dump-resource-usage "$BUILD/collectives.fatbin"
+    core registers 60 cuobjdump --dump-resource-usage "$BUILD/collectives.fatbin"
   else
     skip registers "there is no cuobjdump"
   fi
   # Of one rank: where a tool makes every launch wait for the one before, kernels that wait for each other would not end.
   if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-      step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 "$BUILD/tests/test_cuda_launch" one_rank_alone
+      core "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 "$BUILD/tests/test_cuda_launch" one_rank_alone
     done
   else
     skip sanitizer "there is no compute-sanitizer"
   fi
 }
 torch_part() {
-  python3 -c 'import torch; assert torch.cuda.is_available()' 2>"$OUT/gpu-torch.log" ||
-    { skip torch "no torch with CUDA for python3: gpu-torch.log"; return; }
-  step torch-sums 120 python3 benchmarks/gpu_torch.py sums
-  TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 step torch-symmetric 120 python3 benchmarks/gpu_torch.py symmetric
-  python3 -c 'import cffi, scikit_build_core, pytest, pytest_timeout' 2>"$OUT/gpu-torch.log" ||
-    { skip packages "python3 has not got what they are built and tested with: gpu-torch.log"; return; }
+  python3 -c 'import torch; assert torch.cuda.is_available()' 2>>"$OUT/gpu.log" ||
+    { skip torch "no torch with CUDA for python3: gpu.log"; return; }
+  torch torch-sums 120 python3 benchmarks/gpu_torch.py sums
+  TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 torch torch-symmetric 120 python3 benchmarks/gpu_torch.py symmetric
+  python3 -c 'import cffi, scikit_build_core, pytest, pytest_timeout' 2>>"$OUT/gpu.log" ||
+    { skip packages "python3 has not got what they are built and tested with: gpu.log"; return; }
   step kernels 300 kernels && step install 300 install_packages || return
   export PYTHONPATH=$BUILD/site${PYTHONPATH:+:$PYTHONPATH}
   local pytest=(python3 -m pytest -q -p no:cacheprovider)
-  step own-kernel 60 python3 examples/own_kernel_cuda.py
-  step torch-ops 120 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_torch_shim_cuda*.py
-  step collectives 240 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
-  step symm-mem 240 "${pytest[@]}" packages/symm_mem/tests/test_cuda_*.py
-  step dtensor 120 "${pytest[@]}" packages/dtensor/tests/test_cuda_dtensor.py
-  step inductor 240 "${pytest[@]}" packages/inductor_plugin/tests/test_inductor_cuda_*.py
+  torch tune 120 phalanx tune --device cuda --seconds 30 --output "$OUT/gpu-tuning.txt"
+  torch tuned 60 phalanx tune --device cuda --show --output "$OUT/gpu-tuning.txt"
+  torch own-kernel 60 python3 examples/own_kernel_cuda.py
+  torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
+    core/tests/python/test_torch_shim_cuda*.py
+  export PHALANX_NATIVE=$BUILD/native
+  if wanted torch collectives; then step backend 280 backend; fi
+  torch collectives 240 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
+  torch symm-mem 400 "${pytest[@]}" packages/symm_mem/tests/test_cuda_*.py
+  torch dtensor 180 "${pytest[@]}" packages/dtensor/tests/test_cuda_dtensor.py
+  torch inductor 240 "${pytest[@]}" packages/inductor_plugin/tests/test_inductor_cuda_*.py
 }
 
-if [ "$PART" != torch ]; then core_part; fi
-if [ "$PART" != core ]; then torch_part; fi
+any() { # any PART NAME…: whether a step of that part is to run
+  local part=$1 name
+  shift
+  for name; do wanted "$part" "$name" && return; done
+  return 1
+}
+if any core build memory launch group workspace messages random multicast tuning bench registers memcheck racecheck; then core_part; fi
+if any torch torch-sums torch-symmetric install tune tuned own-kernel torch-ops collectives symm-mem dtensor inductor; then
+  torch_part
+fi
+[ ${#SUMMARY[@]} -gt 0 ] || { echo "'${*:2}' names no part and no step"; exit 2; }
 echo
 printf '%s\n' "${SUMMARY[@]}"
 exit $FAILED

@@ -48,6 +48,15 @@ PHX_FROZEN(offsetof(phx_error_info, operation) == 32);
 PHX_FROZEN(offsetof(phx_error_info, group) == 64);
 PHX_FROZEN(offsetof(phx_error_info, text) == 128);
 
+PHX_FROZEN(sizeof(phx_gpu_tuning) == 48);
+PHX_FROZEN(offsetof(phx_gpu_tuning, struct_size) == 0);
+PHX_FROZEN(offsetof(phx_gpu_tuning, flags) == 4);
+PHX_FROZEN(offsetof(phx_gpu_tuning, line_bytes) == 8);
+PHX_FROZEN(offsetof(phx_gpu_tuning, two_shot_bytes) == 16);
+PHX_FROZEN(offsetof(phx_gpu_tuning, multicast_bytes) == 24);
+PHX_FROZEN(offsetof(phx_gpu_tuning, copy_bytes) == 32);
+PHX_FROZEN(offsetof(phx_gpu_tuning, thread_bytes) == 40);
+
 PHX_FROZEN(sizeof(phx_group_info) == 72);
 PHX_FROZEN(offsetof(phx_group_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_group_info, group_rank) == 4);

@@ -353,6 +353,7 @@ double after_a_death() {
 }  // namespace
 
 int main(int argc, char **argv) {
+  gpu::give_streams_queues_of_their_own();
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
     if (std::strcmp(argv[i], "--device") == 0 && i + 1 < argc) device.index = std::atoi(argv[++i]);

@@ -1,5 +1,6 @@
 // Collectives on memory of GPUs, launched by the library: on the driver of the host, or on the one of fake_cuda/ (CTest
 // gives that one).
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <random>
@@ -431,6 +432,33 @@ TEST(a_graph_is_replayed) {
       for (const int32_t sum : sums) CHECK(sum == 1 << 10);
       CHECK_OK(phx_group_barrier(me.group(), 0));
     }
+  });
+}
+
+// In a capture the driver refuses to wait for what is on streams, unless it is told that the thread knows what it does.
+TEST(memory_that_is_released_in_a_capture_goes_when_its_kernels_are_through) {
+  gpu::needs_driver();
+  std::atomic<bool> captured{false}, came{false};
+  ranks::as_threads(2, [&](int rank, phx_world *world) {
+    phx_group *const group = ranks::make_group(world);
+    const OwnStream stream, other;
+    phx_symm *symm = nullptr;
+    CHECK_OK(phx_symm_alloc(group, &kGpu, 4096, 0, &symm));
+    if (rank == 0) {
+      CHECK_OK(phx_symm_enqueue_barrier(symm, 0, 0, stream.get()));
+      const gpu::Graph graph(other, [&] {
+        captured = true;
+        phx_symm_release(symm);
+      });
+      CHECK(came);
+    } else {
+      while (!captured) std::this_thread::yield();
+      came = true;
+      CHECK_OK(phx_symm_enqueue_barrier(symm, 0, 0, stream.get()));
+      stream.wait();
+      phx_symm_release(symm);
+    }
+    phx_group_release(group);
   });
 }
 

@@ -16,6 +16,9 @@ void needs_fake() {
   gpu::needs_driver();
   if (gpu::alive() < 0) check::skip("the fake driver, which counts launches");
 }
+void needs_fake_unstarted() {
+  if (gpu::symbol<int()>("fake_cuda_alive") == nullptr) check::skip("the fake driver, which counts launches");
+}
 int launches(const std::string &kernel) { return gpu::symbol<int(const char *)>("fake_cuda_launches")(kernel.c_str()); }
 int blocks_of_last(const std::string &kernel) {
   return gpu::symbol<int(const char *)>("fake_cuda_blocks")(kernel.c_str());
@@ -71,6 +74,49 @@ class Table {
 };
 
 }  // namespace
+
+// These two first: a forked child must find a driver that was not started.
+TEST(ranks_with_different_tables_use_that_of_group_rank_0) {
+  needs_fake_unstarted();
+  const Table first, second;
+  first.write("gpu=GPU_of_a_test ranks=2 shared=1 line_bytes=1 two_shot_bytes=8\n");
+  second.write("gpu=GPU_of_a_test ranks=2 shared=1 line_bytes=5000 two_shot_bytes=5000 thread_bytes=64\n");
+  ranks::all_zero(ranks::as_processes(2, [&](int rank, phx_world *world) {
+    (rank == 0 ? first : second).use();
+    const Rank me(world);
+    const phx_options options = me.options();
+    Gpu().write(me.in(), Bytes(64, static_cast<unsigned char>(rank + 1)));
+    CHECK_OK(phx_all_reduce(me.group(), me.in(), me.out(), 64, PHX_U8, PHX_SUM, &options, nullptr));
+    CHECK(me.read(me.out(), 64) == Bytes(64, 3));
+    CHECK(same(tuning_of(me.group()), tuning(1, 8, 64 << 10, kNever, 16)));
+    CHECK(launches("phx_gpu_reduce_in_place_uint8_sum") == 1);
+    CHECK_OK(phx_group_barrier(me.group(), 0));
+  }));
+}
+
+// Copies have failed on one rank: the others' kernels end, and the text says why.
+TEST(copies_that_fail_end_the_group) {
+  needs_fake_unstarted();
+  ranks::all_zero(ranks::as_processes(2, [](int rank, phx_world *world) {
+    const Rank me(world);
+    phx_symm *symm = nullptr;
+    CHECK_OK(phx_symm_rendezvous(me.group(), me.in(), 0, &symm));
+    set(me.group(), tuning(0, 0, 0, 1));
+    const phx_options options = me.options();
+    if (rank == 1) setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoDAsync_v2", 1);
+    const phx_status status = phx_symm_all_gather(symm, 0, me.out(), 100, PHX_U8, &options, nullptr);
+    unsetenv("FAKE_CUDA_FAIL");
+    if (rank == 1) {
+      CHECK(status == PHX_ERR_DEVICE);
+      CHECK(std::strstr(phx_last_error(), "cuMemcpyDtoDAsync") != nullptr);
+    } else {
+      CHECK(status == PHX_OK || status == PHX_ERR_DEVICE);  // as it was before or after the other one
+      CHECK(me.failure().status == PHX_ERR_DEVICE);
+    }
+    me.stream().wait();
+    phx_symm_release(symm);
+  }));
+}
 
 TEST(the_values_of_a_group_decide_which_kernel_an_all_reduce_is) {
   needs_fake();
@@ -138,30 +184,6 @@ TEST(a_gather_of_symmetric_memory_is_copied_from_the_size_that_is_set) {
     CHECK(launched(1, 5000) == std::vector<int>({3, 0}));
     phx_symm_release(symm);
   });
-}
-
-// Copies have failed on one rank: the others' kernels end, and the text says why.
-TEST(copies_that_fail_end_the_group) {
-  needs_fake();
-  ranks::all_zero(ranks::as_processes(2, [](int rank, phx_world *world) {
-    const Rank me(world);
-    phx_symm *symm = nullptr;
-    CHECK_OK(phx_symm_rendezvous(me.group(), me.in(), 0, &symm));
-    set(me.group(), tuning(0, 0, 0, 1));
-    const phx_options options = me.options();
-    if (rank == 1) setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoDAsync_v2", 1);
-    const phx_status status = phx_symm_all_gather(symm, 0, me.out(), 100, PHX_U8, &options, nullptr);
-    unsetenv("FAKE_CUDA_FAIL");
-    if (rank == 1) {
-      CHECK(status == PHX_ERR_DEVICE);
-      CHECK(std::strstr(phx_last_error(), "cuMemcpyDtoDAsync") != nullptr);
-    } else {
-      CHECK(status == PHX_OK || status == PHX_ERR_DEVICE);  // as it was before or after the other one
-      CHECK(me.failure().status == PHX_ERR_DEVICE);
-    }
-    me.stream().wait();
-    phx_symm_release(symm);
-  }));
 }
 
 TEST(switches_gather_from_the_size_that_is_set) {
@@ -341,24 +363,6 @@ TEST(ranks_with_gpus_of_their_own_have_a_row_of_their_own) {
       phx_group_release(group);
     });
   unsetenv("PHALANX_TUNING");
-}
-
-TEST(ranks_with_different_tables_use_that_of_group_rank_0) {
-  needs_fake();
-  const Table first, second;
-  first.write("gpu=GPU_of_a_test ranks=2 shared=1 line_bytes=1 two_shot_bytes=8\n");
-  second.write("gpu=GPU_of_a_test ranks=2 shared=1 line_bytes=5000 two_shot_bytes=5000 thread_bytes=64\n");
-  ranks::all_zero(ranks::as_processes(2, [&](int rank, phx_world *world) {
-    (rank == 0 ? first : second).use();
-    const Rank me(world);
-    const phx_options options = me.options();
-    Gpu().write(me.in(), Bytes(64, static_cast<unsigned char>(rank + 1)));
-    CHECK_OK(phx_all_reduce(me.group(), me.in(), me.out(), 64, PHX_U8, PHX_SUM, &options, nullptr));
-    CHECK(me.read(me.out(), 64) == Bytes(64, 3));
-    CHECK(same(tuning_of(me.group()), tuning(1, 8, 64 << 10, kNever, 16)));
-    CHECK(launches("phx_gpu_reduce_in_place_uint8_sum") == 1);
-    CHECK_OK(phx_group_barrier(me.group(), 0));
-  }));
 }
 
 TEST(a_table_with_values_that_cannot_be_is_no_table) {

@@ -22,10 +22,14 @@ from typing import Any
 import fake_torch_cuda
 from ranks import run_ranks, scratch
 
-__all__ = ["WAYS", "on_cuda", "run_cuda_ranks"]
+__all__ = ["TOGETHER", "WAYS", "on_cuda", "run_cuda_ranks"]
 
 WAYS = ("processes", "threads")
 _GROUP = "tp"
+# The environment of ranks that are threads. A kernel of one rank waits for those of the others, which could stand
+# behind it: where a kernel of torch is loaded when it is first used, for which the driver may wait for all that runs in
+# the process, or where two streams share a queue.
+TOGETHER = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def on_cuda(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,7 +59,7 @@ def run_cuda_ranks(fn: Callable[..., Any], world_size: int, way: str, *args: Any
     fake_torch_cuda.needs_cuda()
     if way == "processes":
         return run_ranks(fn, world_size, way, world_size, args, **named)
-    (results,) = run_ranks(fn, 1, way, world_size, args, **named)
+    (results,) = run_ranks(fn, 1, way, world_size, args, env=TOGETHER, **named)
     return results
 
 
@@ -76,10 +80,14 @@ def _threads(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...]) -> 
     from phalanx.core import MemoryStore
 
     store, results, failures = MemoryStore(), [None] * world_size, []
+    ready = threading.Barrier(world_size)
 
     def run(rank: int) -> None:
         try:
             with symm_mem.rank_context(), torch.cuda.stream(torch.cuda.Stream()):  # kernels of ranks run side by side
+                one = torch.ones(1, 1, device="cuda")
+                one.mm(one).cpu()  # what torch makes once for a thread, before kernels wait for each other
+                ready.wait()
                 symm_mem.set_group_info(_GROUP, rank, world_size, store)
                 results[rank] = fn(rank, world_size, _GROUP, *args)
         except BaseException as error:

@@ -309,12 +309,15 @@ class _Template:
 
     @classmethod
     def get(cls) -> _Template | None:
-        """The template of this process, started at the first call. None where there is no torch to save time on."""
+        """The template of this process, started at the first call. None where there is no torch to save time on.
+
+        Nor where importing torch has started a driver of GPUs, which does not work in a process that is forked then.
+        """
         if cls.current is not None and cls.current.owner != os.getpid():
             cls.current = None  # a fork of the test process: the template is not its own
         if cls.current is None and importlib.util.find_spec("torch") is not None:
             cls.current = cls()
-        return cls.current
+        return cls.current if cls.current is None or cls.current.can_fork else None
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -324,11 +327,13 @@ class _Template:
                 [sys.executable, __file__, "template", str(other.fileno()), str(self.owner)],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **DEFAULT_ENV},
+                # So torch asks without starting the driver, if it asks whether there is a GPU.
+                env={**os.environ, **DEFAULT_ENV, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
             )
         self.file = self.socket.makefile("rw")
         atexit.register(self.end)
-        self.ask()  # returns when torch is imported, so that a test's deadline begins after it
+        # Returns when torch is imported, so that a test's deadline begins after it.
+        self.can_fork = self.ask(holds_gpus=True) == 0
 
     def ask(self, **request: Any) -> int:
         self.file.write(json.dumps(request) + "\n")
@@ -392,6 +397,8 @@ def _serve_template(fd: int, parent: int) -> tuple[str, int] | None:
                 if answer == 0:
                     _end_with_parent(template)
                     break  # out of the with block, so that the rank does not keep the connection
+            elif "holds_gpus" in request:
+                answer = int(any(_is_of_gpu_driver(fd) for fd in os.listdir("/proc/self/fd")))
             elif "reap" in request:
                 answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
             file.write(f"{answer}\n")
@@ -509,12 +516,19 @@ def _descendants() -> dict[int, str]:
     return found
 
 
+def _is_of_gpu_driver(fd: str) -> bool:
+    """What a driver of GPUs opens when somebody asks how many there are, it keeps."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia")
+    return False
+
+
 def _fds() -> set[str]:
     found = set()
     template = _Template.current.socket.fileno() if _Template.current is not None else -1
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that listed the directory is closed by now
-            if int(name) != template:
+            if int(name) != template and not _is_of_gpu_driver(name):
                 found.add(f"fd {name} -> {os.readlink(f'/proc/self/fd/{name}')}")
     return found
 

@@ -12,6 +12,7 @@ namespace phx::cuda {
 size_t span_of(size_t size, size_t unit) { return round_up(size == 0 ? 1 : size, unit); }
 
 Memory::~Memory() {
+  const Current current(driver_, gpu_.context);
   if (mapped_) driver_.unmap(pointer_, span_);
   if (pointer_ != 0) driver_.unreserve(pointer_, span_);
   if (created_) driver_.release(handle_);
@@ -23,6 +24,7 @@ phx_status Memory::begin(const char *operation, const Gpus &gpus, const Gpu &gpu
 }
 
 phx_status Memory::map(const char *operation) {
+  const Current current(driver_, gpu_.context);
   Result result = driver_.reserve(&pointer_, span_, 0, 0, 0);
   if (result != 0) {
     pointer_ = 0;
@@ -55,6 +57,7 @@ phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t
   phx_status status = gpus.get(operation, index, &gpu);
   if (status == PHX_OK) status = begin(operation, gpus, gpu, span_of(size, gpu.unit), &memory);
   if (status != PHX_OK) return status;
+  const Current current(memory->driver_, gpu.context);
   const AllocationProperties properties = properties_of(memory->gpu_.device);
   const Result result = memory->driver_.create(&memory->handle_, memory->span_, &properties, 0);
   if (result != 0) return failed(memory->driver_, operation, result, "allocating memory of the GPU (cuMemCreate)");
@@ -75,6 +78,7 @@ phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int 
   phx_status status = gpus.get(operation, index, &gpu);
   if (status == PHX_OK) status = begin(operation, gpus, gpu, span, &memory);
   if (status != PHX_OK) return status;
+  const Current current(memory->driver_, gpu.context);
   void *const given = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
   const Result result = memory->driver_.import_handle(&memory->handle_, given, kFileDescriptor);
   if (result != 0)

@@ -8,6 +8,7 @@ import time
 import traceback
 
 import pytest
+from cuda_ranks import TOGETHER
 
 import fake_torch_cuda
 from ranks import run_ranks, scratch
@@ -169,7 +170,7 @@ def as_threads(rank, world_size):
 
 
 def test_ranks_may_be_threads_on_streams_of_their_own():
-    run_ranks(as_threads, 1)
+    run_ranks(as_threads, 1, env=TOGETHER)
 
 
 BUILT_FOR_CUDA = """

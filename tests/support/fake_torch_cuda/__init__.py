@@ -31,6 +31,9 @@ torch = pytest.importorskip("torch")
 
 from fake_torch_cuda import building, patches  # noqa: E402
 
+# Then torch asks whether there is a GPU without starting its driver, which this process need not have.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 __all__ = ["alive", "empty_cache", "is_real", "load", "needs_cuda"]
 
 _driver: ctypes.CDLL | None = None

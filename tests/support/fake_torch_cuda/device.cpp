@@ -38,6 +38,13 @@ thread_local c10::StreamId thread_streams[kMostDevices] = {};
 c10::Device cuda(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 c10::DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : thread_device; }
 
+// Of a question that may be answered with "not yet", and may be refused while a stream is captured.
+bool is_through(driver::Result result) {
+  constexpr driver::Result kNotReady = 600;  // CUDA_ERROR_NOT_READY
+  TORCH_CHECK(result == 0 || result == kNotReady, "CUDA error: a question failed with ", result);
+  return result == 0;
+}
+
 driver::Event event_of(void *event) { return static_cast<driver::Event>(event); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -80,12 +87,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const InContext context(stream.device_index());
     if (event != nullptr) FAKE_CHECK(cuStreamWaitEvent(handle_of(stream), event_of(event), 0));
   }
-  bool queryEvent(void *event) const override { return event == nullptr || cuEventQuery(event_of(event)) == 0; }
+  bool queryEvent(void *event) const override { return event == nullptr || is_through(cuEventQuery(event_of(event))); }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(device_count()); }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
   bool queryStream(const c10::Stream &stream) const override {
     const InContext context(stream.device_index());
-    return cuStreamQuery(handle_of(stream)) == 0;
+    return is_through(cuStreamQuery(handle_of(stream)));
   }
   void synchronizeStream(const c10::Stream &stream) const override { wait_for(stream); }
   bool isStreamCapturing(const c10::Stream &stream) const override { return is_capturing(stream); }

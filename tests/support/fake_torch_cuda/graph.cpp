@@ -16,10 +16,10 @@ EXPORTED int fake_torch_device_count() { return device_count(); }
 EXPORTED int fake_torch_is_capturing(int device) {
   return is_capturing(current_stream(static_cast<c10::DeviceIndex>(device))) ? 1 : 0;
 }
-EXPORTED int fake_torch_begin_capture(int device) {
+EXPORTED int fake_torch_begin_capture(int device, int mode) {
   next_capture();
   const InContext context(static_cast<c10::DeviceIndex>(device));
-  return cuStreamBeginCapture_v2(stream_of(device), 0);
+  return cuStreamBeginCapture_v2(stream_of(device), mode);
 }
 EXPORTED int fake_torch_end_capture(int device, void **graph) {
   const InContext context(static_cast<c10::DeviceIndex>(device));

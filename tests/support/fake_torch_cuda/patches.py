@@ -11,6 +11,7 @@ import torch
 __all__ = ["apply"]
 
 _library: Any = None
+_MODES = ("global", "thread_local", "relaxed")  # of a capture, as the driver numbers them
 
 
 def _index(device: Any = None) -> int:
@@ -96,7 +97,7 @@ class CUDAGraph:
     _graph: ctypes.c_void_p | None = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        _checked(_library.fake_torch_begin_capture(_index()))
+        _checked(_library.fake_torch_begin_capture(_index(), _MODES.index(capture_error_mode)))
 
     def capture_end(self) -> None:
         self._graph = ctypes.c_void_p()
@@ -116,10 +117,12 @@ class CUDAGraph:
 
 
 @contextlib.contextmanager
-def _graph(cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "") -> Iterator[None]:
+def _graph(
+    cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+) -> Iterator[None]:
     torch.cuda.synchronize()
     with _stream_context(stream if stream is not None else Stream()):
-        cuda_graph.capture_begin()
+        cuda_graph.capture_begin(pool, capture_error_mode)
         try:
             yield
         finally:

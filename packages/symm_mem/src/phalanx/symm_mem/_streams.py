@@ -137,7 +137,7 @@ def _end(thing: object, stream: Any, rank: Waiting) -> None:
 def drain() -> None:
     """Let go of what the streams are through with, of this rank: what another one's wait for may wait for this one."""
     ended = current_rank().ended
-    if _state.busy or not ended:
+    if _state.busy or not ended or torch.cuda.is_current_stream_capturing():  # to ask about an event ends a capture
         return
     _state.busy = True  # as letting go of one thing may end another
     try:

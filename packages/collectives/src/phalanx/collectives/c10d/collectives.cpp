@@ -9,6 +9,16 @@ namespace {
 
 using c10d::OpType;
 
+// What work of that kind is called: torch 2.11 has no name for it alone.
+template <class Type>
+constexpr auto scattered(int) -> decltype(Type::REDUCE_SCATTER_TENSOR_COALESCED) {
+  return Type::REDUCE_SCATTER_TENSOR_COALESCED;
+}
+template <class Type>
+constexpr Type scattered(...) {
+  return Type::COALESCED;
+}
+
 // One call of a coalesced group.
 phx_call call_of(int32_t kind, const void *in, void *out, const Elements &elements, int32_t op) {
   phx_call call{};
@@ -314,8 +324,8 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
     const Elements elements{reduced_dtype(outputs[i]), static_cast<size_t>(outputs[i].numel())};
     calls.push_back(call_of(PHX_CALL_REDUCE_SCATTER, in, out, elements, reduction.op));
   }
-  const Plan plan{OpType::REDUCE_SCATTER_TENSOR_COALESCED, "phalanx:reduce_scatter_tensor_coalesced", opts.timeout,
-                  opts.asyncOp, reduction.scale};
+  const Plan plan{scattered<OpType>(0), "phalanx:reduce_scatter_tensor_coalesced", opts.timeout, opts.asyncOp,
+                  reduction.scale};
   return issue_coalesced(plan, std::move(buffers), std::move(calls));
 }
 

@@ -106,7 +106,8 @@ Reduction reduction_of(const c10d::ReduceOp &op) {
     case c10d::ReduceOp::BOR: return {PHX_BOR, 1};
     case c10d::ReduceOp::BXOR: return {PHX_BXOR, 1};
     case c10d::ReduceOp::PREMUL_SUM: {
-      const auto *given = dynamic_cast<const c10d::PreMulSumSupplement *>(op.supplement_.get());
+      // Its name in 2.11; later it is one of two.
+      const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
       TORCH_CHECK_VALUE(given != nullptr, "ReduceOp.PREMUL_SUM without its factor; make it with _make_nccl_premul_sum");
       return {PHX_PREMUL_SUM,
               given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor};
