@@ -81,6 +81,27 @@ phx_status Group::save_gpu_tuning(const char *operation, const std::string &path
 
 }  // namespace phx
 
+namespace {
+
+// What is common to calls that give a group values: `agree` gets them, and the timeout that holds.
+template <class Values, class Agree>
+phx_status set_values(const char *operation, phx_group *group, const Values *values, int64_t timeout_ms,
+                      const Agree &agree) {
+  return guarded(operation, [&]() -> phx_status {
+    if (group == nullptr || values == nullptr)
+      return fail(PHX_ERR_INVALID, operation, "%s: group or tuning is NULL", operation);
+    Values given;
+    phx_status status = phx::read_in(values, &given, operation);
+    if (status == PHX_OK && given.flags != 0)
+      status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
+    int64_t timeout = 0;
+    if (status == PHX_OK) status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
+    return status == PHX_OK ? agree(given, timeout) : status;
+  });
+}
+
+}  // namespace
+
 extern "C" {
 
 phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
@@ -93,17 +114,7 @@ phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
 }
 
 phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int64_t timeout_ms) {
-  const char *operation = "group_set_tuning";
-  return guarded(operation, [&]() -> phx_status {
-    if (group == nullptr || tuning == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: group or tuning is NULL", operation);
-    phx_tuning given;
-    phx_status status = phx::read_in(tuning, &given, operation);
-    if (status == PHX_OK && given.flags != 0)
-      status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
-    int64_t timeout = 0;
-    if (status == PHX_OK) status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
-    if (status != PHX_OK) return status;
+  return set_values("group_set_tuning", group, tuning, timeout_ms, [&](const phx_tuning &given, int64_t timeout) {
     return group->ptr->agree_tuning({given.one_shot_bytes, given.chunk_bytes, given.streaming_bytes, given.push_bytes},
                                     timeout);
   });
@@ -127,20 +138,11 @@ phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out) {
 }
 
 phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuning, int64_t timeout_ms) {
-  const char *operation = "group_set_gpu_tuning";
-  return guarded(operation, [&]() -> phx_status {
-    if (group == nullptr || tuning == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: group or tuning is NULL", operation);
-    phx_gpu_tuning given;
-    phx_status status = phx::read_in(tuning, &given, operation);
-    if (status == PHX_OK && given.flags != 0)
-      status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
-    int64_t timeout = 0;
-    if (status == PHX_OK) status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
-    if (status != PHX_OK) return status;
+  const auto agree = [&](const phx_gpu_tuning &given, int64_t timeout) {
     return group->ptr->agree_gpu_tuning(
         {given.line_bytes, given.two_shot_bytes, given.multicast_bytes, given.copy_bytes, given.thread_bytes}, timeout);
-  });
+  };
+  return set_values("group_set_gpu_tuning", group, tuning, timeout_ms, agree);
 }
 
 phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path) {
