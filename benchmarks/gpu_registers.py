@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [ROOT / "core/cuda/collectives.cu", ROOT / "core/cuda/random.cu"]
+SOURCE = ROOT / "core/cuda/collectives.cu"  # which takes in the others
 FLAGS = ["-std=c++17", "-O3", "--fmad=false", "-Xptxas", "-v", f"-I{ROOT}/core/include", f"-I{ROOT}/core/src"]
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -56,15 +56,12 @@ def parse(log: str) -> Iterator[Kernel]:
 
 def compiled(archs: list[int]) -> list[Kernel]:
     code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    kernels: list[Kernel] = []
     with tempfile.TemporaryDirectory() as folder:
-        for source in SOURCES:
-            command = ["nvcc", "--threads", "0", *FLAGS, *code, "-fatbin", str(source), "-o", f"{folder}/{source.stem}"]
-            done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-            if done.returncode != 0:
-                sys.exit(done.stdout)
-            kernels += parse(done.stdout)
-    return sorted(kernels)
+        command = ["nvcc", "--threads", "0", *FLAGS, *code, "-fatbin", str(SOURCE), "-o", f"{folder}/kernels.fatbin"]
+        done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stdout)
+    return sorted(parse(done.stdout))
 
 
 def table(kernels: list[Kernel]) -> Iterator[str]:
