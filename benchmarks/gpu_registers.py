@@ -57,7 +57,7 @@ def parse(log: str) -> Iterator[Kernel]:
 def compiled(archs: list[int]) -> list[Kernel]:
     code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     with tempfile.TemporaryDirectory() as folder:
-        command = ["nvcc", "--threads", "0", *FLAGS, *code, "-fatbin", str(SOURCE), "-o", f"{folder}/kernels.fatbin"]
+        command = ["nvcc", *FLAGS, *code, "-fatbin", str(SOURCE), "-o", f"{folder}/kernels.fatbin"]
         done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         sys.exit(done.stdout)
