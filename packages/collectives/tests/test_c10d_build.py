@@ -59,6 +59,7 @@ def test_of_many_ranks_that_start_at_once_one_compiles(tmp_path):
     assert say(native, **{**env, "CXX": "false"})[1] == "cpp cpp\n"  # found
 
 
+@pytest.mark.slow
 def test_without_a_compiler_groups_are_served_in_python_which_is_said(tmp_path):  # P28
     status, out, err = say(tmp_path / "native", PATH="", CXX="")
     assert (status, out) == (0, "python python\n")
@@ -77,6 +78,7 @@ def test_a_choice_is_obeyed(tmp_path, monkeypatch):
     assert _build.choice() == "auto"
 
 
+@pytest.mark.slow
 def test_what_others_may_write_and_what_is_broken_is_passed_over(tmp_path):
     broken = tmp_path / ready().name
     broken.write_bytes(b"not a library")

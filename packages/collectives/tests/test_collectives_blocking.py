@@ -146,6 +146,7 @@ def compiled(rank, size):
         x.grad = None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_they_compile():  # F19
     run_ranks(compiled, 2, start_torch=True, timeout=240)

@@ -90,6 +90,7 @@ def test_a_second_build_does_nothing_unless_it_is_forced(built, tmp_path):
     assert list(built.iterdir()) == [made] and made.stat().st_mtime_ns > before.st_mtime_ns
 
 
+@pytest.mark.slow
 def test_a_file_that_others_may_write_is_not_loaded(built, tmp_path):
     (made,) = built.iterdir()
     copy = tmp_path / made.name
@@ -110,6 +111,7 @@ def test_a_folder_that_others_may_write_is_refused_before_anything_is_compiled(t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
     path = _native.library(_autograd.OPS)

@@ -230,6 +230,7 @@ def compiled(rank, size):
     assert torch.equal(x.grad, torch.full_like(x, 3.0 * sum(range(1, size + 1))))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_they_compile_into_one_graph_with_dynamic_shapes():  # F19
     run_ranks(compiled, 2, start_torch=True, timeout=300)

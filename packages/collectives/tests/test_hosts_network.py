@@ -84,6 +84,7 @@ def await_files(folder, names, started):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["whole", "gloo", "gpus"])  # over connections of our own; by a backend, as on GPUs
 def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_path, what):
     if what == "gpus":
@@ -95,6 +96,7 @@ def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_pa
         assert len({(tmp_path / f"sum.{count}.{rank}").read_bytes() for rank in range(4)}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["cut", "gloo cut"])
 def test_a_cable_that_is_cut_in_a_collective_is_an_error_on_every_rank(hosts, tmp_path, what):
     started = launch(hosts, tmp_path, what)

@@ -88,6 +88,7 @@ def compiled(rank, size):
         assert pc.isend_inplace(fake, 0, group=group).shape == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_they_compile_into_one_graph():  # P12
     run_ranks(compiled, 2, start_torch=True, timeout=300)

@@ -154,6 +154,7 @@ def trained(rank, size, way, backend, dynamic, batches, graphs):
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["by hand", "styles, on sequences"])
 def test_one_graph_serves_a_block_for_all_batch_sizes(name):
     run_ranks(trained, 2, name, "aot_eager", True, (4, 6, 5), 1, start_torch=True, timeout=280)

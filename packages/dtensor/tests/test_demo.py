@@ -104,6 +104,7 @@ def test_two_ranks_train_and_agree_with_one_rank_and_with_one_process(tmp_path: 
         assert float(loss) == pytest.approx(float(of_one_process), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_table_has_every_collective_of_a_step_with_its_bytes_beside_gloo() -> None:
     done = run(*SMALL, "--steps", "3", "--checked-steps", "0")
     assert done.returncode == 0, done.stderr
@@ -165,6 +166,7 @@ def test_a_killed_rank_ends_the_demo_and_is_named(victim: int) -> None:
     assert shared_memory_files() <= before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
     with training_demo(*FOREVER) as (demo, ranks):
@@ -175,6 +177,7 @@ def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
         assert not [rank for rank in ranks if is_running(rank)]
 
 
+@pytest.mark.slow
 def test_ranks_do_not_outlive_a_killed_demo() -> None:
     with training_demo(*FOREVER) as (demo, ranks):
         pidfds = [os.pidfd_open(rank) for rank in ranks]
@@ -186,6 +189,7 @@ def test_ranks_do_not_outlive_a_killed_demo() -> None:
                 os.close(pidfd)
 
 
+@pytest.mark.slow
 def test_the_store_is_reachable_from_this_host_only() -> None:
     with training_demo(*FOREVER) as (demo, _):
         assert listening_addresses(demo.pid) == {"127.0.0.1"}

@@ -20,6 +20,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("phalanx.inductor_plugin") is None, reason="phalanx-inductor is not installed"
 )

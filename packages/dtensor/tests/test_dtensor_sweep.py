@@ -25,6 +25,7 @@ needs_database = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_database
 def test_a_sample_of_the_database_is_right_on_two_ranks(tmp_path):
     file = tmp_path / "sweep.json"

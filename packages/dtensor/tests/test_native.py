@@ -393,6 +393,7 @@ def test_what_holds_in_python_holds_with_it(built, name):
 WHY = "from phalanx.dtensor import native; print(native.loaded() is not None, native.why_not())"
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_says_so_and_tensors_work(tmp_path):
     done = program(BUILD, tmp_path / "native", PATH="", CXX="")
     assert (done.returncode, done.stdout) == (1, "")
@@ -407,6 +408,7 @@ def test_an_empty_variable_turns_it_off():
     assert program(["-c", WHY], "").stdout.startswith("False PHALANX_NATIVE is empty")
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
     path = native.library()

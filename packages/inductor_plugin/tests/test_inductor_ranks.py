@@ -141,6 +141,7 @@ def several_graphs(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_several_graphs_and_groups_in_one_process():
     run_ranks(several_graphs, 2, timeout=250)
 
@@ -190,6 +191,7 @@ def one_has_it_cached(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_stock_inductor_takes_the_pass_as_an_option(tmp_path):
     for _ in range(2):  # compiled, then from the cache
         run_ranks(one_has_it_cached, 2, timeout=250, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
@@ -313,5 +315,6 @@ def threads(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_threads_run_compiled_functions_at_the_same_time():
     run_ranks(threads, 2, timeout=250)

@@ -127,6 +127,7 @@ def each_route(rank, size, wrapper):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", ["python", pytest.param("cpp", marks=pytest.mark.slow)])
 def test_every_route_gives_what_eager_gives(wrapper):
     run_ranks(each_route, 2, wrapper, timeout=280)

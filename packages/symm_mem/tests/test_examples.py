@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]])
 @pytest.mark.parametrize(
     ("name", "lines"),
