@@ -65,6 +65,22 @@ TEST(a_kernel_ends_when_a_rank_dies) {
   }
 }
 
+TEST(a_workspace_that_cannot_be_made_fails_alike) {
+  if (gpu::symbol<int()>("fake_cuda_alive") == nullptr) check::skip("the fake driver, which fails on demand");
+  setenv("FAKE_CUDA_FORKS", "1", 1);
+  ranks::all_zero(ranks::as_processes(2, [](int rank, phx_world *world) {
+    const Rank me(world);
+    if (rank == 1) setenv("FAKE_CUDA_FAIL", "cuMemCreate", 1);
+    CHECK_FAILS(PHX_ERR_DEVICE, "rank 1 could not make a workspace of 262144 bytes on its GPU",
+                gather(me, me.options(), 10));
+    unsetenv("FAKE_CUDA_FAIL");
+    write(me.in(), std::vector<int32_t>(10, rank));
+    CHECK_OK(gather(me, me.options(), 10));
+    expect_gathered(me, 10, 0);
+    CHECK_OK(phx_group_barrier(me.hosts(), 0));
+  }));
+}
+
 TEST(what_outgrows_the_workspace_gets_a_larger_one) {
   gpu::needs_driver();
   ranks::as_threads(
@@ -415,22 +431,6 @@ TEST(counts_of_a_ragged_exchange_that_differ_are_found_out) {
 }
 
 // One rank's GPU has no memory left: it fails on all ranks alike, and the group goes on.
-TEST(a_workspace_that_cannot_be_made_fails_alike) {
-  if (gpu::symbol<int()>("fake_cuda_alive") == nullptr) check::skip("the fake driver, which fails on demand");
-  setenv("FAKE_CUDA_FORKS", "1", 1);
-  ranks::all_zero(ranks::as_processes(2, [](int rank, phx_world *world) {
-    const Rank me(world);
-    if (rank == 1) setenv("FAKE_CUDA_FAIL", "cuMemCreate", 1);
-    CHECK_FAILS(PHX_ERR_DEVICE, "rank 1 could not make a workspace of 262144 bytes on its GPU",
-                gather(me, me.options(), 10));
-    unsetenv("FAKE_CUDA_FAIL");
-    write(me.in(), std::vector<int32_t>(10, rank));
-    CHECK_OK(gather(me, me.options(), 10));
-    expect_gathered(me, 10, 0);
-    CHECK_OK(phx_group_barrier(me.hosts(), 0));
-  }));
-}
-
 TEST(wrong_requests_say_so_before_anything_is_sent) {
   gpu::needs_driver();
   ranks::as_threads(1, [](int, phx_world *world) {
