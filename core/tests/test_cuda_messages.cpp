@@ -340,6 +340,36 @@ TEST(messages_go_on_beside_collectives) {
       small());
 }
 
+// A rendezvous loads kernels, for which a driver may wait until nothing runs.
+TEST(a_first_collective_does_not_wait_for_a_message_on_its_way) {
+  gpu::needs_driver();
+  ranks::as_threads(
+      2,
+      [](int rank, phx_world *world) {
+        const Rank me(world);
+        const int peer = 1 - rank;
+        CHECK_OK(batch(me, {sends(me.in(), 10, peer), receives(me.out(), 10, peer)}));
+        me.stream().wait();
+        const Bytes given = content(0, 1, 0, 3 * kRoad);
+        write(me.in(), given);
+        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        if (rank == 0) CHECK_OK(send(me, me.in(), given.size(), 1));  // more than there is room for
+        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        const OwnStream other;
+        phx_options options = me.options(5000);
+        options.stream = other.get();
+        CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), 10, PHX_U8, &options, nullptr));
+        other.wait();
+        if (rank == 1) {
+          CHECK_OK(recv(me, me.out(), given.size(), 0));
+          CHECK(me.read(me.out(), given.size()) == given);
+        }
+        me.stream().wait();
+        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+      },
+      small());
+}
+
 // ---- what goes wrong
 
 namespace {

@@ -40,7 +40,7 @@ class Gpus {
   phx_status get(const char *operation, int32_t index, Gpu *out);
   // Loads all kernels of this library, where the driver can list them and they are there. To load one may wait for all
   // that runs on the GPU in this process, also for a kernel that waits for a rank: so this comes before any is
-  // launched.
+  // launched: by a rendezvous, and by the first message.
   void load(const Gpu &gpu);
   // A kernel of this library (core/cuda/collectives.cu) that is going to be launched with so many threads in a block.
   phx_status kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads, Function *out);

@@ -135,8 +135,7 @@ phx_status Group::await_road(const char *operation, int i, const Deadline &deadl
   }
   fail(PHX_ERR_TIMEOUT, operation,
        "%s on group '%s': after %lld ms rank %d still waits for %s to send or receive its first message. Look at why "
-       "it is late, "
-       "or raise timeout_ms.",
+       "it is late, or raise timeout_ms.",
        operation, name().c_str(), static_cast<long long>(deadline.budget_ms()), self_rank(), describe(i).c_str());
   amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
   reported_.store(true);

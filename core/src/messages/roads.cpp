@@ -82,6 +82,7 @@ phx_status Roads::open(const char *operation, int32_t index) {
                 operation);
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, index, &gpu);
+  if (status == PHX_OK) gpus->load(gpu);  // a later rendezvous must not wait for messages that are on their way
   cuda::Function function = nullptr;
   const int32_t threads = std::min(cuda::kLineThreads, gpu.most_threads);
   if (status == PHX_OK) status = gpus->kernel(operation, gpu, kKernel, threads, &function);

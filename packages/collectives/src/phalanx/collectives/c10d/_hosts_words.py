@@ -87,8 +87,8 @@ class MailWords:
             raise self._failure
 
     def finish(self, trade: Trade) -> None:
-        """Nobody waits on the host for transfers of GPUs."""
-        raise NotImplementedError
+        """For transfers of the CPU, of which there are none here: streams wait for those of GPUs."""
+        raise AssertionError(f"{trade.call} on group '{self._name}': streams wait for transfers of GPUs, not the host")
 
     def late(self, trade: Trade) -> WaitTimeoutError:
         """The error of a transfer of which ranks have not said anything."""
