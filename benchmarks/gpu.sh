@@ -63,7 +63,7 @@ configure() {
   cmake -S core -B "$BUILD" -DBUILD_TESTING=ON -DPHX_CUDA=ON -DPHX_CUDA_ARCHITECTURES="$ARCH" -DPHX_BUILD_TORCH=OFF
 }
 build() {
-  configure && cmake --build "$BUILD" -j "$(nproc)" --target phalanx test_cuda_memory test_cuda_launch test_cuda_group \
+  configure && cmake --build "$BUILD" -j "$(nproc)" --target phalanx test_cuda_memory test_cuda_fabric test_cuda_launch test_cuda_group \
     test_cuda_workspace test_cuda_messages test_cuda_random test_cuda_multicast test_cuda_tuning gpu_bench
 }
 kernels() { configure && cmake --build "$BUILD" --target phx_cuda_kernels; } # at once, where they have been built
@@ -82,6 +82,7 @@ export -f configure build kernels backend bench install_packages phalanx
 core_part() {
   step build 400 build || return
   core memory 60 "$BUILD/tests/test_cuda_memory"
+  core fabric 60 "$BUILD/tests/test_cuda_fabric"
   core launch 120 "$BUILD/tests/test_cuda_launch"
   for name in group workspace messages random multicast tuning; do core "$name" 60 "$BUILD/tests/test_cuda_$name"; done
   core bench 240 bench
@@ -128,7 +129,7 @@ any() { # any PART NAME…: whether a step of that part is to run
   for name; do wanted "$part" "$name" && return; done
   return 1
 }
-if any core build memory launch group workspace messages random multicast tuning bench registers memcheck racecheck; then core_part; fi
+if any core build memory fabric launch group workspace messages random multicast tuning bench registers memcheck racecheck; then core_part; fi
 if any torch torch-sums torch-symmetric install tune tuned own-kernel torch-ops collectives symm-mem dtensor inductor; then
   torch_part
 fi

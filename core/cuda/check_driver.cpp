@@ -25,6 +25,10 @@ static_assert(offsetof(AllocationProperties, location) == offsetof(CUmemAllocati
 static_assert(offsetof(AllocationProperties, flags) == offsetof(CUmemAllocationProp, allocFlags));
 static_assert(kPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kFileDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+#if CUDA_VERSION >= 12030
+static_assert(kFabric == CU_MEM_HANDLE_TYPE_FABRIC && sizeof(FabricHandle) == sizeof(CUmemFabricHandle));
+static_assert(kHasFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+#endif
 
 static_assert(sizeof(MulticastProperties) == sizeof(CUmulticastObjectProp));
 static_assert(offsetof(MulticastProperties, devices) == offsetof(CUmulticastObjectProp, numDevices));

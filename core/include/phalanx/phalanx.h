@@ -333,6 +333,19 @@ PHX_API phx_status phx_mem_drop(phx_world *world, const phx_device *device, cons
 PHX_API phx_status phx_mem_find(phx_world *world, const void *pointer, phx_mem_info *out); /* any interior pointer */
 PHX_API phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes);         /* idle ones included */
 
+enum { PHX_FABRIC_HANDLE_BYTES = 96 };
+
+/* Not collective. Memory of GPUs beyond the host: a block of phalanx's CUDA allocator as bytes that may be sent by any
+ * means to a process, on this host or another, whose GPU is in the same NVLink domain (and IMEX channel). `pointer`:
+ * any in the block; `handle`: PHX_FABRIC_HANDLE_BYTES of room. Whoever has these bytes can map the block; they are of
+ * use until it is freed. PHX_ERR_UNSUPPORTED, with the reason, where the GPU or its driver has no fabric handles. */
+PHX_API phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle);
+/* Not collective. Maps the block that a handle stands for on a GPU of this rank (device; its type must be
+ * PHX_DEV_CUDA). It is a block of this world then: phx_mem_find says its size, phx_mem_free unmaps it; the memory lives
+ * as long as the last mapping. It has no signals and cannot be offered to a rendezvous, as it is another rank's. */
+PHX_API phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle,
+                                         size_t handle_size, void **out);
+
 /* ---- symmetric memory --------------------------------------------------------------------------------------- */
 
 typedef struct phx_symm_info {

@@ -13,11 +13,6 @@ namespace {
 Gpus &gpus(void *self) { return *static_cast<Gpus *>(self); }
 Memory *memory_of(uint64_t cookie) { return reinterpret_cast<Memory *>(static_cast<uintptr_t>(cookie)); }
 
-void hand_over(MemoryPtr memory, void **pointer, uint64_t *cookie) {
-  *pointer = reinterpret_cast<void *>(static_cast<uintptr_t>(memory->pointer()));
-  *cookie = reinterpret_cast<uintptr_t>(memory.release());
-}
-
 phx_status allocate(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie) {
   MemoryPtr memory;
   const phx_status status = Memory::make("mem_alloc", gpus(self), device->index, size, &memory);
@@ -58,6 +53,11 @@ void destroy(void *self) { delete static_cast<Gpus *>(self); }
 
 Gpus *gpus_of(const Allocator &allocator) {
   return allocator.ops().alloc == allocate ? static_cast<Gpus *>(allocator.self()) : nullptr;
+}
+
+void hand_over(MemoryPtr memory, void **pointer, uint64_t *cookie) {
+  *pointer = reinterpret_cast<void *>(static_cast<uintptr_t>(memory->pointer()));
+  *cookie = reinterpret_cast<uintptr_t>(memory.release());
 }
 
 const Memory &memory_of(const Block &block) { return *memory_of(block.cookie); }

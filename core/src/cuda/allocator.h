@@ -1,6 +1,8 @@
 // Memory of NVIDIA GPUs that ranks can share.
 #pragma once
 
+#include <memory>
+
 #include "cuda/gpu.h"
 #include "memory/allocator.h"
 
@@ -16,5 +18,8 @@ Gpus *gpus_of(const Allocator &allocator);
 
 // Of a block that came from there.
 const Memory &memory_of(const Block &block);
+
+// Makes memory what the functions of that allocator know a block by: they free it from now on.
+void hand_over(std::unique_ptr<Memory> memory, void **pointer, uint64_t *cookie);
 
 }  // namespace phx::cuda

@@ -28,6 +28,10 @@ struct Uuid {
   char bytes[16];
 };
 
+struct FabricHandle {
+  unsigned char bytes[64];
+};
+
 constexpr Result kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
 struct Location {
@@ -38,7 +42,7 @@ constexpr int kOnDevice = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
 
 struct AllocationProperties {
   int type;          // kPinned
-  int handle_types;  // kFileDescriptor
+  int handle_types;  // kFileDescriptor, and kFabric where it can
   Location location;
   void *windows;
   struct {
@@ -50,6 +54,7 @@ struct AllocationProperties {
 };
 constexpr int kPinned = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kFileDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+constexpr int kFabric = 8;          // CU_MEM_HANDLE_TYPE_FABRIC
 
 // Of what stands for the memory of several GPUs at once.
 struct MulticastProperties {
@@ -77,6 +82,7 @@ constexpr int kMostThreads = 1;           // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER
 constexpr int kProcessors = 16;           // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kHasVirtualMemory = 102;    // CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 constexpr int kHasFileDescriptors = 103;  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+constexpr int kHasFabric = 128;           // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
 constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
 
 // Every function: the member, the symbol, its parameters.

@@ -9,11 +9,11 @@
 
 namespace phx::cuda {
 
-AllocationProperties properties_of(Device device) {
+AllocationProperties properties_of(const Gpu &gpu) {
   AllocationProperties properties{};
   properties.type = kPinned;
-  properties.handle_types = kFileDescriptor;
-  properties.location = {kOnDevice, device};
+  properties.handle_types = gpu.fabric == FabricAbility::kCan ? kFileDescriptor | kFabric : kFileDescriptor;
+  properties.location = {kOnDevice, gpu.device};
   return properties;
 }
 
@@ -73,13 +73,40 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   result = driver_.device_name(name, static_cast<int>(sizeof name - 1), gpu->device);
   if (result != 0) return failed(driver_, operation, result, "asking for the GPU's name (cuDeviceGetName)");
   gpu->name = name;
-  const AllocationProperties properties = properties_of(gpu->device);
-  result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
-  if (result != 0)
-    return failed(driver_, operation, result, "asking what memory comes in (cuMemGetAllocationGranularity)");
-  look_at_multicast(gpu);
   result = driver_.context_retain(&gpu->context, gpu->device);
-  return result == 0 ? PHX_OK : failed(driver_, operation, result, "opening the GPU (cuDevicePrimaryCtxRetain)");
+  if (result != 0) return failed(driver_, operation, result, "opening the GPU (cuDevicePrimaryCtxRetain)");
+  look_at_fabric(gpu);
+  const AllocationProperties properties = properties_of(*gpu);
+  result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
+  if (result != 0) {
+    driver_.context_release(gpu->device);
+    return failed(driver_, operation, result, "asking what memory comes in (cuMemGetAllocationGranularity)");
+  }
+  look_at_multicast(gpu);
+  return PHX_OK;
+}
+
+// A GPU that has them may lack what stands behind: the host's service (nvidia-imex), or the right to a channel of it.
+// Only an attempt shows that, so one piece of memory is made and let go.
+void Gpus::look_at_fabric(Gpu *gpu) const {
+  int has = 0;
+  if (driver_.device_attribute(&has, kHasFabric, gpu->device) != 0 || has == 0) return;
+  const Current current(driver_, gpu->context);
+  gpu->fabric = FabricAbility::kCan;
+  const AllocationProperties properties = properties_of(*gpu);
+  size_t unit = 0;
+  Handle handle = 0;
+  FabricHandle out{};
+  Result result = current.result();
+  if (result == 0) result = driver_.granularity(&unit, &properties, kSmallestGranularity);
+  if (result == 0) result = driver_.create(&handle, unit, &properties, 0);
+  if (result == 0) {
+    result = driver_.export_handle(&out, handle, kFabric, 0);
+    driver_.release(handle);
+  }
+  if (result == 0) return;
+  gpu->fabric = FabricAbility::kRefused;
+  gpu->fabric_refusal = result;
 }
 
 // Memory comes in such pieces that a multicast object can take it, whatever its group is going to be. A GPU that cannot

@@ -13,6 +13,9 @@ namespace phx::cuda {
 // Whether memory of that GPU can be part of a multicast object, and if not why.
 enum class MulticastAbility : int32_t { kOldDriver = 1, kNoSwitch, kNoUnit, kCan };
 
+// Whether memory of that GPU has fabric handles, which processes on other hosts can map, and if not why.
+enum class FabricAbility : int32_t { kNone = 1, kRefused, kCan };
+
 // Its primary context stays until the allocator is gone: to make it anew takes long.
 struct Gpu {
   int32_t index = 0;
@@ -24,9 +27,11 @@ struct Gpu {
   Uuid uuid{};
   std::string name;
   MulticastAbility multicast = MulticastAbility::kOldDriver;
+  FabricAbility fabric = FabricAbility::kNone;
+  Result fabric_refusal = 0;  // what the driver said
 };
 
-AllocationProperties properties_of(Device device);
+AllocationProperties properties_of(const Gpu &gpu);
 MulticastProperties multicast_properties(size_t devices, size_t size);
 
 class Gpus {
@@ -56,6 +61,7 @@ class Gpus {
   // With the mutex held, in the context of the GPU.
   phx_status open_module(const char *operation, Entry *entry) const;
   void look_at_multicast(Gpu *gpu) const;
+  void look_at_fabric(Gpu *gpu) const;
 
   const Driver &driver_;
   std::mutex mutex_;

@@ -58,7 +58,7 @@ phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t
   if (status == PHX_OK) status = begin(operation, gpus, gpu, span_of(size, gpu.unit), &memory);
   if (status != PHX_OK) return status;
   const Current current(memory->driver_, gpu.context);
-  const AllocationProperties properties = properties_of(memory->gpu_.device);
+  const AllocationProperties properties = properties_of(memory->gpu_);
   const Result result = memory->driver_.create(&memory->handle_, memory->span_, &properties, 0);
   if (result != 0) return failed(memory->driver_, operation, result, "allocating memory of the GPU (cuMemCreate)");
   memory->created_ = true;
@@ -73,14 +73,25 @@ phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t
 
 phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out) {
   if (fd < 0) return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came without a file descriptor", operation);
+  void *const given = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
+  return import_handle(operation, gpus, index, given, kFileDescriptor, span, out);
+}
+
+phx_status Memory::import_fabric(const char *operation, Gpus &gpus, int32_t index, const FabricHandle &given,
+                                 size_t span, MemoryPtr *out) {
+  FabricHandle copy = given;  // the driver takes no const
+  return import_handle(operation, gpus, index, &copy, kFabric, span, out);
+}
+
+phx_status Memory::import_handle(const char *operation, Gpus &gpus, int32_t index, void *given, int kind, size_t span,
+                                 MemoryPtr *out) {
   Gpu gpu;
   MemoryPtr memory;
   phx_status status = gpus.get(operation, index, &gpu);
   if (status == PHX_OK) status = begin(operation, gpus, gpu, span, &memory);
   if (status != PHX_OK) return status;
   const Current current(memory->driver_, gpu.context);
-  void *const given = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
-  const Result result = memory->driver_.import_handle(&memory->handle_, given, kFileDescriptor);
+  const Result result = memory->driver_.import_handle(&memory->handle_, given, kind);
   if (result != 0)
     return failed(memory->driver_, operation, result, "importing memory of a GPU (cuMemImportFromShareableHandle)");
   memory->created_ = true;
@@ -101,6 +112,14 @@ phx_status Memory::export_fd(const char *operation, int *fd) {
   }
   *fd = fd_.get();
   return PHX_OK;
+}
+
+phx_status Memory::export_fabric(const char *operation, FabricHandle *out) const {
+  const Current current(driver_, gpu_.context);
+  Result result = current.result();
+  if (result == 0) result = driver_.export_handle(out, handle_, kFabric, 0);
+  return result == 0 ? PHX_OK
+                     : failed(driver_, operation, result, "sharing memory of the GPU (cuMemExportToShareableHandle)");
 }
 
 phx_status Memory::write(const char *operation, size_t offset, const void *from, size_t bytes) const {

@@ -31,17 +31,24 @@ class Memory {
   // there is.
   static phx_status import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out);
 
+  // The same by a fabric handle; the peer may be on another host.
+  static phx_status import_fabric(const char *operation, Gpus &gpus, int32_t index, const FabricHandle &given,
+                                  size_t span, MemoryPtr *out);
+
   Pointer pointer() const { return pointer_; }
   Handle handle() const { return handle_; }
   size_t span() const { return span_; }
   const Gpu &gpu() const { return gpu_; }
   // The descriptor stays this object's.
   phx_status export_fd(const char *operation, int *fd);
+  phx_status export_fabric(const char *operation, FabricHandle *out) const;
   // On a stream of its own, which waits for nobody's kernels. Returns when the bytes are there.
   phx_status write(const char *operation, size_t offset, const void *from, size_t bytes) const;
 
  private:
   Memory(const Driver &driver, const Gpu &gpu, size_t span) : driver_(driver), gpu_(gpu), span_(span) {}
+  static phx_status import_handle(const char *operation, Gpus &gpus, int32_t index, void *given, int kind, size_t span,
+                                  MemoryPtr *out);
   static phx_status begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out);
   phx_status map(const char *operation);
   template <class Fill>

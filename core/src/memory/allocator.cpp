@@ -45,7 +45,8 @@ AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) 
 }
 
 Block::~Block() {
-  if (allocator && base != nullptr) allocator->ops().free(allocator->self(), base, cookie);
+  if (!allocator || base == nullptr) return;
+  (imported ? allocator->ops().unmap : allocator->ops().free)(allocator->self(), base, cookie);
 }
 
 }  // namespace phx

@@ -52,8 +52,9 @@ struct Block {
   phx_device device{};
   void *base = nullptr;
   uint64_t cookie = 0;
-  size_t size = 0;      // as asked for
-  uint64_t serial = 0;  // unique in the process of this world: never used again, unlike addresses
+  size_t size = 0;        // as asked for
+  uint64_t serial = 0;    // unique in the process of this world: never used again, unlike addresses
+  bool imported = false;  // a peer's, mapped here by a fabric handle
   bool persistent = false;
   std::string scope;
   uint64_t alloc_id = 0;
@@ -75,6 +76,8 @@ class BlockTable {
   phx_status alloc(AllocatorRef allocator, const phx_device &device, size_t size, void **out);
   phx_status alloc_persistent(AllocatorRef allocator, const phx_device &device, size_t size, const std::string &scope,
                               uint64_t alloc_id, void **out);
+  // A peer's memory, as the functions of that allocator know it: theirs to free, also when this fails.
+  phx_status adopt(AllocatorRef allocator, const phx_device &device, void *base, uint64_t cookie, size_t size);
   phx_status retain(const void *pointer);
   // *gone: the block, if this freed it (then caches must forget it).
   phx_status free(const void *pointer, BlockRef *gone);

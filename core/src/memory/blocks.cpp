@@ -75,6 +75,26 @@ phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device
   return PHX_OK;
 }
 
+phx_status BlockTable::adopt(AllocatorRef allocator, const phx_device &device, void *base, uint64_t cookie,
+                             size_t size) {
+  BlockRef block(new (std::nothrow) Block);
+  if (!block) {
+    allocator->ops().unmap(allocator->self(), base, cookie);
+    return fail(PHX_ERR_NO_MEMORY, "mem_import_fabric", "mem_import_fabric: out of memory");
+  }
+  block->allocator = std::move(allocator);
+  block->device = device;
+  block->base = base;
+  block->cookie = cookie;
+  block->size = size;
+  block->imported = true;
+  block->references = 1;
+  std::lock_guard<std::mutex> lock(mutex_);
+  block->serial = next_serial_++;
+  by_address_[reinterpret_cast<uintptr_t>(base)] = std::move(block);
+  return PHX_OK;
+}
+
 BlockRef BlockTable::find_locked(const void *pointer) const {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   auto next = by_address_.upper_bound(address);

@@ -18,6 +18,10 @@ phx_status find_block(const char *operation, phx_group *group, const void *point
         PHX_ERR_NOT_FOUND, operation,
         "%s: %p is not symmetric memory of this world. Allocate it with phx_mem_alloc (phalanx.symm_mem.empty).",
         operation, pointer);
+  if ((*out)->imported)
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: %p is another rank's memory, mapped by a fabric handle; offer a block of this rank's own",
+                operation, pointer);
   return PHX_OK;
 }
 

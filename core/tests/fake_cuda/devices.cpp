@@ -22,6 +22,7 @@ FAKE(cuGetErrorName, (Result result, const char **name)) {
     case kInvalidValue: *name = "CUDA_ERROR_INVALID_VALUE"; return kOk;
     case kOutOfMemory: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return kOk;
     case kNoDevice: *name = "CUDA_ERROR_NO_DEVICE"; return kOk;
+    case kNotPermitted: *name = "CUDA_ERROR_NOT_PERMITTED"; return kOk;
     case kUnknown: *name = "CUDA_ERROR_UNKNOWN"; return kOk;
     default: *name = nullptr; return kInvalidValue;
   }
@@ -42,6 +43,7 @@ FAKE(cuDeviceGetAttribute, (int *value, int attribute, Device device)) {
     case kProcessors: *value = number("FAKE_CUDA_PROCESSORS", 6); break;
     case kMostThreads: *value = 4; break;
     case kHasMulticast: *value = device < number("FAKE_CUDA_MULTICAST", devices()) ? 1 : 0; break;
+    case kHasFabric: *value = device < number("FAKE_CUDA_FABRIC", devices()) ? 1 : 0; break;
     default: *value = attribute == kHasVirtualMemory || attribute == kHasFileDescriptors ? 1 : 0;
   }
   return kOk;

@@ -1,4 +1,5 @@
 // The driver without a GPU: memory, what shares it, and copies. A memfd is the memory of a GPU.
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,30 @@
 using namespace fake_cuda;
 using namespace phx::cuda;
 
+// What a fabric handle of this driver says; any process of this host can follow it, whatever its namespaces.
+namespace {
+struct Place {
+  pid_t process;
+  int fd;
+  ino_t inode;
+};
+static_assert(sizeof(Place) <= sizeof(FabricHandle));
+
+// -1: the memory is gone.
+int open_place(const Place &place) {
+  char link[64];
+  struct stat about {};
+  std::snprintf(link, sizeof link, "/proc/%d/fd/%d", place.process, place.fd);
+  const int fd = open(link, O_RDWR | O_CLOEXEC);
+  if (fd >= 0 && (fstat(fd, &about) != 0 || about.st_ino != place.inode)) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+bool has_fabric(int device) { return device < number("FAKE_CUDA_FABRIC", devices()); }
+}  // namespace
+
 FAKE(cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *, int)) {
   MAY_FAIL(cuMemGetAllocationGranularity);
   *bytes = kUnit;
@@ -19,9 +44,11 @@ FAKE(cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties 
 }
 FAKE(cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *what, unsigned long long)) {
   MAY_FAIL(cuMemCreate);
-  if (size == 0 || size % kUnit != 0 || what->type != kPinned || what->handle_types != kFileDescriptor ||
-      what->location.type != kOnDevice || what->location.id >= devices())
+  const bool fabric = what->handle_types == (kFileDescriptor | kFabric);
+  if (size == 0 || size % kUnit != 0 || what->type != kPinned || (!fabric && what->handle_types != kFileDescriptor) ||
+      what->location.type != kOnDevice || what->location.id >= devices() || (fabric && !has_fabric(what->location.id)))
     return kInvalidValue;
+  if (fabric && number("FAKE_CUDA_IMEX", 1) == 0) return kNotPermitted;  // no channel
   if (size > kMemory || s.allocated > kMemory - size) return kOutOfMemory;
   const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(size)) != 0) return kUnknown;
@@ -29,7 +56,7 @@ FAKE(cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *wha
   const char rubbish = 77;
   for (size_t at = 0; at < size; at += kUnit) (void)!pwrite(fd, &rubbish, 1, static_cast<off_t>(at));
   *handle = s.next++;
-  s.physical[*handle] = {fd, size, 1, what->location.id, false};
+  s.physical[*handle] = {fd, size, 1, what->location.id, false, fabric};
   s.allocated += size;
   return kOk;
 }
@@ -105,7 +132,16 @@ FAKE(cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *wha
 FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long)) {
   MAY_FAIL(cuMemExportToShareableHandle);
   const auto memory = s.physical.find(handle);
-  if (memory == s.physical.end() || type != kFileDescriptor) return kInvalidValue;
+  if (memory == s.physical.end() || (type == kFabric ? !memory->second.fabric : type != kFileDescriptor))
+    return kInvalidValue;
+  if (type == kFabric) {
+    struct stat about {};
+    if (fstat(memory->second.fd, &about) != 0) return kUnknown;
+    const Place place{getpid(), memory->second.fd, about.st_ino};
+    std::memset(out, 0, sizeof(FabricHandle));
+    std::memcpy(out, &place, sizeof place);
+    return kOk;
+  }
   const int copy = dup(memory->second.fd);
   if (copy < 0) return kUnknown;
   *static_cast<int *>(out) = copy;
@@ -113,21 +149,28 @@ FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned
 }
 FAKE(cuMemImportFromShareableHandle, (Handle * handle, void *given, int type)) {
   MAY_FAIL(cuMemImportFromShareableHandle);
-  const int fd = static_cast<int>(reinterpret_cast<intptr_t>(given));
   struct stat about {};
   char name[64] = {}, link[64];
+  int fd = -1;
+  if (type == kFabric) {
+    Place place{};
+    std::memcpy(&place, given, sizeof place);
+    fd = open_place(place);
+  } else if (type == kFileDescriptor) {
+    fd = dup(static_cast<int>(reinterpret_cast<intptr_t>(given)));
+  }
+  if (fd < 0) return kInvalidValue;
   std::snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-  if (type != kFileDescriptor || fstat(fd, &about) != 0 || readlink(link, name, sizeof name - 1) < 0 ||
-      std::strstr(name, "fake-") == nullptr)
+  if (fstat(fd, &about) != 0 || readlink(link, name, sizeof name - 1) < 0 || std::strstr(name, "fake-") == nullptr) {
+    close(fd);
     return kInvalidValue;
-  const int copy = dup(fd);
-  if (copy < 0) return kUnknown;
+  }
   *handle = s.next++;
   if (std::strstr(name, kSwitchName) != nullptr) {
-    s.physical[*handle] = {copy, Switch::of(copy)->size, 1, -1, true};
+    s.physical[*handle] = {fd, Switch::of(fd)->size, 1, -1, true, false};
     return kOk;
   }
-  s.physical[*handle] = {copy, static_cast<size_t>(about.st_size), 1, -1, false};
+  s.physical[*handle] = {fd, static_cast<size_t>(about.st_size), 1, -1, false, type == kFabric};
   s.allocated += static_cast<size_t>(about.st_size);
   return kOk;
 }

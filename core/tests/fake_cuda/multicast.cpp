@@ -21,7 +21,7 @@ FAKE(cuMulticastCreate, (Handle * handle, const MulticastProperties *what)) {
   const int fd = make_switch(what->devices, what->size);
   if (fd < 0) return kUnknown;
   *handle = s.next++;
-  s.physical[*handle] = {fd, what->size, 1, -1, true};
+  s.physical[*handle] = {fd, what->size, 1, -1, true, false};
   return kOk;
 }
 FAKE(cuMulticastAddDevice, (Handle handle, Device device)) {

@@ -25,7 +25,7 @@ using phx::cuda::Result;
 using phx::cuda::Stream;
 
 constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kNoDevice = 100, kInvalidContext = 201,
-                 kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kCaptureUnsupported = 900,
+                 kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kNotPermitted = 800, kCaptureUnsupported = 900,
                  kCaptureIsolation = 905, kCapturedEvent = 907, kUnknown = 999;
 constexpr size_t kUnit = size_t{64} << 10;   // larger than a page, as that of a GPU is
 constexpr size_t kMemory = size_t{1} << 30;  // of each GPU
@@ -36,6 +36,7 @@ struct Physical {
   int references;  // the handle's and the mappings'
   int device;      // -1: a peer's
   bool multicast;  // fd is a Switch, size that of its memory
+  bool fabric;     // it can be had by a fabric handle
 };
 struct Mapped {
   Handle handle;

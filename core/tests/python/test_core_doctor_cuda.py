@@ -28,6 +28,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 75: *value = device ? 7 : 9; return 0;
     case 76: *value = device ? 5 : 0; return 0;
     case 102: case 103: *value = 1; return 0;
+    case 128: if (device) return 1; *value = 1; return 0;
     case 132: if (device) return 1; *value = 1; return 0;
     default: return 1;
   }
@@ -69,9 +70,12 @@ def test_devices_are_described(driver, tmp_path, monkeypatch):
     assert cuda.level == "ok"
     assert cuda.text == "driver 570.86.15, for CUDA 12.8; 2 device(s)"
     assert first.name == "cuda:0"
-    assert first.text == "New One, sm_90, 80 GiB, shares memory as descriptors, multicast, reaches cuda:1"
+    imex = "no fabric handles without /dev/nvidia-caps-imex-channels"
+    assert first.text == f"New One, sm_90, 80 GiB, shares memory as descriptors, {imex}, multicast, reaches cuda:1"
     assert second.text == "Old One, sm_75, 8 GiB, shares memory as descriptors, no multicast"
     assert [each.text.partition(":")[0] for each in tuning] == ["New One", "Old One"]
+    (tmp_path / "dev/nvidia-caps-imex-channels").mkdir(parents=True)
+    assert "has fabric handles" in look(tmp_path)[1].text
 
 
 def test_what_the_table_says_for_each_kind_of_device_is_told(driver, tmp_path):

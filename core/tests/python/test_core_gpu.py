@@ -5,7 +5,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 fake_torch_cuda = pytest.importorskip("fake_torch_cuda")
 
-from phalanx.core import ANY_RANK, Call, FileStore, InvalidArgumentError, Message, UnsupportedError, World, random  # noqa: E402
+from phalanx.core import (  # noqa: E402
+    ANY_RANK,
+    Call,
+    FileStore,
+    InvalidArgumentError,
+    Message,
+    NotFoundError,
+    UnsupportedError,
+    World,
+    random,
+)
 from phalanx.core.dtypes import DType  # noqa: E402
 from ranks import run_ranks, scratch  # noqa: E402
 
@@ -188,3 +198,35 @@ def messages(rank, world_size):
 def test_messages_between_gpus_arrive():
     fake_torch_cuda.needs_cuda()
     run_ranks(messages, 2)
+
+
+def fabric(rank, world_size):
+    fake_torch_cuda.load()
+    with World(0, 1) as world:
+        block = world.alloc(1000, device="cuda")
+        try:
+            handle = world.export_fabric(block.address + 999)
+        except UnsupportedError as error:
+            assert fake_torch_cuda.is_real() and "fabric" in str(error)
+            return False
+        assert len(handle) == 96 and world.export_fabric(block)[:32] == handle[:32]
+        theirs = world.import_fabric(handle, "cuda")
+        assert theirs.size == 1000 and theirs.device == GPU and theirs.address != block.address
+        assert world.find(theirs.address + 5).address == theirs.address and world.mem_count().blocks == 2
+        with pytest.raises(InvalidArgumentError, match="another rank's"):
+            world.export_fabric(theirs)
+        del theirs
+        assert world.mem_count().blocks == 1
+        with pytest.raises(NotFoundError, match="no live block"):
+            world.export_fabric(12345)
+        with pytest.raises(InvalidArgumentError, match="handle is a str"):
+            world.import_fabric("x" * 96)
+        with pytest.raises(UnsupportedError, match="not by 'memfd'"):
+            world.import_fabric(handle, "cpu")
+        return True
+
+
+def test_a_block_is_mapped_by_a_fabric_handle():  # C2
+    fake_torch_cuda.needs_cuda()
+    if run_ranks(fabric, 1) == [False]:
+        pytest.skip("a GPU with fabric handles")

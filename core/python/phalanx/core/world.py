@@ -267,6 +267,52 @@ class World:
         check(lib.phx_mem_count(self._handle.pointer, blocks, size_bytes))
         return MemoryCount(int(blocks[0]), int(size_bytes[0]))
 
+    def export_fabric(self, address: Any) -> bytes:
+        """A block in memory of a GPU as bytes, for a process on this host or another. Not collective.
+
+        The other GPU must be in the same NVLink domain, and the process in the same IMEX channel. Whoever has the bytes
+        can map the block with `import_fabric`; they are of use until it is freed.
+
+        Args:
+            address: Any address in a block of this world; a Memory stands for its first byte.
+
+        Returns:
+            96 bytes.
+
+        Raises:
+            NotFoundError: It lies in no live block.
+            UnsupportedError: The block is not in memory of a GPU, or the GPU or its driver gives no such handles; the
+                text says why.
+        """
+        handle = ffi.new("char[]", lib.PHX_FABRIC_HANDLE_BYTES)
+        pointer = operand(address, "address", writable=False).pointer
+        check(lib.phx_mem_export_fabric(self._handle.pointer, pointer, handle))
+        return bytes(ffi.buffer(handle))
+
+    def import_fabric(self, handle: bytes, device: Device = ("cuda", 0)) -> Memory:
+        """Map a block of another process by what `export_fabric` gave there. Not collective.
+
+        Args:
+            handle: These bytes.
+            device: The GPU of this rank that will use it.
+
+        Returns:
+            The block; it is unmapped when the Memory is gone. It has no signals, and cannot be offered to a rendezvous.
+
+        Raises:
+            InvalidArgumentError: `handle` is no such handle.
+            UnsupportedError: That GPU or its driver has no such handles; the text says why.
+            DeviceError: The driver does not map it; for one, because the block has been freed.
+        """
+        if not isinstance(handle, bytes):
+            raise InvalidArgumentError(f"handle is a {type(handle).__name__}; give the bytes of export_fabric")
+        place, out, info = device_of(device), ffi.new("void **"), ffi.new("phx_mem_info *")
+        world = self._handle.pointer
+        check(lib.phx_mem_import_fabric(world, c_device(place), ffi.from_buffer(handle), len(handle), out))
+        info.struct_size = ffi.sizeof("phx_mem_info")
+        check(lib.phx_mem_find(world, out[0], info))
+        return Memory(self, out[0], int(info.size), place)
+
     # ---- life -----------------------------------------------------------------------------------
 
     def check(self) -> None:

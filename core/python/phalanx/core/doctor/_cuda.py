@@ -14,6 +14,7 @@ from phalanx.core.doctor._versions import torch_cuda
 
 _PROBE = Path(__file__).with_name("_cuda_probe.py")
 _SECONDS = 60  # a driver that starts takes a second or two, also on a host with many devices
+_IMEX = "/dev/nvidia-caps-imex-channels"  # where the channels of nvidia-imex are, of which a process needs one
 _ADVICE = {  # by what cuInit returns: cuda.h
     34: "libcuda.so.1 is the stub of the toolkit: take its folder out of LD_LIBRARY_PATH",
     100: "the driver sees no device: CUDA_VISIBLE_DEVICES may hide them, or the container has none (--gpus all)",
@@ -67,15 +68,17 @@ def check_cuda(host: Host) -> Iterator[Finding]:
     text += f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""
     yield Finding(OK, "cuda", text, _how_served(bool(devices)))
     for index, device in enumerate(devices):
-        yield _device(index, device)
+        yield _device(index, device, host.exists(_IMEX))
     for name in dict.fromkeys(device["name"] for device in devices):
         yield from _tuning(name)
 
 
-def _device(index: int, device: dict[str, Any]) -> Finding:
+def _device(index: int, device: dict[str, Any], imex: bool) -> Finding:
     major, minor = device["capability"]
     parts = [device["name"], f"sm_{major}{minor}", size(device["memory"])]
     parts.append("shares memory as descriptors" if device["vmm"] and device["fds"] else "cannot share as descriptors")
+    if device["fabric"]:
+        parts.append("has fabric handles" if imex else f"no fabric handles without {_IMEX}")
     parts.append("multicast" if device["multicast"] else "no multicast")
     if device["peers"]:
         parts.append(f"reaches {', '.join(f'cuda:{peer}' for peer in device['peers'])}")

@@ -6,7 +6,8 @@ from typing import Any
 
 # CUdevice_attribute of cuda.h
 _MAJOR, _MINOR = 75, 76
-_VMM, _FDS, _MULTICAST = 102, 103, 132  # ..._MANAGEMENT_SUPPORTED, ..._FILE_DESCRIPTOR_SUPPORTED, MULTICAST_SUPPORTED
+_VMM, _FDS = 102, 103  # VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+_FABRIC, _MULTICAST = 128, 132  # HANDLE_TYPE_FABRIC_SUPPORTED, MULTICAST_SUPPORTED
 
 
 def probe() -> dict[str, Any]:
@@ -52,6 +53,7 @@ def _device(cuda: Any, index: int, count: int) -> dict[str, Any]:
         "capability": [attribute(_MAJOR), attribute(_MINOR)],
         "vmm": attribute(_VMM),
         "fds": attribute(_FDS),
+        "fabric": attribute(_FABRIC),
         "multicast": attribute(_MULTICAST),
         "peers": [peer for peer in range(count) if peer != index and reaches(peer)],
     }

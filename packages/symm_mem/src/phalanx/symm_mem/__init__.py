@@ -40,6 +40,7 @@ from phalanx.symm_mem._allocators import (
 )
 from phalanx.symm_mem._calls import put_signal, reduce_scatter_offset, wait_signal
 from phalanx.symm_mem._context import RankContext, finalize, rank_context
+from phalanx.symm_mem._fabric import export_fabric, import_fabric
 from phalanx.symm_mem._groups import (
     GroupInfo,
     enable_symm_mem_for_group,
@@ -69,6 +70,7 @@ __all__ = [
     "empty",
     "empty_strided_p2p",
     "enable_symm_mem_for_group",
+    "export_fabric",
     "finalize",
     "get_allocator",
     "get_backend",
@@ -80,6 +82,7 @@ __all__ = [
     "get_symm_mem_workspace",
     "get_symmetric_memory",
     "has_allocator",
+    "import_fabric",
     "is_nvshmem_available",
     "is_symm_mem_enabled_for_group",
     "is_symm_mem_tensor",

@@ -147,8 +147,8 @@ def empty_strided_p2p(
     """
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
-    shape, steps = _integers("size", size), _integers("stride", stride)
-    nbytes = _storage_bytes(shape, steps, dtype)
+    shape, steps = integers("size", size), integers("stride", stride)
+    nbytes = storage_bytes(shape, steps, dtype)
     place = torch.device(device)
     allocator = get_allocator(place.type)
     if place.type not in _DEVICE_TYPES:
@@ -247,7 +247,7 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
-def _integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
+def integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
     try:
         numbers = tuple(value.__index__() for value in values)
     except (AttributeError, TypeError):
@@ -257,7 +257,7 @@ def _integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
     return numbers
 
 
-def _storage_bytes(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> int:
+def storage_bytes(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> int:
     """Bytes up to the end of the last element that the strides reach."""
     if len(shape) != len(steps):
         raise InvalidArgumentError(
