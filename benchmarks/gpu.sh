@@ -109,7 +109,7 @@ torch_part() {
     { skip packages "python3 has not got what they are built and tested with: gpu.log"; return; }
   step kernels 300 kernels && step install 300 install_packages || return
   export PYTHONPATH=$BUILD/site${PYTHONPATH:+:$PYTHONPATH}
-  local pytest=(python3 -m pytest -q -p no:cacheprovider)
+  local pytest=(python3 -m pytest -q -p no:cacheprovider -m "slow or not slow") # here, all of them
   torch tune 120 phalanx tune --device cuda --seconds 30 --output "$OUT/gpu-tuning.txt"
   torch tuned 60 phalanx tune --device cuda --show --output "$OUT/gpu-tuning.txt"
   torch own-kernel 60 python3 examples/own_kernel_cuda.py
@@ -117,7 +117,7 @@ torch_part() {
     core/tests/python/test_torch_shim_cuda*.py
   export PHALANX_NATIVE=$BUILD/native
   if wanted torch collectives; then step backend 280 backend; fi
-  torch collectives 240 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
+  torch collectives 400 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
   torch symm-mem 400 "${pytest[@]}" packages/symm_mem/tests/test_cuda_*.py
   torch dtensor 180 "${pytest[@]}" packages/dtensor/tests/test_cuda_dtensor.py
   torch inductor 240 "${pytest[@]}" packages/inductor_plugin/tests/test_inductor_cuda_*.py
