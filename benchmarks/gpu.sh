@@ -6,8 +6,8 @@
 # core: needs nvcc, cmake, a C++ compiler and the driver. torch: needs these, and torch (CUDA), cffi, scikit-build-core,
 # pytest and pytest-timeout for python3; the packages are installed into a folder of the build folder, tested on the
 # GPU, and torch's sums are measured beside ours. gpu-tuning.txt is the table that `phalanx tune` writes there; nothing
-# here uses it but the step that shows it. A part is to take less than ten minutes; single steps can be had too.
-# What is there of builds is used again.
+# here uses it but the step that shows it. Steps can be had singly where a command may not take as long as a part does
+# (docs/howto/gpu.md). What is there of builds is used again.
 # Ranks are threads of one process that share the GPU, or processes. Says how each step went, once as it ends and again
 # at the end; the status is 1 if one failed. A step that cannot run says why and is skipped.
 set -uo pipefail
@@ -22,6 +22,7 @@ FAILED=0
 # threads would; and what a shell has set for other builds or for a driver without a GPU is not meant here.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 unset PHALANX_CUDA_KERNELS PHALANX_ISA PHALANX_NATIVE
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} # pip's builds too, also those by make
 
 tell() {
   SUMMARY+=("$1")
@@ -39,7 +40,7 @@ torch() {
 step() { # step NAME LIMIT COMMAND…: the output goes to gpu.log
   local name=$1 limit=$2 status=0 begun=$SECONDS
   shift 2
-  timeout "$limit" bash -c '"$@"' "$name" "$@" >"$BUILD/step.log" 2>&1 </dev/null || status=$?
+  timeout -k 10 "$limit" bash -c '"$@"' "$name" "$@" >"$BUILD/step.log" 2>&1 </dev/null || status=$?
   { echo "==== $name" && cat "$BUILD/step.log"; } >>"$OUT/gpu.log"
   if [ $status -eq 0 ]; then
     tell "$name: passed [$((SECONDS - begun)) s]"
@@ -53,6 +54,7 @@ step() { # step NAME LIMIT COMMAND…: the output goes to gpu.log
 skip() { tell "$1: skipped ($2)"; }
 
 command -v nvidia-smi >/dev/null || { echo "there is no nvidia-smi, and so no driver"; exit 1; }
+command -v nvcc >/dev/null || PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
 command -v nvcc >/dev/null || { echo "there is no nvcc"; exit 1; }
 nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader | tee "$OUT/gpu-machine.txt"
 ARCH=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
@@ -74,7 +76,10 @@ bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 install_packages() { # in one go, as they share a folder
   python3 -m pip install -q --no-index --no-build-isolation --no-deps --no-compile --upgrade --target "$BUILD/site" \
     -C cmake.define.PHX_CUDA=ON -C cmake.define.PHX_CUDA_IMAGE="$BUILD/collectives.fatbin" \
-    ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin
+    ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin || return
+  # An editable install comes before the folder, and would be what is tested.
+  PYTHONPATH=$BUILD/site python3 -c 'import sys, phalanx.core as core
+sys.exit(None if core.__file__.startswith(sys.argv[1]) else f"python3 takes phalanx.core from {core.__file__}")' "$BUILD/site/"
 }
 phalanx() { python3 -c 'from phalanx.core import _cli; raise SystemExit(_cli.main())' "$@"; }
 export -f configure build kernels backend bench install_packages phalanx
@@ -116,7 +121,11 @@ torch_part() {
   torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
     core/tests/python/test_torch_shim_cuda*.py
   export PHALANX_NATIVE=$BUILD/native
-  if wanted torch collectives; then step backend 280 backend; fi
+  # Before tests that would compile it in a rank, whose time is short. Without it they have the one in Python.
+  if any torch collectives dtensor inductor && ! step backend 280 backend; then
+    export PHALANX_C10D=python
+    pytest+=(-k "not cpp")
+  fi
   torch collectives 400 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
   torch symm-mem 400 "${pytest[@]}" packages/symm_mem/tests/test_cuda_*.py
   torch dtensor 180 "${pytest[@]}" packages/dtensor/tests/test_cuda_dtensor.py

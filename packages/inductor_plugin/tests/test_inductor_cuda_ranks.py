@@ -38,7 +38,9 @@ def same(got, wanted):
     got, wanted = (each if isinstance(each, (list, tuple)) else [each] for each in (got, wanted))
     for one, other in zip(got, wanted, strict=True):
         assert one.is_cuda
-        torch.testing.assert_close(one.cpu(), other)
+        # A real GPU adds up products in another order than the host, and here they are factors of later ones.
+        real = fake_torch_cuda.is_real() and one.dtype == torch.float32
+        torch.testing.assert_close(one.cpu(), other, **({"rtol": 1e-4, "atol": 1e-4} if real else {}))
 
 
 def check(function, *inputs, calls=3, symbolic=False, **config):
@@ -107,7 +109,7 @@ def block(rank, size):
         x = fc.all_reduce(x @ a, "sum", group) + x
         y = fc.all_reduce((x @ b).relu() @ c, "sum", group) + x
         z = fc.all_reduce((y * y).t().contiguous().view(-1), "max", group)
-        return fc.all_gather_tensor(z.sin(), 0, group) + 1, y
+        return fc.all_gather_tensor(z.neg(), 0, group) + 1, y  # not sin: of large z it is another with each last bit
 
     made = check(function, data(rank, 8, 16), *weights, zero_copy_bytes=0)
     assert routes(made) == [Route.ZERO_COPY] * 4
@@ -192,8 +194,8 @@ class Mlp(torch.nn.Module):
     def __init__(self, rank, size, group):
         super().__init__()
         self.group = group
-        self.up = torch.nn.Parameter(data(1, 64, 256).chunk(size, 1)[rank].clone())
-        self.down = torch.nn.Parameter(data(2, 256, 64).chunk(size, 0)[rank].clone())
+        self.up = torch.nn.Parameter((data(1, 64, 256) / 8).chunk(size, 1)[rank].clone())
+        self.down = torch.nn.Parameter((data(2, 256, 64) / 16).chunk(size, 0)[rank].clone())
 
     def forward(self, x):
         x = Copied.apply(x, self.group)
@@ -227,7 +229,8 @@ def compiled(rank, size):
     clear_reports()
     model = Mlp(rank, size, group).cuda()
     fast = torch.compile(model, backend="phalanx", options={"phalanx.zero_copy_bytes": 0}, fullgraph=True)
-    up, down = data(1, 64, 256).requires_grad_(), data(2, 256, 64).requires_grad_()
+    # Of a size that keeps results near 1: the sine of large ones would make much of how they were rounded.
+    up, down = (data(1, 64, 256) / 8).requires_grad_(), (data(2, 256, 64) / 16).requires_grad_()
     for step in range(4):
         x, mine = data(step + 5, 32, 64).requires_grad_(), data(step + 5, 32, 64).cuda().requires_grad_()
         (((x @ up).relu() @ down).sin().sum()).backward()
