@@ -1,13 +1,12 @@
 // Memory of GPUs that goes beyond the host, by fabric handles: on the driver of the host, where that has them, or on
 // the one of fake_cuda/ (CTest gives that one). The hosts are processes with nothing in common but a pipe.
-#include <poll.h>
-
 #include <array>
 #include <cstring>
 #include <vector>
 
 #include "check.h"
 #include "gpu.h"
+#include "pipe.h"
 #include "ranks.h"
 
 using gpu::alive;
@@ -27,32 +26,6 @@ std::vector<unsigned char> pattern(int rank) {
   for (size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i * 5 + static_cast<size_t>(rank) * 29 + 1);
   return bytes;
 }
-
-class Pipe {
- public:
-  Pipe() { CHECK(pipe(ends_) == 0); }
-  ~Pipe() {
-    close(ends_[0]);
-    close(ends_[1]);
-  }
-  Pipe(const Pipe &) = delete;
-  Pipe &operator=(const Pipe &) = delete;
-  template <class Value>
-  void put(const Value &value) const {
-    CHECK(write(ends_[1], &value, sizeof value) == static_cast<ssize_t>(sizeof value));
-  }
-  template <class Value>
-  Value take() const {
-    Value value{};
-    pollfd ready{ends_[0], POLLIN, 0};
-    CHECK(poll(&ready, 1, 20000) == 1);  // else the other one has failed
-    CHECK(read(ends_[0], &value, sizeof value) == static_cast<ssize_t>(sizeof value));
-    return value;
-  }
-
- private:
-  int ends_[2];
-};
 
 // What a host of one rank does, in a process of its own. Its wait status.
 template <class Body>
@@ -115,17 +88,17 @@ TEST(hosts_without_a_group_share_memory_of_gpus) {
     CHECK_OK(phx_mem_alloc(world, &kGpu, kBytes, &block));
     const bool has = phx_mem_export_fabric(world, static_cast<char *>(block) + 7, ticket.data()) == PHX_OK;
     Gpu().write(block, pattern(0));
-    there.put(ticket);
+    there.send(ticket);
     if (!has) return kWithout;
-    back.take<char>();  // it is mapped and written to
+    back.receive<char>();  // it is mapped and written to
     CHECK(Gpu().read(block, kBytes) == pattern(1));
     Gpu().write(block, pattern(2));
     CHECK_OK(phx_mem_free(world, block));
-    there.put('f');
+    there.send('f');
     return 0;
   });
   const pid_t other = start_host(102, [&](phx_world *world) {
-    const Ticket ticket = there.take<Ticket>();
+    const Ticket ticket = there.receive<Ticket>();
     if (ticket == Ticket{}) return kWithout;
     void *block = nullptr;
     CHECK_OK(phx_mem_import_fabric(world, &kGpu, ticket.data(), ticket.size(), &block));
@@ -135,8 +108,8 @@ TEST(hosts_without_a_group_share_memory_of_gpus) {
     CHECK(info.base == block && info.size == kBytes && info.live == 1 && info.device.type == PHX_DEV_CUDA);
     CHECK(Gpu().read(block, kBytes) == pattern(0));
     Gpu().write(block, pattern(1));
-    back.put('w');
-    there.take<char>();  // its owner has freed it: the memory lives on here
+    back.send('w');
+    there.receive<char>();  // its owner has freed it: the memory lives on here
     CHECK(Gpu().read(block, kBytes) == pattern(2));
     CHECK_OK(phx_mem_free(world, block));
     CHECK_FAILS(PHX_ERR_NOT_FOUND, "lies in no block", phx_mem_find(world, block, &info));

@@ -1,6 +1,7 @@
 // Stores among real processes: ranks that count, publish and wait, and servers that die.
 #include <csignal>
 
+#include "pipe.h"
 #include "store_fixtures.h"
 
 namespace {
@@ -24,28 +25,6 @@ void check_all(const std::vector<pid_t> &children) {
   for (const pid_t pid : children) passed += child_passed(pid) ? 1 : 0;
   CHECK(passed == static_cast<int>(children.size()));
 }
-
-class Pipe {
- public:
-  Pipe() { CHECK(pipe(ends_) == 0); }
-  ~Pipe() {
-    close(ends_[0]);
-    close(ends_[1]);
-  }
-  template <class T>
-  void send(const T &value) const {
-    CHECK(write(ends_[1], &value, sizeof value) == sizeof value);
-  }
-  template <class T>
-  T receive() const {
-    T value;
-    CHECK(read(ends_[0], &value, sizeof value) == sizeof value);
-    return value;
-  }
-
- private:
-  int ends_[2];
-};
 
 TEST(processes_meet_through_a_file) {
   TemporaryDirectory directory;

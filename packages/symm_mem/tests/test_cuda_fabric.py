@@ -109,6 +109,8 @@ def refuses(rank, world_size, name):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, storage_offset=1)
     with pytest.raises(InvalidArgumentError, match="negative values"):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, storage_offset=-1)
+    with pytest.raises(InvalidArgumentError, match="give a torch.dtype"):
+        symm_mem.import_fabric(handle, (8,), (1,), "float32")
     with pytest.raises(UnsupportedError, match="not on cpu"):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, "cpu")
     with pytest.raises(InvalidArgumentError, match="give the bytes of export_fabric"):

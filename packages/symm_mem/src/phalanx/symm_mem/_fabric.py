@@ -74,6 +74,8 @@ def import_fabric(
         UnsupportedError: The device is no GPU, or has no such handles; the text says what is missing.
         DeviceError: The driver does not map it; for one, because its owner has freed it.
     """
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
     shape, steps = integers("size", size), integers("stride", stride)
     (offset,) = integers("storage_offset", (storage_offset,))
     place = with_index(torch.device(device))
