@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import calls
+import children
 import leaks
-from cases import CREATE_MS, LATE_MS, MISMATCHES, REST_MS, SHRINK_MS, TIMEOUT_MS, Case
+import with_torch
+from cases import CREATE_MS, FIRST_EPOCHS, LATE_MS, MANY, MISMATCHES, REST_MS, SHRINK_MS, TIMEOUT_MS, Case
 
 from phalanx.core import FileStore, PhalanxError, RevokedError, World
 
@@ -59,6 +61,10 @@ class Rank:
         if self.fails and self.case.step:
             os.environ["PHALANX_FAILPOINT"] = f"{self.case.step}@{self.case.at}={self.case.action}"
             os.environ["PHALANX_FAILPOINT_LOG"] = str(self.directory / "fault")
+        if self.case.phase in ("handmade", "nested"):
+            return with_torch.live(self)
+        if self.case.mode in FIRST_EPOCHS:
+            os.environ["PHALANX_FIRST_EPOCH"] = str(FIRST_EPOCHS[self.case.mode])
         timed = self.case.kind in ("stop", "late")
         store = FileStore(self.directory / "store")
         timeout_ms = TIMEOUT_MS if timed else LONG_MS
@@ -96,7 +102,34 @@ class Rank:
 
     def phase_collective(self) -> None:
         group, symm = self.begin(self.case.call in (*calls.SYMMETRIC, calls.IN_PLACE, *calls.FOUND, *calls.STEPLESS))
+        if self.case.kind == "fork":
+            for number in range(4):
+                self.one(group, symm, number)
+            self.check_sum(group)
+            return
         self.call_until_error(group, symm)
+        self.recover(group)
+
+    def phase_groups(self) -> None:
+        """Every pair of ranks, and all of them in every order, have groups; some were used, most never were."""
+        group, _ = self.begin(False)
+        many = []
+        for number in range(MANY):
+            size = 2 + number % (self.case.ranks - 1)
+            members = [(number + each * (1 + number % 2 * (size > 2))) % self.case.ranks for each in range(size)]
+            if self.rank in (members := list(dict.fromkeys(members))):
+                many.append(self.world.create_group(f"group {number}", members))
+                if number % 7 == 0:
+                    many[-1].barrier()
+        self.call_until_error(group, None)
+        for each in many:
+            if self.case.victim not in each.ranks:
+                continue
+            try:
+                each.barrier()
+                self.say("wrong", text=f"group {each.name} of ranks {each.ranks} did not learn of it")
+            except PhalanxError as error:
+                self.say_error("also", error, time.monotonic_ns())
         self.recover(group)
 
     def phase_agree(self) -> None:
@@ -147,9 +180,9 @@ class Rank:
         """The number-th call of the case's collective, with the result checked; or two, when they are started."""
         name, started = self.case.collective, self.case.mode == "started" and number > 0
         arguments = self.arguments if number > 0 else self.small
-        odd = self.fails and self.case.kind in MISMATCHES and number == 1
-        if self.fails and number == 1 and not self.case.step:
-            self.fail_by_hand()
+        odd = self.fails and self.case.kind in MISMATCHES and number == self.case.turn
+        if self.fails and number == self.case.turn and not self.case.step:
+            self.fail_by_hand(group)
         if odd:
             name, arguments = deviate(self.case.kind, name, arguments)
         numbers = (2 * number, 2 * number + 1) if started else (number,)
@@ -158,6 +191,8 @@ class Rank:
             other = calls.prepare("all_gather" if name != "all_gather" else "all_reduce", group, None, 0, arguments)
             prepared.insert(0 if odd else len(prepared), other)
         works = [work for each in prepared for work in each.issue(not started)]
+        if self.fails and started and self.case.kind == "fork":
+            self.fork(group)
         for work in works:
             work.wait()
         for each in prepared:
@@ -168,8 +203,15 @@ class Rank:
         if text := prepared.verify():
             self.say("wrong", text=f"result {self.exact}: {text}")
 
-    def fail_by_hand(self) -> None:
+    def fork(self, group: Any) -> None:
+        """A child that tries everything, is refused, leaves as a program does, and disturbs nobody."""
+        if text := children.fork_and_try(self.world, group):
+            self.say("wrong", text=text)
+
+    def fail_by_hand(self, group: Any) -> None:
         """For what has no failpoints: between two calls."""
+        if self.case.kind == "fork":
+            self.fork(group)
         if self.case.kind in ("kill", "stop", "late"):
             (self.directory / "fault").write_text(f"{time.monotonic_ns()} call\n")
         if self.case.kind == "kill":
