@@ -71,6 +71,7 @@ phx_status wait_matching(Matches matches, int64_t timeout_ms, bool *found) {
     if (found) *found = true;
     const phx_status status = phx_work_wait(next->work, timeout_ms);
     if (status != PHX_OK && first == PHX_OK) first = set_error(status, phx_last_error());
+    if (status == PHX_ERR_INTERRUPTED) return first;  // it stays, so that a later wait fails too
     done = std::move(next);
   }
   return first;

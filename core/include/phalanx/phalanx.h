@@ -58,7 +58,8 @@ enum {
   PHX_ERR_DEVICE = -12,
   PHX_ERR_ABI = -13,        /* the two sides were built from headers that do not fit */
   PHX_ERR_PERMISSION = -14, /* another user, a wrong token */
-  PHX_ERR_INTERNAL = -15    /* a defect of this library */
+  PHX_ERR_INTERNAL = -15,   /* a defect of this library */
+  PHX_ERR_INTERRUPTED = -16 /* the hook of phx_set_interrupt ended the wait */
 };
 
 enum {
@@ -145,6 +146,17 @@ PHX_API phx_status phx_last_error_info(phx_error_info *out);
 /* Called from any thread, also while calls are in progress; must not call back into phalanx. NULL turns logging off. */
 typedef void (*phx_log_fn)(void *user, int32_t level, const char *file, int32_t line, const char *message);
 PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level);
+
+/* Lets the calling thread interrupt its own waits, for example at Ctrl-C. While this thread waits inside a call, and only
+ * then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
+ * PHX_ERR_INTERRUPTED; from then on check must return non-zero until that call has returned. A wait on a group that ends
+ * in this way revokes the group: the calls of its other ranks fail at once with PHX_ERR_REVOKED and a text that names
+ * the interrupted rank. check runs on the waiting thread, may run for long, and may call functions that do not wait,
+ * such as phx_group_revoke; those that wait on a group return PHX_ERR_UNSUPPORTED inside it. Waits for a GPU's stream
+ * and waits inside a store of the caller's own (phx_store_wrap) are not interrupted. check NULL removes the hook. Every
+ * thread has a hook of its own, and none in the beginning; a forked child has none. Not collective. */
+typedef int (*phx_interrupt_fn)(void *arg);
+PHX_API phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg);
 
 /* ---- store -------------------------------------------------------------------------------------------------- */
 

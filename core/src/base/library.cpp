@@ -106,6 +106,7 @@ const char *phx_status_name(phx_status status) {
     case PHX_ERR_ABI: return "PHX_ERR_ABI";
     case PHX_ERR_PERMISSION: return "PHX_ERR_PERMISSION";
     case PHX_ERR_INTERNAL: return "PHX_ERR_INTERNAL";
+    case PHX_ERR_INTERRUPTED: return "PHX_ERR_INTERRUPTED";
     default: return "unknown status";
   }
 }

@@ -76,6 +76,12 @@ phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opin
         mine.absent |= theirs.absent;
       }
     }
+    if (mine.decided == 0 && interrupt_requested()) {  // the others go on without this rank, as if it had died
+      Opinion leaving = mine;
+      leaving.absent.set(group_rank());
+      tell_opinion(leaving, ordinal_of(number, round + 1), Deadline::after_ms(0));
+      return raise_interrupted(operation);
+    }
     PHX_FAILPOINT("group_agree", 3);
     if (mine.absent[group_rank()]) {
       fail(PHX_ERR_REVOKED, operation,

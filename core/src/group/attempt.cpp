@@ -88,7 +88,8 @@ void Attempt::give_up(const std::vector<PeerRecord> &records) {
   const store::Patience patience(kTellMs);
   Uuid teller;
   if (!told_ && read_failure(records, &teller) == PHX_OK) {
-    const Failure failure{world_.record(), error};
+    Failure failure{world_.record(), error};
+    if (error.status == PHX_ERR_INTERRUPTED) failure.why.status = PHX_ERR_REVOKED;  // the others were not interrupted
     std::string value(reinterpret_cast<const char *>(&failure), sizeof failure);
     for (const PeerRecord &record : records)
       if (record.uuid != kNobody) value.append(reinterpret_cast<const char *>(&record.uuid), sizeof record.uuid);

@@ -311,6 +311,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
+  if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kOperation);
   const phx_error_info error = last_error();
   const bool store_failed = status != PHX_OK && std::strncmp(error.operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {

@@ -49,6 +49,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     const phx_status status = send_message(*link, envelope, bytes.data(), fds.data(), deadline);
     if (status == PHX_OK) continue;
     if (failed()) return raise_in_flight(operation, 0);
+    if (interrupt_requested()) return raise_interrupted(operation);
     amend_last_error(operation, name().c_str(), self_rank(), -1);
     reported_.store(true);
     return fail_with(last_error(), true);
@@ -94,6 +95,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
       if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load());
       return raise_in_flight(operation, 0);
     }
+    if (interrupt_requested()) return raise_interrupted(operation);
     if (first_late < 0) first_late = i;
     if (!late.empty()) late += ", ";
     late += describe(i);
@@ -115,6 +117,7 @@ phx_status Group::show_road(const char *operation, int i, const std::string &byt
   const phx_status status = send_message(*links_[i], envelope, bytes.data(), &fd, deadline);
   if (status == PHX_OK) return PHX_OK;
   if (failed()) return raise_in_flight(operation, 0);
+  if (interrupt_requested()) return raise_interrupted(operation);
   amend_last_error(operation, name().c_str(), self_rank(), rank_of(i));
   reported_.store(true);
   return fail_with(last_error(), true);
@@ -133,6 +136,7 @@ phx_status Group::await_road(const char *operation, int i, const Deadline &deadl
     if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load());
     return raise_in_flight(operation, 0);
   }
+  if (interrupt_requested()) return raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
        "%s on group '%s': after %lld ms rank %d still waits for %s to send or receive its first message. Look at why "
        "it is late, or raise timeout_ms.",

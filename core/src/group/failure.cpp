@@ -154,6 +154,19 @@ int32_t Group::pid_of(int group_rank) const {
   return links_[group_rank] ? links_[group_rank]->pid : 0;
 }
 
+phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
+  reported_.store(true);
+  phx_error_info cause = begin_error(PHX_ERR_REVOKED, operation, sequence, group_rank());
+  std::snprintf(cause.text, sizeof cause.text, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()));
+  fail_with(cause, true);
+  phx_error_info info = begin_error(PHX_ERR_INTERRUPTED, operation, sequence, group_rank());
+  std::snprintf(info.text, sizeof info.text,
+                "%s on group '%s': rank %d (pid %d) was interrupted while it waited. The group is revoked; the ranks "
+                "can go on with a group that they shrink or make anew.",
+                operation, name().c_str(), self_rank(), pid_of(group_rank()));
+  return set_last_error(info);
+}
+
 std::string Group::describe(int group_rank) const {
   char text[96];
   const int32_t pid = pid_of(group_rank);
@@ -201,6 +214,8 @@ phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int g
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
   if (result.failure() == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
+  if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
+    return raise_interrupted(operation, sequence);
   const bool differ = result.failure() == AwaitFailure::kMismatch;
   phx_error_info info =
       begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());

@@ -116,6 +116,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
+  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that no rank waits on.
+  phx_status raise_interrupted(const char *operation, uint64_t sequence = 0);
   // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                          uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);

@@ -44,6 +44,13 @@ void Messenger::fail(Transfer *transfer, const phx_error_info &error) {
   finish_with(*transfer, error);
 }
 
+void Messenger::end_interrupted(Transfer &transfer) {
+  group_->raise_interrupted(transfer.operation());  // takes no lock of a messenger
+  withdraw(transfer);
+  finish_with(transfer, last_error());
+  abort_all();
+}
+
 bool Messenger::group_failed() const {
   // Of this rank itself: set with those of all ranks when the group fails, and not when one of them leaves.
   return group_->interruption(self_).load(std::memory_order_acquire) != 0;

@@ -136,7 +136,7 @@ void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
     if (seen == Look::kNothing && patience.over(now) && now < deadline.at_ns()) seen = sleep(transfer, deadline);
     if (seen == Look::kComplete) return;
     if (seen == Look::kInterrupted) return give_up(transfer, false, 0);
-    if (now >= deadline.at_ns()) return give_up(transfer, true, deadline.budget_ms());
+    if (now >= deadline.at_ns() || interrupt_requested()) return give_up(transfer, true, deadline.budget_ms());
     if (seen == Look::kMoved) {
       now = now_ns();
       patience = Patience(now);
@@ -183,6 +183,8 @@ void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) 
   if (!transfer.complete()) {
     if (group_failed())
       abort_all();
+    else if (timed_out && interrupt_requested())
+      end_interrupted(transfer);
     else if (timed_out)
       fail(&transfer, timeout(transfer, timeout_ms));
     else if (transfer.peer == PHX_ANY_RANK)

@@ -71,6 +71,7 @@ class Messenger final : public ProgressSource {
   Look look(Transfer &transfer, Take take, Lock &lock);  // gives the lock back
   Look sleep(Transfer &transfer, LazyDeadline &deadline);
   void give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms);
+  void end_interrupted(Transfer &transfer);  // by the hook of the thread that waits; fails the group
   // Gives the lock back, tells the group what was found wrong, and wakes threads of this rank whose transfer is
   // complete.
   void leave(Lock &lock);

@@ -88,6 +88,7 @@ phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) 
 phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                        int64_t timeout_ms) const {
   if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
+  if (interrupt_requested()) return group_->raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
        "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.", operation,
        group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),

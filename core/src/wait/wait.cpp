@@ -140,7 +140,7 @@ WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const st
       break;
     }
     const int64_t left = deadline.at_ns() - now_ns();
-    if (left <= 0) {
+    if (left <= 0 || interrupt_requested()) {
       result = WaitResult::kTimeout;
       break;
     }

@@ -26,8 +26,7 @@ socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
 bool wait_for(int fd, short events, const Deadline &deadline) {
   for (;;) {
     pollfd entry{fd, events, 0};
-    const int64_t left = deadline.left_ms();
-    const int ready = poll(&entry, 1, static_cast<int>(left > 1000 ? 1000 : left));
+    const int ready = poll(&entry, 1, deadline.slice_ms());
     if (ready > 0) return true;
     if (ready == 0 && deadline.passed()) return false;
     if (ready < 0 && errno != EINTR) return false;

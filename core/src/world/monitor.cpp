@@ -12,6 +12,7 @@
 
 #include "base/abandon.h"
 #include "base/error.h"
+#include "base/sliced_wait.h"
 
 namespace phx {
 namespace {
@@ -343,11 +344,11 @@ void Monitor::adopt(LinkRef link) {
 
 LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at_ns()));
+  SlicedWait slices(deadline);
   for (;;) {
     auto found = links_.find(uuid);
     if (found != links_.end()) return found->second;
-    if (stopping_.load() || changed_.wait_until(lock, until) == std::cv_status::timeout) {
+    if (stopping_.load() || slices.passed_after(changed_, lock)) {
       found = links_.find(uuid);
       return found == links_.end() ? nullptr : found->second;
     }
@@ -414,7 +415,7 @@ std::vector<std::shared_ptr<GroupListener>> Monitor::listeners() const {
 phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, const Deadline &deadline,
                          const std::atomic<int32_t> &interrupted, Message *out) {
   const Key key{from, group_id, ordinal};
-  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at_ns()));
+  SlicedWait slices(deadline);
   std::unique_lock<std::mutex> lock(mutex_);
   for (bool last_look = false;;) {
     auto found = inbox_.find(key);
@@ -429,7 +430,7 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
     if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load())
       return PHX_ERR_PEER_DEAD;
-    last_look = changed_.wait_until(lock, until) == std::cv_status::timeout;
+    last_look = slices.passed_after(changed_, lock);
   }
 }
 

@@ -49,6 +49,11 @@ phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int
     return fail(PHX_ERR_INVALID, operation,
                 "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
                 static_cast<long long>(timeout_ms));
+  if (in_interrupt_hook())
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: called while this thread waits in another call, by the hook of phx_set_interrupt or by a signal "
+                "handler of Python; call it after that wait has ended",
+                operation);
   *out = timeout_ms == 0 ? default_timeout_ms() : timeout_ms;
   return PHX_OK;
 }

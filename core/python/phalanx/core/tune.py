@@ -43,6 +43,8 @@ def main(argv: list[str]) -> int:
     path = given.output or table_path()
     if path is None and not given.dry_run and not given.show:
         parser.error("neither PHALANX_TUNING nor HOME says where the table is: give --output FILE, or --dry-run")
+    if given.output is not None and not given.output.resolve().parent.is_dir():
+        parser.error(f"--output {given.output}: there is no such directory")
     cores = sorted(os.sched_getaffinity(0))
     try:
         gpus = _gpus() if given.device == "cuda" else []
@@ -59,8 +61,16 @@ def main(argv: list[str]) -> int:
         print(f"phalanx tune: {error}", file=sys.stderr)
         return 1
     if not given.show:
-        print("\nnothing was written" if given.dry_run else f"\nwrote {path}: new groups use it")
+        print("\nnothing was written" if given.dry_run else f"\nwrote {path}: {_users(path)}")
     return 0
+
+
+def _users(path: Path | None) -> str:
+    """Which groups use the table that was written."""
+    usual = table_path()
+    if path is not None and usual is not None and path.resolve() == usual.resolve():
+        return "new groups use it"
+    return f"groups use it where the environment variable PHALANX_TUNING is {path}"
 
 
 def default_ranks(cores: int) -> list[int]:
@@ -104,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="phalanx tune",
         description="Measure where one algorithm takes over from another on this host, or on its GPUs, and write the "
-        "table that new groups read. A value replaces the built-in one only if it wins by more than 3%%.",
+        "table that new groups read. A value replaces the built-in one only if it wins by more than 3 percent.",
     )
     add = parser.add_argument
     add("--device", choices=list(_RANKS), default="cpu", help="whose memory; default cpu")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from phalanx.core import interrupts
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -81,6 +82,7 @@ class World:
         recorder_entries: int | None = None,
         job: str | None = None,
     ) -> None:
+        interrupts.install(ffi, lib)  # where another thread has imported this package
         self._store = None if store is None else as_store(store)
         params = ffi.new("phx_world_params *")
         params.struct_size = ffi.sizeof("phx_world_params")

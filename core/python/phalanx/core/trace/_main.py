@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
             parser.error(f"--picture {given.picture}: the name must end in .svg or .png")
         if given.picture.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
             parser.error(
-                "--picture FILE.png needs matplotlib: pip install 'phalanx-core[plot]'; FILE.svg needs nothing"
+                "--picture FILE.png needs matplotlib: pip install matplotlib; FILE.svg needs nothing"
             )
     try:
         dumps = [read_file(path) for path in given.files]

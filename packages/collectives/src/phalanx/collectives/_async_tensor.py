@@ -110,7 +110,9 @@ class AsyncCollectiveTensor(torch.Tensor):
             else:
                 raise state.with_traceback(None)
         except Exception as error:
-            self._state = better = _errors.better(error)
+            better = _errors.better(error)
+            if isinstance(better, Exception):  # not Ctrl-C, after which the core has an error of its own for the next wait
+                self._state = better
             raise better from None
         self._state = True
         return self.elem

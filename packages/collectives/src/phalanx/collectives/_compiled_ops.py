@@ -102,7 +102,7 @@ def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
             )
         made: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _ops.text(plan), name)
         return made
-    except Exception as error:
+    except BaseException as error:
         _errors.keep(_errors.better(error))
         raise
 
@@ -123,7 +123,7 @@ def _symm_arena_cuda(nbytes: int, plan: int, group_name: int, gpu: int) -> torch
             )
         made: torch.Tensor = torch.ops.phalanx.symm_arena_cuda(nbytes, _ops.text(plan), name, gpu)
         return made
-    except Exception as error:
+    except BaseException as error:
         _errors.keep(_errors.better(error))
         raise
 

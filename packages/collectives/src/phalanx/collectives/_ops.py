@@ -159,7 +159,7 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
             through = getattr(torch.ops._c10d_functional, name)
             done = torch.ops._c10d_functional.wait_tensor(through(tensor.contiguous(), *given[1:], **kwargs))
             return None if name.endswith(("_", "_out")) else done
-        except Exception as error:
+        except BaseException as error:
             _errors.keep(_errors.better(error))
             raise
 

@@ -15,7 +15,10 @@ c10::Stream current_stream(const at::Device &device) {
 
 }  // namespace
 
+void (*throw_interruption)(const std::string &text) = [](const std::string &) {};
+
 void throw_status(phx_status status, const std::string &text) {
+  throw_interruption(text);
   switch (status) {
     case PHX_ERR_INVALID: C10_THROW_ERROR(ValueError, text);
     case PHX_ERR_UNSUPPORTED: C10_THROW_ERROR(NotImplementedError, text);

@@ -34,6 +34,10 @@ struct Buffers {
 // Exceptions that Python sees as ValueError, NotImplementedError or torch.distributed.DistBackendError.
 [[noreturn]] void throw_status(phx_status status, const std::string &text);
 
+// Throws what a signal handler of Python has raised while this thread waited in the core, if there is something. Set by
+// module.cpp, which knows Python.
+extern void (*throw_interruption)(const std::string &text);
+
 // The text of an error of the core, which begins with the name of what was called through torch.
 std::string named(const char *title, const std::string &text);
 
