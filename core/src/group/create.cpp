@@ -326,11 +326,15 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
 }
 
 phx_status Group::create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
-                              int64_t timeout_ms, std::shared_ptr<Group> *out) {
+                              int64_t timeout_ms, bool needs_parent, std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(parent.world_, std::move(params)));
   GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*parent.world_, nullptr, ""}};
   maker.inherit(parent, members);
-  return finish(maker.share(), std::move(group), out);
+  if (needs_parent)
+    group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split", 0) : PHX_OK; };
+  const phx_status status = maker.share();
+  group->look_ = nullptr;
+  return finish(status, std::move(group), out);
 }
 
 phx_status Group::finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out) {

@@ -57,9 +57,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective. Where it fails on one rank it fails on all: who cannot be told by a connection reads it in the store.
   static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
                            std::shared_ptr<Group> *out);
-  // Likewise over the connections of a group that has all members, without a store. `members`: ranks in that group.
+  // The same over the connections of a group that has all members, without a store. `members`: ranks in that group.
+  // needs_parent: a failure of the parent ends this, because then not all members will come.
   static phx_status create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
-                                int64_t timeout_ms, std::shared_ptr<Group> *out);
+                                int64_t timeout_ms, bool needs_parent, std::shared_ptr<Group> *out);
   ~Group() override;
 
   World &world() const { return *world_; }
@@ -175,7 +176,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
   bool hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
-  GroupParams derived(const std::string &name, const std::vector<int> &members) const;
+  // `number` tells apart the groups that are made of this one; the same on all members.
+  GroupParams derived(const std::string &name, const std::vector<int> &members, const std::string &number) const;
 
   const std::shared_ptr<World> world_;
   const GroupParams params_;
@@ -210,8 +212,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::function<phx_status()> look_;  // while the group is made: whether it is of no use to go on waiting
 
   std::mutex derive_mutex_;
-  uint64_t agreements_ = 0;  // agreements and groups made so far, counted alike by all that take part
-  uint64_t derivations_ = 0;
+  uint64_t agreements_ = 0;  // and splits: made so far, with the same number on all ranks that take part
+  uint64_t splits_ = 0;
 
   std::mutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
   mutable std::mutex cache_mutex_;

@@ -233,7 +233,7 @@ def test_a_file_that_is_no_dump_is_status_2_and_one_line(trace, tmp_path):
     [
         (("--last", "0"), "--last must be positive"),
         (("--picture", "x.pdf"), "must end in .svg or .png"),
-        (("--picture", "x.png"), "pip install 'phalanx-core[plot]'"),
+        (("--picture", "x.png"), "pip install matplotlib"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(trace, monkeypatch, capsys, tmp_path, words, text):
