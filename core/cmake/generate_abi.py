@@ -3,8 +3,8 @@
     python generate_abi.py --output _abi.py include/phalanx/phalanx.h
     python generate_abi.py --output _abi_torch.py --base include/phalanx/phalanx.h torch/phalanx_torch.h
 
-The second module takes the types of the base header from phalanx.core._abi. A module must not declare functions that its
-library does not have: cffi raises an error of its own when somebody lists the attributes of such a library.
+The second module takes the types of the base header from phalanx.core._abi. A module must not declare functions that
+its library does not have: cffi raises an error of its own when somebody lists the attributes of such a library.
 
 A region lies between a line `/* cdef: begin */` and a line `/* cdef: end */`. It holds plain declarations without
 preprocessor lines; only the macros PHX_API and PHX..._API are taken out. The same text gives the same module, byte for

@@ -68,6 +68,12 @@ def torch_receive(x):
     return dist.recv(x, 1 - dist.get_rank())
 
 
+def repeat(wait):
+    """Until it raises: what the victim had sent may come before the news of its interruption."""
+    while True:
+        wait(torch.ones(4))
+
+
 def interrupt(rank, world_size, backend, name):
     wait = globals()[name]
     dist.init_process_group(backend, init_method=f"file://{scratch()}/store", rank=rank, world_size=world_size)
@@ -84,8 +90,7 @@ def interrupt(rank, world_size, backend, name):
     else:
         hear("interrupted")
         with pytest.raises(Exception, match=rf"rank {VICTIM} \(pid \d+\) was interrupted"):
-            while True:  # what the victim had sent may come before the news
-                wait(torch.ones(4))
+            repeat(wait)
     hear_all(rank, world_size)
 
 

@@ -17,11 +17,12 @@ from phalanx.core._handle import (
 )
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import InvalidArgumentError, check
+from phalanx.core.uncopied import Uncopied
 
 _FIRST_CAPACITY = 4096  # bytes; a longer value costs a second call
 
 
-class Store:
+class Store(Uncopied):
     """A key-value store that all ranks see. Make one of the subclasses.
 
     A `timeout_ms` of 0 means the core's default. Thread-safe. Nothing here is collective.

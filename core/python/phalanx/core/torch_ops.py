@@ -41,8 +41,8 @@ class TorchOps(NamedTuple):
             error: A RuntimeError or ValueError of torch, which has a text only.
 
         Returns:
-            What a signal handler raised while the op waited; a PhalanxError with all that the core knows where the error is
-            one of the op; or `error` itself.
+            What a signal handler raised while the op waited; a PhalanxError with all that the core knows where the
+            error is one of the op; or `error` itself.
         """
         interruption = interrupts.take()
         if interruption is not None:

@@ -7,12 +7,13 @@ from typing import Any
 from phalanx.core._handle import Handle, c_timeout
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
+from phalanx.core.uncopied import Uncopied
 
 _IN_PROGRESS = 1
 _NOT_FOUND = -9
 
 
-class Work:
+class Work(Uncopied):
     """A collective or message in progress. Its buffers must stay valid, and its output unread, until `wait`.
 
     It moves on inside every call of this rank that waits, and in `test`. Buffers that were given as objects are kept
@@ -90,7 +91,7 @@ class Work:
             self._handle.drop()
 
 
-class Abandoned:
+class Abandoned(Uncopied):
     """Works that were dropped before they were complete, with their buffers. One per group.
 
     Args:

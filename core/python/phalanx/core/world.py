@@ -33,11 +33,12 @@ from phalanx.core.memory import (
     info_from_c,
 )
 from phalanx.core.store import as_store
+from phalanx.core.uncopied import Uncopied
 
 _NOT_FOUND = -9
 
 
-class World:
+class World(Uncopied):
     """One rank's context. Several may live in one process, each on its own threads.
 
     It publishes the rank in the store; peers are met when the first group is made. It can be used

@@ -111,7 +111,7 @@ class AsyncCollectiveTensor(torch.Tensor):
                 raise state.with_traceback(None)
         except Exception as error:
             better = _errors.better(error)
-            if isinstance(better, Exception):  # not Ctrl-C, after which the core has an error of its own for the next wait
+            if isinstance(better, Exception):  # not Ctrl-C: the core then has an error of its own for the next wait
                 self._state = better
             raise better from None
         self._state = True

@@ -11,6 +11,7 @@ from torch.distributed import Work
 from phalanx.collectives import _errors
 from phalanx.collectives._streams import Mark
 from phalanx.core import PhalanxError, check, ffi, lib
+from phalanx.core.uncopied import Uncopied
 
 _IN_PROGRESS = 1  # PHX_IN_PROGRESS
 
@@ -37,7 +38,7 @@ def parked_count() -> int:
     return len(_parked)
 
 
-class CoreWork(Work):
+class CoreWork(Uncopied, Work):
     """A collective or message of the core that was started.
 
     Args:
