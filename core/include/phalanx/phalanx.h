@@ -147,14 +147,14 @@ PHX_API phx_status phx_last_error_info(phx_error_info *out);
 typedef void (*phx_log_fn)(void *user, int32_t level, const char *file, int32_t line, const char *message);
 PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level);
 
-/* Lets the calling thread interrupt its own waits, for example at Ctrl-C. While this thread waits inside a call, and only
- * then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
- * PHX_ERR_INTERRUPTED; from then on check must return non-zero until that call has returned. A wait on a group that ends
- * in this way revokes the group: the calls of its other ranks fail at once with PHX_ERR_REVOKED and a text that names
- * the interrupted rank. check runs on the waiting thread, may run for long, and may call functions that do not wait,
- * such as phx_group_revoke; those that wait on a group return PHX_ERR_UNSUPPORTED inside it. Waits for a GPU's stream
- * and waits inside a store of the caller's own (phx_store_wrap) are not interrupted. check NULL removes the hook. Every
- * thread has a hook of its own, and none in the beginning; a forked child has none. Not collective. */
+/* Lets the calling thread interrupt its own waits, for example at Ctrl-C. While this thread waits inside a call, and
+ * only then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
+ * PHX_ERR_INTERRUPTED; from then on check must return non-zero until that call has returned. A wait on a group that
+ * ends in this way revokes the group: the calls of its other ranks fail at once with PHX_ERR_REVOKED and a text that
+ * names the interrupted rank. check runs on the waiting thread, may run for long, and may call functions that do not
+ * wait, such as phx_group_revoke; those that wait on a group return PHX_ERR_UNSUPPORTED inside it. Waits for a GPU's
+ * stream and waits inside a store of the caller's own (phx_store_wrap) are not interrupted. check NULL removes the
+ * hook. Every thread has a hook of its own, and none in the beginning; a forked child has none. Not collective. */
 typedef int (*phx_interrupt_fn)(void *arg);
 PHX_API phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg);
 

@@ -20,7 +20,8 @@ bool interrupt_requested();
 // Whether the calling thread is inside its hook. Then it must not wait again: it holds the locks of the outer wait.
 bool in_interrupt_hook();
 
-// The status of a call of `operation` whose wait has timed out: PHX_ERR_INTERRUPTED, with a text, where the hook is why.
+// The status of a call of `operation` whose wait has timed out: PHX_ERR_INTERRUPTED, with a text, where the hook is
+// why.
 phx_status timeout_or_interrupt(const char *operation);
 
 }  // namespace phx

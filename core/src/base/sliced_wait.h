@@ -1,4 +1,5 @@
-// Waits on a condition variable until a deadline, in slices, between which the thread's hook is asked (base/interrupt.h).
+// Waits on a condition variable until a deadline, in slices, between which the thread's hook is asked
+// (base/interrupt.h).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 """Finds, loads and checks libphalanx.so.0. Importing this module is what loads the library."""
 
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from phalanx.core import _paths, interrupts
 
+_NODELETE = os.RTLD_NODELETE
 ABI_VERSION = 0  # of the headers that this binding was written for
 
 _CDEF_REGION = re.compile(r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", re.DOTALL)
@@ -77,7 +79,8 @@ def _check(ffi: Any, lib: Any, path: Path) -> None:
 def open_library(ffi: Any, path: Path) -> Any:
     """dlopen with an error that names the file and the loader's reason."""
     try:
-        return ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL)
+        # NODELETE: at the end of the interpreter, threads may still be in functions of it.
+        return ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL | _NODELETE)
     except OSError as error:
         raise ImportError(
             f"phalanx.core: {path} cannot be loaded: {error}", name="phalanx.core", path=str(path)
