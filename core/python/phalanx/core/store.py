@@ -218,7 +218,8 @@ class CallbackStore(Store):
     It needs `set(key, bytes)`, `get(key) -> bytes`, `add(key, int) -> int` and
     `wait(list of keys, timedelta)`; `delete_key(key) -> bool` is optional. They are called from any
     thread that calls the core, and must not call the core themselves. What they raise becomes the
-    `__cause__` of the PhalanxError that the failed call raises.
+    `__cause__` of the PhalanxError that the failed call raises. KeyboardInterrupt and SystemExit in the main thread are
+    raised by the call itself.
 
     Args:
         target: The object; kept alive for as long as the core uses the store.
