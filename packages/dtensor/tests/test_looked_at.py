@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-
 from looked_at import look_at, public_objects  # noqa: E402
+
 from ranks import run_ranks, scratch  # noqa: E402
 
 PACKAGES = ("collectives", "symm_mem", "dtensor", "inductor_plugin")
