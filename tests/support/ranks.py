@@ -578,7 +578,7 @@ def _settled(look: Callable[[], set[str]], seconds: float = 2.0) -> set[str]:
 
 
 def pytest_collection_finish() -> None:
-    """From here on, a collection of garbage looks only at what the tests make: there is one after each test with ranks."""
+    """What is here now is not garbage: the collections after tests with ranks look only at what is made later."""
     gc.collect()
     gc.freeze()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+import compiled
+
 __all__ = ["CannotBuild", "libraries"]
 
 _HERE = Path(__file__).resolve().parent
@@ -69,8 +71,7 @@ def _folder(name: str, sources: Iterable[Path], words: Iterable[str]) -> Path:
     """Where a library lies that is built from these sources."""
     parts = [platform.machine(), *words, *(text for source in sources for text in (source.name, source.read_text()))]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("PHALANX_TEST_CACHE") or Path(cache) / "phalanx" / "tests") / f"{name}-{key}"
+    return compiled.folder(f"{name}-{key}")
 
 
 def _once(library: Path, sources: Iterable[Path], compile_words: list[str], link_words: list[str]) -> None:
