@@ -180,12 +180,15 @@ struct GroupMaker {
     const uint32_t recorder_entries = group.world_->recorder_entries();
     const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
     const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
-    const size_t resident = round_up(lane_offset(1, slot_bytes, recorder_entries), page_bytes());
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
     phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
-    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, resident, &segments[group.group_rank()]);
+    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, 0, &segments[group.group_rank()]);
+    // Only where the peers wait for the first call of most groups, as whoever comes first decides where a page lies.
+    for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
+      status = populate(kOperation, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
+                        sizeof(SlotHeader));
     if (status != PHX_OK) return in_group(status);
     PHX_FAILPOINT(kOperation, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
@@ -217,7 +220,7 @@ struct GroupMaker {
     PHX_FAILPOINT(kOperation, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, resident, &segments[i]);
+      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
     PHX_FAILPOINT(kOperation, 7);
     status = group.confirm(kOperation, status, deadline);
     PHX_FAILPOINT(kOperation, 8);
@@ -262,7 +265,7 @@ struct GroupMaker {
     group.tuning_.adopt(builtin);
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, size_t resident,
+  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size,
                       SharedMappingRef *out) {
     Geometry theirs;
     if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
@@ -292,7 +295,7 @@ struct GroupMaker {
           static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
           static_cast<unsigned long long>(mine.slot_bytes));
     const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
-    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, resident, out);
+    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, 0, out);
   }
 
   phx_status in_group(phx_status status) {
