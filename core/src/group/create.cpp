@@ -11,6 +11,7 @@
 #include "group/group.h"
 #include "messages/roads.h"
 #include "store/semantics.h"
+#include "symm/pads.h"
 #include "symm/workspace.h"
 
 namespace phx {
@@ -40,6 +41,7 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
       params_(std::move(params)),
       messenger_(this),
       interruptions_(params_.ranks.size() + 1 + cuda::kDifferenceWords),
+      pads_(std::make_unique<Pads>(size(), group_rank(), pad_bytes_of(world_->signal_channels(), size()))),
       workspaces_(std::make_unique<Workspaces>(*this)),
       roads_(std::make_unique<Roads>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
