@@ -44,6 +44,12 @@ struct GroupParams {
   int group_rank = 0;
   StoreRef store;   // where the members meet
   std::string key;  // under which prefix
+  // Of a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
+  // this rank's earlier attempts whose failure may still be in the store.
+  std::string name_key;
+  uint64_t attempt = 0;
+  uint64_t first_failed = 0;
+  std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
 };
 
 // An independent sequence of collectives of a group.
