@@ -52,7 +52,8 @@ phx_status Engine::hold(const Operation &operation) {
                 kSlots * lane_->slot_bytes());
   info.rank = group_->self_rank();
   info.sequence = operation.sequence;
-  return group_->fail_with(info, true);
+  group_->fail_with(info, true);
+  return group_->raise_in_flight(name_of(operation), operation.sequence);
 }
 
 // What an operation needs may grow once it is known what the others have.

@@ -97,7 +97,7 @@ class Operation {
   CallRecord record;
   Place place;  // published with the next round; the engine clears it after the first
   uint32_t rounds = 1;
-  size_t reach = kWholeSlot;  // up to where the next `put` writes into the own slot, and peers into it until the end
+  size_t reach = kWholeSlot;   // up to where the next `put` writes into the own slot, and peers into it until the end
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 
   // Of the engine.

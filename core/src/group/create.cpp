@@ -294,8 +294,7 @@ struct GroupMaker {
     group.tuning_.adopt(builtin);
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size,
-                      SharedMappingRef *out) {
+  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
     Geometry theirs;
     if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
       return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),

@@ -43,8 +43,8 @@ class Lane {
             const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores);
 
   size_t slot_bytes() const { return slot_bytes_; }
-  // Whether the first `reach` bytes of every own slot are resident; `hold` makes them so. Nothing of a lane is before its
-  // first call, so that a group costs memory only as far as it is used.
+  // Whether the first `reach` bytes of every own slot are resident; `hold` makes them so. Nothing of a lane is before
+  // its first call, so that a group costs memory only as far as it is used.
   bool holds(size_t reach) const { return reach < held_; }
   phx_status hold(const char *operation, size_t reach);
   int group_rank() const { return self_; }

@@ -98,7 +98,7 @@ class BlockTable {
   mutable std::mutex mutex_;
   std::map<uintptr_t, BlockRef> by_address_;
   std::map<PersistentKey, BlockRef> persistent_;  // NULL: its pages are being made, outside of the lock
-  std::condition_variable made_;  // a persistent block, or not
+  std::condition_variable made_;                  // a persistent block, or not
   uint64_t next_serial_ = 1;
 };
 

@@ -68,11 +68,10 @@ phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device
 phx_status BlockTable::reuse(Block &block, size_t size, const char *operation, void **out) {
   const unsigned long long id = block.alloc_id;
   if (block.live())
-    return fail(
-        PHX_ERR_IN_USE, operation,
-        "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
-        "active. Let its tensors (views count) die first, or use another alloc_id.",
-        id);
+    return fail(PHX_ERR_IN_USE, operation,
+                "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
+                "active. Let its tensors (views count) die first, or use another alloc_id.",
+                id);
   if (block.size != size)
     return fail(
         PHX_ERR_MISMATCH, operation,

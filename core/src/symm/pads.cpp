@@ -15,8 +15,7 @@ void Pads::collect() {
   const auto freed_by_all = [this](const Retired &retired) {
     for (size_t i = 0; i < segments_.size(); ++i) {
       // Pairs with the store in ~Symm: whatever that rank did to any pad of the allocation lies before it.
-      const uint64_t freed =
-          at(static_cast<int>(i), retired.places[i]).header().freed.load(std::memory_order_acquire);
+      const uint64_t freed = at(static_cast<int>(i), retired.places[i]).header().freed.load(std::memory_order_acquire);
       if (freed < retired.number) return false;
     }
     return true;

@@ -1,10 +1,11 @@
 // The signal pads of a group's symmetric allocations. Each rank has segments of pads for the group, which its peers map
-// once, and gives a pad of them to each allocation: so an allocation costs no descriptor and no mapping beside its block.
+// once, and gives a pad of them to each allocation: so an allocation costs no descriptor and no mapping beside its
+// block.
 //
 // A pad is private to one (allocation, group), and zero when the peers learn of it. A rank frees its part of an
-// allocation whenever it likes, without a word to the others; only its owner's pad says so (PadHeader::freed). At a later
-// rendezvous each rank looks at the pads of what it has freed itself, and where every rank has freed that allocation
-// nobody can write to its pads any more: then its own one is free again.
+// allocation whenever it likes, without a word to the others; only its owner's pad says so (PadHeader::freed). At a
+// later rendezvous each rank looks at the pads of what it has freed itself, and where every rank has freed that
+// allocation nobody can write to its pads any more: then its own one is free again.
 #pragma once
 
 #include <atomic>

@@ -151,14 +151,18 @@ struct Rendezvous {
     all.resize(parcels.size());
     for (size_t i = 0; i < parcels.size(); ++i) {
       const bool self = static_cast<int>(i) == symm.group_rank();
-      if (parcels[i].bytes.size() != sizeof(SymmParcel) ||
-          (!self && parcels[i].fds.size() > (symm.side_ ? 3 : 2)))
-        return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
-                    group.name().c_str(), group.rank_of(static_cast<int>(i)));
+      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && parcels[i].fds.size() > (symm.side_ ? 3 : 2)))
+        return malformed(i);
       std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
+      if (!self && all[i].pad.made != 0 && parcels[i].fds.empty()) return malformed(i);
       all[i].handle_size = std::min<uint32_t>(all[i].handle_size, sizeof all[i].handle);
     }
     return PHX_OK;
+  }
+
+  phx_status malformed(size_t i) const {
+    return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
+                group.name().c_str(), group.rank_of(static_cast<int>(i)));
   }
 
   // The failed step was about that rank's memory.
@@ -183,8 +187,8 @@ struct Rendezvous {
     void *base = nullptr;
     uint64_t cookie = 0;
     const auto &ops = block.allocator->ops();
-    status = ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size,
-                               fd_of(), block.size, &base, &cookie);
+    status = ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size, fd_of(),
+                               block.size, &base, &cookie);
     if (status != PHX_OK) return status;
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
     symm.buffers_[i] = base;
