@@ -63,6 +63,8 @@ struct Reduction {
   int32_t dtype = 0, op = 0;
 };
 
+inline constexpr size_t kWholeSlot = SIZE_MAX >> 1;
+
 class Operation {
  public:
   Operation(const Buffers &buffers, size_t in_bytes) : b_(buffers), in_bytes_(in_bytes) {}
@@ -95,6 +97,7 @@ class Operation {
   CallRecord record;
   Place place;  // published with the next round; the engine clears it after the first
   uint32_t rounds = 1;
+  size_t reach = kWholeSlot;   // up to where the next `put` writes into the own slot, and peers into it until the end
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 
   // Of the engine.
@@ -211,7 +214,7 @@ class SymmOperation : public Operation {
   virtual bool move_input(int group_rank, size_t offset) = 0;
 
  protected:
-  explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) {}
+  explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) { reach = 0; }
 };
 using SymmOperationPtr = std::unique_ptr<SymmOperation>;
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,

@@ -64,6 +64,7 @@ class Listed final : public Operation {
         candidates_(std::move(candidates)),
         staged_(std::move(whole)) {
     place.key = staged_ == nullptr ? 1 : kReads;
+    reach = std::max(candidates_.size() * sizeof(Place), staged_ == nullptr ? 0 : staged_->reach);
     rounds = std::max<uint32_t>(2, staged_ == nullptr ? 0 : staged_->rounds);  // until it is known what is done
   }
 
@@ -243,6 +244,7 @@ class Listed final : public Operation {
     base_ = base;
     staged_->first_epoch = first_epoch + base;
     rounds = base + staged_->rounds;
+    reach = staged_->reach;
   }
 
   Group &group_;

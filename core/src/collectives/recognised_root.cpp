@@ -23,6 +23,7 @@ class Rooted final : public Operation {
         staged_(std::move(staged)) {
     symm = std::move(held);
     place = where;
+    reach = 0;   // its slot is left empty
     rounds = 2;  // at least: nothing younger may pass before it is known what is done
   }
 
@@ -93,6 +94,7 @@ class Rooted final : public Operation {
     base_ = base;
     staged_->first_epoch = first_epoch + base;
     rounds = base + staged_->rounds;
+    reach = staged_->reach;
   }
 
   Group &group_;

@@ -220,6 +220,7 @@ class SymmetricAllToAllV final : public OnSymm {
     for (const size_t count : out_counts_) total += count;
     streaming_ = total * b_.item >= group.tuning().streaming_bytes;
     rounds = round + 2;
+    reach = n_ * 2 * sizeof(uint64_t);
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {

@@ -6,7 +6,8 @@
 //
 // Each channel of the group has a lane. A collective moves through `epochs` of its lane: numbers that every rank counts
 // alike. Publishing epoch e makes slot e % kSlots readable; its header says what call it belongs to, so that every
-// arrival carries its fingerprint. Only the first lane is made resident at once: the others cost nothing until used.
+// arrival carries its fingerprint. Memory comes with use: of a new group, only the pages with the headers of the first
+// lane's slots are resident (Lane::hold).
 #pragma once
 
 #include <cstddef>
@@ -80,6 +81,9 @@ inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_
 inline size_t history_offset(size_t slot_bytes) {
   return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes);
 }  // in a lane
+inline size_t slot_offset(uint32_t slot, size_t slot_bytes) {
+  return sizeof(ControlHeader) + sizeof(LaneHeader) + slot * slot_stride(slot_bytes);
+}  // of the first lane, in the segment
 inline size_t lane_bytes(size_t slot_bytes, uint32_t recorder_entries) {
   return history_offset(slot_bytes) + recorder_entries * kLine;  // of one line each
 }

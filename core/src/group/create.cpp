@@ -1,16 +1,17 @@
 // Making a group: the members find each other in the store, connect, and share their control segments.
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <new>
 #include <set>
 
+#include "base/cores.h"
 #include "base/failpoint.h"
 #include "group/attempt.h"
 #include "group/group.h"
 #include "messages/roads.h"
 #include "store/semantics.h"
+#include "symm/pads.h"
 #include "symm/workspace.h"
 
 namespace phx {
@@ -29,9 +30,26 @@ struct Geometry {
   uint32_t channels;
   uint32_t recorder_entries;
   uint32_t allows_fences;
-  Tuning tuning;    // from the table of that rank
-  cpu_set_t cores;  // that it may use
+  Tuning tuning;   // from the table of that rank
+  CpuQuota quota;  // of that rank's control group
+  CoreMask cores;  // that it may use
 };
+static_assert(sizeof(Geometry) <= kMaxPayload);
+
+// How many cores the ranks may use together, by what each has said: the same on all.
+int cores_of(const std::vector<Geometry> &all) {
+  CoreMask cores{};
+  std::map<uint64_t, std::pair<size_t, size_t>> limited;  // by control group: its ranks, and its cores
+  size_t served = 0;                                      // ranks that may have a core of their own by the quotas
+  for (const Geometry &rank : all) {
+    for (size_t i = 0; i < cores.size(); ++i) cores[i] |= rank.cores[i];
+    if (rank.quota.cores == 0) ++served;
+    if (rank.quota.cores != 0) limited[rank.quota.granted] = {limited[rank.quota.granted].first + 1, rank.quota.cores};
+  }
+  for (const auto &group : limited) served += std::min(group.second.first, group.second.second);
+  const size_t count = count_cores(cores);
+  return static_cast<int>(std::max<size_t>(1, served < all.size() ? std::min(count, served) : count));
+}
 
 }  // namespace
 
@@ -40,6 +58,7 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
       params_(std::move(params)),
       messenger_(this),
       interruptions_(params_.ranks.size() + 1 + cuda::kDifferenceWords),
+      pads_(std::make_unique<Pads>(size(), group_rank(), pad_bytes_of(world_->signal_channels(), size()))),
       workspaces_(std::make_unique<Workspaces>(*this)),
       roads_(std::make_unique<Roads>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
@@ -47,7 +66,7 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
 }
 
 Group::~Group() {
-  if (watched_) world_->monitor().unwatch(id_);
+  if (id_ != 0) world_->monitor().unwatch(id_);
   roads_.reset();
   symms_.clear();  // before what knows them
   workspaces_.reset();
@@ -90,7 +109,10 @@ struct GroupMaker {
       if (read != PHX_OK) return read;
     }
     PHX_FAILPOINT(kOperation, 3);
-    if (first_late < 0) return PHX_OK;
+    if (first_late < 0) {
+      if (group.group_rank() == 0) forget_failures();
+      return PHX_OK;
+    }
     fail(PHX_ERR_TIMEOUT, kOperation,
          "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
          group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(), late.c_str());
@@ -108,6 +130,14 @@ struct GroupMaker {
       const phx_status useless = look();
       if (useless != PHX_OK || deadline.passed()) return useless != PHX_OK ? useless : got;
     }
+  }
+
+  // All members have come to this attempt, so none looks for how an earlier one of the same name ended.
+  void forget_failures() {
+    const GroupParams &params = group.params_;
+    for (uint64_t old = params.first_failed; old < params.attempt; ++old)
+      params.store->remove(Attempt::failure_key(params.key_of(old)).c_str());
+    group.world_->forget_failed_attempts(params.name_key);
   }
 
   phx_status look() { return attempt.look(group.records_); }
@@ -180,12 +210,15 @@ struct GroupMaker {
     const uint32_t recorder_entries = group.world_->recorder_entries();
     const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
     const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
-    const size_t resident = round_up(lane_offset(1, slot_bytes, recorder_entries), page_bytes());
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
     phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
-    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, resident, &segments[group.group_rank()]);
+    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, 0, &segments[group.group_rank()]);
+    // Only where the peers wait for the first call of most groups, as whoever comes first decides where a page lies.
+    for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
+      status = populate(kOperation, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
+                        sizeof(SlotHeader));
     if (status != PHX_OK) return in_group(status);
     PHX_FAILPOINT(kOperation, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
@@ -208,16 +241,18 @@ struct GroupMaker {
                   recorder_entries,
                   group.world_->allows_fences(),
                   {},
+                  {},
                   {}};
     mine.tuning = load_tuning(group.size());
-    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_ZERO(&mine.cores);
+    mine.cores = allowed_cores();
+    mine.quota = group.world_->cpu_quota();
     std::vector<Parcel> all;
     status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()},
                             deadline, &all);
     PHX_FAILPOINT(kOperation, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, resident, &segments[i]);
+      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
     PHX_FAILPOINT(kOperation, 7);
     status = group.confirm(kOperation, status, deadline);
     PHX_FAILPOINT(kOperation, 8);
@@ -243,18 +278,15 @@ struct GroupMaker {
 
   // What depends on all ranks together, and comes out alike on all.
   void adopt(const std::vector<Parcel> &all) {
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    Geometry theirs;
+    std::vector<Geometry> ranks(all.size());
     group.fenced_by_sleepers_ = true;
-    for (int i = group.size() - 1; i >= 0; --i) {  // rank 0's last: it stays in `theirs`
-      std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
-      if (theirs.allows_fences == 0) group.fenced_by_sleepers_ = false;
-      CPU_OR(&cores, &cores, &theirs.cores);
+    for (size_t i = 0; i < all.size(); ++i) {
+      std::memcpy(&ranks[i], all[i].bytes.data(), sizeof ranks[i]);
+      if (ranks[i].allows_fences == 0) group.fenced_by_sleepers_ = false;
     }
-    group.cores_ = std::max(CPU_COUNT(&cores), 1);
+    group.cores_ = cores_of(ranks);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
-    const Tuning merged = merge_tuning(theirs.tuning, builtin);
+    const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
     if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.adopt(merged);
     PHX_LOG(PHX_LOG_WARNING,
             "group '%s': the tuning table of rank %d holds what cannot be: %s Built-in values are used.",
@@ -262,8 +294,7 @@ struct GroupMaker {
     group.tuning_.adopt(builtin);
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, size_t resident,
-                      SharedMappingRef *out) {
+  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
     Geometry theirs;
     if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
       return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
@@ -292,7 +323,7 @@ struct GroupMaker {
           static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
           static_cast<unsigned long long>(mine.slot_bytes));
     const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
-    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, resident, out);
+    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, 0, out);
   }
 
   phx_status in_group(phx_status status) {

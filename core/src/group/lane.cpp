@@ -1,5 +1,9 @@
 #include "group/lane.h"
 
+#include <algorithm>
+
+#include "memory/shared_memory.h"
+
 namespace phx {
 namespace {
 
@@ -13,7 +17,31 @@ AwaitResult failed(WaitResult result, int group_rank) {
   return {result == WaitResult::kTimeout ? AwaitFailure::kTimeout : AwaitFailure::kInterrupted, group_rank};
 }
 
+constexpr size_t kLeastHeld = size_t{4} << 10;
+
 }  // namespace
+
+// The owner does it before it publishes, so the pages are of its NUMA node, and the peers, which only find them, map
+// many with each fault.
+phx_status Lane::hold(const char *operation, size_t reach) {
+  const Peer &self = peers_[self_];
+  size_t wanted = std::min(kLeastHeld, slot_bytes_);
+  while (wanted < std::min(reach, slot_bytes_)) wanted = std::min(2 * wanted, slot_bytes_);
+  const bool is_new = held_ == 0;
+  const size_t from = is_new ? 0 : sizeof(SlotHeader) + held_ - 1;
+  const size_t to = sizeof(SlotHeader) + wanted;
+  phx_status status = PHX_OK;
+  if (is_new) {  // the header is in a line before the first slot
+    char *const lane = reinterpret_cast<char *>(self.control);
+    status = populate(operation, lane, sizeof(LaneHeader));
+    if (status == PHX_OK)
+      status = populate(operation, lane + history_offset(slot_bytes_), history_.count() * sizeof(HistoryEntry));
+  }
+  for (uint64_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
+    status = populate(operation, self.slot(slot) + from, to - from);
+  if (status == PHX_OK) held_ = wanted == slot_bytes_ ? SIZE_MAX : wanted + 1;
+  return status;
+}
 
 void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
                 const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores) {
