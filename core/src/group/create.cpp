@@ -2,6 +2,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <set>
@@ -29,9 +32,24 @@ struct Geometry {
   uint32_t channels;
   uint32_t recorder_entries;
   uint32_t allows_fences;
+  uint32_t first_count;
   Tuning tuning;    // from the table of that rank
   cpu_set_t cores;  // that it may use
 };
+
+// What PHALANX_FIRST_COUNT says: see Group::first_count.
+phx_status read_first_count(uint32_t *out) {
+  const char *text = std::getenv("PHALANX_FIRST_COUNT");
+  if (text == nullptr || *text == '\0') return PHX_OK;
+  char *end = nullptr;
+  errno = 0;
+  const unsigned long long value = std::strtoull(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
+    return fail(PHX_ERR_INVALID, kOperation, "%s: PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u",
+                kOperation, text, UINT32_MAX);
+  *out = static_cast<uint32_t>(value);
+  return PHX_OK;
+}
 
 }  // namespace
 
@@ -170,7 +188,8 @@ struct GroupMaker {
   phx_status share() {
     group.world_->monitor().watch(group.id_, group.shared_from_this());
     group.watched_ = true;
-    return share_segments();
+    const phx_status status = read_first_count(&group.first_count_);
+    return status != PHX_OK ? in_group(status) : share_segments();
   }
 
   phx_status share_segments() {
@@ -181,6 +200,7 @@ struct GroupMaker {
     const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
     const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
     const size_t resident = round_up(lane_offset(1, slot_bytes, recorder_entries), page_bytes());
+    const uint32_t first_count = group.first_count_;
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
@@ -198,6 +218,12 @@ struct GroupMaker {
     header->group_size = group.size();
     header->channels = channels;
     header->recorder_entries = recorder_entries;
+    if (first_count != 0) {
+      char *const base = segments[group.group_rank()]->bytes();
+      for (uint32_t i = 0; i < channels; ++i)
+        begin_lane_at(base + lane_offset(i, slot_bytes, recorder_entries), slot_bytes, first_count);
+      Messenger::begin_area_at(base + messages_at, group.size(), first_count);
+    }
 
     Geometry mine{kControlVersion,
                   kSlots,
@@ -207,6 +233,7 @@ struct GroupMaker {
                   channels,
                   recorder_entries,
                   group.world_->allows_fences(),
+                  first_count,
                   {},
                   {}};
     mine.tuning = load_tuning(group.size());
@@ -234,10 +261,12 @@ struct GroupMaker {
       for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
       return places;
     };
-    for (uint32_t i = 0; i < group.channels(); ++i)
+    for (uint32_t i = 0; i < group.channels(); ++i) {
+      group.channels_[i].engine.begin_at(group.first_count_);
       group.channels_[i].lane.open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
                                    recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_,
-                                   group.is_crowded());
+                                   group.is_crowded(), group.first_count_);
+    }
     group.messenger_.open(at(lane_offset(group.channels(), slot_bytes, recorder_entries)), group.group_rank());
   }
 
@@ -284,6 +313,11 @@ struct GroupMaker {
           "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; the same number is needed",
           kOperation, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
           mine.recorder_entries);
+    if (theirs.first_count != mine.first_count)
+      return fail(PHX_ERR_MISMATCH, kOperation,
+                  "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
+                  kOperation, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
+                  mine.first_count);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
       return fail(
           PHX_ERR_MISMATCH, kOperation,

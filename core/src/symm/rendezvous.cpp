@@ -119,6 +119,7 @@ struct Rendezvous {
     status = map_segment(kOperation, pad->get(), size, size, &segment);
     if (status != PHX_OK) return status;
     symm.adopt_pad(symm.group_rank(), std::move(segment));
+    if (group.first_count() != 0) symm.begin_at(group.first_count());
 
     const Block &block = symm.block();
     mine.version = kParcelVersion;
@@ -137,7 +138,8 @@ struct Rendezvous {
     mine.handle_size = static_cast<uint32_t>(handle_size);
     fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), &symm.side_);
+    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), group.first_count(),
+                              &symm.side_);
     if (status != PHX_OK || !symm.side_) return status;
     mine.gpu = symm.side_->facts();
     mine.apart = load_gpu_tuning(place(false));

@@ -107,6 +107,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   size_t pad_segment_bytes() const;
   size_t call_lines_at() const;
   void adopt_pad(int of, SharedMappingRef segment);
+  void begin_at(uint32_t first);  // the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
   int first_late(uint32_t channel, int otherwise) const;
