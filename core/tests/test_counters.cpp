@@ -83,7 +83,8 @@ TEST(every_collective_passes_the_end_of_the_counters) {
     for (const int n : {2, 3}) {
       const Beginning beginning(end - 2);
       ranks::all_zero(ranks::as_processes(
-          n, [](int, phx_world *world) { call_everything(world, members::kTiny); }, members::options_of(members::kTiny)));
+          n, [](int, phx_world *world) { call_everything(world, members::kTiny); },
+          members::options_of(members::kTiny)));
     }
 }
 
@@ -99,7 +100,8 @@ TEST(a_slot_that_was_left_empty_for_long_is_not_taken_for_full) {
         std::vector<float> ordinary(kCount), out(kCount);
         for (int round = 0; round < 12; ++round) {
           // Of rank 0, of all, of none; then of all but rank 0.
-          const bool here = round % 4 == 1 || (round % 4 == 0 && member.self == 0) || (round % 4 == 3 && member.self != 0);
+          const bool here =
+              round % 4 == 1 || (round % 4 == 0 && member.self == 0) || (round % 4 == 3 && member.self != 0);
           float *in = here ? block : ordinary.data();
           std::fill_n(in, kCount, static_cast<float>((member.self + 1) * (round + 1)));
           std::fill_n(out.data(), kCount, 0.0f);
@@ -200,7 +202,7 @@ TEST(messages_pass_the_end_of_the_counters) {
     }
 }
 
-TEST(the_recorder_counts_on) {  // M54
+TEST(the_recorder_counts_on) {
   const Beginning beginning(kWhole - 3);
   ranks::all_zero(ranks::as_processes(2, [](int, phx_world *world) {
     phx_group *group = ranks::make_group(world);
@@ -241,8 +243,7 @@ TEST(ranks_that_begin_at_different_numbers_do_not_meet) {
     phx_group *group = nullptr;
     {
       const Beginning beginning(rank == 0 ? 5 : 6);
-      CHECK_FAILS(PHX_ERR_MISMATCH, "PHALANX_FIRST_COUNT",
-                  phx_group_create(world, "differ", all.data(), 2, 0, &group));
+      CHECK_FAILS(PHX_ERR_MISMATCH, "PHALANX_FIRST_COUNT", phx_group_create(world, "differ", all.data(), 2, 0, &group));
     }
     setenv("PHALANX_FIRST_COUNT", "4294967296", 1);
     CHECK_FAILS(PHX_ERR_INVALID, "expected a number from 0 to 4294967295",

@@ -142,16 +142,16 @@ class Symmetric final : public OnSymm {
   const size_t streaming_bytes_;
 };
 
-// all_reduce that is not in place, and reduce, of more than two ranks. Rank p sums part p of all inputs and puts the sum
-// into its slot, from where those who want it fetch it. So a rank reads the inputs once, and not n times.
+// all_reduce that is not in place, and reduce, of more than two ranks. Rank p sums part p of all inputs and puts the
+// sum into its slot, from where those who want it fetch it. So a rank reads the inputs once, and not n times.
 //
-// After the first arrival all inputs are ready. Each further one says that the next chunk of every part is in the slots,
-// and the last one also that nobody reads inputs any more.
+// After the first arrival all inputs are ready. Each further one says that the next chunk of every part is in the
+// slots, and the last one also that nobody reads inputs any more.
 class SymmetricSum final : public OnSymm {
  public:
   // root < 0: all ranks want the sum.
-  SymmetricSum(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction, int root,
-               const Plan &plan)
+  SymmetricSum(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
+               int root, const Plan &plan)
       : OnSymm(std::move(handle), offset, buffers),
         reduction_(reduction),
         wants_(root < 0 || root == self_),

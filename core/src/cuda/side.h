@@ -54,8 +54,8 @@ class DeviceWords {
 
 class Side {
  public:
-  // *out stays NULL where the block is not of our CUDA allocator. `channels`: for the user's kernels. `first`: where the
-  // counters of this rank's pad begin (Group::first_count).
+  // *out stays NULL where the block is not of our CUDA allocator. `channels`: for the user's kernels. `first`: where
+  // the counters of this rank's pad begin (Group::first_count).
   static phx_status make(const char *operation, const Block &block, int size, int self, uint32_t channels,
                          uint32_t first, std::unique_ptr<Side> *out);
   Side(const Side &) = delete;
