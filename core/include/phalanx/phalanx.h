@@ -575,9 +575,11 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 /* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
  * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
  * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
- * this rank's own block at the same offset: in place; or, for all_gather, on all ranks the range that
- * phx_symm_map_gathered made of just these bytes: then nothing moves, and the ranks only meet.
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out, and say for reduce and for an all_reduce that is not in place
+ * whether a rank that wants the sum reads all inputs, or each rank sums a part of them and passes it on (the default
+ * from three ranks on). `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in
+ * place; or, for all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing
+ * moves, and the ranks only meet.
  *
  * On memory of a GPU (work == NULL): the call puts a kernel on phx_options.stream, of the GPU's primary context, and
  * returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same

@@ -41,6 +41,8 @@ class Engine final : public ProgressSource {
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
   void advance_pending() override;
+  // Before the first collective: sequence numbers go on from there.
+  void begin_at(uint64_t sequence) { sequence_.store(sequence, std::memory_order_relaxed); }
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   void count_zero_copies(size_t calls) { zero_copies_.fetch_add(calls, std::memory_order_relaxed); }
   uint64_t zero_copies() const { return zero_copies_.load(std::memory_order_relaxed); }

@@ -101,7 +101,7 @@ OperationPtr recognise(const Call &call, Kind kind, size_t in_bytes, OperationPt
   if (!symm) return staged;
   return combine(
       call, *symm, std::move(staged),
-      make_symm(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.group().tuning()));
+      make_symm(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.plan(nullptr)));
 }
 
 OperationPtr recognise_v(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking,

@@ -33,7 +33,7 @@ class Rooted final : public Operation {
       if (!lane.place(root_, epoch).leaves_slot_empty() || !all_read(lane, epoch))
         turn_to_staged(0);
       else
-        prepare(lane.place(root_, epoch));
+        prepare(lane, lane.place(root_, epoch));
     }
     return state_ == State::kDirect;
   }
@@ -82,10 +82,10 @@ class Rooted final : public Operation {
     return true;
   }
 
-  void prepare(const Place &at) {
+  void prepare(const Lane &lane, const Place &at) {
     if (!symm) symm = SymmDirectory::of_process().find_key(group_.members(), group_.group_rank(), at.key);
     if (!symm) return;
-    direct_ = make_symm(kind_, symm, 0, b_, {}, root_, group_.tuning());
+    direct_ = make_symm(kind_, symm, 0, b_, {}, root_, {lane, group_.tuning(), true});
     if (!direct_->move_input(root_, at.offset)) direct_.reset();
   }
 

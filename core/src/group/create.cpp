@@ -1,5 +1,8 @@
 // Making a group: the members find each other in the store, connect, and share their control segments.
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <new>
@@ -30,6 +33,7 @@ struct Geometry {
   uint32_t channels;
   uint32_t recorder_entries;
   uint32_t allows_fences;
+  uint32_t first_count;
   Tuning tuning;   // from the table of that rank
   CpuQuota quota;  // of that rank's control group
   CoreMask cores;  // that it may use
@@ -49,6 +53,20 @@ int cores_of(const std::vector<Geometry> &all) {
   for (const auto &group : limited) served += std::min(group.second.first, group.second.second);
   const size_t count = count_cores(cores);
   return static_cast<int>(std::max<size_t>(1, served < all.size() ? std::min(count, served) : count));
+}
+
+// What PHALANX_FIRST_COUNT says: see Group::first_count.
+phx_status read_first_count(uint32_t *out) {
+  const char *text = std::getenv("PHALANX_FIRST_COUNT");
+  if (text == nullptr || *text == '\0') return PHX_OK;
+  char *end = nullptr;
+  errno = 0;
+  const unsigned long long value = std::strtoull(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
+    return fail(PHX_ERR_INVALID, kOperation, "%s: PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u",
+                kOperation, text, UINT32_MAX);
+  *out = static_cast<uint32_t>(value);
+  return PHX_OK;
 }
 
 }  // namespace
@@ -200,7 +218,8 @@ struct GroupMaker {
   phx_status share() {
     group.world_->monitor().watch(group.id_, group.shared_from_this());
     group.watched_ = true;
-    return share_segments();
+    const phx_status status = read_first_count(&group.first_count_);
+    return status != PHX_OK ? in_group(status) : share_segments();
   }
 
   phx_status share_segments() {
@@ -210,6 +229,7 @@ struct GroupMaker {
     const uint32_t recorder_entries = group.world_->recorder_entries();
     const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
     const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
+    const uint32_t first_count = group.first_count_;
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
@@ -231,6 +251,12 @@ struct GroupMaker {
     header->group_size = group.size();
     header->channels = channels;
     header->recorder_entries = recorder_entries;
+    if (first_count != 0) {
+      char *const base = segments[group.group_rank()]->bytes();
+      for (uint32_t i = 0; i < channels; ++i)
+        begin_lane_at(base + lane_offset(i, slot_bytes, recorder_entries), slot_bytes, first_count);
+      Messenger::begin_area_at(base + messages_at, group.size(), first_count);
+    }
 
     Geometry mine{kControlVersion,
                   kSlots,
@@ -240,6 +266,7 @@ struct GroupMaker {
                   channels,
                   recorder_entries,
                   group.world_->allows_fences(),
+                  first_count,
                   {},
                   {},
                   {}};
@@ -269,10 +296,12 @@ struct GroupMaker {
       for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
       return places;
     };
-    for (uint32_t i = 0; i < group.channels(); ++i)
+    for (uint32_t i = 0; i < group.channels(); ++i) {
+      group.channels_[i].engine.begin_at(group.first_count_);
       group.channels_[i].lane.open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
                                    recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_,
-                                   group.is_crowded());
+                                   group.is_crowded(), group.first_count_);
+    }
     group.messenger_.open(at(lane_offset(group.channels(), slot_bytes, recorder_entries)), group.group_rank());
   }
 
@@ -315,6 +344,11 @@ struct GroupMaker {
           "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; the same number is needed",
           kOperation, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
           mine.recorder_entries);
+    if (theirs.first_count != mine.first_count)
+      return fail(PHX_ERR_MISMATCH, kOperation,
+                  "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
+                  kOperation, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
+                  mine.first_count);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
       return fail(
           PHX_ERR_MISMATCH, kOperation,

@@ -87,6 +87,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Channel &channel(uint32_t index) { return channels_[index]; }
   Messenger &messenger() { return messenger_; }
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
+  // Where the counters in shared memory begin, which go on modulo 2^32: 0, or what PHALANX_FIRST_COUNT says on all
+  // ranks, so that tests reach the wrap.
+  uint32_t first_count() const { return first_count_; }
 
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
@@ -194,6 +197,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::deque<Channel> channels_;
   Messenger messenger_;
   bool fenced_by_sleepers_ = false;
+  uint32_t first_count_ = 0;
   int cores_ = 1;  // that its ranks may use together
   template <class Values>
   phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,

@@ -40,7 +40,8 @@ class Lane {
  public:
   // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
   void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores);
+            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores,
+            uint32_t first_count = 0);
 
   size_t slot_bytes() const { return slot_bytes_; }
   // Whether the first `reach` bytes of every own slot are resident; `hold` makes them so. Nothing of a lane is before

@@ -18,6 +18,14 @@ size_t Messenger::area_bytes(int group_size) {
   return sizeof(MessageArea) + static_cast<size_t>(group_size) * ring_stride(group_size);
 }
 
+void Messenger::begin_area_at(char *area, int group_size, uint32_t first) {
+  reinterpret_cast<MessageArea *>(area)->doorbell.store(first, std::memory_order_relaxed);
+  for (int from = 0; from < group_size; ++from) {
+    char *const ring = area + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
+    reinterpret_cast<RingHeader *>(ring)->taken.store(first, std::memory_order_relaxed);
+  }
+}
+
 void Messenger::open(std::vector<char *> areas, int self) {
   self_ = self;
   size_ = static_cast<int>(areas.size());
@@ -31,8 +39,8 @@ void Messenger::open(std::vector<char *> areas, int self) {
   };
   for (int i = 0; i < size_; ++i) {
     areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
-    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_);
-    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_);
+    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_, group_->first_count());
+    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_, group_->first_count());
   }
   own_.store(areas_[self], std::memory_order_release);  // pairs with wake_waiters, which runs on the monitor's thread
 }

@@ -27,6 +27,8 @@ class Messenger final : public ProgressSource {
 
   // Of one rank's area: a multiple of a line. It starts zeroed; a ring costs memory once something is sent through it.
   static size_t area_bytes(int group_size);
+  // The counters of this rank's own area begin at `first` (Group::first_count). Before any peer maps it.
+  static void begin_area_at(char *area, int group_size, uint32_t first);
   // areas[i]: that of group rank i as mapped here, valid as long as the group.
   void open(std::vector<char *> areas, int self);
   // The group failed or a peer left: everybody looks again. From any thread, also before `open`.

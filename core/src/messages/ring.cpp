@@ -23,11 +23,12 @@ void show(SharedWord &word, uint32_t value, bool fenced_by_sleepers) {
 
 }  // namespace
 
-void RingWriter::open(char *ring, size_t bytes, bool fenced_by_sleepers) {
+void RingWriter::open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first) {
   fenced_ = fenced_by_sleepers;
   header_ = reinterpret_cast<RingHeader *>(ring);
   data_ = ring + sizeof(RingHeader);
   lines_ = static_cast<uint32_t>(bytes / kLine);
+  written_ = known_taken_ = first;
 }
 
 RingResult RingWriter::put(const MessageHead &head, const char *data, size_t offset, size_t total, size_t *taken) {
@@ -61,11 +62,12 @@ RingResult RingWriter::put(const MessageHead &head, const char *data, size_t off
   return RingResult::kOk;
 }
 
-void RingReader::open(char *ring, size_t bytes, bool fenced_by_sleepers) {
+void RingReader::open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first) {
   fenced_ = fenced_by_sleepers;
   header_ = reinterpret_cast<RingHeader *>(ring);
   data_ = ring + sizeof(RingHeader);
   lines_ = static_cast<uint32_t>(bytes / kLine);
+  taken_ = first;
 }
 
 RingResult RingReader::peek(Record *out) const {

@@ -21,8 +21,8 @@ struct Record {
 
 class RingWriter {
  public:
-  // fenced_by_sleepers: see store_and_wake.
-  void open(char *ring, size_t bytes, bool fenced_by_sleepers);
+  // fenced_by_sleepers: see store_and_wake. `first`: how many lines count as written and taken (Group::first_count).
+  void open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first = 0);
   // Writes the bytes from `offset` on of a message of `total`, at `data`, as far as one record takes them.
   RingResult put(const MessageHead &head, const char *data, size_t offset, size_t total, size_t *taken);
 
@@ -40,7 +40,7 @@ class RingWriter {
 
 class RingReader {
  public:
-  void open(char *ring, size_t bytes, bool fenced_by_sleepers);
+  void open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first = 0);
   // The next record, which stays until `release`.
   RingResult peek(Record *out) const;
   void release(const Record &record);

@@ -117,6 +117,7 @@ struct Rendezvous {
     phx_status status = symm.take_pad(kOperation, pad);
     if (status != PHX_OK) return status;
     mine.pad = symm.pad_places_[symm.group_rank()];
+    if (group.first_count() != 0) symm.begin_at(group.first_count());
 
     const Block &block = symm.block();
     mine.version = kParcelVersion;
@@ -135,7 +136,8 @@ struct Rendezvous {
     mine.handle_size = static_cast<uint32_t>(handle_size);
     if (pad->valid()) fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), &symm.side_);
+    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), group.first_count(),
+                              &symm.side_);
     if (status != PHX_OK || !symm.side_) return status;
     mine.gpu = symm.side_->facts();
     mine.apart = load_gpu_tuning(place(false));

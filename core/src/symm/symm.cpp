@@ -36,6 +36,8 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       consumed_(static_cast<size_t>(channels_) * group.size()),
       barriers_(channels_) {
   buffers_[self_] = block_->base;
+  for (SharedWord &consumed : consumed_) consumed.store(group.first_count(), std::memory_order_relaxed);
+  for (Barrier &barrier : barriers_) barrier.epoch = group.first_count();
 }
 
 Symm::~Symm() {
@@ -98,6 +100,13 @@ phx_status Symm::find_pad(const char *operation, int of, const Pads::Place &plac
   }
   if (status == PHX_OK) adopt_pad(of, place, std::move(pad));
   return status;
+}
+
+void Symm::begin_at(uint32_t first) {
+  for (uint32_t channel = 0; channel < channels_; ++channel) {
+    barrier_word(self_, channel).store(first, std::memory_order_relaxed);
+    for (int from = 0; from < size(); ++from) signal_word(self_, channel, from).store(first, std::memory_order_relaxed);
+  }
 }
 
 SharedWord &Symm::signal_word(int pad_of, uint32_t channel, int from) const {

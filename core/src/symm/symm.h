@@ -102,6 +102,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void adopt_pad(int of, const Pads::Place &place, Pads::Pad pad);
   phx_status take_pad(const char *operation, Fd *fd);
   phx_status find_pad(const char *operation, int of, const Pads::Place &place, int fd);
+  void begin_at(uint32_t first);  // the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
   int first_late(uint32_t channel, int otherwise) const;
