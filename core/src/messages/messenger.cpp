@@ -9,7 +9,7 @@ namespace phx {
 namespace {
 
 constexpr int kSpins = 20;     // as in wait/wait.h
-constexpr int kAskedOnly = 4;  // looks without success before messages that nobody has asked for are taken in
+constexpr int kAskedOnly = 4;  // looks without success before messages that no receive has asked for are taken in
 constexpr int kMoves = 1000;   // before the clock is read, however busy this is
 
 }  // namespace
@@ -69,12 +69,13 @@ void Messenger::leave(Lock &lock) {
   if (others) wake(self_);
 }
 
-void Messenger::advance_pending() {
+bool Messenger::advance_pending() {
   Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // another thread of this rank is at it
-  advance(Take::kWanted);
+  if (!lock.owns_lock()) return false;  // another thread of this rank is at it
+  const bool moved = advance(Take::kWanted);
   if (!closed_ && group_failed()) abort_all();
   leave(lock);
+  return moved;
 }
 
 phx_status Messenger::begin(Transfer &transfer) {
@@ -100,11 +101,11 @@ phx_status Messenger::run(Transfer &transfer, int64_t timeout_ms) {
 
 phx_status Messenger::start(Transfer &transfer) {
   Progress &progress = group_->world().progress();
-  progress.began();
+  progress.began(*this);
   Lock lock(mutex_);
   const phx_status status = begin(transfer);
   if (status != PHX_OK) {
-    progress.ended();
+    progress.ended(*this);
     transfer.work.reset();
     return status;
   }
