@@ -162,6 +162,8 @@ phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) 
   if (transfer.sends) {
     text += "receive its send(" + phx::describe(transfer.head) + "), of which " + of(transfer.moved, transfer.bytes) +
             " bytes found room.";
+    if (transfer.rendezvous && !transfer.cleared)
+      text += " A message of this size, or beyond what the receiver keeps, waits for its receive.";
   } else {
     text += "answer its recv(" + phx::describe(transfer.head) + ")";
     if (transfer.source != PHX_ANY_RANK) text += ", of which " + of(transfer.moved, transfer.bytes) + " bytes came";

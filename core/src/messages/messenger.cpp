@@ -22,6 +22,8 @@ void Messenger::open(std::vector<char *> areas, int self) {
   self_ = self;
   size_ = static_cast<int>(areas.size());
   ring_bytes_ = ring_bytes(size_);
+  eager_bytes_ = eager_bytes(size_);
+  credit_bytes_ = credit_bytes(size_);
   fenced_ = group_->fenced_by_sleepers();
   outbound_ = std::vector<Outbound>(size_);
   inbound_ = std::vector<Inbound>(size_);

@@ -88,7 +88,7 @@ class Messenger final : public ProgressSource {
   void note_sent(Outbound &outbound, Transfer &send, size_t bytes);
   bool clear(int peer, uint32_t number);
   void post(Transfer &receive);
-  void fill(Transfer &receive, const Arrival &message);
+  void fill(Transfer &receive, uint32_t number, bool rendezvous, size_t eager);
   void note_received(Transfer &receive);
   bool pull(int source, Take take);
   bool wanted(int source) const { return inbound_[source].awaited > 0 || matcher_.wanted(source); }
@@ -123,6 +123,8 @@ class Messenger final : public ProgressSource {
   int self_ = 0;
   int size_ = 0;
   size_t ring_bytes_ = 0;
+  size_t eager_bytes_ = 0;
+  size_t credit_bytes_ = 0;
   bool fenced_ = false;  // see store_and_wake
   std::vector<MessageArea *> areas_;
   std::atomic<MessageArea *> own_{nullptr};  // written last by `open`

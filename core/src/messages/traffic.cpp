@@ -34,10 +34,10 @@ bool Messenger::advance(Take take) {
 
 void Messenger::send(Transfer &send) {
   Outbound &outbound = outbound_[send.peer];
+  const bool idle = !outbound.counted;
   send.stage = Stage::kQueued;
   outbound.queue.push_back(&send);
-  count(outbound);
-  if (outbound.data.empty() && outbound.queue.front() == &send) push(send.peer);
+  if (idle) push(send.peer);
 }
 
 // Whether there is something to push is known without a look at the lists.
@@ -111,10 +111,10 @@ RingResult Messenger::push_first(Outbound &outbound, Transfer &send, size_t *tak
 
 // How a message will be sent. kNothing: it cannot begin before the receiver has asked for others.
 RingResult Messenger::plan(Outbound &outbound, Transfer &send) {
-  const size_t eager = std::min(send.bytes, eager_bytes(size_));
+  const size_t eager = std::min(send.bytes, eager_bytes_);
   const bool may_announce = outbound.announced < kMaxAnnounced;
   if (eager < send.bytes && !may_announce) return RingResult::kNothing;
-  const RingResult charged = outbound.ring.charge(eager_cost(eager), credit_bytes(size_));
+  const RingResult charged = outbound.ring.charge(eager_cost(eager), credit_bytes_);
   if (charged == RingResult::kBroken || (charged == RingResult::kNothing && !may_announce)) return charged;
   send.rendezvous = charged == RingResult::kNothing || eager < send.bytes;
   send.eager = charged == RingResult::kNothing ? 0 : eager;
@@ -221,23 +221,24 @@ void Messenger::post(Transfer &receive) {
   if (!agree(receive, source, arrival->head)) return;
   copy_bytes(receive.out, arrival->data.get(), arrival->received);
   receive.moved = arrival->received;
-  fill(receive, *arrival);
+  fill(receive, arrival->number, arrival->rendezvous, arrival->eager);
   if (outbound_[source].counted) push(source);
 }
 
 // A receive that has met its message gets what is still to come.
-void Messenger::fill(Transfer &receive, const Arrival &message) {
-  Inbound &inbound = inbound_[message.source];
-  receive.number = message.number;
-  receive.rendezvous = message.rendezvous;
-  receive.eager = message.eager;
-  receive.owes_credit = cost_of(message.rendezvous, message.eager) != 0;
+void Messenger::fill(Transfer &receive, uint32_t number, bool rendezvous, size_t eager) {
+  Inbound &inbound = inbound_[receive.source];
+  Outbound &outbound = outbound_[receive.source];
+  receive.number = number;
+  receive.rendezvous = rendezvous;
+  receive.eager = eager;
+  receive.owes_credit = cost_of(rendezvous, eager) != 0;
   ++inbound.awaited;
   if (receive.rendezvous) {
     --inbound.announced;
     receive.stage = Stage::kClearing;
-    outbound_[message.source].clears.push_back(&receive);
-    count(outbound_[message.source]);
+    outbound.clears.push_back(&receive);
+    count(outbound);
   } else {
     receive.stage = Stage::kFilling;
     filling_.add(&receive);
@@ -299,21 +300,16 @@ bool Messenger::open_message(int source, const Record &record) {
   const bool possible =
       item != 0 && record.head.count <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / item;
   const size_t total = possible ? record.head.count * item : 0;
-  Arrival message;
-  message.source = source;
-  message.head = record.head;
-  message.number = inbound.next_number++;
-  message.rendezvous = record.kind == RecordKind::kRts;
-  message.eager = message.rendezvous ? record.offset : total;
-  message.received = record.bytes;
-  if (!possible || message.eager > std::min(total, eager_bytes(size_)) || record.bytes > message.eager ||
-      (record.bytes == 0 && message.eager != 0) || (!message.rendezvous && record.offset != 0)) {
+  const bool rendezvous = record.kind == RecordKind::kRts;
+  const size_t eager = rendezvous ? record.offset : total;
+  if (!possible || eager > std::min(total, eager_bytes_) || record.bytes > eager ||
+      (record.bytes == 0 && eager != 0) || (!rendezvous && record.offset != 0)) {
     fail(nullptr, broken(source, "a message begins with an impossible header"));
     return false;
   }
-  if (message.rendezvous) ++inbound.announced;
-  if (!inbound.ring.charge(cost_of(message.rendezvous, message.eager), credit_bytes(size_)) ||
-      inbound.announced > kMaxAnnounced) {
+  const uint32_t number = inbound.next_number++;
+  if (rendezvous) ++inbound.announced;
+  if (!inbound.ring.charge(cost_of(rendezvous, eager), credit_bytes_) || inbound.announced > kMaxAnnounced) {
     fail(nullptr, broken(source, "it sent more than it may before receives ask for it"));
     return false;
   }
@@ -321,13 +317,18 @@ bool Messenger::open_message(int source, const Record &record) {
     receive->source = source;
     if (!agree(*receive, source, record.head)) return false;
     deliver(*receive, record);
-    fill(*receive, message);
+    if (!rendezvous && record.bytes == total) {
+      inbound.ring.give_back(eager_cost(eager));
+      finish(*receive, PHX_OK);
+    } else {
+      fill(*receive, number, rendezvous, eager);
+    }
     return true;
   }
-  Arrival *kept = keep_arrival(source, message.head, message.rendezvous, message.eager);
+  Arrival *kept = keep_arrival(source, record.head, rendezvous, eager);
   if (kept == nullptr) return false;
-  kept->number = message.number;
-  kept->received = message.received;
+  kept->number = number;
+  kept->received = record.bytes;
   copy_bytes(kept->data.get(), record.data, record.bytes);
   inbound.arrival = kept->received < kept->eager ? kept : nullptr;
   return true;
