@@ -535,11 +535,11 @@ enum { PHX_ANY_RANK = -1 };
  * send must stay unchanged until phx_work_wait. Whatever waits for a message keeps the sends of this rank going.
  *
  * A blocking send (work == NULL) returns when `in` may be changed. As in MPI it may wait for its receive: a small
- * message usually does not, a large one does. A receiver keeps at most 1 MiB of data of each sender for receives to come
- * (less in groups of more than 64 ranks); a message of more than half of that, or beyond it, stays with its sender until
- * it has met its receive. Ranks that send such messages to each other start their sends, or use phx_messages. At most
- * 65536 messages from one rank to another may stay with the sender in that way; receives find later ones only after
- * some of these have been received.
+ * message usually does not, a large one does. A receiver keeps at most 1 MiB of data of each sender for receives to
+ * come (less in groups of more than 64 ranks); a message of more than half of that, or beyond it, stays with its sender
+ * until it has met its receive. Ranks that send such messages to each other start their sends, or use phx_messages. At
+ * most 65536 messages from one rank to another may stay with the sender in that way; receives find later ones only
+ * after some of these have been received.
  *
  * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the same one in all calls on the group; work == NULL)
  * the call puts a kernel on options.stream, of the GPU's primary context, and returns. The n-th send of a rank to

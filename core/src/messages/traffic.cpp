@@ -302,8 +302,8 @@ bool Messenger::open_message(int source, const Record &record) {
   const size_t total = possible ? record.head.count * item : 0;
   const bool rendezvous = record.kind == RecordKind::kRts;
   const size_t eager = rendezvous ? record.offset : total;
-  if (!possible || eager > std::min(total, eager_bytes_) || record.bytes > eager ||
-      (record.bytes == 0 && eager != 0) || (!rendezvous && record.offset != 0)) {
+  if (!possible || eager > std::min(total, eager_bytes_) || record.bytes > eager || (record.bytes == 0 && eager != 0) ||
+      (!rendezvous && record.offset != 0)) {
     fail(nullptr, broken(source, "a message begins with an impossible header"));
     return false;
   }
