@@ -143,6 +143,14 @@ class Liar:
         others = [f"said.{rank}" for rank in range(self.world_size) if rank != self.rank]
         self.store.wait(others, WAIT_SECONDS * 1000)
 
+    def said(self, rank: int) -> bool:
+        """Whether that rank has said what it saw."""
+        try:
+            self.store.wait([f"said.{rank}"], 1)
+        except PhalanxError:
+            return False
+        return True
+
     # ---- the steps of group_create
 
     def meet(self, name: str = "g", **changes: Any) -> None:

@@ -32,7 +32,8 @@ ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
 PLACE = struct.Struct("<QQ")  # key, offset
-RECORD = struct.Struct("<IIIiQQ")  # of a ring: flag, bytes, tag, dtype, count, offset
+RECORD = struct.Struct("<IIIhHQQ")  # of a ring: flag, bytes, tag or number, dtype, kind, count, offset
+EAGER, RTS, CTS, DATA = 1, 2, 3, 4  # kinds of records
 
 LINE = 64
 SLOTS = 4

@@ -18,7 +18,7 @@ phx_status CollectiveWork::wait(int64_t timeout_ms) { return engine_->wait(*this
 phx_status CollectiveWork::test() { return engine_->test(*this); }
 
 Engine::~Engine() {
-  if (!pending_.empty()) group_->world().progress().ended();
+  if (!pending_.empty()) group_->world().progress().ended(*this);
 }
 
 LazyDeadline Engine::deadline(int64_t timeout_ms) {
@@ -148,7 +148,7 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
 void Engine::settle_front(phx_status status) {
   const CollectiveWorkRef work = std::move(pending_.front());
   pending_.pop_front();
-  if (pending_.empty()) group_->world().progress().ended();
+  if (pending_.empty()) group_->world().progress().ended(*this);
   lane_->history().end(work->operation().sequence, status);
   work->operation().end();
   work->settle(status);
@@ -216,7 +216,7 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
     }
   }
   if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
-  if (pending_.empty()) group_->world().progress().began();
+  if (pending_.empty()) group_->world().progress().began(*this);
   pending_.push_back(work);
   *out = std::move(work);
   return PHX_OK;
@@ -245,12 +245,16 @@ phx_status Engine::test(const CollectiveWork &work) {
   return work.report();
 }
 
-void Engine::advance_pending() {
+bool Engine::advance_pending() {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || pending_.empty()) return;
+  if (!lock.owns_lock() || pending_.empty()) return false;
   LazyDeadline none(1);
+  const CollectiveWorkRef front = pending_.front();
+  const auto steps = [&] { return front->operation().published + front->operation().taken; };
+  const auto before = steps();
   publish_queued(none);
   complete_front(none, false);
+  return front->complete() || steps() != before;
 }
 
 }  // namespace phx

@@ -40,9 +40,9 @@ class Engine final : public ProgressSource {
   phx_status start(std::unique_ptr<Operation> operation, WorkRef *out);
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
-  void advance_pending() override;
   // Before the first collective: sequence numbers go on from there.
   void begin_at(uint64_t sequence) { sequence_.store(sequence, std::memory_order_relaxed); }
+  bool advance_pending() override;
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   void count_zero_copies(size_t calls) { zero_copies_.fetch_add(calls, std::memory_order_relaxed); }
   uint64_t zero_copies() const { return zero_copies_.load(std::memory_order_relaxed); }
