@@ -143,6 +143,14 @@ class Liar:
         others = [f"said.{rank}" for rank in range(self.world_size) if rank != self.rank]
         self.store.wait(others, WAIT_SECONDS * 1000)
 
+    def said(self, rank: int) -> bool:
+        """Whether that rank has said what it saw."""
+        try:
+            self.store.wait([f"said.{rank}"], 1)
+        except PhalanxError:
+            return False
+        return True
+
     # ---- the steps of group_create
 
     def meet(self, name: str = "g", **changes: Any) -> None:
@@ -186,8 +194,8 @@ class Liar:
         fields = {"version": 5, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
         fields.update(group_rank=self.rank, group_size=self.world_size)
         fields.update(channels=CHANNELS, recorder_entries=wire.RECORDER_ENTRIES)
-        cores = b"\1" + bytes(127)
-        return wire.GEOMETRY.pack(*{**fields, **changes}.values(), 1, bytes(32), cores)
+        cores = b"\1" + bytes(511)
+        return wire.GEOMETRY.pack(*{**fields, **changes}.values(), 1, bytes(32), 0, 0, cores)
 
     def memfd(self, size: int, seals: int = SEALS, flags: int = 0) -> int:
         fd = os.memfd_create("phalanx-group", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)

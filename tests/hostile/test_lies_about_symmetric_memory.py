@@ -29,6 +29,9 @@ def parcel(**changes):
         *{
             **fields,
             "device_index": 0,
+            "pad_segment": 0,
+            "pad_index": 0,
+            "pads_made": wire.PADS,
             "handle_size": 0,
             "handle": b"",
             "gpu": b"",
@@ -44,7 +47,12 @@ def parcel(**changes):
 
 
 def pad(liar, size=None, seals=SEALS):
-    return liar.memfd(wire.pad_bytes(SIGNAL_CHANNELS, liar.world_size) if size is None else size, seals)
+    """A segment of pads; the first one says that the liar has all that it needs for the first allocation."""
+    whole = wire.PADS * wire.pad_bytes(SIGNAL_CHANNELS, liar.world_size)
+    fd = liar.memfd(whole if size is None else size, seals)
+    if size is None:
+        os.pwrite(fd, wire.met(1), wire.MET)
+    return fd
 
 
 def rendezvous(rank, world_size, lie, args):
@@ -113,6 +121,26 @@ def test_a_parcel_of_another_form_is_malformed(kind):
     expect("AbiError", "rank 1 sent a malformed parcel", lie_in_form, kind)
 
 
+def lie_about_pad(liar, changes):
+    liar.exchange(parcel(), (pad(liar), liar.memfd(SIZE)), {VICTIM: (parcel(**changes), (pad(liar), liar.memfd(SIZE)))})
+    liar.confirm()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pads_made": 0},
+        {"pads_made": 0, "pad_segment": (1 << 32) - 1},
+        {"pad_segment": 1},
+        {"pad_index": 1},
+        {"pads_made": 1 << 31},
+    ],
+    ids=str,
+)
+def test_a_pad_that_does_not_exist_is_refused(changes):
+    expect("AbiError", "which does not exist", lie_about_pad, changes)
+
+
 # ---- what it offers
 
 
@@ -176,12 +204,10 @@ def spoil_signals(rank, world_size):
         with Liar(rank, world_size) as liar:
             liar.join()
             own = pad(liar)
-            for _, fds in liar.exchange(parcel(), (own, liar.memfd(SIZE))).values():
-                with mmap.mmap(fds[0], 0) as theirs:
-                    theirs[:] = b"\xff" * len(theirs)
-            with mmap.mmap(own, 0) as mine:
-                mine[:] = b"\xff" * len(mine)  # every counter is at -1
-            liar.confirm()
+            after = wire.MET + len(wire.met(1))
+            for fd in [own] + [fds[0] for _, fds in liar.exchange(parcel(), (own, liar.memfd(SIZE))).values()]:
+                with mmap.mmap(fd, 0) as pads:
+                    pads[after:] = b"\xff" * (len(pads) - after)  # every counter is at -1
             liar.await_others()
             return None
     with honest_rank(rank, world_size) as world:
@@ -210,7 +236,6 @@ def take_back(rank, world_size):
         with Liar(rank, world_size) as liar:
             liar.join()
             liar.exchange(parcel(), (pad(liar), liar.memfd(SIZE)))
-            liar.confirm()
             liar.await_epoch(BYSTANDER, 1)
             expected = liar.segments[BYSTANDER]
             expected.put(1, bytes(6 * 8))

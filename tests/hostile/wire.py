@@ -24,15 +24,16 @@ HELLO = struct.Struct("<II16s16s16sii")  # magic, abi, from, to, token, rank, pi
 WELCOME = struct.Struct("<II16sii")  # magic, abi, from, rank, pid
 GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
-GEOMETRY = struct.Struct("<IIQiiIII4x32s128s")  # of a control segment; then tuning and cores
-# version, channels, ordinal, size, alloc id, persistent, device, handle; then of its GPU: uuid, processors, present,
-# multicast, reserved, unit; then what its table says for GPUs
-SYMM = struct.Struct("<IIQQQiiiI64s16siiiiQ80s")
+GEOMETRY = struct.Struct("<IIQiiIII4x32sI4xQ512s")  # of a control segment; then tuning, quota and cores
+# version, channels, ordinal, size, alloc id, persistent, device, pad (segment, index, pads of a new segment), handle; then
+# of its GPU: uuid, processors, present, multicast, reserved, unit; then what its table says for GPUs
+SYMM = struct.Struct("<IIQQQiiiIIII64s4x16siiiiQ80s")
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
 PLACE = struct.Struct("<QQ")  # key, offset
-RECORD = struct.Struct("<IIIiQQ")  # of a ring: flag, bytes, tag, dtype, count, offset
+RECORD = struct.Struct("<IIIhHQQ")  # of a ring: flag, bytes, tag or number, dtype, kind, count, offset
+EAGER, RTS, CTS, DATA = 1, 2, 3, 4  # kinds of records
 
 LINE = 64
 SLOTS = 4
@@ -169,9 +170,18 @@ def segment_bytes(channels: int, slot_bytes: int, group_size: int) -> int:
     return (size + PAGE - 1) // PAGE * PAGE
 
 
+PADS = 16  # in a segment
+MET = 4  # where a pad says that its owner has all that it needs for an allocation
+
+
 def pad_bytes(channels: int, group_size: int) -> int:
     size = LINE + channels * LINE + 4 * channels * group_size
     return (size + PAGE - 1) // PAGE * PAGE
+
+
+def met(number: int) -> bytes:
+    """What the pad of the group's allocation of that number, counted from 1, says there."""
+    return struct.pack("<I", 2 * number)
 
 
 def unix_socket_names() -> list[bytes]:

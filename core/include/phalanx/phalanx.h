@@ -543,9 +543,15 @@ enum { PHX_ANY_RANK = -1 };
 
 /* Not collective: a send meets the oldest unmet receive of its receiver that names its sender (or PHX_ANY_RANK) and its
  * tag. Messages of one sender with one tag arrive in the order sent. dtype and count must agree, else both sides fail
- * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. With work == NULL a send
- * returns when `in` may be changed, which can be before it is received. Of a send that was started, `in` must stay
- * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going.
+ * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. The buffer `in` of a started
+ * send must stay unchanged until phx_work_wait. Whatever waits for a message keeps the sends of this rank going.
+ *
+ * A blocking send (work == NULL) returns when `in` may be changed. As in MPI it may wait for its receive: a small
+ * message usually does not, a large one does. A receiver keeps at most 1 MiB of data of each sender for receives to
+ * come (less in groups of more than 64 ranks); a message of more than half of that, or beyond it, stays with its sender
+ * until it has met its receive. Ranks that send such messages to each other start their sends, or use phx_messages. At
+ * most 65536 messages from one rank to another may stay with the sender in that way; receives find later ones only
+ * after some of these have been received.
  *
  * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the same one in all calls on the group; work == NULL)
  * the call puts a kernel on options.stream, of the GPU's primary context, and returns. The n-th send of a rank to
@@ -587,9 +593,11 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 /* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
  * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
  * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
- * this rank's own block at the same offset: in place; or, for all_gather, on all ranks the range that
- * phx_symm_map_gathered made of just these bytes: then nothing moves, and the ranks only meet.
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out, and say for reduce and for an all_reduce that is not in place
+ * whether a rank that wants the sum reads all inputs, or each rank sums a part of them and passes it on (the default
+ * from three ranks on). `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in
+ * place; or, for all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing
+ * moves, and the ranks only meet.
  *
  * On memory of a GPU (work == NULL): the call puts a kernel on phx_options.stream, of the GPU's primary context, and
  * returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same

@@ -40,7 +40,9 @@ class Engine final : public ProgressSource {
   phx_status start(std::unique_ptr<Operation> operation, WorkRef *out);
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
-  void advance_pending() override;
+  // Before the first collective: sequence numbers go on from there.
+  void begin_at(uint64_t sequence) { sequence_.store(sequence, std::memory_order_relaxed); }
+  bool advance_pending() override;
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   void count_zero_copies(size_t calls) { zero_copies_.fetch_add(calls, std::memory_order_relaxed); }
   uint64_t zero_copies() const { return zero_copies_.load(std::memory_order_relaxed); }
@@ -50,6 +52,8 @@ class Engine final : public ProgressSource {
   phx_status run_in_turn(Operation &operation, LazyDeadline &until);
   bool has_room() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);
+  phx_status put(Operation &operation, uint32_t round, uint64_t epoch);
+  phx_status hold(const Operation &operation);
   phx_status publish_queued(LazyDeadline &deadline);
   phx_status advance(Operation &operation, LazyDeadline &deadline, bool may_block);
   phx_status use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block);

@@ -86,7 +86,7 @@ namespace {
 
 class Barrier final : public Operation {
  public:
-  Barrier() : Operation({}, 0) {}
+  Barrier() : Operation({}, 0) { reach = 0; }
   void put(const Lane &, uint32_t, uint64_t) override {}
   phx_status take(const Lane &, uint32_t, uint64_t) override { return PHX_OK; }
 };

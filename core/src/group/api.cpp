@@ -54,11 +54,16 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   int64_t timeout = 0;
   phx_status status = w.resolve_timeout(operation, timeout_ms, &timeout);
   if (status != PHX_OK) return status;
-  const std::string name = params.key;
-  params.key += "/" + std::to_string(w.next_ordinal(name));
+  params.attempt = w.next_attempt(params.name_key, &params.first_failed);
+  params.key = params.key_of(params.attempt);
+  const std::string name_key = params.name_key;
+  const uint64_t attempt = params.attempt;
   std::shared_ptr<phx::Group> group;
   status = phx::Group::create(world->ptr, std::move(params), timeout, &group);
-  if (status != PHX_OK) return status;
+  if (status != PHX_OK) {
+    w.note_failed_attempt(name_key, attempt);
+    return status;
+  }
   phx_group *handle = new phx_group;
   handle->ptr = std::move(group);
   *out = handle;
@@ -116,7 +121,7 @@ phx_status phx_group_create(phx_world *world, const char *name, const int32_t *r
     params.store = phx::StoreRef(world->ptr->store());
     // Groups of one name and other ranks, such as the rows of a mesh, may be made at the same time.
     const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
-    params.key = world->ptr->job() + "/group/" + name + "/" + std::to_string(members);
+    params.name_key = world->ptr->job() + "/group/" + name + "/" + std::to_string(members);
     return make(world, operation, std::move(params), timeout_ms, out);
   });
 }
@@ -141,7 +146,7 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
     for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
     params.group_rank = group_rank;
     params.store = phx::StoreRef(store);
-    params.key = world->ptr->job() + "/attach/" + name;
+    params.name_key = world->ptr->job() + "/attach/" + name;
     return make(world, operation, std::move(params), timeout_ms, out);
   });
 }

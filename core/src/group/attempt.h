@@ -18,7 +18,9 @@ namespace phx {
 class Attempt {
  public:
   Attempt(World &world, phx_store *store, const std::string &key)
-      : world_(world), store_(store), key_(key + "/failed") {}
+      : world_(world), store_(store), key_(failure_key(key)) {}
+  // Where the failure of the attempt with that key is told.
+  static std::string failure_key(const std::string &key) { return key + "/failed"; }
 
   // PHX_OK while nothing is known that makes it useless to wait for the owners of `records` (those not yet read are
   // zero). Else the thread's error names who ended, or what the one that gave up has told.

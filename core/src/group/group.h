@@ -23,6 +23,7 @@
 
 namespace phx {
 
+class Pads;
 class Roads;
 class Symm;
 class Workspaces;
@@ -43,6 +44,12 @@ struct GroupParams {
   int group_rank = 0;
   StoreRef store;   // where the members meet
   std::string key;  // under which prefix
+  // Of a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
+  // this rank's earlier attempts whose failure may still be in the store.
+  std::string name_key;
+  uint64_t attempt = 0;
+  uint64_t first_failed = 0;
+  std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
 };
 
 // An independent sequence of collectives of a group.
@@ -81,6 +88,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Channel &channel(uint32_t index) { return channels_[index]; }
   Messenger &messenger() { return messenger_; }
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
+  // Where the counters in shared memory begin, which go on modulo 2^32: 0, or what PHALANX_FIRST_COUNT says on all
+  // ranks, so that tests reach the wrap.
+  uint32_t first_count() const { return first_count_; }
 
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
@@ -161,6 +171,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void forget_block(uint64_t block_serial);
   void forget_symm(const Symm &symm);  // that is being destroyed
   uint64_t next_symm_ordinal() { return symm_ordinal_++; }
+  Pads &pads() { return *pads_; }
   Workspaces &workspaces() { return *workspaces_; }
   Roads &roads() { return *roads_; }  // of messages between memory of GPUs
 
@@ -190,6 +201,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::deque<Channel> channels_;
   Messenger messenger_;
   bool fenced_by_sleepers_ = false;
+  uint32_t first_count_ = 0;
   int cores_ = 1;  // that its ranks may use together
   template <class Values>
   phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
@@ -216,6 +228,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t splits_ = 0;
 
   std::mutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
+  std::unique_ptr<Pads> pads_;
   mutable std::mutex cache_mutex_;
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;
   uint64_t symm_ordinal_ = 0;

@@ -74,11 +74,12 @@ phx_status in_group(const phx::Group &group, phx_status status) {
   return status;
 }
 
-// What is checked already, put on a stream.
-phx_status put(const char *name, phx::Group &group, const std::deque<phx::Transfer> &transfers,
+// Puts checked messages on a stream.
+phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
                const Options &options) {
   std::vector<phx::GpuMessage> messages;
-  for (const phx::Transfer &transfer : transfers) {
+  for (const phx::Transfer *const checked : transfers) {
+    const phx::Transfer &transfer = *checked;
     if (transfer.peer == PHX_ANY_RANK)
       return fail(PHX_ERR_UNSUPPORTED, name, "%s: on memory of a GPU a receive names the rank it is from", name);
     char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
@@ -114,10 +115,10 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
       return in_group(g, status);
     };
     if (work == nullptr) {
-      std::deque<phx::Transfer> one(1);
-      const phx_status status = fill(one[0]);
+      phx::Transfer transfer;
+      const phx_status status = fill(transfer);
       if (status != PHX_OK) return status;
-      return read.on_gpu() ? put(name, g, one, read) : g.messenger().run(one[0], read.timeout_ms);
+      return read.on_gpu() ? put(name, g, {&transfer}, read) : g.messenger().run(transfer, read.timeout_ms);
     }
     const auto started = std::make_shared<phx::MessageWork>(&g.messenger());
     phx_status status = fill(started->transfer());
@@ -221,7 +222,10 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
     }
     if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
     if (status != PHX_OK) return in_group(g, status);
-    return read.on_gpu() ? put(kBatch, g, transfers, read) : run_all(g, works, read.timeout_ms);
+    if (!read.on_gpu()) return run_all(g, works, read.timeout_ms);
+    std::vector<const phx::Transfer *> checked;
+    for (const phx::Transfer &transfer : transfers) checked.push_back(&transfer);
+    return put(kBatch, g, checked, read);
   });
 }
 }

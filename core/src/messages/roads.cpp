@@ -89,6 +89,10 @@ phx_status Roads::open(const char *operation, int32_t index) {
   cuda::MemoryPtr cursors;
   const size_t bytes = 2 * static_cast<size_t>(group_.size()) * cuda::kLanes * sizeof(cuda::Cursor);
   if (status == PHX_OK) status = cuda::Memory::make(operation, *gpus, index, bytes, &cursors);
+  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+    const std::vector<cuda::Cursor> begun(bytes / sizeof(cuda::Cursor), {first, 0, 0, 0});
+    status = cursors->write(operation, 0, begun.data(), bytes);
+  }
   if (status != PHX_OK) return status;
   {
     const std::lock_guard<std::mutex> symm_lock(group_.symm_mutex());
@@ -168,6 +172,10 @@ phx_status Roads::build(const char *operation, int to, const Deadline &deadline)
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
   phx_status status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::road_bytes(chunk), &memory);
+  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+    const std::vector<cuda::RoadWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
+    status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
+  }
   if (status == PHX_OK) status = finish(operation, way);
   int fd = -1;
   if (status == PHX_OK) status = memory->export_fd(operation, &fd);

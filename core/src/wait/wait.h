@@ -33,11 +33,11 @@ class LazyDeadline {
   // `caller` is the source that waits and so cannot be polled.
   explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
       : ms_(ms), progress_(progress), caller_(caller) {}
-  // Moves on what this rank has under way elsewhere. Returns whether there was any.
-  bool poll() const {
-    if (progress_ == nullptr || !progress_->pending()) return false;
-    progress_->poll(caller_);
-    return true;
+  enum class Elsewhere { kNothing, kWaits, kMoved };
+  // Moves on what this rank has under way elsewhere. Returns whether there was any, and whether it moved.
+  Elsewhere poll() const {
+    if (progress_ == nullptr || !progress_->pending()) return Elsewhere::kNothing;
+    return progress_->poll(caller_) ? Elsewhere::kMoved : Elsewhere::kWaits;
   }
   int64_t budget_ms() const { return ms_; }
   int64_t at_ns() {

@@ -258,7 +258,7 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
     case MessageKind::kGoodbye: end_link(link, LinkState::kLeft); return;
     case MessageKind::kExchange: {
       std::unique_lock<std::mutex> lock(mutex_);
-      if (retired_.count(message.envelope.group_id) != 0) return;
+      if (groups_.count(message.envelope.group_id) == 0 && retired_.count(message.envelope.group_id) != 0) return;
       link->queued += 1;
       link->queued_fds += static_cast<uint32_t>(message.fds.size());
       if (link->queued > kMaxQueued || link->queued_fds > kMaxQueuedFds) {
@@ -287,8 +287,11 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
         std::lock_guard<std::mutex> lock(mutex_);
         auto found = groups_.find(message.envelope.group_id);
         if (found != groups_.end()) group = found->second.lock();
-        if (!group && retired_.count(message.envelope.group_id) == 0 && early_revocations_.size() < kMaxEarly)
+        if (!group && retired_.count(message.envelope.group_id) == 0) {
+          if (early_revocations_.size() >= kMaxEarly) early_revocations_.erase(early_revocations_.begin());
           early_revocations_[message.envelope.group_id] = cause;
+          drop_messages(message.envelope.group_id, 0, UINT64_MAX);  // nothing can come of it here any more
+        }
       }
       if (group) group->on_revoked(cause);
       return;

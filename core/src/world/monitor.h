@@ -7,11 +7,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
 #include "world/link.h"
+#include "world/recent_ids.h"
 
 namespace phx {
 
@@ -98,7 +98,9 @@ class Monitor {
   std::map<Key, Message> inbox_;
   std::map<uint64_t, std::weak_ptr<GroupListener>> groups_;
   std::map<uint64_t, phx_error_info> early_revocations_;  // of groups that this rank has not made yet
-  std::set<uint64_t> retired_;                            // groups that are gone: their late messages are dropped
+  // Groups that are gone, whose late messages are dropped. One that a peer sends after so many more have gone stays in
+  // the inbox until the world ends; it counts for what that peer may leave there.
+  RecentIds retired_;
 };
 
 }  // namespace phx

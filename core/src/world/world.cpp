@@ -35,6 +35,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   if (params.channels != 0) world->channels_ = params.channels;
   while (world->recorder_entries_ < params.recorder_entries) world->recorder_entries_ *= 2;
   world->allows_fences_ = allow_fences();
+  world->cpu_quota_ = phx::cpu_quota();
   begin_tick_scale();
   const phx_status status = world->monitor_.start();
   if (status != PHX_OK) return status;
@@ -109,9 +110,22 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, cons
   }
 }
 
-uint64_t World::next_ordinal(const std::string &name) {
+uint64_t World::next_attempt(const std::string &key, uint64_t *first_failed) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return ordinals_[name]++;
+  Attempts &attempts = attempts_[hash_bytes(key.data(), key.size())];
+  *first_failed = attempts.failed != 0 ? attempts.failed - 1 : attempts.made;
+  return attempts.made++;
+}
+
+void World::note_failed_attempt(const std::string &key, uint64_t attempt) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint32_t &failed = attempts_[hash_bytes(key.data(), key.size())].failed;
+  if (failed == 0) failed = static_cast<uint32_t>(attempt) + 1;
+}
+
+void World::forget_failed_attempts(const std::string &key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  attempts_[hash_bytes(key.data(), key.size())].failed = 0;
 }
 
 void World::add_group(const std::shared_ptr<Group> &group) {

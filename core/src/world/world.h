@@ -8,8 +8,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "base/cores.h"
 #include "memory/allocator.h"
 #include "store/store.h"
 #include "wait/progress.h"
@@ -55,6 +57,7 @@ class World : public std::enable_shared_from_this<World> {
   BlockTable &blocks() { return blocks_; }
   Progress &progress() { return progress_; }
   bool allows_fences() const { return allows_fences_; }
+  const CpuQuota &cpu_quota() const { return cpu_quota_; }
 
   // The connection to a peer, made if there is none, in two steps: begin it with all peers, and wait for none of them
   // before that. A connection that was begun and not waited for is gone on with by the next call.
@@ -62,8 +65,11 @@ class World : public std::enable_shared_from_this<World> {
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                      LinkRef *out);
-  // How many groups of that name this rank has tried to make: makes the keys of a name that is used again new ones.
-  uint64_t next_ordinal(const std::string &name);
+  // How many groups under that key this rank has tried to make: makes the keys of a name that is used again new ones.
+  // *first_failed: the first attempt whose failure may still be told in the store; that number itself if there is none.
+  uint64_t next_attempt(const std::string &key, uint64_t *first_failed);
+  void note_failed_attempt(const std::string &key, uint64_t attempt);
+  void forget_failed_attempts(const std::string &key);
 
   void add_group(const std::shared_ptr<Group> &group);
   void forget_block(const BlockRef &block);  // in the caches of all groups
@@ -85,6 +91,7 @@ class World : public std::enable_shared_from_this<World> {
   uint32_t channels_ = kDefaultChannels;
   uint32_t recorder_entries_ = kDefaultRecorderEntries;
   bool allows_fences_ = false;
+  CpuQuota cpu_quota_;
   std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
   std::atomic<bool> finalized_{false};
   AllocatorRegistry allocators_;
@@ -93,7 +100,12 @@ class World : public std::enable_shared_from_this<World> {
   std::mutex dial_mutex_;
   std::map<Uuid, Dial> dials_;  // of peers that have not answered yet
   mutable std::mutex mutex_;
-  std::map<std::string, uint64_t> ordinals_;
+  struct Attempts {
+    uint32_t made = 0;
+    uint32_t failed = 0;  // one more than the number of the first whose failure may be in the store; 0: none
+  };
+  // By the hash of the key. This stays for every name: the peers count alike, and each may use it again at any time.
+  std::unordered_map<uint64_t, Attempts> attempts_;
   std::vector<std::weak_ptr<Group>> groups_;
   Monitor monitor_;  // last: its thread ends before anything it uses
 };

@@ -1,6 +1,7 @@
 """`phalanx tune`: measures where one algorithm takes over from another, and writes the table that groups read."""
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.doctor import _cuda
+from phalanx.core.errors import PeerDeadError
 from phalanx.core.tuning import NEVER, table_path
 
 SECONDS = 60.0
 _MAX_RANKS = 64
 _START_SECONDS = 120.0
+_END_SECONDS = 10.0  # how long the other ranks may take to end after one has failed
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANKS = {  # by device, what a rank runs
     "cpu": "from phalanx.core._tune_rank import main; main()",
@@ -169,7 +172,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
         What rank 0 says.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-tune-") as folder:
-        log = Path(folder, "log")
+        logs = [Path(folder, f"log.{rank}") for rank in range(ranks)]
         common = plan | {"ranks": ranks, "cores": cores, "store": str(Path(folder, "store")), "parent": os.getpid()}
         # The ranks find this package as this process does.
         paths = os.pathsep.join(each or os.getcwd() for each in sys.path)
@@ -178,8 +181,8 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
             environment["PHALANX_TUNING"] = str(table)
         processes: list[subprocess.Popen[str]] = []
         try:
-            with log.open("w") as errors:
-                for rank in range(ranks):
+            for rank in range(ranks):
+                with logs[rank].open("w") as errors:
                     processes.append(
                         subprocess.Popen(
                             [sys.executable, "-P", "-c", _RANKS[plan["device"]], json.dumps(common | {"rank": rank})],
@@ -191,7 +194,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                             start_new_session=True,
                         )
                     )
-            _await(processes, time.monotonic() + _START_SECONDS + 5 * plan["seconds"], log)
+            _await(processes, time.monotonic() + _START_SECONDS + 5 * plan["seconds"], logs)
             output = processes[0].stdout
             assert output is not None
             answer: dict[str, Any] = json.loads(output.read())
@@ -205,7 +208,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                     process.stdout.close()
 
 
-def _await(processes: list[subprocess.Popen[str]], deadline: float, log: Path) -> None:
+def _await(processes: list[subprocess.Popen[str]], deadline: float, logs: list[Path]) -> None:
     """Wait until all have ended well.
 
     Raises:
@@ -213,15 +216,28 @@ def _await(processes: list[subprocess.Popen[str]], deadline: float, log: Path) -
     """
     while True:
         statuses = [process.poll() for process in processes]
-        failed = [rank for rank, status in enumerate(statuses) if status]
-        if failed:
-            words = log.read_text(errors="replace").strip().splitlines()
-            raise TuneError(f"rank {failed[0]} failed: {words[-1].strip() if words else 'it says nothing'}")
+        if any(statuses):
+            raise TuneError(_first_cause(processes, logs))
         if all(status == 0 for status in statuses):
             return
         if time.monotonic() > deadline:
             raise TuneError("the ranks did not come to an end in time: is the host very busy?")
         time.sleep(0.02)
+
+
+def _first_cause(processes: list[subprocess.Popen[str]], logs: list[Path]) -> str:
+    """What the rank says that failed first. The others report that it is gone, and may end before it does."""
+    deadline = time.monotonic() + _END_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    failed = {}
+    for rank, process in enumerate(processes):
+        if process.poll():
+            words = logs[rank].read_text(errors="replace").strip().splitlines()
+            failed[rank] = words[-1].strip() if words else "it says nothing"
+    first = min(failed, key=lambda rank: (PeerDeadError.__name__ in failed[rank], rank))
+    return f"rank {first} failed: {failed[first]}"
 
 
 # ---- texts --------------------------------------------------------------------------------------
