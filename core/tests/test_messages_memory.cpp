@@ -90,6 +90,27 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
   }
 }
 
+TEST(credit_is_bounded_and_goes_on_across_2_to_the_32) {
+  Ring ring;
+  phx::RingWriter writer;
+  phx::RingReader reader;
+  writer.open(ring.base(), phx::kMinRingBytes, true);
+  reader.open(ring.base(), phx::kMinRingBytes, true);
+  constexpr size_t kCredit = size_t{1} << 20;
+  constexpr uint32_t kCost = 300 << 10;  // three fit
+  for (uint64_t all = 0; all < uint64_t{5} << 32; all += 3 * uint64_t{kCost}) {
+    for (int i = 0; i < 3; ++i) {
+      CHECK(writer.charge(kCost, kCredit) == phx::RingResult::kOk);
+      CHECK(reader.charge(kCost, kCredit));
+    }
+    CHECK(writer.charge(kCost, kCredit) == phx::RingResult::kNothing);
+    reader.give_back(3 * kCost);
+  }
+  CHECK(!reader.charge(kCredit + 1, kCredit));
+  ring.header()->returned.fetch_add(kCost);  // more than was used
+  CHECK(writer.charge(kCredit, kCredit) == phx::RingResult::kBroken);
+}
+
 // The ring from rank 0 to rank 1 of the only group of this process, found in its mappings.
 phx::RecordHeader *first_record_for_rank_1() {
   FILE *file = fopen("/proc/self/maps", "r");
