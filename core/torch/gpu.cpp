@@ -4,6 +4,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/fork.h"
 #include "errors.h"
 #include "gpu_driver.h"
 #include "optional_shim.h"
@@ -71,7 +72,7 @@ struct Entry {
 constexpr size_t kSweepAt = 64;
 
 struct Table {  // never destroyed: an op may run while the process exits
-  std::mutex mutex;
+  phx::AcrossForks<std::mutex> mutex;
   std::vector<Entry> entries;
   size_t sweep_at = kSweepAt;
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "errors.h"
 #include "gpu.h"
 #include "phalanx_torch.h"
@@ -21,7 +22,7 @@ constexpr size_t kSweepAt = 64;
 using Entry = std::shared_ptr<Pending>;
 
 struct Table {  // never destroyed: an op may run while the process exits
-  std::mutex mutex;
+  phx::AcrossForks<std::mutex> mutex;
   std::vector<Entry> entries;
   size_t sweep_at = kSweepAt;
   std::atomic<uint64_t> count{0};
