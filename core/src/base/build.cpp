@@ -29,7 +29,7 @@ const Build &this_build() {
   return build;
 }
 
-std::string describe(const Build &build) {
+std::string text_of(const Build &build) {
   return printable(build.version, sizeof build.version) + " (build " +
          printable(build.fingerprint, sizeof build.fingerprint) + ")";
 }

@@ -20,6 +20,6 @@ static_assert(sizeof(Build) == 32);
 
 const Build &this_build();
 // Such as "0.1.0 (build 1a2b3c4d5e6f7081)". Safe for whatever bytes a peer sent.
-std::string describe(const Build &build);
+std::string text_of(const Build &build);
 
 }  // namespace phx

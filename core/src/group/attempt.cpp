@@ -39,8 +39,8 @@ phx_status Attempt::refuse_build(const PeerRecord &theirs) const {
   fail(PHX_ERR_ABI, kOperation,
        "%s: rank %d (pid %d) runs phalanx %s and rank %d (pid %d) runs phalanx %s; ranks of different builds would "
        "compute wrong values together. Install one build of phalanx-core for all ranks.",
-       kOperation, mine.rank, mine.pid, describe(mine.build).c_str(), theirs.rank, theirs.pid,
-       describe(theirs.build).c_str());
+       kOperation, mine.rank, mine.pid, text_of(mine.build).c_str(), theirs.rank, theirs.pid,
+       text_of(theirs.build).c_str());
   amend_last_error(nullptr, nullptr, mine.rank, theirs.rank);
   return PHX_ERR_ABI;
 }

@@ -113,9 +113,17 @@ struct GroupMaker {
   phx_status read_record(const std::string &value, int i) {
     PeerRecord &record = group.records_[i];
     PeerRecord theirs{};
-    if (!attempt.read_prefix(value, &theirs))
+    if (!attempt.read_prefix(value, &theirs)) {
+      constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character tells layouts apart
+      if (value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
+        return in_group(fail(PHX_ERR_ABI, kOperation,
+                             "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install "
+                             "one build of phalanx-core for all ranks.",
+                             kOperation, group.name().c_str(), group.rank_of(i), group.self_rank(),
+                             text_of(this_build()).c_str()));
       return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s",
                   kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+    }
     if (theirs.build != this_build()) return in_group(attempt.refuse_build(theirs));
     if (value.size() != sizeof record)
       return fail(PHX_ERR_INVALID, kOperation, "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu",

@@ -81,7 +81,8 @@ def test_a_built_in_command_wins_over_an_entry_point_of_its_name(commands, capsy
     commands(FakePoint("version", lambda: pytest.fail))
     assert _cli.main(["version"]) == 0
     version = ffi.string(lib.phx_version()).decode()
-    assert f"libphalanx {version} (ABI {lib.phx_abi_version()})" in capsys.readouterr().out
+    build = json.loads(ffi.string(lib.phx_build_info()).decode())["build"]
+    assert f"libphalanx {version} (ABI {lib.phx_abi_version()}, build {build})" in capsys.readouterr().out
 
 
 def test_the_module_prints_the_version(capsys):
