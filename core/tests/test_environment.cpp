@@ -290,7 +290,8 @@ TEST(a_record_of_an_older_layout_is_refused_as_what_it_is) {
     if (self == 1) return;
     const char old[] = "PHXPEER\n and whatever it held";
     const int32_t members[2] = {0, 1};
-    const std::string key = "phalanx/group/g/" + std::to_string(phx::hash_bytes(members, sizeof members)) + "/0/member/1";
+    const std::string key =
+        "phalanx/group/g/" + std::to_string(phx::hash_bytes(members, sizeof members)) + "/0/member/1";
     CHECK_OK(phx_store_set(world->ptr->store(), key.c_str(), old, sizeof old));
     phx_group *group = nullptr;
     CHECK(phx_group_create(world, "g", members, 2, 0, &group) == PHX_ERR_ABI);

@@ -1,5 +1,6 @@
 """The commands: phalanx, phalanx version, python -m phalanx.core."""
 
+import json
 from pathlib import Path
 
 import pytest
