@@ -4,7 +4,6 @@
 #include <mutex>
 #include <string>
 
-#include "base/fork.h"
 #include "errors.h"
 #include "gpu_driver.h"
 #include "optional_shim.h"
@@ -72,7 +71,7 @@ struct Entry {
 constexpr size_t kSweepAt = 64;
 
 struct Table {  // never destroyed: an op may run while the process exits
-  phx::AcrossForks<std::mutex> mutex;
+  std::mutex mutex;
   std::vector<Entry> entries;
   size_t sweep_at = kSweepAt;
 

@@ -1,5 +1,6 @@
 """The library that registers the ops of `torch.ops.phalanx`. Nothing here imports torch."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -73,6 +74,7 @@ def _text(pointer: Any) -> str:
 
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _loaded: list[TorchOps] = []
 
 
