@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <shared_mutex>
 #include <thread>
 
 #include "base/fork.h"
@@ -340,20 +341,30 @@ TEST(a_memory_store_says_in_a_forked_child_that_it_cannot_work_there) {
   phx_store_release(store);
 }
 
-TEST(a_mutex_across_forks_is_free_in_the_child_whoever_held_it) {
-  static phx::AcrossForks<std::mutex> mutex;
+template <class Mutex>
+void fork_while_held() {
+  static phx::AcrossForks<Mutex> mutex;
   std::atomic<bool> stop{false};
   std::thread holder([&] {
     while (!stop.load()) {
-      const std::lock_guard<std::mutex> lock(mutex);
+      const std::lock_guard<Mutex> lock(mutex);
       for (volatile int i = 0; i < 1000;) i = i + 1;
     }
   });
   int bad = 0;
-  for (int i = 0; i < 50; ++i) bad += in_child([] { const std::lock_guard<std::mutex> lock(mutex); }) != 0;
+  for (int i = 0; i < 50; ++i)
+    bad += in_child([] {
+             for (int turn = 0; turn < 2; ++turn) const std::lock_guard<Mutex> lock(mutex);
+           }) != 0;
   stop.store(true);
   holder.join();
   CHECK(bad == 0);
+  const std::lock_guard<Mutex> lock(mutex);  // in the parent, too
+}
+
+TEST(a_mutex_across_forks_is_free_in_the_child_whoever_held_it) {
+  fork_while_held<std::mutex>();
+  fork_while_held<std::shared_mutex>();
 }
 
 }  // namespace

@@ -120,9 +120,11 @@ uint64_t phxt_pending_count(void) { return pending_count(); }
 
 int32_t phxt_pending_has(const void *storage) {
   Table &all = table();
-  const std::lock_guard lock(all.mutex);
-  const auto matches = [=](const Entry &entry) { return entry->storage == reinterpret_cast<uintptr_t>(storage); };
-  if (std::any_of(all.entries.begin(), all.entries.end(), matches)) return 1;
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto matches = [=](const Entry &entry) { return entry->storage == reinterpret_cast<uintptr_t>(storage); };
+    if (std::any_of(all.entries.begin(), all.entries.end(), matches)) return 1;
+  }
   return gpu::has_mark(reinterpret_cast<uintptr_t>(storage)) ? 1 : 0;
 }
 

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <new>
 
 namespace phx {
 
@@ -80,13 +81,17 @@ inline ForkHook::~ForkHook() {
 
 // A mutex that a fork takes first, so that the child finds it free and what it guards whole. Only for data that is the
 // child's as well as the parent's. Whoever holds it must wait for nothing that the forking thread may hold (such as
-// Python's lock), must not fork, and must make or destroy no ForkHook.
+// Python's lock), must not fork, must take no second one, and must make or destroy no
+// ForkHook.
+//
+// The child makes it anew: std::shared_mutex can only be unlocked by the thread that locked it, which has another
+// number in the child. Nobody else was inside, as the fork had it alone.
 template <class Mutex>
 class AcrossForks final : public Mutex, private ForkHook {
  private:
   void before_fork() override { this->lock(); }
   void after_fork_in_parent() override { this->unlock(); }
-  void after_fork_in_child() override { this->unlock(); }
+  void after_fork_in_child() override { new (static_cast<Mutex *>(this)) Mutex; }
 };
 
 }  // namespace phx
