@@ -1,5 +1,5 @@
 // What a process finds around it: signals, a container that refuses system calls, ranks of another build, of another
-// network namespace, of another host id.  C1 C2
+// network namespace, of another host id.  C2
 #include <dirent.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

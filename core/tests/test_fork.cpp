@@ -1,4 +1,4 @@
-// What a forked child may do with what its parent made: look at it, and nothing else.  C10
+// What a forked child may do with what its parent made: look at it, and nothing else.  C1
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
