@@ -31,7 +31,7 @@ class TcpServer {
 
   uint16_t port() const { return endpoint_.port(); }
   Table &table() { return table_; }
-  void wake();           // after a change of the table from outside: somebody may be waiting for it
+  void wake();  // after a change of the table from outside: somebody may be waiting for it
 
  private:
   TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits);

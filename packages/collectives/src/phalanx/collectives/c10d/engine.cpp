@@ -60,10 +60,7 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
 }
 
 Engine::Engine(const Core &core, std::string name, Hooks hooks)
-    : core_(core),
-      name_(std::move(name)),
-      hooks_(std::move(hooks)),
-      made_in_(forks.load(std::memory_order_relaxed)) {
+    : core_(core), name_(std::move(name)), hooks_(std::move(hooks)), made_in_(forks.load(std::memory_order_relaxed)) {
   static_cast<void>(forks_are_counted);
 }
 
@@ -71,11 +68,11 @@ bool Engine::is_inherited() const { return made_in_ != forks.load(std::memory_or
 
 void Engine::refuse_fork(const char *title) const {
   if (!is_inherited()) return;
-  throw_status(PHX_ERR_UNSUPPORTED,
-               named(title, "group '" + name_ + "' belongs to the process from which this one (" +
-                                std::to_string(getpid()) +
-                                ") was forked: threads and connections do not survive a fork. Call init_process_group "
-                                "after the fork, or start processes with the 'spawn' method."));
+  throw_status(
+      PHX_ERR_UNSUPPORTED,
+      named(title, "group '" + name_ + "' belongs to the process from which this one (" + std::to_string(getpid()) +
+                       ") was forked: threads and connections do not survive a fork. Call init_process_group "
+                       "after the fork, or start processes with the 'spawn' method."));
 }
 
 Engine::~Engine() {
