@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import wire
-from phalanx.core import FileStore, Group, PhalanxError, Store, World, lib
+from phalanx.core import FileStore, Group, PhalanxError, Store, World
 from ranks import scratch
 
 VICTIM, LIAR, BYSTANDER = 0, 1, 2
@@ -161,11 +161,11 @@ class Liar:
                 continue
             data = self.store.get(f"{key}/member/{rank}", WAIT_SECONDS * 1000)
             self.records[rank] = wire.PeerRecord.unpack(data)
-        host_id = next(iter(self.records.values())).host_id
-        mine = wire.PeerRecord(self.rank, os.getpid(), os.geteuid(), host_id, self.uuid, self.token)
+        other = next(iter(self.records.values()))
+        mine = wire.PeerRecord(self.rank, os.getpid(), os.geteuid(), other.host_id, self.uuid, self.token)
         # It does not listen, so it would be taken for dead if the process did not look alive.
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        mine = mine.with_(start_time=started)
+        mine = mine.with_(start_time=started, build=other.build)
         self.records[self.rank] = mine
         self.store.set(f"{key}/member/{self.rank}", mine.with_(**changes).pack())
         self.group_id = wire.group_id(name, [self.records[rank].uuid for rank in ranks], key)
@@ -174,12 +174,12 @@ class Liar:
         peer = self.records[to]
         fields = {
             "magic": wire.MAGIC,
-            "abi": lib.phx_abi_version(),
+            "rank": self.rank,
             "sender": self.uuid,
             "to": peer.uuid,
             "token": peer.token,
         }
-        return wire.HELLO.pack(*{**fields, **changes}.values(), self.rank, os.getpid())
+        return wire.HELLO.pack(*{**fields, **changes}.values())
 
     def dial(self) -> None:
         for rank, record in self.records.items():
@@ -187,11 +187,11 @@ class Liar:
                 continue
             link = self.links[rank] = wire.connect(record.uuid)
             wire.send(link, self.hello(rank))
-            magic, _, sender, _, pid = wire.WELCOME.unpack(wire.receive(link)[0])
-            assert (magic, sender, pid) == (wire.MAGIC, record.uuid, record.pid)
+            magic, _, sender = wire.WELCOME.unpack(wire.receive(link)[0])
+            assert (magic, sender) == (wire.MAGIC, record.uuid)
 
     def geometry(self, **changes: Any) -> bytes:
-        fields = {"version": 5, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
+        fields = {"slot_bytes": SLOT_BYTES}
         fields.update(group_rank=self.rank, group_size=self.world_size)
         fields.update(channels=CHANNELS, recorder_entries=wire.RECORDER_ENTRIES)
         cores = b"\1" + bytes(511)

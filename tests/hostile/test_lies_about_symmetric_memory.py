@@ -17,11 +17,10 @@ SIZE = 1 << 16
 
 def parcel(**changes):
     fields = {
-        "version": 5,
-        "channels": SIGNAL_CHANNELS,
         "ordinal": 0,
         "size": SIZE,
         "alloc_id": 0,
+        "channels": SIGNAL_CHANNELS,
         "persistent": 0,
         "device_type": 1,
     }
@@ -91,7 +90,6 @@ def say(liar, changes):
         ({"size": (1 << 64) - 1}, "18446744073709551615 bytes on rank 1"),
         ({"size": 0}, "0 bytes on rank 1"),
         ({"channels": 1 << 31}, "2147483648 channels on rank 1"),
-        ({"version": 9}, "different layout versions"),
         ({"device_type": -7}, "device type -7 on rank 1"),
         ({"ordinal": 1 << 40}, "rendezvous #1099511627776 on rank 1"),
         ({"has_gpu": 1}, "memory of phalanx's CUDA allocator on rank 1"),

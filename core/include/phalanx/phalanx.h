@@ -13,6 +13,11 @@
  *   - A timeout_ms of 0 means the default of the world; a negative one is an error: no wait is unbounded.
  *   - Functions are thread-safe, but the collectives of ONE group must be issued in one order that all ranks share,
  *     so two threads must not race to issue them.
+ *   - What a process has made is of no use in its forked child: there, every call on it is PHX_ERR_UNSUPPORTED, but for
+ *     finalize and release, which do nothing. A child makes stores, worlds and groups of its own; it may go on with a
+ *     file or TCP store. (A child that clone(2) makes without the C library is not recognised.)
+ *   - Ranks must run the same build of the library; builds that differ do not meet (PHX_ERR_ABI).
+ *   - A thread must not be cancelled (pthread_cancel) while it is in a call: that would end the process.
  *   - "Collective" means: every rank of the group must make the same call, in the same order.
  *
  * A rank number is the global one (that of the world), unless its name says group_rank. */
@@ -45,7 +50,7 @@ enum {
   PHX_OK = 0,
   PHX_IN_PROGRESS = 1,      /* not an error: not complete yet */
   PHX_ERR_INVALID = -1,     /* an argument is wrong; nothing was sent */
-  PHX_ERR_UNSUPPORTED = -2, /* right, but not something this build, host or group can do */
+  PHX_ERR_UNSUPPORTED = -2, /* right, but not something this build, host, group or forked child can do */
   PHX_ERR_NO_MEMORY = -3,
   PHX_ERR_TIMEOUT = -4,   /* peers did not come in time; the text names them */
   PHX_ERR_PEER_DEAD = -5, /* a peer died or left; `peer` says which */
@@ -56,7 +61,7 @@ enum {
   PHX_ERR_IN_USE = -10,
   PHX_ERR_SYSTEM = -11, /* an operating system call failed; sys_errno says how */
   PHX_ERR_DEVICE = -12,
-  PHX_ERR_ABI = -13,        /* the two sides were built from headers that do not fit */
+  PHX_ERR_ABI = -13,        /* the two sides are of builds that do not fit; the text names both */
   PHX_ERR_PERMISSION = -14, /* another user, a wrong token */
   PHX_ERR_INTERNAL = -15,   /* a defect of this library */
   PHX_ERR_INTERRUPTED = -16 /* the hook of phx_set_interrupt ended the wait */
@@ -133,7 +138,7 @@ typedef struct phx_error_info {
 
 PHX_API uint32_t phx_abi_version(void);
 PHX_API const char *phx_version(void);                   /* static */
-PHX_API const char *phx_build_info(void);                /* static, one JSON object: version, compiler, isa, features */
+PHX_API const char *phx_build_info(void);                /* static, one JSON object: version, build, compiler, ... */
 PHX_API int32_t phx_has(const char *feature);            /* 1 or 0; features: see phx_build_info */
 PHX_API size_t phx_struct_size(const char *struct_name); /* sizeof of a public struct, 0 if unknown: bindings check */
 PHX_API const char *phx_status_name(phx_status status);  /* static */

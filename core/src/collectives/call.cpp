@@ -22,6 +22,10 @@ Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), n
     set(fail(PHX_ERR_INVALID, name(), "%s: the group (or symm) is NULL", name()));
     return;
   }
+  if (__builtin_expect(group->world().forked(), 0)) {
+    set(refuse_fork(name(), group->world()));
+    return;
+  }
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
   if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
     set(fail(PHX_ERR_INVALID, name(), "%s: flags must be 0, and algo one of PHX_ALGO_*", name()));

@@ -180,6 +180,7 @@ phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int
 phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   const char *operation = "group_get_info";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   phx::Group &g = *group->ptr;
   phx_group_info info{};
   info.struct_size = sizeof info;
@@ -198,7 +199,7 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
 
 phx_status phx_group_revoke(phx_group *group, const char *reason) {
   const char *operation = "group_revoke";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     group->ptr->revoke(operation, reason);
     return PHX_OK;
@@ -208,6 +209,7 @@ phx_status phx_group_revoke(phx_group *group, const char *reason) {
 phx_status phx_group_error(phx_group *group, phx_error_info *out) {
   const char *operation = "group_error";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   group->ptr->note_launches();
   if (!group->ptr->failed())
     return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
@@ -222,6 +224,7 @@ phx_group *phx_group_retain(phx_group *group) {
 }
 
 void phx_group_release(phx_group *group) {
-  if (group != nullptr && group->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete group;
+  if (group == nullptr || phx::is_inherited(group)) return;
+  if (group->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete group;
 }
 }

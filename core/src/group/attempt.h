@@ -26,6 +26,11 @@ class Attempt {
   // zero). Else the thread's error names who ended, or what the one that gave up has told.
   phx_status look(const std::vector<PeerRecord> &records);
 
+  // What any build has in its record. False: these bytes are no record.
+  static bool read_prefix(const std::string &value, PeerRecord *out);
+  // PHX_ERR_ABI: the rank of that record runs another build than this one. Names both.
+  phx_status refuse_build(const PeerRecord &theirs) const;
+
   // Tells the others the thread's error, unless one of them has told of a failure before. Keeps that error.
   void give_up(const std::vector<PeerRecord> &records);
 

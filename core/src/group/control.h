@@ -18,7 +18,6 @@
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
-inline constexpr uint32_t kControlVersion = 5;
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
 
@@ -68,8 +67,6 @@ static_assert(sizeof(LaneHeader) == 2 * kLine);
 
 struct alignas(kLine) ControlHeader {
   uint64_t magic;
-  uint32_t version;
-  uint32_t slots;
   uint64_t slot_bytes;
   uint64_t group_id;
   int32_t group_rank;

@@ -25,8 +25,6 @@ constexpr int64_t kTidyMs = 1000;  // for a store that hangs
 
 // What goes with a control segment.
 struct Geometry {
-  uint32_t version;
-  uint32_t slots;
   uint64_t slot_bytes;
   int32_t group_rank;
   int32_t group_size;
@@ -162,9 +160,23 @@ struct GroupMaker {
 
   phx_status read_record(const std::string &value, int i) {
     PeerRecord &record = group.records_[i];
-    if (value.size() < sizeof record || std::memcmp(value.data(), kPeerMagic, sizeof kPeerMagic) != 0)
+    PeerRecord theirs{};
+    if (!attempt.read_prefix(value, &theirs)) {
+      constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character tells layouts apart
+      if (value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
+        return in_group(fail(PHX_ERR_ABI, kOperation,
+                             "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install "
+                             "one build of phalanx-core for all ranks.",
+                             kOperation, group.name().c_str(), group.rank_of(i), group.self_rank(),
+                             text_of(this_build()).c_str()));
       return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s",
                   kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+    }
+    if (theirs.build != this_build()) return in_group(attempt.refuse_build(theirs));
+    if (value.size() != sizeof record)
+      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu",
+                  kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(),
+                  sizeof record);
     std::memcpy(&record, value.data(), sizeof record);
     return PHX_OK;
   }
@@ -172,9 +184,9 @@ struct GroupMaker {
   // Decided from the records alone, so that every rank decides alike.
   phx_status same_host() {
     for (int i = 1; i < group.size(); ++i) {
-      if (group.records_[i].host_id == group.records_[0].host_id) continue;
-      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': ranks %d and %d are on different hosts and share no memory",
-           kOperation, group.name().c_str(), group.rank_of(0), group.rank_of(i));
+      const std::string why = why_apart(group.records_[0], group.rank_of(0), group.records_[i], group.rank_of(i));
+      if (why.empty()) continue;
+      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), why.c_str());
       amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
       return PHX_ERR_UNSUPPORTED;
     }
@@ -243,8 +255,6 @@ struct GroupMaker {
     PHX_FAILPOINT(kOperation, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
     header->magic = kControlMagic;
-    header->version = kControlVersion;
-    header->slots = kSlots;
     header->slot_bytes = slot_bytes;
     header->group_id = group.id_;
     header->group_rank = group.group_rank();
@@ -258,9 +268,7 @@ struct GroupMaker {
       Messenger::begin_area_at(base + messages_at, group.size(), first_count);
     }
 
-    Geometry mine{kControlVersion,
-                  kSlots,
-                  slot_bytes,
+    Geometry mine{slot_bytes,
                   group.group_rank(),
                   group.size(),
                   channels,
@@ -329,10 +337,6 @@ struct GroupMaker {
       return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
                   group.rank_of(i));
     std::memcpy(&theirs, parcel.bytes.data(), sizeof theirs);
-    if (theirs.version != mine.version || theirs.slots != mine.slots)
-      return fail(PHX_ERR_ABI, kOperation,
-                  "%s '%s': rank %d was built with another layout of shared memory; install one version everywhere",
-                  kOperation, group.name().c_str(), group.rank_of(i));
     if (theirs.channels != mine.channels)
       return fail(PHX_ERR_MISMATCH, kOperation,
                   "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",

@@ -242,3 +242,6 @@ struct phx_group {
   std::atomic<int64_t> references{1};
   std::shared_ptr<phx::Group> ptr;
 };
+
+inline const phx::World &world_of(const phx_group &handle) { return handle.ptr->world(); }
+inline const phx::World &world_of(const phx_work &handle) { return handle.group->world(); }

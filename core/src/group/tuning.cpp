@@ -87,7 +87,7 @@ namespace {
 template <class Values, class Agree>
 phx_status set_values(const char *operation, phx_group *group, const Values *values, int64_t timeout_ms,
                       const Agree &agree) {
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr || values == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: group or tuning is NULL", operation);
     Values given;
@@ -107,6 +107,7 @@ extern "C" {
 phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
   const char *operation = "group_get_tuning";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   const phx::Tuning tuning = group->ptr->tuning();
   const phx_tuning public_form{sizeof(phx_tuning), 0, tuning.one_shot_bytes, tuning.chunk_bytes, tuning.streaming_bytes,
                                tuning.push_bytes};
@@ -121,7 +122,7 @@ phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int6
 }
 
 phx_status phx_group_save_tuning(phx_group *group, const char *path) {
-  return guarded("group_save_tuning", [&]() -> phx_status {
+  return guarded("group_save_tuning", group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, "group_save_tuning", "group_save_tuning: group is NULL");
     return phx::save_tuning(path != nullptr ? path : "", group->ptr->size(), group->ptr->tuning());
   });
@@ -130,6 +131,7 @@ phx_status phx_group_save_tuning(phx_group *group, const char *path) {
 phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out) {
   const char *operation = "group_get_gpu_tuning";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   const phx::GpuTuning tuning = group->ptr->gpu_tuning();
   const phx_gpu_tuning public_form{
       sizeof(phx_gpu_tuning), 0, tuning.line_bytes, tuning.two_shot_bytes, tuning.multicast_bytes, tuning.copy_bytes,
@@ -147,7 +149,7 @@ phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuni
 
 phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path) {
   const char *operation = "group_save_gpu_tuning";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     return group->ptr->save_gpu_tuning(operation, path != nullptr ? path : "");
   });

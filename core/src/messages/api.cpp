@@ -99,7 +99,7 @@ phx_status start(phx::Group &group, const std::shared_ptr<phx::MessageWork> &sta
 phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t peer,
                  uint32_t tag, const phx_options *options, phx_work **work) {
   const char *name = sends ? "send" : "recv";
-  return guarded(name, [&]() -> phx_status {
+  return guarded(name, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, name, "%s: the group is NULL", name);
     phx::Group &g = *group->ptr;
     Options read;
@@ -196,7 +196,7 @@ phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, in
 }
 
 phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
-  return guarded(kBatch, [&]() -> phx_status {
+  return guarded(kBatch, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, kBatch, "%s: the group is NULL", kBatch);
     phx::Group &g = *group->ptr;
     if ((messages == nullptr && count != 0) || count > kMostOnHost)

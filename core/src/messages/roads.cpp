@@ -14,7 +14,6 @@ namespace phx {
 namespace {
 
 constexpr const char *kKernel = "phx_gpu_messages";
-constexpr uint32_t kLineVersion = 1;
 // So that a road, which has kLanes * kDeep of them, takes two pieces of 2 MiB, in which memory comes.
 constexpr uint32_t kMostChunk = 63 << 10;
 // Not measured yet. What is served by fewer blocks than it has lanes takes turns.
@@ -31,8 +30,7 @@ bool reaches(const cuda::Driver &driver, const cuda::Gpu &gpu, const void *point
 
 // What goes with the descriptor of a road.
 struct Roads::Line {
-  uint32_t version;
-  uint32_t chunk_bytes;
+  uint64_t chunk_bytes;
   uint64_t unit;  // of the sender's memory
 };
 
@@ -180,7 +178,7 @@ phx_status Roads::build(const char *operation, int to, const Deadline &deadline)
   int fd = -1;
   if (status == PHX_OK) status = memory->export_fd(operation, &fd);
   if (status != PHX_OK) return status;
-  const Line line{kLineVersion, chunk, gpu_.unit};
+  const Line line{chunk, gpu_.unit};
   if (to != group_.group_rank()) {
     status = group_.show_road(operation, to, {reinterpret_cast<const char *>(&line), sizeof line}, fd, deadline);
     if (status != PHX_OK) return status;
@@ -205,8 +203,8 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
     if (status != PHX_OK) return status;
     Line line{};
     if (parcel.bytes.size() == sizeof line) std::memcpy(&line, parcel.bytes.data(), sizeof line);
-    if (line.version != kLineVersion || line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 ||
-        line.chunk_bytes > kMostChunk || line.unit == 0 || parcel.fds.size() != 1) {
+    if (line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 || line.chunk_bytes > kMostChunk || line.unit == 0 ||
+        parcel.fds.size() != 1) {
       fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation,
            group_.name().c_str(), group_.rank_of(from));
       return group_.fail_with(last_error(), true);
@@ -215,7 +213,7 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
     status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &way.memory);
     // It was there once: who cannot use it will never hear of it again.
     if (status != PHX_OK) return group_.fail_with(last_error(), true);
-    way.chunk_bytes = line.chunk_bytes;
+    way.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
   }
   way.made.store(true, std::memory_order_release);
   return PHX_OK;

@@ -12,16 +12,14 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
-constexpr uint32_t kParcelVersion = 5;
 
 // What a rank says of its block; descriptors go with it: that of a new segment of pads, then the block's if its
 // allocator has one, then that of the pad on its GPU.
 struct SymmParcel {
-  uint32_t version;
-  uint32_t channels;
   uint64_t ordinal;
   uint64_t size;
   uint64_t alloc_id;
+  uint32_t channels;
   int32_t persistent;
   int32_t device_type;
   int32_t device_index;
@@ -91,9 +89,7 @@ struct Rendezvous {
 
   // Everybody looks at the same parcels, so everybody comes to the same verdict.
   phx_status agree() {
-    phx_status status = must_agree("layout versions", [](const SymmParcel &p) { return std::to_string(p.version); });
-    if (status == PHX_OK)
-      status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
+    phx_status status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
     if (status == PHX_OK)
       status = must_agree("device types",
                           [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); });
@@ -120,7 +116,6 @@ struct Rendezvous {
     if (group.first_count() != 0) symm.begin_at(group.first_count());
 
     const Block &block = symm.block();
-    mine.version = kParcelVersion;
     mine.channels = symm.channels();
     mine.ordinal = symm.ordinal();
     mine.size = block.size;

@@ -312,3 +312,5 @@ void Group::forget_block(uint64_t block_serial) {
 }
 
 }  // namespace phx
+
+const phx::World &world_of(const phx_symm &handle) { return handle.symm->group().world(); }

@@ -18,11 +18,14 @@
 namespace phx {
 class Group;
 class Symm;
+class World;
 }  // namespace phx
 
 struct phx_symm {
   phx::Symm *symm;
 };
+
+const phx::World &world_of(const phx_symm &handle);
 
 namespace phx {
 

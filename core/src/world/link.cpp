@@ -141,7 +141,7 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
     return refused(record, "answers on a socket without credentials; refused");
   if (uid != geteuid()) return refused(record, "runs as another user; ranks of a group must run as one user");
 
-  const Hello hello{kWireMagic, PHX_ABI_VERSION, self, record.uuid, record.token, self_rank, getpid()};
+  const Hello hello{kWireMagic, self_rank, self, record.uuid, record.token};
   if (!send_record(fd.get(), &hello, sizeof hello))
     return is_ending(record) ? died(record) : refused(record, "closed the connection during the handshake");
   out->socket = std::move(fd);
@@ -162,10 +162,6 @@ phx_status finish_dial(const PeerRecord &record, Dial *dial, const Deadline &dea
   }
   if (welcome.magic != kWireMagic || welcome.from != record.uuid)
     return refused(record, "sent a malformed handshake; refused");
-  if (welcome.abi != PHX_ABI_VERSION)
-    return fail(PHX_ERR_ABI, "group_create",
-                "group_create: rank %d speaks ABI %u and this rank ABI %d; install one version everywhere", record.rank,
-                welcome.abi, PHX_ABI_VERSION);
   LinkRef link = std::make_shared<Link>();
   link->uuid = record.uuid;
   link->rank = record.rank;

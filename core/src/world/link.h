@@ -10,6 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/fd.h"
+#include "base/fork.h"
 #include "phalanx/phalanx.h"
 #include "world/identity.h"
 
@@ -21,21 +22,17 @@ inline constexpr uint32_t kWireMagic = 0x31584850;  // "PHX1"
 inline constexpr size_t kMaxPayload = 1024;
 inline constexpr size_t kMaxFds = 4;
 
-struct Hello {  // dialer -> listener, first
+struct Hello {  // dialer -> listener, first; the dialer has read the listener's record, so their builds are equal
   uint32_t magic;
-  uint32_t abi;
+  int32_t rank;
   Uuid from;
   Uuid to;
   Uuid token;  // the listener's, from its record in the store
-  int32_t rank;
-  int32_t pid;
 };
 struct Welcome {  // the answer
   uint32_t magic;
-  uint32_t abi;
-  Uuid from;
   int32_t rank;
-  int32_t pid;
+  Uuid from;
 };
 
 enum class MessageKind : uint16_t { kExchange = 1, kRevoke = 2, kGoodbye = 3 };
@@ -60,7 +57,7 @@ struct Message {
 
 enum class LinkState : int { kAlive = 0, kLeft = 1, kDead = 2 };
 
-struct Link {
+struct Link : private ForkHook {
   Uuid uuid;
   int32_t rank = -1;  // as the peer's world numbers itself
   int32_t pid = 0;    // by SO_PEERCRED, not by what the peer says
@@ -72,6 +69,13 @@ struct Link {
   uint32_t queued = 0, queued_fds = 0;
 
   void close();  // ends a send that is waiting, then closes both descriptors
+
+ private:
+  // The connection of a process ends with it, not with its last forked child.
+  void after_fork_in_child() override {
+    socket.reset();
+    pidfd.reset();
+  }
 };
 using LinkRef = std::shared_ptr<Link>;
 

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <new>
 
-#include "base/abandon.h"
 #include "base/error.h"
 #include "base/sliced_wait.h"
+#include "base/thread.h"
 
 namespace phx {
 namespace {
@@ -42,7 +44,7 @@ phx_status Monitor::start() {
   watch_fd(wake_.get());
   watch_fd(listener_.get());
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("phx-monitor", [this] { run(); });
   } catch (const std::system_error &error) {
     return fail_errno(error.code().value(), "world_create", "world_create: could not start the monitor thread");
   }
@@ -53,11 +55,6 @@ phx_status Monitor::start() {
 
 void Monitor::stop() {
   if (stopping_.exchange(true)) return;
-  if (getpid() != self_.pid) {
-    // A forked child: the thread is the parent's, and so are the connections. Speaking or waiting here would harm it.
-    if (thread_.joinable()) abandon(thread_);
-    return;
-  }
   std::vector<LinkRef> links;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -98,6 +95,45 @@ void Monitor::run() {
     running_ = true;
     changed_.notify_all();
   }
+  try {
+    serve();
+  } catch (const std::exception &error) {
+    break_down(error.what());
+  }
+}
+
+// Without the monitor nothing would be seen of the peers any more, so every group fails, also those made later. It
+// takes no memory, for want of which it may be called.
+void Monitor::break_down(const char *why) {
+  PHX_LOG(PHX_LOG_ERROR, "the monitor thread of rank %d ended: %s", self_.rank, why);
+  phx_error_info cause = make_error_info();
+  cause.status = std::strcmp(why, std::bad_alloc().what()) == 0 ? PHX_ERR_NO_MEMORY : PHX_ERR_INTERNAL;
+  cause.rank = self_.rank;
+  copy_text(cause.operation, sizeof cause.operation, "monitor");
+  std::snprintf(cause.text, sizeof cause.text,
+                "the monitor thread of rank %d (pid %d), which watches its peers, ended: %s. Make a new world.",
+                self_.rank, self_.pid, why);
+  bool first = true;
+  for (uint64_t last = 0;; first = false) {
+    std::shared_ptr<GroupListener> group;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      broken_ = cause;
+      auto next = first ? groups_.begin() : groups_.upper_bound(last);
+      while (next != groups_.end() && !(group = next->second.lock())) ++next;
+      if (next == groups_.end()) break;
+      last = next->first;
+    }
+    try {
+      group->on_revoked(cause);
+    } catch (const std::exception &) {  // it has failed by then, and its peers learn of it when the world ends
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+void Monitor::serve() {
   uint64_t asked = 0;
   while (!stopping_.load()) {
     epoll_event events[16];
@@ -208,9 +244,8 @@ void Monitor::greet(int fd) {
   link->pidfd = open_pidfd(stranger.pid);
   link->socket = std::move(stranger.fd);
   pending_.erase(fd);
-  const Welcome welcome{kWireMagic, PHX_ABI_VERSION, self_.uuid, self_.rank, getpid()};
-  // An older or newer peer gets the answer as well, so that it can say which versions met.
-  if (!send_record(link->socket.get(), &welcome, sizeof welcome) || hello.abi != PHX_ABI_VERSION) return;
+  const Welcome welcome{kWireMagic, self_.rank, self_.uuid};
+  if (!send_record(link->socket.get(), &welcome, sizeof welcome)) return;
   std::lock_guard<std::mutex> lock(mutex_);
   by_fd_[fd] = link;
   if (link->pidfd.valid()) {
@@ -351,7 +386,7 @@ LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
   for (;;) {
     auto found = links_.find(uuid);
     if (found != links_.end()) return found->second;
-    if (stopping_.load() || slices.passed_after(changed_, lock)) {
+    if (stopping_.load() || broken_.status != PHX_OK || slices.passed_after(changed_, lock)) {
       found = links_.find(uuid);
       return found == links_.end() ? nullptr : found->second;
     }
@@ -372,6 +407,10 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
       revoked = true;
       cause = early->second;
       early_revocations_.erase(early);
+    }
+    if (broken_.status != PHX_OK) {
+      revoked = true;
+      cause = broken_;
     }
     for (const auto &entry : links_)
       if (entry.second->state.load() != LinkState::kAlive) ended.push_back(entry.second);
@@ -433,6 +472,7 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
     if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load())
       return PHX_ERR_PEER_DEAD;
+    if (broken_.status != PHX_OK) return PHX_ERR_REVOKED;
     last_look = slices.passed_after(changed_, lock);
   }
 }

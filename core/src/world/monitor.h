@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
+#include "base/fork.h"
 #include "world/link.h"
 #include "world/recent_ids.h"
 
@@ -24,7 +26,7 @@ class GroupListener {
   virtual void on_revoked(const phx_error_info &cause) = 0;
 };
 
-class Monitor {
+class Monitor : private ForkHook {
  public:
   explicit Monitor(const PeerRecord &self) : self_(self) {}
   ~Monitor() { stop(); }
@@ -71,7 +73,16 @@ class Monitor {
     }
   };
 
+  // A child that kept the listening socket would make its parent seem alive for as long as it lives itself.
+  void after_fork_in_child() override {
+    listener_.reset();
+    epoll_.reset();
+    wake_.reset();
+  }
+
   void run();
+  void serve();
+  void break_down(const char *why);
   void accept_peers();
   void greet(int fd);
   void drop_expired();
@@ -90,11 +101,12 @@ class Monitor {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;                // the thread has all that it needs
-  uint64_t asked_ = 0, caught_up_ = 0;  // calls of catch_up, and those that are over
-  std::map<int, Pending> pending_;      // by fd; the thread's own
-  std::map<int, LinkRef> by_fd_;        // socket and pidfd
-  std::map<Uuid, LinkRef> links_;       // also ended ones, so that later groups get a proper error
+  bool running_ = false;                       // the thread has all that it needs
+  phx_error_info broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
+  uint64_t asked_ = 0, caught_up_ = 0;         // calls of catch_up, and those that are over
+  std::map<int, Pending> pending_;             // by fd; the thread's own
+  std::map<int, LinkRef> by_fd_;               // socket and pidfd
+  std::map<Uuid, LinkRef> links_;              // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, std::weak_ptr<GroupListener>> groups_;
   std::map<uint64_t, phx_error_info> early_revocations_;  // of groups that this rank has not made yet

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
+#include "base/entropy.h"
 #include "base/error.h"
 #include "group/group.h"
 #include "memory/shared_memory.h"
@@ -15,15 +17,22 @@ namespace phx {
 
 phx_status World::create(const phx_world_params &params, std::shared_ptr<World> *out) {
   PeerRecord record{};
+  Uuid names[2];
+  if (!fill_random(names, sizeof names))
+    return fail_errno(errno, "world_create",
+                      "world_create: neither getrandom(2) nor /dev/urandom gives random bytes; see whether a seccomp "
+                      "profile or a container refuses them");
   std::memcpy(record.magic, kPeerMagic, sizeof record.magic);
-  record.version = kPeerVersion;
+  record.build = this_build();
   record.rank = params.rank;
   record.pid = getpid();
   record.uid = geteuid();
   record.start_time = process_start_time(record.pid);
-  record.host_id = params.host_id != 0 ? params.host_id : detect_host_id();
-  record.uuid = random_uuid();
-  record.token = random_uuid();
+  record.host = read_host_facts();
+  record.host_given = params.host_id != 0 ? 1 : 0;
+  record.host_id = params.host_id != 0 ? params.host_id : host_id_of(record.host);
+  record.uuid = names[0];
+  record.token = names[1];
   record.process = process_uuid();
 
   std::shared_ptr<World> world(new World(record, params.size));
@@ -151,7 +160,6 @@ void World::forget_block(const BlockRef &block) {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
-  if (forked()) return monitor_.stop();
   phx_error_info cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;
   cause.rank = rank();

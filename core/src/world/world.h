@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "base/cores.h"
+#include "base/fork.h"
+#include "base/guard.h"
 #include "memory/allocator.h"
 #include "store/store.h"
 #include "wait/progress.h"
@@ -75,7 +77,8 @@ class World : public std::enable_shared_from_this<World> {
   void forget_block(const BlockRef &block);  // in the caches of all groups
   std::vector<std::shared_ptr<Group>> groups() const;
   bool finalized() const { return finalized_.load(); }
-  bool forked() const { return getpid() != record_.pid; }  // this is a child of the process that made the world
+  // Whether this process is a forked child of the one that made the world. One relaxed load.
+  bool forked() const { return generation_ != process_generation(); }
   void finalize();
 
  private:
@@ -84,6 +87,7 @@ class World : public std::enable_shared_from_this<World> {
 
   const PeerRecord record_;
   const int32_t size_;
+  const uint32_t generation_ = process_generation();
   StoreRef store_;
   std::string job_;
   size_t slot_bytes_ = kDefaultSlotBytes;
@@ -116,7 +120,29 @@ struct phx_world {
   std::shared_ptr<phx::World> ptr;
 };
 
+// The world of a handle; there is one overload for each kind of handle.
+inline const phx::World &world_of(const phx_world &handle) { return *handle.ptr; }
+
 namespace phx {
-// A world that can be used: not NULL, not finalized.
+
+// A world that can be used: not NULL, not finalized, not inherited by a forked child.
 phx_status check_world(const char *operation, const phx_world *world);
+
+// PHX_ERR_UNSUPPORTED: this process is a forked child of the one that made the world.
+phx_status refuse_fork(const char *operation, const World &world);
+
+// Whether a handle is not NULL and belongs to the parent of this forked child. Releasing such a handle does nothing: a
+// lock of what is behind it may have been held at the fork, and its threads and connections are the parent's.
+template <class Handle>
+bool is_inherited(const Handle *handle) {
+  return handle != nullptr && __builtin_expect(world_of(*handle).forked(), 0);
+}
+
+// The guard of an entry point that takes a handle: as the other one, and no use in a forked child.
+template <class Handle, class Body>
+phx_status guarded(const char *operation, const Handle *handle, Body &&body) noexcept {
+  if (is_inherited(handle)) return refuse_fork(operation, world_of(*handle));
+  return guarded(operation, std::forward<Body>(body));
+}
+
 }  // namespace phx

@@ -1,5 +1,6 @@
 """The commands: phalanx, phalanx version, python -m phalanx.core."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,7 +85,8 @@ def test_a_built_in_command_wins_over_an_entry_point_of_its_name(commands, capsy
     commands(FakePoint("version", lambda: pytest.fail))
     assert _cli.main(["version"]) == 0
     version = ffi.string(lib.phx_version()).decode()
-    assert f"libphalanx {version} (ABI {lib.phx_abi_version()})" in capsys.readouterr().out
+    build = json.loads(ffi.string(lib.phx_build_info()).decode())["build"]
+    assert f"libphalanx {version} (ABI {lib.phx_abi_version()}, build {build})" in capsys.readouterr().out
 
 
 def run_command(commands, *words, body):

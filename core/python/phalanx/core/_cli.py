@@ -1,6 +1,7 @@
 """The command `phalanx`. Other packages add subcommands through the entry points phalanx.commands."""
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -100,7 +101,8 @@ def _version(argv: list[str]) -> int:
     except ImportError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"libphalanx {ffi.string(lib.phx_version()).decode()} (ABI {lib.phx_abi_version()})")
+    build = json.loads(ffi.string(lib.phx_build_info()).decode())
+    print(f"libphalanx {build['version']} (ABI {lib.phx_abi_version()}, build {build.get('build', 'unknown')})")
     return 0
 
 

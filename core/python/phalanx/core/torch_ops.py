@@ -1,6 +1,7 @@
 """The library that registers the ops of `torch.ops.phalanx`. Nothing here imports torch."""
 
 import ctypes
+import os
 import sys
 import threading
 from pathlib import Path
@@ -79,6 +80,7 @@ def _text(pointer: Any) -> str:
 
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _loaded: list[TorchOps] = []
 
 

@@ -356,9 +356,10 @@ class World(Uncopied):
         """Leave: tell the peers, close every connection, end the monitor thread. Not collective.
 
         Groups of this world are of no use after it. Memory stays valid until it is freed. A second
-        call does nothing.
+        call does nothing, and so does a call in a forked child of the process that made the world.
         """
-        check(lib.phx_world_finalize(self._handle.pointer))
+        if self._handle.alive():
+            check(lib.phx_world_finalize(self._handle.pointer))
         _live.discard(self)
 
     def __enter__(self) -> "World":
@@ -370,8 +371,7 @@ class World(Uncopied):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._handle.alive():
-            self.finalize()
+        self.finalize()
 
     def __repr__(self) -> str:
         if not self._handle.alive():
@@ -404,5 +404,5 @@ _live: weakref.WeakSet[World] = weakref.WeakSet()
 @atexit.register
 def _finalize_all() -> None:
     for world in list(_live):
-        with contextlib.suppress(PhalanxError):  # among them UnsupportedError, in a forked child
+        with contextlib.suppress(PhalanxError):
             world.finalize()

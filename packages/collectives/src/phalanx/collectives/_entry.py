@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import threading
 
 import torch
@@ -38,6 +39,7 @@ class Entry:
         "__weakref__",
         "_context",
         "_deciding",
+        "_pid",
         "_registered",
         "beside",
         "core",
@@ -65,6 +67,7 @@ class Entry:
         self.decided_on_gpus = False
         self.beside = Beside()
         self._context = 0
+        self._pid = os.getpid()
         self._registered = False
         self._deciding = threading.Lock()
 
@@ -154,7 +157,9 @@ class Entry:
         self._registered = True
 
     def release(self) -> None:
-        """Take the group out of the native ops and let go of it. Not collective."""
+        """Take the group out of the native ops and let go of it. Not collective. In a forked child, nothing."""
+        if self._pid != os.getpid():
+            return
         was_on_gpus = self.on_gpus
         self.decided = self.decided_on_gpus = self.on_gpus = False
         if self._registered:

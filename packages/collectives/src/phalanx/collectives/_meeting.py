@@ -14,9 +14,15 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from phalanx.core import WaitTimeoutError
+from phalanx.core import AbiError, WaitTimeoutError, ffi, lib
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+
+
+def _build() -> str:
+    """What this rank runs."""
+    known = json.loads(ffi.string(lib.phx_build_info()).decode())
+    return f"{known['version']} (build {known['build']})"
 
 
 class Answer(NamedTuple):
@@ -62,26 +68,29 @@ class Meeting:
 
         Raises:
             WaitTimeoutError: Ranks did not come in time; the text names them.
+            AbiError: Ranks run different builds of phalanx-core. Raised on all of them.
         """
         if len(self._ranks) == 1:
             return Answer(uuid4().hex, refusal, [host])
-        hello = [uuid4().hex, refusal, host]
+        hello = [uuid4().hex, refusal, host, _build()]
         self._write(f"hello/{self._position}", hello)
         return self._lead(hello) if self._position == 0 else self._follow(hello)
 
     def _lead(self, hello: list[str]) -> Answer:
         token = uuid4().hex
         answered: list[list[str]] = []
+        hosts: list[str] = []
+        builds: list[str] = []
         others = range(1, len(self._ranks))
         while True:
             hellos = [hello, *(self._read(f"hello/{i}", len(hello)) for i in others)]
             if None not in hellos and hellos != answered:
                 answered = hellos
                 refusal = next(
-                    (f"rank {rank}: {no}" for rank, (_, no, _) in zip(self._ranks, hellos, strict=True) if no), ""
+                    (f"rank {rank}: {no}" for rank, (_, no, *_) in zip(self._ranks, hellos, strict=True) if no), ""
                 )
-                hosts = [host for _, _, host in hellos]
-                self._write("answer", [token, refusal, [number for number, _, _ in hellos], hosts])
+                numbers, _, hosts, builds = (list(column) for column in zip(*hellos, strict=True))
+                self._write("answer", [token, refusal, numbers, hosts, builds])
             late = [i for i in others if hellos[i] is None]
             late = late or [i for i in others if self._read(f"thanks/{i}") != token]
             if not late:
@@ -92,18 +101,33 @@ class Meeting:
             self._remove(f"thanks/{i}")
         self._remove("hello/0")
         self._remove("answer")
-        return Answer(token, refusal, [host for _, _, host in answered])
+        self._compare(builds)
+        return Answer(token, refusal, hosts)
 
     def _follow(self, hello: list[str]) -> Answer:
         while True:
-            answer = self._read("answer", len(Answer._fields) + 1)
+            answer = self._read("answer", len(Answer._fields) + 2)
             if answer is not None and answer[2][self._position] == hello[0]:
                 break
             if self._read(f"hello/{self._position}") is None:  # removed at the end of the meeting before
                 self._write(f"hello/{self._position}", hello)
             self._pause(None)
         self._write(f"thanks/{self._position}", answer[0])
+        self._compare(answer[4])
         return Answer(answer[0], answer[1], answer[3])
+
+    def _compare(self, builds: list[str]) -> None:
+        for i, build in enumerate(builds):
+            if build != builds[0]:
+                raise AbiError(
+                    f"group '{self._name}': rank {self._ranks[0]} runs phalanx {builds[0]} and rank {self._ranks[i]} "
+                    f"runs phalanx {build}; ranks of different builds would compute wrong values together. Install one "
+                    "build of phalanx-core for all ranks.",
+                    rank=self._ranks[self._position],
+                    peer=self._ranks[i],
+                    operation="enable_group",
+                    group=self._name,
+                )
 
     def _pause(self, late: list[int] | None) -> None:
         if time.monotonic() > self._deadline:

@@ -7,6 +7,7 @@ released when torch.distributed forgets the group (destroy_process_group), or wh
 
 import atexit
 import hashlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class Rank:
     def __init__(self, default_group: dist.ProcessGroup) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self.pid = os.getpid()
         self._lock = threading.RLock()
         self._world: World | None = None
         self._watch = watch(default_group, lambda: _end_rank(self))
@@ -73,7 +75,9 @@ class Rank:
             return self._world
 
     def close(self) -> None:
-        """Leave the world, if there is one."""
+        """Leave the world, if there is one. In a forked child, nothing."""
+        if self.pid != os.getpid():
+            return
         with self._lock:
             world, self._world = self._world, None
         if world is not None:
@@ -95,6 +99,8 @@ class _ProcessGroupEntry(Entry):
         self._watch = watch(group, lambda: _forget(key))
 
     def decide(self) -> None:
+        if self._rank.pid != os.getpid():  # before the lock, which may have been held at the fork
+            raise UnsupportedError(inherited(self.name, self._rank.pid), group=self.name)
         with self._lock:
             if self.decided:
                 return
@@ -219,6 +225,8 @@ def entry_of(group: dist.ProcessGroup) -> Entry:
             f"the process group {group!r} is not one of this rank's: it was destroyed, or made by other means than "
             "torch.distributed.init_process_group and new_group"
         )
+    if group in _inherited:
+        raise UnsupportedError(inherited(str(group.group_name), _inherited[group]), group=str(group.group_name))
     default = dist.group.WORLD
     assert default is not None
     with _lock:
@@ -301,3 +309,28 @@ def _end_rank(rank: Rank) -> None:
 def _end_all() -> None:
     for rank in list(_ranks.values()):
         _end_rank(rank)
+
+
+# ---- forks: the groups of a process are of no use in its forked child, which makes groups of its own
+
+# The process groups that were made before the fork, and by which process.
+_inherited: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+
+
+def inherited(name: str, pid: int) -> str:
+    """The text for a group that a forked child has from its parent."""
+    return (
+        f"group '{name}' belongs to process {pid}, and this process ({os.getpid()}) is a fork of it: threads and "
+        "connections do not survive a fork. Call init_process_group after the fork, or start processes with the "
+        "'spawn' method"
+    )
+
+
+def _after_fork_in_child() -> None:
+    # Any thread of the parent may have held it.
+    _lock._at_fork_reinit()  # type: ignore[attr-defined]
+    for group in _torch_compat.registered_groups():
+        _inherited.setdefault(group, os.getppid())
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

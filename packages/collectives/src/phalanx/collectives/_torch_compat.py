@@ -157,6 +157,11 @@ def is_registered(group: dist.ProcessGroup) -> bool:
     return group in _c10d._world.pg_map
 
 
+def registered_groups() -> list[dist.ProcessGroup]:
+    """The groups of this rank that were not destroyed. Read in 2.11 to 2.13."""
+    return list(_c10d._world.pg_map)
+
+
 def life_of(group: dist.ProcessGroup) -> Any:
     """An object that lives exactly as long as the group is registered, and that nobody else holds.
 

@@ -118,7 +118,9 @@ class RankContext:
         return self._pid == os.getpid()
 
     def close(self) -> None:
-        """Leave all groups. Not collective. Tensors stay valid until they are dropped."""
+        """Leave all groups. Not collective. Tensors stay valid until they are dropped. In a forked child, nothing."""
+        if not self.of_this_process():
+            return
         with self.lock:
             self._closed = True
             world, self._world = self._world, None
@@ -133,6 +135,7 @@ class RankContext:
 _current: ContextVar[RankContext | None] = ContextVar("phalanx.symm_mem rank context", default=None)
 _default: list[RankContext] = []  # at most one
 _default_lock = threading.Lock()
+os.register_at_fork(after_in_child=_default_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def current() -> RankContext:

@@ -1,6 +1,7 @@
 """How the ranks of a process group of the backend get their group of the core: at its first collective or message."""
 
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ class Connection:
         self.position = position
         self.hosts = tuple(hosts)
         self.token = ""
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._group: Group | None = None
@@ -49,6 +51,8 @@ class Connection:
             UnsupportedError: The ranks cannot share memory.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
+        if self._pid != os.getpid():  # before the lock, which may have been held at the fork
+            raise UnsupportedError(_registry.inherited(self.name, self._pid), group=self.name)
         with self._lock:
             group = self._group
             if group is not None:
@@ -94,6 +98,8 @@ class Connection:
 
     def close(self) -> None:
         """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""
+        if self._pid != os.getpid():
+            return
         with self._ending:
             self._closed = True
             group, self._group = self._group, None

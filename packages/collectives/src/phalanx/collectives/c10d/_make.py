@@ -1,6 +1,7 @@
 """Makes what serves a new process group."""
 
 import atexit
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,9 @@ def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms
     if default is None:
         _hosts[name] = found
     return found
+
+
+os.register_at_fork(after_in_child=_python_groups.clear)  # a child leaves its parent's groups alone
 
 
 @atexit.register

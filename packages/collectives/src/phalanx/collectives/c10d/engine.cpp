@@ -1,10 +1,15 @@
 #include "engine.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
+#include <atomic>
 
 namespace phalanx {
 namespace {
@@ -16,6 +21,24 @@ constexpr auto kLongestPause = std::chrono::microseconds(200);
 constexpr int kYields = 500;                           // before the first pause
 constexpr auto kMoved = std::chrono::microseconds(4);  // a look that took longer has moved data
 constexpr size_t kSwept = 8;                           // works that a call looks at, in turn
+
+// How many forks lie between this process and the one that loaded this module.
+std::atomic<uint32_t> forks{0};
+const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+
+// Signals are for the threads of the application: a thread that is started meanwhile takes none.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -37,13 +60,27 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
 }
 
 Engine::Engine(const Core &core, std::string name, Hooks hooks)
-    : core_(core), name_(std::move(name)), hooks_(std::move(hooks)) {}
+    : core_(core), name_(std::move(name)), hooks_(std::move(hooks)), made_in_(forks.load(std::memory_order_relaxed)) {
+  static_cast<void>(forks_are_counted);
+}
+
+bool Engine::is_inherited() const { return made_in_ != forks.load(std::memory_order_relaxed); }
+
+void Engine::refuse_fork(const char *title) const {
+  if (!is_inherited()) return;
+  throw_status(
+      PHX_ERR_UNSUPPORTED,
+      named(title, "group '" + name_ + "' belongs to the process from which this one (" + std::to_string(getpid()) +
+                       ") was forked: threads and connections do not survive a fork. Call init_process_group "
+                       "after the fork, or start processes with the 'spawn' method."));
+}
 
 Engine::~Engine() {
   if (thread_.joinable()) thread_.detach();  // it is the thread that runs this
 }
 
 Engine::GroupRef Engine::met() const {
+  if (is_inherited()) return nullptr;
   const std::lock_guard<std::mutex> guard(lock_);
   return group_;
 }
@@ -57,6 +94,7 @@ Hooks::Connection Engine::connect(Milliseconds timeout, const char *title) const
 }
 
 Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
+  refuse_fork(title);
   if (GroupRef found = met()) return found;
   const std::lock_guard<std::mutex> turn(meeting_);
   {
@@ -117,6 +155,7 @@ void Engine::watch(const WorkRef &work) {
   if (stop_) return;  // close has completed it
   watched_.push_back(work);
   if (!thread_.joinable()) {
+    const SignalsBlocked blocked;
     thread_ = std::thread([self = shared_from_this()] { self->run_thread(); });
   }
   changed_.notify_one();
@@ -177,6 +216,7 @@ void Engine::check(const char *title) const {
 }
 
 void Engine::abort(const std::string &reason) {
+  if (is_inherited()) return;
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (aborted_.empty()) aborted_ = reason;
@@ -186,6 +226,10 @@ void Engine::abort(const std::string &reason) {
 }
 
 void Engine::close() {
+  if (is_inherited()) {
+    new std::shared_ptr<Engine>(shared_from_this());  // never destroyed: its locks and its thread are the parent's
+    return;
+  }
   GroupRef group;
   {
     const std::lock_guard<std::mutex> guard(lock_);

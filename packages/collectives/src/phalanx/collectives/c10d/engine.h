@@ -54,9 +54,14 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void sweep();                     // lets go of works that nobody else has, if they are complete by now
   void watch(const WorkRef &work);  // has a future, which nobody may wait for in a way that moves the core on
 
+  // Whether this process is a forked child of the one that made this. There it is only looked at: its threads are the
+  // parent's, and a lock may have been held at the fork.
+  bool is_inherited() const;
+  void refuse_fork(const char *title) const;  // throws, if it is
+
   // Every call that waits, in any thread and on any rank, ends with this reason. Then as close.
   void abort(const std::string &reason);
-  // Completes what is under way, or fails it if peers take longer than a few seconds.
+  // Completes what is under way, or fails it if peers take longer than a few seconds. Nothing in a forked child.
   void close();
 
  private:
@@ -67,6 +72,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   const Core core_;
   const std::string name_;
   const Hooks hooks_;
+  const uint32_t made_in_;  // the count of forks
 
   std::mutex meeting_;  // of one thread at a time
   mutable std::mutex lock_;

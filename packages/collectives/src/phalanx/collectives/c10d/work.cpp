@@ -133,7 +133,10 @@ void Work::drain(Clock::time_point until, bool failed) {
 
 bool Work::receives() const { return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE; }
 
-bool Work::isCompleted() { return (done_.load(std::memory_order_acquire) || poll(true)) && has_passed(); }
+bool Work::isCompleted() {
+  if (!done_.load(std::memory_order_acquire)) engine_->refuse_fork(title_);
+  return (done_.load(std::memory_order_acquire) || poll(true)) && has_passed();
+}
 
 bool Work::isSuccess() const { return done_.load(std::memory_order_acquire) && !error_ && has_passed(); }
 
@@ -152,7 +155,9 @@ void Work::rethrow() const {
 }
 
 bool Work::wait(Milliseconds timeout) {
-  if (phx_work *handle = this->handle(); handle != nullptr) {
+  const bool done = done_.load(std::memory_order_acquire);
+  if (!done) engine_->refuse_fork(title_);
+  if (phx_work *handle = done ? nullptr : this->handle(); handle != nullptr) {
     const Core &core = engine_->core();
     const auto limit = timeout > kNoTimeout ? timeout : timeout_;
     const phx_status status = core.work_wait(handle, limit.count());
@@ -175,6 +180,7 @@ void Work::abort() { engine_->abort("a work was aborted"); }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool done = false;
+  engine_->refuse_fork(title_);
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (future_) return future_;
