@@ -23,6 +23,8 @@ MAX_PAYLOAD, MAX_FDS = 1024, 4
 HELLO = struct.Struct("<II16s16s16sii")  # magic, abi, from, to, token, rank, pid
 WELCOME = struct.Struct("<II16sii")  # magic, abi, from, rank, pid
 GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
+WITH_DESCRIPTORS = 1 << 31  # in a call: descriptors follow the parcel, in a message of its number and DESCRIPTORS
+DESCRIPTORS = 1 << 61
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
 GEOMETRY = struct.Struct("<IIQiiIII4x32s128s")  # of a control segment; then tuning and cores
 # version, channels, ordinal, size, alloc id, persistent, device, handle; then of its GPU: uuid, processors, present,

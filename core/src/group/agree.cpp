@@ -8,8 +8,6 @@
 namespace phx {
 namespace {
 
-// Where the numbers of messages of agreements begin: exchanges count up from 1.
-constexpr uint64_t kAgreements = uint64_t{1} << 63;
 constexpr uint32_t kRoundBits = 16;
 static_assert(kMaxGroupSize + 2 < 1 << kRoundBits);
 static_assert(sizeof(Opinion) <= kMaxPayload);
@@ -26,7 +24,7 @@ void Group::tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadlin
     if (!links_[i] || links_[i]->state.load() != LinkState::kAlive) continue;
     // Absent ones are told as well, so that they learn of it when they go on; but nobody waits for them to listen.
     // What cannot be sent shows in the wait for the answer.
-    send_message(*links_[i], envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline);
+    (void)send(i, envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline, kNever);
   }
 }
 

@@ -128,8 +128,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::string describe(int group_rank, const Lane &lane) const;
 
   bool has_peer(const Uuid &uuid) const override;
-  void on_peer_gone(const Link &link, LinkState state) override;
+  void on_peer_gone(const Link &link, LinkState state, bool ended) override;
   void on_revoked(const phx_error_info &cause) override;
+  void after_interruption() override;
 
   // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
   // descriptors). `fds` are borrowed. A failure revokes the group.
@@ -169,6 +170,27 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
+  // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text, once
+  // `interrupted` is set.
+  phx_status send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
+                  const std::atomic<int32_t> &interrupted);
+  // While this rank is in an exchange the monitor knows its number. With exchange_mutex_ held.
+  struct ExchangeTurn {
+    explicit ExchangeTurn(Group &group);
+    ~ExchangeTurn();
+    Group &group;
+    const uint64_t ordinal;
+  };
+  struct Late {  // the ranks that did not come in time
+    int first = -1;
+    std::string ranks;
+  };
+  phx_status take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
+                         Late *late);
+  phx_status raise_send(const char *operation, int i, phx_status status);
+  void interrupt(int only);  // waits of this process: for that rank, or all (-1)
+  // Keeps the cause if it is the first, and returns whether it is.
+  bool keep_cause(const phx_error_info &cause, bool dumps);
   // With derive_mutex_ held. agree.cpp
   phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
@@ -200,6 +222,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in
   std::shared_ptr<cuda::DeviceWords> device_words_;
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
+  std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;
   phx_error_info cause_ = make_error_info();
 
