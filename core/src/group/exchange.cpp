@@ -13,6 +13,8 @@ namespace {
 // The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
 constexpr const char *kCalls[] = {"group_create",     "group_split",   "symm_rendezvous",
                                   "group_set_tuning", "gpu_workspace", "group_set_gpu_tuning"};
+constexpr uint32_t kRefused = 0x7fffffff;  // instead of the number of a call: the payload says why
+constexpr const char *kSameGroup = "group with a call that is collective. Make such calls from one thread";
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
 
 constexpr int64_t kSendSliceMs = 5;                        // of a wait for room, between looks at what has happened
@@ -77,7 +79,9 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
                            const Deadline &deadline, std::vector<Parcel> *out) {
   if (bytes.size() > kMaxPayload || fds.size() > kMaxFds)
     return fail(PHX_ERR_INTERNAL, operation, "%s: parcel too large", operation);
-  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  LazyDeadline until = LazyDeadline(deadline, &world_->progress());
+  Turn mutex(exchange_mutex_, std::defer_lock);
+  if (!take_turn(mutex, until)) return raise_turn(operation, kSameGroup, deadline.budget_ms(), true);
   if (failed()) return raise_revoked(operation);
   const ExchangeTurn turn(*this);
   const uint64_t ordinal = turn.ordinal;
@@ -106,6 +110,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     if (status == PHX_IN_PROGRESS) continue;
     if (status != PHX_OK) return status;
     PHX_FAILPOINT("exchange", 3);
+    if (message.envelope.call == kRefused) return raise_refused(operation, i, message.payload);
     if (message.envelope.call != envelope.call) {
       fail(PHX_ERR_MISMATCH, operation,
            "%s on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
@@ -149,6 +154,30 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   }
   *out = std::move(parcels);
   return PHX_OK;
+}
+
+phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
+  phx_error_info theirs = make_error_info();
+  if (payload.size() == sizeof theirs) std::memcpy(&theirs, payload.data(), sizeof theirs);
+  theirs.text[sizeof theirs.text - 1] = '\0';
+  fail(PHX_ERR_MISMATCH, operation,
+       "%s on group '%s': rank %d (pid %d) refused its own call, and rank %d did not. Its error: %s", operation,
+       name().c_str(), rank_of(i), pid_of(i), self_rank(), theirs.text);
+  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
+  reported_.store(true);
+  return fail_with(last_error(), true);
+}
+
+phx_status Group::refuse_exchange() {
+  const phx_error_info error = last_error();
+  LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
+  Turn mutex(exchange_mutex_, std::defer_lock);
+  if (!may_refuse() || !take_turn(mutex, until)) return set_last_error(error);
+  const ExchangeTurn turn(*this);
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, turn.ordinal, sizeof error, kRefused};
+  for (const LinkRef &link : links_)
+    if (link) world_->monitor().post(link, envelope, &error);
+  return set_last_error(error);
 }
 
 // One message of an exchange. PHX_IN_PROGRESS: that rank is late, which is noted; else the error is that of the call.

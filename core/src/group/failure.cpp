@@ -1,4 +1,5 @@
 // How a group fails: the first cause sticks, waiters wake, peers are told, and later calls say why.
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -221,7 +222,17 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
       begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
   info.step = round;
   if (differ) {
-    tell_mismatch(&info, result.group_rank(), lane.record(result.group_rank(), epoch), record);
+    const CallRecord &theirs = lane.record(result.group_rank(), epoch);
+    tell_mismatch(&info, result.group_rank(), theirs, record);
+    if (theirs.operation == static_cast<uint8_t>(Kind::kRefused)) {
+      const char *why = lane.data(result.group_rank(), epoch);
+      const std::string text(why, strnlen(why, std::min(lane.slot_bytes(), sizeof info.text)));
+      std::snprintf(info.text, sizeof info.text,
+                    "%s #%" PRIu64
+                    " on group '%s': rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
+                    operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank()), self_rank(),
+                    describe_call(record).c_str(), text.c_str());
+    }
   } else {
     std::string late;
     for (int i = 0; i < size(); ++i) {
@@ -238,6 +249,26 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   }
   reported_.store(true);
   return fail_with(info, true);
+}
+
+phx_status Group::look_at_peer(const char *operation, int i) const {
+  const LinkState state = links_[i] ? links_[i]->state.load() : LinkState::kAlive;
+  if (state == LinkState::kAlive) return PHX_OK;
+  fail(PHX_ERR_PEER_DEAD, operation, "%s: rank %d (pid %d) of group '%s' %s", operation, rank_of(i), pid_of(i),
+       name().c_str(), state == LinkState::kLeft ? "has left: its world was finalized" : "died");
+  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
+  return PHX_ERR_PEER_DEAD;
+}
+
+phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
+  fail(PHX_ERR_TIMEOUT, operation,
+       "%s on group '%s': after %lld ms rank %d still waits for its turn: another thread of this rank is inside the same "
+       "%s, or raise timeout_ms.",
+       operation, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), what);
+  amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
+  if (!revokes) return PHX_ERR_TIMEOUT;
+  reported_.store(true);
+  return fail_with(last_error(), true);
 }
 
 bool Group::has_peer(const Uuid &uuid) const {

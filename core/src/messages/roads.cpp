@@ -91,7 +91,7 @@ phx_status Roads::open(const char *operation, int32_t index) {
   if (status == PHX_OK) status = cuda::Memory::make(operation, *gpus, index, bytes, &cursors);
   if (status != PHX_OK) return status;
   {
-    const std::lock_guard<std::mutex> symm_lock(group_.symm_mutex());
+    const std::lock_guard<TurnMutex> symm_lock(group_.symm_mutex());
     status = cuda::DeviceWords::open(operation, allocator, gpu, group_);
     words_ = group_.device_words();
   }

@@ -196,7 +196,7 @@ phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *ou
 phx_status Workspaces::grow(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,
                             int64_t timeout_ms) {
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  const std::lock_guard<std::mutex> lock(group_.symm_mutex());
+  const std::lock_guard<TurnMutex> lock(group_.symm_mutex());
   BlockRef block;
   Offer mine{};
   mine.record = record;

@@ -62,6 +62,10 @@ class World : public std::enable_shared_from_this<World> {
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                      LinkRef *out);
+  // Who the ranks of this world are, as groups of them have shown. PHX_OK from look_at_rank while nothing is known
+  // against that rank; else the thread's error says that it died or left.
+  void know_rank(int32_t rank, const PeerRecord &record);
+  phx_status look_at_rank(const char *operation, int32_t rank);
   // How many groups of that name this rank has tried to make: makes the keys of a name that is used again new ones.
   uint64_t next_ordinal(const std::string &name);
 
@@ -95,6 +99,7 @@ class World : public std::enable_shared_from_this<World> {
   mutable std::mutex mutex_;
   std::map<std::string, uint64_t> ordinals_;
   std::vector<std::weak_ptr<Group>> groups_;
+  std::map<int32_t, PeerRecord> ranks_;  // the newest record of each that this rank has met
   Monitor monitor_;  // last: its thread ends before anything it uses
 };
 
