@@ -75,30 +75,22 @@ const Entry kEntries[] = {
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_reduce_scatter_v(g, b.in, b.out, w ? nullptr : b.counts, PHX_F32, PHX_SUM, &b.options, nullptr);
      }},
-    {"all_to_all",
-     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_all_to_all(g, b.in, w ? b.in : b.out, 8, PHX_F32, &b.options, nullptr);
-     }},
+    {"all_to_all", [](phx_group *g, phx_symm *, Buffers &b,
+                      bool w) { return phx_all_to_all(g, b.in, w ? b.in : b.out, 8, PHX_F32, &b.options, nullptr); }},
     {"all_to_all_v",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_all_to_all_v(g, b.in, w ? b.huge : b.counts, b.out, b.counts, PHX_F32, &b.options, nullptr);
      }},
-    {"broadcast",
-     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_broadcast(g, b.out, 8, PHX_F32, w ? 7 : 1, &b.options, nullptr);
-     }},
+    {"broadcast", [](phx_group *g, phx_symm *, Buffers &b,
+                     bool w) { return phx_broadcast(g, b.out, 8, PHX_F32, w ? 7 : 1, &b.options, nullptr); }},
     {"reduce",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_reduce(g, b.in, b.out, 8, PHX_F32, PHX_SUM, 0, w ? &b.negative : &b.options, nullptr);
      }},
-    {"gather",
-     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_gather(g, w ? nullptr : b.in, b.out, 8, PHX_F32, 0, &b.options, nullptr);
-     }},
-    {"scatter",
-     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_scatter(g, b.in, w ? nullptr : b.out, 8, PHX_F32, 0, &b.options, nullptr);
-     }},
+    {"gather", [](phx_group *g, phx_symm *, Buffers &b,
+                  bool w) { return phx_gather(g, w ? nullptr : b.in, b.out, 8, PHX_F32, 0, &b.options, nullptr); }},
+    {"scatter", [](phx_group *g, phx_symm *, Buffers &b,
+                   bool w) { return phx_scatter(g, b.in, w ? nullptr : b.out, 8, PHX_F32, 0, &b.options, nullptr); }},
     {"coalesced",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        phx_call call{};

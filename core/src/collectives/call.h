@@ -10,7 +10,8 @@
 
 namespace phx {
 
-// `status` keeps the first error; later checks do nothing after it. The error counts as the call: see refuse_collective.
+// `status` keeps the first error; later checks do nothing after it. The error counts as the call: see
+// refuse_collective.
 class Call {
  public:
   // is_part: of a list of calls, which answers for what is wrong with it.

@@ -32,8 +32,8 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
 // Another thread of this rank has been inside this channel for the whole timeout of this one.
 phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline) {
   const Recorded last = lane_->history_of(group_->group_rank()).newest();
-  const std::string what =
-      "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ". Use another channel for it";
+  const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
+                           ". Use another channel for it";
   return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), true);
 }
 

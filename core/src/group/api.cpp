@@ -50,8 +50,8 @@ phx_status check_ranks(const char *operation, const phx::World &world, const cha
   return PHX_OK;
 }
 
-// `status`: what is wrong with arguments that do not say which group is meant. A call that is refused takes a number like
-// any other, under which the others read why this rank gives up.
+// `status`: what is wrong with arguments that do not say which group is meant. A call that is refused takes a number
+// like any other, under which the others read why this rank gives up.
 phx_status make(phx_world *world, const char *operation, phx::GroupParams params, phx_status status, int64_t timeout_ms,
                 phx_group **out) {
   phx::World &w = *world->ptr;

@@ -17,7 +17,7 @@ constexpr uint32_t kRefused = 0x7fffffff;  // instead of the number of a call: t
 constexpr const char *kSameGroup = "group with a call that is collective. Make such calls from one thread";
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
 
-constexpr int64_t kSendSliceMs = 5;                        // of a wait for room, between looks at what has happened
+constexpr int64_t kSendSliceMs = 5;                       // of a wait for room, between looks at what has happened
 constexpr uint32_t kWithDescriptors = uint32_t{1} << 31;  // in the number of a call: descriptors follow the parcel
 
 uint32_t number_of(const char *call) {
@@ -191,8 +191,7 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
     return fail_with(last_error(), true);
   }
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed())
-      on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
     return raise_in_flight(operation, 0);
   }
   if (late->first < 0) late->first = i;

@@ -262,7 +262,8 @@ phx_status Group::look_at_peer(const char *operation, int i) const {
 
 phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
   fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s': after %lld ms rank %d still waits for its turn: another thread of this rank is inside the same "
+       "%s on group '%s': after %lld ms rank %d still waits for its turn: another thread of this rank is inside the "
+       "same "
        "%s, or raise timeout_ms.",
        operation, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), what);
   amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
@@ -285,10 +286,10 @@ void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
     info.rank = ended ? -1 : self_rank();  // a death is one for all ranks, not for this one
     info.peer = rank_of(i);
     const bool left = state == LinkState::kLeft;
-    const char *what = left                   ? "has left: its world was finalized"
-                       : ended                ? "died"
+    const char *what = left                  ? "has left: its world was finalized"
+                       : ended               ? "died"
                        : link.ending.empty() ? "closed its connection"
-                                              : link.ending.c_str();
+                                             : link.ending.c_str();
     std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
     if (ended) {  // the others see it for themselves; and all groups are interrupted before any is looked into
       keep_cause(info, true);

@@ -42,8 +42,8 @@ struct GroupParams {
   std::string name;
   std::vector<int32_t> ranks;  // what the members are called in errors
   int group_rank = 0;
-  StoreRef store;   // where the members meet
-  std::string key;  // under which prefix
+  StoreRef store;         // where the members meet
+  std::string key;        // under which prefix
   bool of_world = false;  // `ranks` are those of the world
 };
 
@@ -185,8 +185,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
-  // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text, once
-  // `interrupted` is set.
+  // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text,
+  // once `interrupted` is set.
   phx_status send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
                   const std::atomic<int32_t> &interrupted);
   // While this rank is in an exchange the monitor knows its number. With exchange_mutex_ held.

@@ -51,8 +51,8 @@ extern "C" phx_status phx_store_guard(phx_store *base, phx_group *group, const i
   const char *operation = "store_guard";
   return phx::guarded(operation, [&]() -> phx_status {
     if (base == nullptr || group == nullptr || out == nullptr || (group_ranks == nullptr && count != 0) || count < 0)
-      return phx::fail(PHX_ERR_INVALID, operation,
-                       "%s: base, group, group_ranks or out is NULL, or count is negative", operation);
+      return phx::fail(PHX_ERR_INVALID, operation, "%s: base, group, group_ranks or out is NULL, or count is negative",
+                       operation);
     for (int32_t i = 0; i < count; ++i)
       if (group_ranks[i] < 0 || group_ranks[i] >= group->ptr->size())
         return phx::fail(PHX_ERR_INVALID, operation, "%s: group_ranks[%d] is %d in a group of %d", operation, i,

@@ -27,9 +27,7 @@ class Refusal final : public Operation {
 }  // namespace
 
 // Nobody is to be told by a group that has failed, by a world that is over, or by a child of its process.
-bool Group::may_refuse() const {
-  return size() > 1 && !failed() && !world_->finalized() && !world_->forked();
-}
+bool Group::may_refuse() const { return size() > 1 && !failed() && !world_->finalized() && !world_->forked(); }
 
 phx_status Group::refuse_collective(Engine &engine) {
   const phx_error_info error = last_error();
@@ -56,8 +54,8 @@ phx_status Group::refuse_agreement() {
   if (size() > 1 && !world_->finalized() && !world_->forked() && take_turn(turn, until)) {
     Opinion mine{~uint64_t{0}, 0, {}};
     mine.absent.set(static_cast<size_t>(group_rank()));
-    const Envelope envelope{kWireMagic,    MessageKind::kExchange, 0, id_, agreement_ordinal(++agreements_, 0),
-                            sizeof mine, 0};
+    const Envelope envelope{
+        kWireMagic, MessageKind::kExchange, 0, id_, agreement_ordinal(++agreements_, 0), sizeof mine, 0};
     for (const LinkRef &link : links_)
       if (link) world_->monitor().post(link, envelope, &mine);
   }

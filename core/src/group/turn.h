@@ -12,8 +12,8 @@ namespace phx {
 using TurnMutex = std::timed_mutex;
 using Turn = std::unique_lock<TurnMutex>;
 
-// `turn` is deferred. Waits until it is this thread's turn, and moves on what this rank has under way meanwhile. False at
-// the deadline. A lock that is free costs no look at the clock.
+// `turn` is deferred. Waits until it is this thread's turn, and moves on what this rank has under way meanwhile. False
+// at the deadline. A lock that is free costs no look at the clock.
 inline bool take_turn(Turn &turn, LazyDeadline &deadline) {
   constexpr int64_t kSliceNs = 20 * 1000 * 1000, kBusySliceNs = 1000 * 1000;  // between looks at what is under way
   if (turn.try_lock()) return true;

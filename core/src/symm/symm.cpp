@@ -145,7 +145,8 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
   Turn turn(state.mutex, std::defer_lock);
   if (!take_turn(turn, deadline))
-    return group_->raise_turn(operation, "channel of the same allocation. Use another channel for it", timeout_ms, false);
+    return group_->raise_turn(operation, "channel of the same allocation. Use another channel for it", timeout_ms,
+                              false);
   const Lane &lane = group_->channel(0).lane;
   if (!state.pending) {
     lane.note_core();

@@ -391,9 +391,9 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
   const bool ended = state == LinkState::kDead && process_has_ended(link->pid);
   link->state.store(state);
   std::vector<std::shared_ptr<GroupListener>> groups = listeners();
-  groups.erase(std::remove_if(groups.begin(), groups.end(),
-                              [&](const auto &group) { return !group->has_peer(link->uuid); }),
-               groups.end());
+  groups.erase(
+      std::remove_if(groups.begin(), groups.end(), [&](const auto &group) { return !group->has_peer(link->uuid); }),
+      groups.end());
   for (const auto &group : groups) group->on_peer_gone(*link, state, ended);
   // Every rank sees a death for itself. But this one may leave at once, and the others must not hear of that first.
   const Envelope death{kWireMagic, MessageKind::kDeath, 0, 0, 0, sizeof link->uuid, 0};

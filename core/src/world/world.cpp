@@ -14,8 +14,8 @@
 namespace phx {
 namespace {
 
-constexpr int64_t kDialSliceMs = 5;       // how long one call holds up others that connect to peers
-constexpr useconds_t kAnswerUs = 50;      // between looks for an answer: the first time,
+constexpr int64_t kDialSliceMs = 5;         // how long one call holds up others that connect to peers
+constexpr useconds_t kAnswerUs = 50;        // between looks for an answer: the first time,
 constexpr useconds_t kLateAnswerUs = 1000;  // and in the end
 
 }  // namespace
@@ -76,9 +76,8 @@ phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadl
     }
     if (status != PHX_ERR_TIMEOUT) return status;
     if (!deadline.passed()) continue;
-    fail(PHX_ERR_TIMEOUT, "group_create",
-         "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms", peer.rank, peer.pid,
-         process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms",
+         peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
     amend_last_error(nullptr, nullptr, rank(), peer.rank);
     return PHX_ERR_TIMEOUT;
   }

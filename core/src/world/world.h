@@ -100,7 +100,7 @@ class World : public std::enable_shared_from_this<World> {
   std::map<std::string, uint64_t> ordinals_;
   std::vector<std::weak_ptr<Group>> groups_;
   std::map<int32_t, PeerRecord> ranks_;  // the newest record of each that this rank has met
-  Monitor monitor_;  // last: its thread ends before anything it uses
+  Monitor monitor_;                      // last: its thread ends before anything it uses
 };
 
 }  // namespace phx
