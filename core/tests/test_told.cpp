@@ -59,6 +59,12 @@ const Entry kEntries[] = {
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_all_reduce(g, b.in, b.out, 8, w ? 99 : PHX_F32, PHX_SUM, &b.options, nullptr);
      }},
+    {"a binding's refusal",
+     [](phx_group *g, phx_symm *, Buffers &, bool w) {
+       if (!w) return phx_group_barrier(g, kLongMs);
+       CHECK_OK(phx_group_refuse(g, 0, "the binding says no"));
+       return phx_status{PHX_ERR_INVALID};
+     }},
     {"all_gather",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_all_gather(g, w ? nullptr : b.in, b.out, 8, PHX_F32, &b.options, nullptr);

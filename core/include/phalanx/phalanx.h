@@ -16,8 +16,9 @@
  *   - "Collective" means: every rank of the group must make the same call, in the same order.
  *   - A collective call with a wrong argument returns its error at once, waits for nobody, and counts as a call. Ranks
  *     that refuse alike go on. Where one rank refuses and another one does not, the call of the other fails at once
- * with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions: calls that cannot
- *     know their group (a handle is NULL; ranks in no valid list), messages, and calls on memory of GPUs.
+ *     with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
+ *     calling rank hears of: calls that cannot know their group (a handle is NULL, a list of ranks is wrong), messages,
+ *     signals and barriers of symmetric memory, and calls on memory of GPUs.
  *
  * A rank number is the global one (that of the world), unless its name says group_rank. */
 #ifndef PHALANX_PHALANX_H
@@ -275,6 +276,9 @@ PHX_API phx_status phx_group_error(phx_group *group,
 /* What this process knows of one rank, without asking it: PHX_ERR_NOT_FOUND while it is there, else PHX_OK, and *out
  * says that it died or left. Never blocks. It is known of all ranks of a group, whatever state the group is in. */
 PHX_API phx_status phx_group_peer_error(phx_group *group, int32_t group_rank, phx_error_info *out);
+/* For bindings that check arguments themselves: stands for a collective of that channel whose arguments were wrong on
+ * this rank, with the reason for the other ranks, as if the core had refused it. Waits for no peer. */
+PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why);
 /* A view of `base` for a meeting that needs certain ranks of `group`, whose group ranks these are: a wait for a key
  * ends with PHX_ERR_PEER_DEAD as soon as one of them is known to have died or left. So does phx_group_attach over such
  * a view, although it cannot know which process would come. Keeps base and the group. Wait for keys through it; set,

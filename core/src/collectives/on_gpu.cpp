@@ -31,7 +31,8 @@ Kind symmetric(Kind kind) {
 // A call on its way to a stream. Until `meet` nothing has been sent; what fails later leaves ranks out of step.
 class OnGpu {
  public:
-  OnGpu(Call &call, phx_work **work) : call_(call), group_(call.group()), turn_(group_.workspaces().mutex(), std::defer_lock) {
+  OnGpu(Call &call, phx_work **work)
+      : call_(call), group_(call.group()), turn_(group_.workspaces().mutex(), std::defer_lock) {
     LazyDeadline until(call.timeout_ms(), &group_.world().progress());
     if (!take_turn(turn_, until))
       status_ = group_.raise_turn(call.name(), "group with a call on memory of a GPU. Make them from one thread",

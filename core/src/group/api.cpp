@@ -242,6 +242,23 @@ phx_status phx_group_peer_error(phx_group *group, int32_t group_rank, phx_error_
   });
 }
 
+phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why) {
+  const char *operation = "group_refuse";
+  return guarded(operation, [&]() -> phx_status {
+    phx_status status = check_usable(operation, group);
+    if (status != PHX_OK) return status;
+    phx::Group &g = *group->ptr;
+    if (channel >= g.channels())
+      return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; group '%s' has %u (phx_world_params.channels)",
+                  operation, channel, g.name().c_str(), g.channels());
+    const phx_error_info before = phx::last_error();
+    fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
+    g.refuse_collective(g.channel(channel).engine);
+    phx::set_last_error(before);
+    return PHX_OK;
+  });
+}
+
 phx_group *phx_group_retain(phx_group *group) {
   if (group != nullptr) group->references.fetch_add(1, std::memory_order_relaxed);
   return group;
