@@ -187,7 +187,8 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
   if (!take_turn(turn, until)) return raise_turn(name_of(started), until);
-  phx_status status = begin(started);
+  // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
+  phx_status status = started.record.operation == static_cast<uint8_t>(Kind::kRefused) ? PHX_OK : begin(started);
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
     status = publish(started, none);

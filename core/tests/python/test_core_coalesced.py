@@ -137,7 +137,7 @@ def refuse_bad_lists(rank, world_size):
             group.coalesced([Call.all_reduce(np.ones(4, np.float32), op="band")])
         with pytest.raises(InvalidArgumentError, match="channel"):
             group.coalesced([], channel=99)
-        assert group.state == "active"
+        assert (group.sequence, group.state) == (0, "active")
         out = np.empty(1)
         group.coalesced([Call.all_reduce(np.ones(1), out)])  # P9
         assert out[0] == world_size

@@ -452,7 +452,7 @@ def refuse_bad_calls(rank, world_size):
                 call()
             assert isinstance(caught.value, ValueError) or name == "bitwise op on floats", name
         world.check()
-        assert (group.state, group.error()) == ("active", None)
+        assert (group.sequence, group.state, group.error()) == (0, "active", None)
         out = np.empty(1, np.float32)
         group.all_reduce(np.array([rank + 1], np.float32), out)
         assert out[0] == 3
