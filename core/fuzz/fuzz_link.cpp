@@ -34,7 +34,7 @@ PeerRecord make_self() {
 class Group final : public GroupListener {
  public:
   bool has_peer(const Uuid &uuid) const override { return uuid.low <= kHonest; }
-  void on_peer_gone(const Link &link, LinkState state) override {
+  void on_peer_gone(const Link &link, LinkState state, bool) override {
     MUST(has_peer(link.uuid) && state != LinkState::kAlive);
   }
   void on_revoked(const phx_error_info &cause) override {

@@ -265,12 +265,26 @@ class Liar:
     ) -> dict[int, tuple[bytes, list[int]]]:
         """As Group::exchange; `lies` are what some are told instead."""
         ordinal = next(self.ordinals)
-        for rank in self.links:
-            told, with_fds = (lies or {}).get(rank, (payload, fds))
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it saw through an earlier lie
-                self.tell(rank, told, with_fds, ordinal)
+        call = wire.GROUP_CREATE if ordinal <= 2 else wire.SYMM_RENDEZVOUS
+        if fds:
+            call |= wire.WITH_DESCRIPTORS
+        told = {rank: (lies or {}).get(rank, (payload, fds)) for rank in self.links}
+        gone = (BrokenPipeError, ConnectionResetError)  # it saw through an earlier lie
+        for rank, (parcel, _) in told.items():
+            with contextlib.suppress(*gone):
+                self.tell(rank, parcel, (), ordinal, call=call)
         heard = {rank: self.hear(rank, ordinal) for rank in self.links}
-        return {rank: parcel for rank, parcel in heard.items() if parcel is not None}
+        if not fds:
+            return {rank: parcel for rank, parcel in heard.items() if parcel is not None}
+        for rank, (_, with_fds) in told.items():
+            with contextlib.suppress(*gone):
+                self.tell(rank, b"", with_fds, ordinal | wire.DESCRIPTORS, call=call)
+        whole = {}
+        for rank, parcel in heard.items():
+            descriptors = self.hear(rank, ordinal | wire.DESCRIPTORS) if parcel is not None else None
+            if parcel is not None and descriptors is not None:
+                whole[rank] = (parcel[0], descriptors[1])
+        return whole
 
     def confirm(self, status: int = 0, text: str = "") -> None:
         self.exchange(wire.error_info(status, text))

@@ -109,8 +109,9 @@ def lie_in_envelope(liar, changes):
     liar.meet()
     liar.dial()
     memory = (liar.memfd(liar.segment_bytes()),)
-    liar.tell(BYSTANDER, liar.geometry(), memory, 1)
-    liar.tell(VICTIM, liar.geometry(), memory, 1, **changes)
+    call = wire.GROUP_CREATE | wire.WITH_DESCRIPTORS
+    liar.tell(BYSTANDER, liar.geometry(), memory, 1, call=call)
+    liar.tell(VICTIM, liar.geometry(), memory, 1, call=call, **changes)
     assert liar.hear(VICTIM, 2) is None
 
 

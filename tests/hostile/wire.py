@@ -23,6 +23,8 @@ MAX_PAYLOAD, MAX_FDS = 1024, 4
 HELLO = struct.Struct("<Ii16s16s16s")  # magic, rank, from, to, token
 WELCOME = struct.Struct("<Ii16s")  # magic, rank, from
 GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
+WITH_DESCRIPTORS = 1 << 31  # in a call: descriptors follow the parcel, in a message of its number and DESCRIPTORS
+DESCRIPTORS = 1 << 61
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
 GEOMETRY = struct.Struct("<QiiIII4x32sI4xQ512s")  # of a control segment; then tuning, quota and cores
 # ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then of its

@@ -19,6 +19,11 @@
  *   - Ranks must run the same build of the library; builds that differ do not meet (PHX_ERR_ABI).
  *   - A thread must not be cancelled (pthread_cancel) while it is in a call: that would end the process.
  *   - "Collective" means: every rank of the group must make the same call, in the same order.
+ *   - A collective call with a wrong argument returns its error at once, waits for nobody, and counts as a call. Ranks
+ *     that refuse alike go on. Where one rank refuses and another one does not, the call of the other fails at once
+ *     with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
+ *     calling rank hears of: calls that cannot know their group (a handle is NULL, a list of ranks is wrong), messages,
+ *     signals and barriers of symmetric memory, and calls on memory of GPUs.
  *
  * A rank number is the global one (that of the world), unless its name says group_rank. */
 #ifndef PHALANX_PHALANX_H
@@ -285,6 +290,18 @@ PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
 PHX_API phx_status phx_group_error(phx_group *group,
                                    phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
+/* What this process knows of one rank, without asking it: PHX_ERR_NOT_FOUND while it is there, else PHX_OK, and *out
+ * says that it died or left. Never blocks. It is known of all ranks of a group, whatever state the group is in. */
+PHX_API phx_status phx_group_peer_error(phx_group *group, int32_t group_rank, phx_error_info *out);
+/* For bindings that check arguments themselves: stands for a collective of that channel whose arguments were wrong on
+ * this rank, with the reason for the other ranks, as if the core had refused it. Waits for no peer. */
+PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why);
+/* A view of `base` for a meeting that needs certain ranks of `group`, whose group ranks these are: a wait for a key
+ * ends with PHX_ERR_PEER_DEAD as soon as one of them is known to have died or left. So does phx_group_attach over such
+ * a view, although it cannot know which process would come. Keeps base and the group. Wait for keys through it; set,
+ * add and remove are those of base. */
+PHX_API phx_status phx_store_guard(phx_store *base, phx_group *group, const int32_t *group_ranks, int32_t count,
+                                   phx_store **out);
 PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
 /* Collective: a barrier of streams, put on one of a GPU; returns at once. What precedes it on any rank's stream is done
  * when what follows it on another's begins. See the collectives on memory of a GPU. */

@@ -31,6 +31,14 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
                              static_cast<int32_t>(round), operation.record, deadline.budget_ms());
 }
 
+// Another thread of this rank has been inside this channel for the whole timeout of this one.
+phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline) {
+  const Recorded last = lane_->history_of(group_->group_rank()).newest();
+  const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
+                           ". Use another channel for it";
+  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), true);
+}
+
 // Whether a new operation can be published now: all older ones are, and a slot is free here.
 bool Engine::has_room() const {
   if (pending_.empty()) return true;
@@ -176,7 +184,8 @@ phx_status Engine::begin(Operation &operation) {
 
 phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
   LazyDeadline until = deadline(timeout_ms);
-  std::lock_guard<std::mutex> lock(mutex_);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return raise_turn(name_of(operation), until);
   phx_status status = begin(operation);
   if (status != PHX_OK) return status;
   status = run_in_turn(operation, until);
@@ -201,12 +210,15 @@ phx_status Engine::run_in_turn(Operation &operation, LazyDeadline &until) {
   return advance(operation, until, true);
 }
 
-phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
+phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out) {
   LazyDeadline none(1);
   auto work = std::make_shared<CollectiveWork>(this, std::move(operation));
   Operation &started = work->operation();
-  std::lock_guard<std::mutex> lock(mutex_);
-  phx_status status = begin(started);
+  LazyDeadline until = deadline(timeout_ms);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return raise_turn(name_of(started), until);
+  // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
+  phx_status status = started.record.operation == static_cast<uint8_t>(Kind::kRefused) ? PHX_OK : begin(started);
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
     status = publish(started, none);
@@ -225,7 +237,8 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
 phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
   if (work.complete()) return work.report();
   LazyDeadline until = deadline(timeout_ms);
-  std::lock_guard<std::mutex> lock(mutex_);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until);
   while (!work.complete()) {
     publish_queued(until);  // an error of it shows again when its operation comes to the front
     complete_front(until, true);
@@ -235,7 +248,7 @@ phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
 
 phx_status Engine::test(const CollectiveWork &work) {
   if (work.complete()) return work.report();
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  Turn lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return PHX_IN_PROGRESS;
   LazyDeadline none(1);
   while (!work.complete()) {
@@ -246,7 +259,7 @@ phx_status Engine::test(const CollectiveWork &work) {
 }
 
 bool Engine::advance_pending() {
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  Turn lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || pending_.empty()) return false;
   LazyDeadline none(1);
   const CollectiveWorkRef front = pending_.front();

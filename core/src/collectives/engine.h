@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "collectives/operation.h"
 #include "group/lane.h"
+#include "group/turn.h"
 #include "wait/progress.h"
 #include "work/work.h"
 
@@ -37,7 +38,8 @@ class Engine final : public ProgressSource {
 
   phx_status run(Operation &operation, int64_t timeout_ms);
   // Never waits: what has no room yet is published by later calls.
-  phx_status start(std::unique_ptr<Operation> operation, WorkRef *out);
+  // `timeout_ms` bounds how long it waits for its turn while another thread is inside this channel.
+  phx_status start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out);
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
   // Before the first collective: sequence numbers go on from there.
@@ -61,10 +63,11 @@ class Engine final : public ProgressSource {
   void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
   LazyDeadline deadline(int64_t timeout_ms);
+  phx_status raise_turn(const char *operation, const LazyDeadline &deadline);
 
   Group *const group_;
   Lane *const lane_;
-  std::mutex mutex_;                       // one collective of a channel at a time; its waits are bounded, so is this
+  TurnMutex mutex_;                        // one collective of a channel at a time, which may wait for its peers
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> zero_copies_{0};  // calls that took from places

@@ -44,7 +44,8 @@ enum class Kind : uint8_t {
   kSymmBroadcast,
   kSymmReduce,
   kSymmGather,
-  kSymmScatter
+  kSymmScatter,
+  kRefused  // in the place of a call whose arguments were wrong; the slot says why
 };
 const char *kind_name(Kind kind);                     // the public name: "all_reduce"
 std::string describe_call(const CallRecord &record);  // "all_reduce(float32, 512, sum)"

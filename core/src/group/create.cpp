@@ -142,6 +142,8 @@ struct GroupMaker {
       const phx_status got = group.world_->progress().keep_going(until, [&](const Deadline &end) {
         return group.params_.store->get(member_key(i).c_str(), value, std::max<int64_t>(end.left_ms(), 1));
       });
+      // A guarded store (guard.cpp) says so of a rank of another group.
+      if (got == PHX_ERR_PEER_DEAD) amend_last_error(kOperation, nullptr, -1, -1);
       if (got != PHX_ERR_TIMEOUT) return got;
       const phx_status useless = look();
       if (useless != PHX_OK || deadline.passed()) return useless != PHX_OK ? useless : got;
@@ -156,7 +158,13 @@ struct GroupMaker {
     group.world_->forget_failed_attempts(params.name_key);
   }
 
-  phx_status look() { return attempt.look(group.records_); }
+  phx_status look() {
+    phx_status status = attempt.look(group.records_);
+    for (int i = 0; i < group.size() && status == PHX_OK && group.params_.of_world; ++i)
+      if (i != group.group_rank() && group.records_[i].uuid == Uuid{})
+        status = group.world_->look_at_rank(kOperation, group.rank_of(i));
+    return status;
+  }
 
   phx_status read_record(const std::string &value, int i) {
     PeerRecord &record = group.records_[i];
@@ -178,6 +186,7 @@ struct GroupMaker {
                   kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(),
                   sizeof record);
     std::memcpy(&record, value.data(), sizeof record);
+    if (group.params_.of_world) group.world_->know_rank(group.rank_of(i), record);
     return PHX_OK;
   }
 

@@ -13,6 +13,8 @@ struct Side {  // what a rank says in a split
   int32_t key;
 };
 
+constexpr const char *kSameGroup = "group with a call that makes a group or agrees. Make such calls from one thread";
+
 int64_t left_ms(const Deadline &deadline) { return std::max<int64_t>(deadline.left_ms(), 1); }
 
 }  // namespace
@@ -32,7 +34,9 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
                         std::shared_ptr<Group> *out) {
   const char *operation = "group_split";
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  std::lock_guard<std::mutex> lock(derive_mutex_);
+  Turn turn(derive_mutex_, std::defer_lock);
+  if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
+    return raise_turn(operation, kSameGroup, timeout_ms, true);
   const Side mine{color, key};
   std::vector<Parcel> all;
   const phx_status status =
@@ -59,9 +63,12 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
 }
 
 phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
-  std::lock_guard<std::mutex> lock(derive_mutex_);
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  Turn turn(derive_mutex_, std::defer_lock);
+  if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
+    return raise_turn("group_agree", kSameGroup, timeout_ms, false);
   Opinion opinion{*bits, 0, {}};
-  const phx_status status = agree("group_agree", timeout_ms, &opinion);
+  const phx_status status = agree("group_agree", left_ms(deadline), &opinion);
   if (status != PHX_OK) return status;
   *bits = opinion.bits;
   for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = opinion.absent[i] ? 0 : 1;
@@ -71,7 +78,9 @@ phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
 phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::shared_ptr<Group> *out) {
   const char *operation = "group_shrink";
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  std::lock_guard<std::mutex> lock(derive_mutex_);
+  Turn turn(derive_mutex_, std::defer_lock);
+  if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
+    return raise_turn(operation, kSameGroup, timeout_ms, false);
   for (;;) {
     Opinion survivors{~uint64_t{0}, 0, {}};
     phx_status status = agree(operation, left_ms(deadline), &survivors);

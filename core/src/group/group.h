@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "collectives/engine.h"
 #include "group/lane.h"
+#include "group/turn.h"
 #include "memory/page_words.h"
 #include "memory/shared_memory.h"
 #include "messages/messenger.h"
@@ -42,8 +43,9 @@ struct GroupParams {
   std::string name;
   std::vector<int32_t> ranks;  // what the members are called in errors
   int group_rank = 0;
-  StoreRef store;   // where the members meet
-  std::string key;  // under which prefix
+  StoreRef store;         // where the members meet
+  std::string key;        // under which prefix
+  bool of_world = false;  // `ranks` are those of the world
   // Of a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
   // this rank's earlier attempts whose failure may still be in the store.
   std::string name_key;
@@ -122,6 +124,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // here and on all ranks
+  // PHX_OK while nothing is known against that rank; else the thread's error says that it died or left.
+  phx_status look_at_peer(const char *operation, int group_rank) const;
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
   // reported the cause yet (a peer may die between two collectives) it is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
@@ -135,14 +139,26 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // For calls that differ, found outside of a lane: names both, and revokes the group.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine);
+  // Another thread of this rank has kept this one from its turn for the whole timeout. `what`: "channel with ...".
+  phx_status raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes);
+
+  // ---- refusals (refusal.cpp): the thread's error is that an argument of a collective call of this rank is wrong. It
+  // counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at once.
+  // Each returns the thread's error, and none waits for a peer.
+  phx_status refuse_exchange();
+  phx_status refuse_rendezvous();
+  phx_status refuse_agreement();
+  phx_status refuse_collective(Engine &engine);
+
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
   // "rank 2 (pid 4123, stopped; its last call was all_reduce(float32, 512, sum) #16)", of that channel
   std::string describe(int group_rank, const Lane &lane) const;
 
   bool has_peer(const Uuid &uuid) const override;
-  void on_peer_gone(const Link &link, LinkState state) override;
+  void on_peer_gone(const Link &link, LinkState state, bool ended) override;
   void on_revoked(const phx_error_info &cause) override;
+  void after_interruption() override;
 
   // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
   // descriptors). `fds` are borrowed. A failure revokes the group.
@@ -165,7 +181,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
                    std::shared_ptr<Group> *out);
 
   // ---- symmetric memory: handles by block
-  std::mutex &symm_mutex() { return symm_mutex_; }
+  TurnMutex &symm_mutex() { return symm_mutex_; }
   std::shared_ptr<Symm> find_symm(uint64_t block_serial) const;
   void keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm);
   void forget_block(uint64_t block_serial);
@@ -183,6 +199,29 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
+  // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text,
+  // once `interrupted` is set.
+  phx_status send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
+                  const std::atomic<int32_t> &interrupted);
+  // While this rank is in an exchange the monitor knows its number. With exchange_mutex_ held.
+  struct ExchangeTurn {
+    explicit ExchangeTurn(Group &group);
+    ~ExchangeTurn();
+    Group &group;
+    const uint64_t ordinal;
+  };
+  struct Late {  // the ranks that did not come in time
+    int first = -1;
+    std::string ranks;
+  };
+  phx_status take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
+                         Late *late);
+  phx_status raise_send(const char *operation, int i, phx_status status);
+  bool may_refuse() const;
+  phx_status raise_refused(const char *operation, int i, const std::string &payload);
+  void interrupt(int only);  // waits of this process: for that rank, or all (-1)
+  // Keeps the cause if it is the first, and returns whether it is.
+  bool keep_cause(const phx_error_info &cause, bool dumps);
   // With derive_mutex_ held. agree.cpp
   phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
@@ -216,18 +255,19 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in
   std::shared_ptr<cuda::DeviceWords> device_words_;
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
+  std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;
   phx_error_info cause_ = make_error_info();
 
-  std::mutex exchange_mutex_;
+  TurnMutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;
   std::function<phx_status()> look_;  // while the group is made: whether it is of no use to go on waiting
 
-  std::mutex derive_mutex_;
+  TurnMutex derive_mutex_;
   uint64_t agreements_ = 0;  // and splits: made so far, with the same number on all ranks that take part
   uint64_t splits_ = 0;
 
-  std::mutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
+  TurnMutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
   std::unique_ptr<Pads> pads_;
   mutable std::mutex cache_mutex_;
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;

@@ -88,15 +88,17 @@ template <class Values, class Agree>
 phx_status set_values(const char *operation, phx_group *group, const Values *values, int64_t timeout_ms,
                       const Agree &agree) {
   return guarded(operation, group, [&]() -> phx_status {
-    if (group == nullptr || values == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: group or tuning is NULL", operation);
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     Values given;
-    phx_status status = phx::read_in(values, &given, operation);
+    phx_status status = values == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: tuning is NULL", operation)
+                                          : phx::read_in(values, &given, operation);
     if (status == PHX_OK && given.flags != 0)
       status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
     int64_t timeout = 0;
     if (status == PHX_OK) status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
-    return status == PHX_OK ? agree(given, timeout) : status;
+    if (status == PHX_OK) return agree(given, timeout);
+    phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
+    return group->ptr->refuse_exchange();
   });
 }
 

@@ -93,7 +93,7 @@ phx_status Roads::open(const char *operation, int32_t index) {
   }
   if (status != PHX_OK) return status;
   {
-    const std::lock_guard<std::mutex> symm_lock(group_.symm_mutex());
+    const std::lock_guard<TurnMutex> symm_lock(group_.symm_mutex());
     status = cuda::DeviceWords::open(operation, allocator, gpu, group_);
     words_ = group_.device_words();
   }
@@ -164,7 +164,11 @@ phx_status Roads::show(const char *operation, const Deadline &deadline) {
 
 phx_status Roads::build(const char *operation, int to, const Deadline &deadline) {
   Way &way = to_[to];
-  const std::lock_guard<std::mutex> lock(way.making);
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(way.making, std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                             true);
   if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
@@ -191,7 +195,11 @@ phx_status Roads::build(const char *operation, int to, const Deadline &deadline)
 
 phx_status Roads::find(const char *operation, int from, const Deadline &deadline) {
   Way &way = from_[from];
-  const std::lock_guard<std::mutex> lock(way.making);
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(way.making, std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                             true);
   if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
   phx_status status = finish(operation, way);
   if (status != PHX_OK) return status;

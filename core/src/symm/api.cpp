@@ -25,6 +25,12 @@ phx_status find_block(const char *operation, phx_group *group, const void *point
   return PHX_OK;
 }
 
+// A rendezvous whose arguments are wrong on this rank: the thread's error says how.
+phx_status refuse(phx::Group &group) {
+  phx::amend_last_error(nullptr, group.name().c_str(), group.self_rank(), -1);
+  return group.refuse_rendezvous();
+}
+
 bool valid_rank(const char *operation, phx_symm *symm, int32_t group_rank) {
   if (phx::is_inherited(symm)) {
     phx::refuse_fork(operation, world_of(*symm));
@@ -69,19 +75,24 @@ extern "C" {
 phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
   const char *operation = "symm_rendezvous";
   return guarded(operation, group, [&]() -> phx_status {
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
-    phx::BlockRef block;
-    phx_status status = find_block(operation, group, pointer, &block);
-    if (status != PHX_OK) return status;
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     phx::Group &g = *group->ptr;
+    phx::BlockRef block;
     int64_t timeout = 0;
-    status = g.world().resolve_timeout(operation, timeout_ms, &timeout);
-    if (status != PHX_OK) return status;
+    phx_status status = PHX_OK;
+    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (status == PHX_OK) status = find_block(operation, group, pointer, &block);
+    if (status == PHX_OK) status = g.world().resolve_timeout(operation, timeout_ms, &timeout);
+    if (status != PHX_OK) return refuse(g);
     if (g.failed()) return g.raise_revoked(operation);
-    std::lock_guard<std::mutex> lock(g.symm_mutex());
+    const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
+    phx::LazyDeadline until(deadline, &g.world().progress());
+    phx::Turn turn(g.symm_mutex(), std::defer_lock);
+    if (!phx::take_turn(turn, until))
+      return g.raise_turn(operation, "group with a rendezvous. Let one thread make them", timeout, true);
     std::shared_ptr<phx::Symm> symm = g.find_symm(block->serial);
     if (!symm) {
-      status = phx::Symm::rendezvous(g, block, phx::Deadline::after_ms(timeout), &symm);
+      status = phx::Symm::rendezvous(g, block, deadline, &symm);
       if (status != PHX_OK) return status;
       g.keep_symm(block->serial, symm);
     }
@@ -93,14 +104,17 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
 phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms, phx_symm **out) {
   const char *operation = "symm_alloc";
   return guarded(operation, group, [&]() -> phx_status {
-    if (group == nullptr || out == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: group or out is NULL", operation);
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     phx_world world{group->ptr->world_ref()};
     phx_status status = phx::check_world(operation, &world);
     if (status != PHX_OK) return status;
+    if (out == nullptr) {
+      fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+      return refuse(*group->ptr);
+    }
     void *pointer = nullptr;
     status = phx_mem_alloc(&world, device, size, &pointer);
-    if (status == PHX_ERR_INVALID) return status;
+    if (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED) return refuse(*group->ptr);
     if (status != PHX_OK) return group->ptr->fail_with(phx::last_error(), true);  // the others are on their way here
     status = phx_symm_rendezvous(group, pointer, timeout_ms, out);
     // With the table's reference gone, only the handle keeps the block.

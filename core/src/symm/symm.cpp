@@ -185,14 +185,17 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   // A failure of the group interrupts every rank, this one too; one that has left may have arrived here before.
   if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   Barrier &state = barriers_[channel];
-  std::lock_guard<std::mutex> lock(state.mutex);  // its holder waits no longer than its deadline
+  LazyDeadline deadline(timeout_ms, &group_->world().progress());
+  Turn turn(state.mutex, std::defer_lock);
+  if (!take_turn(turn, deadline))
+    return group_->raise_turn(operation, "channel of the same allocation. Use another channel for it", timeout_ms,
+                              false);
   const Lane &lane = group_->channel(0).lane;
   if (!state.pending) {
     lane.note_core();
     store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_), group_->fenced_by_sleepers());
     state.pending = true;
   }
-  LazyDeadline deadline(timeout_ms, &group_->world().progress());
   for (const bool first : {true, false}) {
     if (first && !lane.ranks_share_cores()) continue;
     for (int i = 1; i < size(); ++i) {

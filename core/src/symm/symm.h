@@ -8,6 +8,7 @@
 #include "base/deadline.h"
 #include "cuda/side.h"
 #include "group/control.h"
+#include "group/turn.h"
 #include "memory/allocator.h"
 #include "memory/shared_memory.h"
 #include "phalanx/phalanx.h"
@@ -133,7 +134,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
 
   std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]
   struct Barrier {
-    std::mutex mutex;
+    TurnMutex mutex;
     uint32_t epoch = 0;
     bool pending = false;  // arrived, but the wait failed: the next call goes on with it
   };

@@ -33,6 +33,8 @@ class LazyDeadline {
   // `caller` is the source that waits and so cannot be polled.
   explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
       : ms_(ms), progress_(progress), caller_(caller) {}
+  explicit LazyDeadline(const Deadline &deadline, Progress *progress)
+      : ms_(deadline.budget_ms()), at_ns_(deadline.at_ns()), progress_(progress), caller_(nullptr) {}
   enum class Elsewhere { kNothing, kWaits, kMoved };
   // Moves on what this rank has under way elsewhere. Returns whether there was any, and whether it moved.
   Elsewhere poll() const {

@@ -14,6 +14,13 @@
 #include "wait/wait.h"
 
 namespace phx {
+namespace {
+
+constexpr int64_t kDialSliceMs = 5;         // how long one call holds up others that connect to peers
+constexpr useconds_t kAnswerUs = 50;        // between looks for an answer: the first time,
+constexpr useconds_t kLateAnswerUs = 1000;  // and in the end
+
+}  // namespace
 
 phx_status World::create(const phx_world_params &params, std::shared_ptr<World> *out) {
   PeerRecord record{};
@@ -71,12 +78,46 @@ phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int
 // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
 phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadline) {
   if (record_.uuid < peer.uuid) return PHX_OK;
-  std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
-  if (dials_.count(peer.uuid) != 0 || monitor_.find_link(peer.uuid)) return PHX_OK;
-  Dial dialed;
-  const phx_status status = dial(peer, record_.uuid, record_.rank, deadline, &dialed);
-  if (status == PHX_OK) dials_[peer.uuid] = std::move(dialed);
-  return status;
+  for (;;) {
+    // In slices, between which others may dial: theirs may be shorter deadlines, and peers that answer.
+    const Deadline slice = Deadline::after_ms(std::min<int64_t>(kDialSliceMs, deadline.left_ms()));
+    phx_status status = PHX_OK;
+    {
+      std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
+      if (dials_.count(peer.uuid) != 0 || monitor_.find_link(peer.uuid)) return PHX_OK;
+      Dial dialed;
+      status = dial(peer, record_.uuid, record_.rank, slice, &dialed);
+      if (status == PHX_OK) dials_[peer.uuid] = std::move(dialed);
+    }
+    if (status != PHX_ERR_TIMEOUT) return status;
+    if (!deadline.passed()) continue;
+    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms",
+         peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+    amend_last_error(nullptr, nullptr, rank(), peer.rank);
+    return PHX_ERR_TIMEOUT;
+  }
+}
+
+void World::know_rank(int32_t rank, const PeerRecord &record) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ranks_[rank] = record;
+}
+
+phx_status World::look_at_rank(const char *operation, int32_t rank) {
+  PeerRecord record;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = ranks_.find(rank);
+    if (known == ranks_.end()) return PHX_OK;
+    record = known->second;
+  }
+  const LinkRef link = monitor_.find_link(record.uuid);
+  const LinkState state = link ? link->state.load() : LinkState::kAlive;
+  if (state == LinkState::kAlive) return PHX_OK;
+  fail(PHX_ERR_PEER_DEAD, operation, "%s: rank %d (pid %d) %s", operation, rank, record.pid,
+       state == LinkState::kLeft ? "has left: its world was finalized" : "died");
+  amend_last_error(nullptr, nullptr, record_.rank, rank);
+  return PHX_ERR_PEER_DEAD;
 }
 
 // One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
@@ -90,17 +131,24 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
     amend_last_error(nullptr, nullptr, rank(), rank());
     return PHX_ERR_SYSTEM;
   }
-  std::lock_guard<std::mutex> lock(dial_mutex_);
-  *out = monitor_.find_link(peer.uuid);
-  if (*out) return PHX_OK;
-  const auto dialed = dials_.find(peer.uuid);
-  if (dialed == dials_.end())
-    return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
-  const phx_status status = finish_dial(peer, &dialed->second, until, out);
-  if (status == PHX_ERR_TIMEOUT) return status;
-  dials_.erase(dialed);
-  if (status == PHX_OK) monitor_.adopt(*out);
-  return status;
+  for (useconds_t pause = kAnswerUs;; pause = std::min(2 * pause, kLateAnswerUs)) {
+    {
+      std::lock_guard<std::mutex> lock(dial_mutex_);
+      *out = monitor_.find_link(peer.uuid);
+      if (*out) return PHX_OK;
+      const auto dialed = dials_.find(peer.uuid);
+      if (dialed == dials_.end())
+        return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+      const phx_status status = finish_dial(peer, &dialed->second, Deadline::after_ms(0), out);
+      if (status != PHX_ERR_TIMEOUT) {
+        dials_.erase(dialed);
+        if (status == PHX_OK) monitor_.adopt(*out);
+        return status;
+      }
+    }
+    if (until.passed()) return PHX_ERR_TIMEOUT;
+    usleep(pause);  // without the lock: other threads connect to other peers
+  }
 }
 
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,

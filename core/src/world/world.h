@@ -67,6 +67,10 @@ class World : public std::enable_shared_from_this<World> {
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                      LinkRef *out);
+  // Who the ranks of this world are, as groups of them have shown. PHX_OK from look_at_rank while nothing is known
+  // against that rank; else the thread's error says that it died or left.
+  void know_rank(int32_t rank, const PeerRecord &record);
+  phx_status look_at_rank(const char *operation, int32_t rank);
   // How many groups under that key this rank has tried to make: makes the keys of a name that is used again new ones.
   // *first_failed: the first attempt whose failure may still be told in the store; that number itself if there is none.
   uint64_t next_attempt(const std::string &key, uint64_t *first_failed);
@@ -111,7 +115,8 @@ class World : public std::enable_shared_from_this<World> {
   // By the hash of the key. This stays for every name: the peers count alike, and each may use it again at any time.
   std::unordered_map<uint64_t, Attempts> attempts_;
   std::vector<std::weak_ptr<Group>> groups_;
-  Monitor monitor_;  // last: its thread ends before anything it uses
+  std::map<int32_t, PeerRecord> ranks_;  // the newest record of each that this rank has met
+  Monitor monitor_;                      // last: its thread ends before anything it uses
 };
 
 }  // namespace phx
