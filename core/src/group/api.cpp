@@ -70,7 +70,7 @@ phx_status check_usable(const char *operation, const phx_group *group, int64_t t
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
   const phx_world world{group->ptr->world_ref()};
   const phx_status status = check_world(operation, &world);
-  return status != PHX_OK ? status : group->ptr->world().resolve_timeout(operation, timeout_ms, timeout);
+  return status != PHX_OK ? status : group->ptr->resolve_timeout(operation, timeout_ms, timeout);
 }
 
 template <class Derive>
@@ -209,6 +209,19 @@ phx_status phx_group_error(phx_group *group, phx_error_info *out) {
   phx_error_info cause = group->ptr->cause();
   if (cause.rank < 0) cause.rank = group->ptr->self_rank();  // as anybody's
   return phx::copy_out(cause, out, operation);
+}
+
+phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms) {
+  const char *operation = "group_set_timeout";
+  return guarded(operation, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+    if (timeout_ms < 0)
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
+                  static_cast<long long>(timeout_ms));
+    group->ptr->set_timeout_ms(timeout_ms);
+    return PHX_OK;
+  });
 }
 
 phx_group *phx_group_retain(phx_group *group) {
