@@ -162,42 +162,34 @@ class Meeting:
             self._store.delete_key(key)
 
 
-class TokenStore:
-    """Torch's store as the core sees it: its keys lie below the token of the group that the calling thread makes.
+class StoreInUse:
+    """The store of the group that the calling thread makes, as the core sees it: that of a world has many groups."""
 
-    Args:
-        base: A torch Store.
-    """
-
-    def __init__(self, base: Any) -> None:
-        self._base = base
+    def __init__(self) -> None:
         self._local = threading.local()
 
-    def use(self, token: str | None) -> None:
-        """Set the token for calls from this thread; None when no group is being made."""
-        self._local.token = token
+    def use(self, store: Any) -> None:
+        """Set the torch store for calls from this thread; None when no group is being made."""
+        self._local.store = store
 
     def in_use(self) -> bool:
         """Whether this thread is making a group."""
-        return getattr(self._local, "token", None) is not None
+        return getattr(self._local, "store", None) is not None
 
     def set(self, key: str, value: bytes) -> None:
-        self._base.set(self._full(key), value)
+        self._local.store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        return bytes(self._base.get(self._full(key)))
+        return bytes(self._local.store.get(key))
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._base.add(self._full(key), amount))
+        return int(self._local.store.add(key, amount))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._base.wait([self._full(key) for key in keys], timeout)
+        self._local.store.wait(keys, timeout)
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._base.check([self._full(key) for key in keys]))
+        return bool(self._local.store.check(keys))
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._base.delete_key(self._full(key)))
-
-    def _full(self, key: str) -> str:
-        return f"{getattr(self._local, 'token', None) or ''}/{key}"
+        return bool(self._local.store.delete_key(key))

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from phalanx.collectives import _gpus, _ops, _torch_compat
 from phalanx.collectives._entry import Entry, log
 from phalanx.collectives._hosts import GpuSpanning, Places, Spanning, span, span_on_gpus
-from phalanx.collectives._meeting import Meeting, TokenStore
+from phalanx.collectives._meeting import Meeting, StoreInUse
 from phalanx.collectives._works import complete_works
 from phalanx.core import (
     CallbackStore,
@@ -44,14 +44,13 @@ class Rank:
     Args:
         rank: Its number in that world.
         size: How many numbers there are.
-        store: Torch's, through which its groups meet.
         timeout_ms: The default of groups that have none of their own.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, timeout_ms: int) -> None:
+    def __init__(self, rank: int, size: int, timeout_ms: int) -> None:
         self.rank = rank
         self.size = size
-        self.tokens = TokenStore(_torch_compat.PrefixStore("phalanx", store))
+        self.store = StoreInUse()
         self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._world: World | None = None
@@ -64,13 +63,13 @@ class Rank:
 
     def making_a_group(self) -> bool:
         """Whether the calling thread is in the core's group_create."""
-        return self.tokens.in_use()
+        return self.store.in_use()
 
     def world(self) -> World:
         """The core's world, made at the first call."""
         with self._lock:
             if self._world is None:
-                store = CallbackStore(self.tokens)
+                store = CallbackStore(self.store)
                 self._world = World(self.rank, self.size, store, timeout_ms=self._timeout_ms)
             return self._world
 
@@ -117,12 +116,12 @@ def rank_of(
     """
     default = dist.group.WORLD
     if default is None or by_hand or not _is_of_default(ranks, position, store):
-        return Rank(ranks[position], max(ranks) + 1, store, timeout_ms), True
+        return Rank(ranks[position], max(ranks) + 1, timeout_ms), True
     with _lock:
         rank = _ranks.get(id(default))
         if rank is None:
             timeout = _torch_compat.timeout_ms_of(default) or timeout_ms
-            rank = Rank(dist.get_rank(), dist.get_world_size(), _torch_compat.default_store(), timeout)
+            rank = Rank(dist.get_rank(), dist.get_world_size(), timeout)
             _ranks[id(default)] = rank
             rank.end_with(default)
         return rank, False
@@ -230,7 +229,8 @@ class _ProcessGroupEntry(Entry):
         if answer.refusal:
             log.warning("group '%s' goes through torch.distributed: %s", self.name, answer.refusal)
             return None, None
-        rank.tokens.use(answer.token)
+        own = _torch_compat.PrefixStore(answer.token, store)
+        rank.store.use(own)
         try:
             places = Places(answer.hosts, self.group_rank)
             if len(places.hosts) == 1:
@@ -240,13 +240,12 @@ class _ProcessGroupEntry(Entry):
             if len(places.hosts) == self.size:
                 log.info("group '%s' goes through torch.distributed: each rank is on a host of its own", self.name)
                 return None, None
-            own = _torch_compat.PrefixStore(answer.token, store)
             return None, span(rank.world(), self.name, self.ranks, places, own, timeout_ms, self.name)[1]
         except UnsupportedError as error:  # raised on every rank alike
             log.info("group '%s' goes through torch.distributed: %s", self.name, error)
             return None, None
         finally:
-            rank.tokens.use(None)
+            rank.store.use(None)
 
     def _store(self, group: dist.ProcessGroup) -> Any:
         """Of this group alone: groups of other ranks may have its name and its store."""

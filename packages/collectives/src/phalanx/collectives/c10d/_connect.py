@@ -131,11 +131,12 @@ class Connection:
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
         store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
         self.token = self._meeting(store, timeout_ms).hold("").token
-        rank.tokens.use(self.token)
+        own = PrefixStore(self.token, store)
+        rank.store.use(own)
         try:
-            return self._make(rank, PrefixStore(self.token, store), timeout_ms)
+            return self._make(rank, own, timeout_ms)
         finally:
-            rank.tokens.use(None)
+            rank.store.use(None)
 
     def _meeting(self, store: Any, timeout_ms: int) -> Meeting:
         base = StoreOfMeeting(store, self)
