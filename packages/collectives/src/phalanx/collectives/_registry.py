@@ -8,6 +8,7 @@ released when torch.distributed forgets the group (destroy_process_group), or wh
 import atexit
 import hashlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -55,10 +56,12 @@ class Rank:
         self._lock = threading.RLock()
         self._world: World | None = None
         self._watch: tuple[Any, ...] = ()
+        self.default_id = 0
         _live.add(self)
 
     def end_with(self, default_group: dist.ProcessGroup) -> None:
         """Leave the world when that group ends."""
+        self.default_id = id(default_group)
         self._watch = watch(default_group, lambda: _end_rank(self))
 
     def making_a_group(self) -> bool:
@@ -161,13 +164,14 @@ def _is_of_default(ranks: Sequence[int], position: int, store: Any) -> bool:
 class _ProcessGroupEntry(Entry):
     """That of a group of torch.distributed."""
 
-    __slots__ = ("_failure", "_group", "_lock", "_rank", "_rank_is_own", "_timeout_ms", "_watch")
+    __slots__ = ("_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_timeout_ms", "_watch")
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(str(group.group_name), int(group.rank()), _torch_compat.ranks_of(group))
         self._rank: Rank | None = None  # once its ranks begin to meet
         self._rank_is_own = False
         self._timeout_ms = 0
+        self._default_id = _default_id()
         self._failure: PhalanxError | None = None
         self._lock = threading.Lock()
         self._group = weakref.ref(group)
@@ -290,8 +294,9 @@ def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]
         What must be kept for that.
     """
 
-    def call(_: Any) -> None:
-        gone()
+    def call(_: Any, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            gone()
 
     return weakref.ref(group, call), weakref.ref(_torch_compat.life_of(group), call)
 
@@ -369,15 +374,25 @@ def making_a_group() -> bool:
     return any(rank.making_a_group() for rank in list(_live))
 
 
+def _default_id() -> int:
+    """By which the calling rank is known."""
+    default = dist.group.WORLD if dist.is_available() else None
+    return 0 if default is None else id(default)
+
+
 def release_rank() -> None:
     """Release everything of the calling rank. Not collective."""
-    default = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    rank = _ranks.get(id(default)) if default is not None else None
-    with _lock:
-        for key in [key for key, entry in _entries.items() if getattr(entry, "_rank_is_own", False)]:
-            _forget(key)
+    default = _default_id()
+    rank = _ranks.get(default)
+    _forget_all(default)
     if rank is not None:
         _end_rank(rank)
+
+
+def _forget_all(default: int) -> None:
+    with _lock:
+        for key in [key for key, entry in _entries.items() if getattr(entry, "_default_id", -1) == default]:
+            _forget(key)
 
 
 def _complete_all() -> None:
@@ -401,8 +416,7 @@ def _forget(key: int) -> None:
 
 def _end_rank(rank: Rank) -> None:
     with _lock:
-        for key in [key for key, entry in _entries.items() if getattr(entry, "_rank", None) is rank]:
-            _forget(key)
+        _forget_all(rank.default_id)
         for key in [key for key, each in _ranks.items() if each is rank]:
             del _ranks[key]
     rank.close()
@@ -420,5 +434,8 @@ def _end_all() -> None:
         _complete_all()
     for action in before_end:
         action()
-    for rank in list(_ranks.values()):
+    with _lock:
+        for key in list(_entries):
+            _forget(key)
+    for rank in list(_live):
         _end_rank(rank)
