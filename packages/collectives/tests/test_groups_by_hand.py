@@ -1,4 +1,4 @@
-"""Process groups that are made by hand, by frameworks and elastic managers: a group is attached by its own facts."""  # T5
+"""Process groups that are made by hand, by frameworks and elastic managers: attached by their own facts."""  # T5
 
 import os
 from datetime import timedelta
@@ -21,9 +21,7 @@ def make(backend, position, size, name="update", store="update"):
     """As frameworks make a group for weight updates."""
     c10d.register()
     base = PrefixStore(name, dist.FileStore(str(scratch() / store), size))
-    made, _ = _new_process_group_helper(
-        size, position, [], dist.Backend(backend), base, group_name=name, timeout=LIMIT
-    )
+    made, _ = _new_process_group_helper(size, position, [], dist.Backend(backend), base, group_name=name, timeout=LIMIT)
     _world.pg_group_ranks[made] = {i: i for i in range(size)}
     return made
 

@@ -37,6 +37,7 @@ BACKEND = "phalanx"
 def register() -> None:
     """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
     if dist.is_available():
+        _torch_compat.give_tensors_as_they_are()
         _torch_compat.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
 
 
