@@ -15,7 +15,6 @@ from c10d_groups import join, run_groups
 from phalanx.core import PeerDeadError
 from ranks import run_ranks, scratch
 
-
 kept = []  # a result that is dropped is waited for there and then; a file goes with the last store on it
 
 
