@@ -101,6 +101,13 @@ class Connection:
         text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
         return RevokedError(text, operation="enable_group", group=self.name)
 
+    def set_timeout(self, timeout_ms: int) -> None:
+        """Set the default of later waits on the core's group, which functional collectives share."""
+        self.timeout_ms = timeout_ms
+        group = self._group
+        if isinstance(group, Group):
+            group.set_timeout(timeout_ms)
+
     def known(self) -> Group | None:
         """The core's group if the ranks have met, and this was not closed."""
         return self._group
@@ -146,7 +153,9 @@ class Connection:
     def _make(self, rank: _registry.Rank, store: Any, timeout_ms: int) -> Group:
         """The core's group, when the ranks have met. `store` is theirs alone."""
         try:
-            return rank.world().create_group(self.name, self.ranks, timeout_ms)
+            group = rank.world().create_group(self.name, self.ranks, timeout_ms)
+            group.set_timeout(self.timeout_ms)
+            return group
         except UnsupportedError as error:
             advice = "backend 'phalanx' serves ranks of one host that can share memory; use gloo or nccl"
             raise UnsupportedError(f"{error}. The {advice}.", group=self.name) from None
