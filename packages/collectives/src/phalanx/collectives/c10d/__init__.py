@@ -37,7 +37,6 @@ BACKEND = "phalanx"
 def register() -> None:
     """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
     if dist.is_available():
-        _torch_compat.give_tensors_as_they_are()
         _torch_compat.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
 
 
@@ -106,4 +105,5 @@ def _create(options: Any, _: Any) -> Any:
     """What torch calls for each new group."""
     from phalanx.collectives.c10d import _make
 
+    _torch_compat.give_tensors_as_they_are()
     return _make.make(options)

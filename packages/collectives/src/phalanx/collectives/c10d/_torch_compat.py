@@ -44,7 +44,8 @@ def give_tensors_as_they_are() -> None:
     """
     if _kept:
         return
-    library: Any = torch.library.Library("c10d", "IMPL")
+    make: Any = torch.library.Library  # public, without types
+    library = make("c10d", "IMPL")
     _kept.append(library)
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("c10d::"):
