@@ -10,7 +10,8 @@
  *     out-parameters are untouched and the calling thread's phx_last_error_info() says what happened.
  *   - Nothing throws, exits or prints. Text goes to the log callback, if one is set.
  *   - Strings are UTF-8, borrowed in (copied when kept) and borrowed out (each says for how long).
- *   - A timeout_ms of 0 means the default of the world; a negative one is an error: no wait is unbounded.
+ *   - A timeout_ms of 0 means the default of the group, or that of the world where the group has none; a negative one
+ *     is an error: no wait is unbounded.
  *   - Functions are thread-safe, but the collectives of ONE group must be issued in one order that all ranks share,
  *     so two threads must not race to issue them.
  *   - What a process has made is of no use in its forked child: there, every call on it is PHX_ERR_UNSUPPORTED, but for
@@ -236,6 +237,9 @@ PHX_API phx_status phx_world_abort(phx_world *world, const char *reason);
  * that a phx_symm holds. Groups, symms and works may be released later. */
 PHX_API void phx_world_release(phx_world *world);
 PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
+/* Whether a rank that this one has met, in any group of the world, is known to have ended: PHX_ERR_PEER_DEAD, with a
+ * text that names it and its process; else PHX_OK. For who waits for that rank by other means. Never blocks. */
+PHX_API phx_status phx_world_check_peer(phx_world *world, int32_t rank);
 /* The flight recorder as JSON: the last collectives of every rank of every group of this world, dead ranks included,
  * with times. Writes at most capacity bytes, the closing 0 included; *size = length of the whole, without it. Not
  * collective; also while calls are in progress. With the environment variable PHALANX_DUMP, each failure of a group
@@ -302,6 +306,9 @@ PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const ch
  * add and remove are those of base. */
 PHX_API phx_status phx_store_guard(phx_store *base, phx_group *group, const int32_t *group_ranks, int32_t count,
                                    phx_store **out);
+/* The default of every later wait of this rank on the group and on what is made on it: symmetric memory, works. 0: the
+ * default of the world, as at first. Groups that are made from it (split, shrink) take it over. Not collective. */
+PHX_API phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms);
 PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
 /* Collective: a barrier of streams, put on one of a GPU; returns at once. What precedes it on any rank's stream is done
  * when what follows it on another's begins. See the collectives on memory of a GPU. */
@@ -667,7 +674,10 @@ PHX_API phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, si
 /* ---- work: what was started ---------------------------------------------------------------------------------- */
 
 PHX_API phx_status phx_work_test(phx_work *work); /* PHX_OK: complete; PHX_IN_PROGRESS; or the error. Never blocks. */
-PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms);   /* idempotent */
+PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms); /* idempotent */
+/* For a caller that looks with phx_work_test and keeps the time itself: what phx_work_wait does when its time is over.
+ * Work that is not complete fails at once with PHX_ERR_TIMEOUT; the error names timeout_ms. */
+PHX_API phx_status phx_work_expire(phx_work *work, int64_t timeout_ms);
 PHX_API phx_status phx_work_error(phx_work *work, phx_error_info *out); /* PHX_ERR_NOT_FOUND when it has none */
 PHX_API phx_work *phx_work_retain(phx_work *work);
 PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */

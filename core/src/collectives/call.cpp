@@ -38,7 +38,7 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
     set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEV_*", name(),
              options_.device.type));
   else
-    set(group->world().resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
+    set(group->resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
   record_.algo = static_cast<uint8_t>(options_.algo);
 }
 

@@ -94,7 +94,7 @@ phx_status derive(const char *operation, phx_group *group, bool agrees, const ch
     int64_t timeout = 0;
     phx_status status = check_usable(operation, group);
     if (status != PHX_OK) return status;
-    status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
+    status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
     if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
     if (status != PHX_OK) {
@@ -185,7 +185,7 @@ phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int
     int64_t timeout = 0;
     phx_status status = check_usable(operation, group);
     if (status != PHX_OK) return status;
-    status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
+    status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
     if (status == PHX_OK && bits == nullptr)
       status = fail(PHX_ERR_INVALID, operation, "%s: inout_bits is NULL", operation);
     if (status == PHX_OK) return group->ptr->agree(bits, alive, timeout);
@@ -237,7 +237,7 @@ phx_status phx_group_error(phx_group *group, phx_error_info *out) {
 
 phx_status phx_group_peer_error(phx_group *group, int32_t group_rank, phx_error_info *out) {
   const char *operation = "group_peer_error";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     const phx::Group &g = *group->ptr;
     if (group_rank < 0 || group_rank >= g.size())
@@ -263,6 +263,19 @@ phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why)
     fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
     g.refuse_collective(g.channel(channel).engine);
     phx::set_last_error(before);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms) {
+  const char *operation = "group_set_timeout";
+  return guarded(operation, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+    if (timeout_ms < 0)
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
+                  static_cast<long long>(timeout_ms));
+    group->ptr->set_timeout_ms(timeout_ms);
     return PHX_OK;
   });
 }

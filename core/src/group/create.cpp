@@ -215,6 +215,7 @@ struct GroupMaker {
 
   // Instead of meet and connect: all has been done for a group that has these members.
   void inherit(const Group &parent, const std::vector<int> &members) {
+    group.set_timeout_ms(parent.timeout_ms_.load(std::memory_order_relaxed));
     for (int member : members) {
       group.records_.push_back(parent.records_[member]);
       group.links_.push_back(parent.links_[member]);

@@ -73,6 +73,12 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   ~Group() override;
 
   World &world() const { return *world_; }
+  // As that of the world, but with the default of the group where it has one.
+  phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
+    const int64_t own = timeout_ms == 0 ? timeout_ms_.load(std::memory_order_relaxed) : 0;
+    return world_->resolve_timeout(operation, own != 0 ? own : timeout_ms, out);
+  }
+  void set_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   const std::shared_ptr<World> &world_ref() const { return world_; }
   const std::string &name() const { return params_.name; }
   int group_rank() const { return params_.group_rank; }
@@ -230,6 +236,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   GroupParams derived(const std::string &name, const std::vector<int> &members, const std::string &number) const;
 
   const std::shared_ptr<World> world_;
+  std::atomic<int64_t> timeout_ms_{0};  // the default of waits; 0: that of the world
   const GroupParams params_;
   std::vector<PeerRecord> records_;
   std::vector<LinkRef> links_;  // NULL for this rank

@@ -95,7 +95,7 @@ phx_status set_values(const char *operation, phx_group *group, const Values *val
     if (status == PHX_OK && given.flags != 0)
       status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
     int64_t timeout = 0;
-    if (status == PHX_OK) status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
+    if (status == PHX_OK) status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
     if (status == PHX_OK) return agree(given, timeout);
     phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
     return group->ptr->refuse_exchange();

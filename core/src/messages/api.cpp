@@ -56,7 +56,7 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
     return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
   if (out->given.stream != nullptr && !out->on_gpu())
     return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in options.device", name);
-  return group.world().resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
+  return group.resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
 }
 
 // `transfer` has its direction and its buffer.

@@ -58,7 +58,7 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
       return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
                   operation);
     int64_t timeout = 0;
-    status = s.group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    status = s.group().resolve_timeout(operation, timeout_ms, &timeout);
     if (status != PHX_OK) return status;
     phx::cuda::Launch launch{};
     launch.root = group_rank;
@@ -82,7 +82,7 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
     phx_status status = PHX_OK;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK) status = find_block(operation, group, pointer, &block);
-    if (status == PHX_OK) status = g.world().resolve_timeout(operation, timeout_ms, &timeout);
+    if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
     if (status != PHX_OK) return refuse(g);
     if (g.failed()) return g.raise_revoked(operation);
     const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
@@ -225,7 +225,7 @@ phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t cha
   return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
     int64_t timeout = 0;
-    const phx_status status = symm->symm->group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    const phx_status status = symm->symm->group().resolve_timeout(operation, timeout_ms, &timeout);
     return status != PHX_OK ? status : symm->symm->wait_signal(group_rank, channel, timeout);
   });
 }
@@ -235,7 +235,7 @@ phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms
   return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
     int64_t timeout = 0;
-    const phx_status status = symm->symm->group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    const phx_status status = symm->symm->group().resolve_timeout(operation, timeout_ms, &timeout);
     return status != PHX_OK ? status : symm->symm->barrier(channel, timeout);
   });
 }

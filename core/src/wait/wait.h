@@ -30,7 +30,8 @@ inline void cpu_relax() {
 // A deadline that reads the clock only once somebody has to wait for long, and knows what else can be done meanwhile.
 class LazyDeadline {
  public:
-  // `caller` is the source that waits and so cannot be polled.
+  // `caller` is the source that waits and so cannot be polled. A negative `ms` is a wait that is over already: the
+  // caller has kept the time, and errors name -ms.
   explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
       : ms_(ms), progress_(progress), caller_(caller) {}
   explicit LazyDeadline(const Deadline &deadline, Progress *progress)
@@ -41,7 +42,7 @@ class LazyDeadline {
     if (progress_ == nullptr || !progress_->pending()) return Elsewhere::kNothing;
     return progress_->poll(caller_) ? Elsewhere::kMoved : Elsewhere::kWaits;
   }
-  int64_t budget_ms() const { return ms_; }
+  int64_t budget_ms() const { return ms_ < 0 ? -ms_ : ms_; }
   int64_t at_ns() {
     if (at_ns_ == 0) at_ns_ = Deadline::after_ms(ms_).at_ns();
     return at_ns_;

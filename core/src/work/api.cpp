@@ -29,8 +29,17 @@ phx_status phx_work_wait(phx_work *work, int64_t timeout_ms) {
   return guarded("work_wait", work, [&]() -> phx_status {
     if (work == nullptr) return fail(PHX_ERR_INVALID, "work_wait", "work_wait: work is NULL");
     int64_t timeout = 0;
-    const phx_status status = work->group->world().resolve_timeout("work_wait", timeout_ms, &timeout);
+    const phx_status status = work->group->resolve_timeout("work_wait", timeout_ms, &timeout);
     return status != PHX_OK ? status : work->ptr->wait(timeout);
+  });
+}
+
+phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
+  return guarded("work_expire", [&]() -> phx_status {
+    if (work == nullptr) return fail(PHX_ERR_INVALID, "work_expire", "work_expire: work is NULL");
+    int64_t timeout = 0;
+    const phx_status status = work->group->resolve_timeout("work_expire", timeout_ms, &timeout);
+    return status != PHX_OK ? status : work->ptr->wait(-timeout);
   });
 }
 

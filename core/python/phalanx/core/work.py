@@ -42,7 +42,7 @@ class Work(Uncopied):
         """Wait until it is complete here. A second call returns at once.
 
         Args:
-            timeout_ms: How long, in milliseconds; 0 is the world's default.
+            timeout_ms: How long, in milliseconds; 0 is the group's default.
 
         Raises:
             WaitTimeoutError: Peers did not come in time; the text names them.
@@ -51,6 +51,19 @@ class Work(Uncopied):
             RevokedError: The group failed before.
         """
         check(lib.phx_work_wait(self._handle.pointer, c_timeout(timeout_ms)))
+        self._buffers = ()
+
+    def expire(self, timeout_ms: int = 0) -> None:
+        """What `wait` does when its time is over: for a caller that looks with `test` and keeps the time itself.
+
+        Args:
+            timeout_ms: How long the caller has waited, in milliseconds; the error names it. 0 is the group's default.
+
+        Raises:
+            WaitTimeoutError: It was not complete.
+            PhalanxError: As in `wait`.
+        """
+        check(lib.phx_work_expire(self._handle.pointer, c_timeout(timeout_ms)))
         self._buffers = ()
 
     def test(self) -> bool:

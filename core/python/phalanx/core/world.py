@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -327,6 +328,17 @@ class World(Uncopied):
         """
         check(lib.phx_world_check(self._handle.pointer))
 
+    def check_peer(self, rank: int) -> None:
+        """Raise if a rank that this one has met, in any group of the world, is known to have ended. Never blocks.
+
+        Args:
+            rank: A rank of the world.
+
+        Raises:
+            PeerDeadError: It has; the text names it and its process.
+        """
+        check(lib.phx_world_check_peer(self._handle.pointer, c_integer(rank, "rank", -INT32_MAX, INT32_MAX)))
+
     def dump(self) -> str:
         """The flight recorder as JSON: the last collectives of all ranks of this world's groups, dead ones included.
 
@@ -401,8 +413,28 @@ def _or_environment(wish: int | None, what: str, variable: str, high: int) -> in
 _live: weakref.WeakSet[World] = weakref.WeakSet()
 
 
+def abort_after_error() -> bool:
+    """Tell the peers why, if this process is about to end because of an exception. For functions of `atexit`.
+
+    Every group of every world of the process fails on all its ranks, with the exception as the reason. Otherwise the
+    peers would learn only that this rank has left.
+
+    Returns:
+        Whether it is.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1"):  # in an interactive session it may be long ago
+        return False
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    for world in list(_live):
+        with contextlib.suppress(PhalanxError):
+            world.abort(f"its program ended with {what[:400]}")
+    return True
+
+
 @atexit.register
 def _finalize_all() -> None:
+    abort_after_error()
     for world in list(_live):
         with contextlib.suppress(PhalanxError):
             world.finalize()

@@ -27,7 +27,8 @@ class RankContext:
     """One rank's symmetric memory. Made by `rank_context`; a process has one by default.
 
     Args:
-        timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
+        timeout_ms: The default of every wait, in milliseconds; 0 is that of the process group, and five minutes where
+            there is none.
         signal_channels: Of each rendezvous; 0 is 64.
     """
 
@@ -43,7 +44,7 @@ class RankContext:
         self.segments: dict[int, tuple[int, Allocation]] = {}
         self.segment_number: Callable[[int], int] | None = None  # None: there is no such pool
         self.pools: dict[int, CudaMemPool] = {}  # by GPU
-        self._timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms
         self._signal_channels = signal_channels
         self._signal_pad_size: int | None = None
         self._pid = os.getpid()
@@ -63,7 +64,7 @@ class RankContext:
         with self.lock:
             self._check_open()
             if self._world is None:
-                self._world = World(0, 1, timeout_ms=self._timeout_ms, signal_channels=self._signal_channels)
+                self._world = World(0, 1, timeout_ms=self.timeout_ms, signal_channels=self._signal_channels)
             return self._world
 
     def _check_open(self) -> None:
@@ -161,7 +162,8 @@ def rank_context(*, timeout_ms: int = 0, signal_channels: int = 0) -> Iterator[R
     tensors stay valid until they are dropped.
 
     Args:
-        timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
+        timeout_ms: The default of every wait, in milliseconds; 0 is that of the process group, and five minutes where
+            there is none.
         signal_channels: Channels of signals and of barriers that each rendezvous gives; 0 is 64.
             The same on all ranks.
 

@@ -84,6 +84,8 @@ std::vector<std::weak_ptr<phalanx::Engine>> &engines() {
 void close_all() {
   const auto all = engines();
   for (const auto &each : all)
+    if (const auto engine = each.lock()) engine->complete();
+  for (const auto &each : all)
     if (const auto engine = each.lock()) engine->close();
 }
 
