@@ -111,7 +111,7 @@ class Listener final : public phx::GroupListener {
     if (fails_) throw std::bad_alloc();
     return false;
   }
-  void on_peer_gone(const phx::Link &, phx::LinkState) override {}
+  void on_peer_gone(const phx::Link &, phx::LinkState, bool) override {}
   void on_revoked(const phx_error_info &cause) override { told_.send(cause); }
   phx_error_info told() const { return told_.receive<phx_error_info>(); }
 

@@ -556,7 +556,7 @@ TEST(what_begins_while_others_look_is_never_forgotten) {
   std::thread looking([&] {
     while (!over) progress.poll(nullptr);
   });
-  for (int i = 0; i < 20000 / kThinner; ++i) {
+  for (int i = 0; i < static_cast<int>(20000 / kThinner); ++i) {
     progress.began(*source);
     if (i % 100 == 0) {
       const int before = source->looks;

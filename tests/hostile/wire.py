@@ -27,8 +27,8 @@ WITH_DESCRIPTORS = 1 << 31  # in a call: descriptors follow the parcel, in a mes
 DESCRIPTORS = 1 << 61
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
 GEOMETRY = struct.Struct("<QiiIII4x32sI4xQ512s")  # of a control segment; then tuning, quota and cores
-# ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then of its
-# GPU: uuid, processors, present, multicast, reserved, unit; then what its table says for GPUs
+# ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then the
+# GPU's uuid, processors, present, multicast, reserved, unit; then what its table says for GPUs
 SYMM = struct.Struct("<QQQIiiiIIII64s16siiiiQ80s")
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent

@@ -22,7 +22,8 @@ struct Record {
 
 class RingWriter {
  public:
-  // fenced_by_sleepers: see store_and_wake. `first`: where the counts of lines and of credit begin (Group::first_count).
+  // fenced_by_sleepers: see store_and_wake. `first`: where the counts of lines and of credit begin
+  // (Group::first_count).
   void open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first = 0);
   // Writes a record with as many of the record.bytes bytes at record.data as it takes: `taken`, at least one unless
   // record.bytes is 0.
