@@ -103,6 +103,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   PHX_FAILPOINT("exchange", 2);
   std::vector<Parcel> parcels(size());
   parcels[group_rank()].bytes = bytes;
+  std::vector<bool> descriptors_follow(size(), false);  // not every rank has some: see symm/pads.h
   Late late;
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank()) continue;
@@ -112,7 +113,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     if (status != PHX_OK) return status;
     PHX_FAILPOINT("exchange", 3);
     if (message.envelope.call == kRefused) return raise_refused(operation, i, message.payload);
-    if (message.envelope.call != envelope.call) {
+    if ((message.envelope.call & ~kWithDescriptors) != number_of(operation)) {
       fail(PHX_ERR_MISMATCH, operation,
            "%s on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
            "same calls in the same order.",
@@ -122,6 +123,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
       return fail_with(last_error(), true);
     }
     parcels[i].bytes = std::move(message.payload);
+    descriptors_follow[i] = (message.envelope.call & kWithDescriptors) != 0;
     if (fds.empty()) continue;
     // Rank i is in the same call, so it asks for them: none waits there, or under way, that nobody would take.
     envelope.ordinal = ordinal | kDescriptors;
@@ -130,8 +132,8 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     status = send(i, envelope, nullptr, fds.data(), deadline, interruptions_[i]);
     if (status != PHX_OK) return raise_send(operation, i, status);
   }
-  for (int i = 0; i < size() && late.first < 0 && !fds.empty(); ++i) {
-    if (i == group_rank()) continue;
+  for (int i = 0; i < size() && late.first < 0; ++i) {
+    if (!descriptors_follow[i]) continue;
     Message message;
     const phx_status status = take_parcel(operation, i, ordinal | kDescriptors, deadline, &message, &late);
     if (status == PHX_IN_PROGRESS) continue;

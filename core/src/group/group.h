@@ -223,6 +223,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
                          Late *late);
   phx_status raise_send(const char *operation, int i, phx_status status);
+  bool may_tell() const;
   bool may_refuse() const;
   phx_status raise_refused(const char *operation, int i, const std::string &payload);
   void interrupt(int only);  // waits of this process: for that rank, or all (-1)

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/interrupt.h"
 #include "collectives/operation.h"
 #include "group/agree.h"
 #include "group/group.h"
@@ -26,8 +27,11 @@ class Refusal final : public Operation {
 
 }  // namespace
 
-// Nobody is to be told by a group that has failed, by a world that is over, or by a child of its process.
-bool Group::may_refuse() const { return size() > 1 && !failed() && !world_->finalized() && !world_->forked(); }
+// Nobody is to be told by a world that is over, by a child of its process, or by a hook that runs inside another call.
+bool Group::may_tell() const {
+  return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook();
+}
+bool Group::may_refuse() const { return may_tell() && !failed(); }
 
 phx_status Group::refuse_collective(Engine &engine) {
   const phx_error_info error = last_error();
@@ -51,7 +55,7 @@ phx_status Group::refuse_agreement() {
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn turn(derive_mutex_, std::defer_lock);
   // Also where the group has failed: it may be agreed on all the same.
-  if (size() > 1 && !world_->finalized() && !world_->forked() && take_turn(turn, until)) {
+  if (may_tell() && take_turn(turn, until)) {
     Opinion mine{~uint64_t{0}, 0, {}};
     mine.absent.set(static_cast<size_t>(group_rank()));
     const Envelope envelope{
