@@ -182,8 +182,8 @@ class _ProcessGroupEntry(Entry):
         self._watch = watch(group, lambda: _forget(key))
 
     def decide(self) -> None:
-        if self._rank.pid != os.getpid():  # before the lock, which may have been held at the fork
-            raise UnsupportedError(inherited(self.name, self._rank.pid), group=self.name)
+        if self._pid != os.getpid():  # before the lock, which may have been held at the fork
+            raise UnsupportedError(inherited(self.name, self._pid), group=self.name)
         with self._lock:
             if self.decided:
                 return
