@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import phalanx.collectives as pc  # noqa: E402
+from c10d_groups import implementations, run_groups  # noqa: E402
 from ranks import run_ranks, scratch  # noqa: E402
 
 SOON_SECONDS = 10
@@ -105,10 +106,10 @@ def test_ctrl_c_ends_a_functional_collective(wait):
     run_ranks(interrupt, 2, "gloo", wait.__name__)
 
 
-@pytest.mark.parametrize("implementation", ["cpp", "python"])
+@implementations
 @pytest.mark.parametrize("wait", [torch_op, torch_work, torch_barrier, torch_receive], ids=lambda wait: wait.__name__)
-def test_ctrl_c_ends_a_collective_of_the_backend(wait, implementation):
-    run_ranks(interrupt, 2, "phalanx", wait.__name__, env={"PHALANX_C10D": implementation}, timeout=240)
+def test_ctrl_c_ends_a_collective_of_the_backend(wait, how):
+    run_groups(interrupt, 2, how, "phalanx", wait.__name__)
 
 
 def interrupt_the_meeting(rank, world_size):
