@@ -438,42 +438,24 @@ TEST(many_rendezvous_of_different_groups_may_be_under_way_at_once) {
 // ---- a rank that died before a group's first use
 
 TEST(a_group_that_needs_a_dead_rank_is_given_up_at_once) {
-  const ranks::FileStore file;
   const std::vector<int> codes = ranks::as_processes(3, [&](int rank, phx_world *world) {
     phx_group *all = ranks::make_group(world);
     CHECK_OK(phx_group_barrier(all, 0));
     if (rank == 2) kill(getpid(), SIGKILL);
     const auto begin = Clock::now();
-    phx_error_info gone{};
-    gone.struct_size = sizeof gone;
-    while (phx_group_peer_error(all, 2, &gone) == PHX_ERR_NOT_FOUND) {
+    while (phx_world_check_peer(world, 2) == PHX_OK) {
       CHECK(ms_since(begin) < kAtOnceMs);
       usleep(200);
     }
-    CHECK(gone.status == PHX_ERR_PEER_DEAD && gone.peer == 2 && std::strstr(gone.text, "died") != nullptr);
-    CHECK(phx_group_peer_error(all, 0, &gone) == PHX_ERR_NOT_FOUND);
-    CHECK(phx_group_peer_error(all, 3, &gone) == PHX_ERR_INVALID);
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid ", phx_world_check_peer(world, 2));
+    CHECK_OK(phx_world_check_peer(world, 0));
+    CHECK_OK(phx_world_check_peer(world, 1));
 
     const int32_t ranks[] = {0, 1, 2};
     phx_group *none = nullptr;
     CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid ", phx_group_create(world, "later", ranks, 3, kLongMs, &none));
 
-    // By another numbering: who attaches says which ranks of a group that it knows will come.
-    phx_store *base = nullptr, *guarded = nullptr;
-    CHECK_OK(phx_store_file(file.path().c_str(), &base));
-    const int32_t needed[] = {rank, 2};
-    CHECK_OK(phx_store_guard(base, all, needed, 2, &guarded));
-    const std::string name = "pair" + std::to_string(rank);
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid ",
-                phx_group_attach(world, name.c_str(), 0, 2, guarded, kLongMs, &none));
-    char value = 0;
-    size_t size = 0;
-    CHECK(phx_store_get(guarded, "never", &value, 1, &size, kLongMs) == PHX_ERR_PEER_DEAD);
-    CHECK_OK(phx_store_set(guarded, "there", "x", 1));
-    CHECK_OK(phx_store_get(guarded, "there", &value, 1, &size, kLongMs));  // what is there can be read all the same
     CHECK(ms_since(begin) < kAtOnceMs && none == nullptr);
-    phx_store_release(guarded);
-    phx_store_release(base);
     phx_group_release(all);
   });
   CHECK(codes[0] == 0 && codes[1] == 0 && WIFSIGNALED(codes[2]));

@@ -237,8 +237,8 @@ PHX_API phx_status phx_world_abort(phx_world *world, const char *reason);
  * that a phx_symm holds. Groups, symms and works may be released later. */
 PHX_API void phx_world_release(phx_world *world);
 PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
-/* Whether a rank that this one has met, in any group of the world, is known to have ended: PHX_ERR_PEER_DEAD, with a
- * text that names it and its process; else PHX_OK. For who waits for that rank by other means. Never blocks. */
+/* Whether a rank that this one has met, in any group of the world, is known to have died or left: PHX_ERR_PEER_DEAD,
+ * with a text that names it and its process; else PHX_OK. For who waits for that rank by other means. Never blocks. */
 PHX_API phx_status phx_world_check_peer(phx_world *world, int32_t rank);
 /* The flight recorder as JSON: the last collectives of every rank of every group of this world, dead ranks included,
  * with times. Writes at most capacity bytes, the closing 0 included; *size = length of the whole, without it. Not
@@ -294,18 +294,9 @@ PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
 PHX_API phx_status phx_group_error(phx_group *group,
                                    phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
-/* What this process knows of one rank, without asking it: PHX_ERR_NOT_FOUND while it is there, else PHX_OK, and *out
- * says that it died or left. Never blocks. It is known of all ranks of a group, whatever state the group is in. */
-PHX_API phx_status phx_group_peer_error(phx_group *group, int32_t group_rank, phx_error_info *out);
 /* For bindings that check arguments themselves: stands for a collective of that channel whose arguments were wrong on
  * this rank, with the reason for the other ranks, as if the core had refused it. Waits for no peer. */
 PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why);
-/* A view of `base` for a meeting that needs certain ranks of `group`, whose group ranks these are: a wait for a key
- * ends with PHX_ERR_PEER_DEAD as soon as one of them is known to have died or left. So does phx_group_attach over such
- * a view, although it cannot know which process would come. Keeps base and the group. Wait for keys through it; set,
- * add and remove are those of base. */
-PHX_API phx_status phx_store_guard(phx_store *base, phx_group *group, const int32_t *group_ranks, int32_t count,
-                                   phx_store **out);
 /* The default of every later wait of this rank on the group and on what is made on it: symmetric memory, works. 0: the
  * default of the world, as at first. Groups that are made from it (split, shrink) take it over. Not collective. */
 PHX_API phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms);

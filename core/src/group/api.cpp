@@ -235,21 +235,6 @@ phx_status phx_group_error(phx_group *group, phx_error_info *out) {
   return phx::copy_out(cause, out, operation);
 }
 
-phx_status phx_group_peer_error(phx_group *group, int32_t group_rank, phx_error_info *out) {
-  const char *operation = "group_peer_error";
-  return guarded(operation, group, [&]() -> phx_status {
-    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-    const phx::Group &g = *group->ptr;
-    if (group_rank < 0 || group_rank >= g.size())
-      return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank, g.size());
-    if (g.look_at_peer(operation, group_rank) == PHX_OK)
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: rank %d of group '%s' is there", operation, g.rank_of(group_rank),
-                  g.name().c_str());
-    const phx_error_info gone = phx::last_error();
-    return phx::copy_out(gone, out, operation);
-  });
-}
-
 phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why) {
   const char *operation = "group_refuse";
   return guarded(operation, [&]() -> phx_status {

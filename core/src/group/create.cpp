@@ -142,8 +142,6 @@ struct GroupMaker {
       const phx_status got = group.world_->progress().keep_going(until, [&](const Deadline &end) {
         return group.params_.store->get(member_key(i).c_str(), value, std::max<int64_t>(end.left_ms(), 1));
       });
-      // A guarded store (guard.cpp) says so of a rank of another group.
-      if (got == PHX_ERR_PEER_DEAD) amend_last_error(kOperation, nullptr, -1, -1);
       if (got != PHX_ERR_TIMEOUT) return got;
       const phx_status useless = look();
       if (useless != PHX_OK || deadline.passed()) return useless != PHX_OK ? useless : got;
@@ -158,11 +156,18 @@ struct GroupMaker {
     group.world_->forget_failed_attempts(params.name_key);
   }
 
+  phx_status look_at_rank(int rank) {
+    if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
+    const phx_error_info gone = last_error();
+    fail(gone.status, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), gone.text);
+    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), rank);
+    return gone.status;
+  }
+
   phx_status look() {
     phx_status status = attempt.look(group.records_);
     for (int i = 0; i < group.size() && status == PHX_OK && group.params_.of_world; ++i)
-      if (i != group.group_rank() && group.records_[i].uuid == Uuid{})
-        status = group.world_->look_at_rank(kOperation, group.rank_of(i));
+      if (i != group.group_rank() && group.records_[i].uuid == Uuid{}) status = look_at_rank(group.rank_of(i));
     return status;
   }
 
@@ -171,7 +176,8 @@ struct GroupMaker {
     PeerRecord theirs{};
     if (!attempt.read_prefix(value, &theirs)) {
       constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character tells layouts apart
-      if (value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
+      if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
+          value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
         return in_group(fail(PHX_ERR_ABI, kOperation,
                              "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install "
                              "one build of phalanx-core for all ranks.",

@@ -266,15 +266,6 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   return fail_with(info, true);
 }
 
-phx_status Group::look_at_peer(const char *operation, int i) const {
-  const LinkState state = links_[i] ? links_[i]->state.load() : LinkState::kAlive;
-  if (state == LinkState::kAlive) return PHX_OK;
-  fail(PHX_ERR_PEER_DEAD, operation, "%s: rank %d (pid %d) of group '%s' %s", operation, rank_of(i), pid_of(i),
-       name().c_str(), state == LinkState::kLeft ? "has left: its world was finalized" : "died");
-  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
-  return PHX_ERR_PEER_DEAD;
-}
-
 phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
   if (interrupt_requested()) return raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,

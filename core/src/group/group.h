@@ -131,7 +131,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // here and on all ranks
   // PHX_OK while nothing is known against that rank; else the thread's error says that it died or left.
-  phx_status look_at_peer(const char *operation, int group_rank) const;
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
   // reported the cause yet (a peer may die between two collectives) it is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;

@@ -28,9 +28,7 @@ class Refusal final : public Operation {
 }  // namespace
 
 // Nobody is to be told by a world that is over, by a child of its process, or by a hook that runs inside another call.
-bool Group::may_tell() const {
-  return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook();
-}
+bool Group::may_tell() const { return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook(); }
 bool Group::may_refuse() const { return may_tell() && !failed(); }
 
 phx_status Group::refuse_collective(Engine &engine) {

@@ -126,12 +126,7 @@ phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
   const char *operation = "world_check_peer";
   return guarded(operation, [&]() -> phx_status {
     const phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
-    const int32_t pid = world->ptr->monitor().ended_process(rank);
-    if (pid == 0) return PHX_OK;
-    fail(PHX_ERR_PEER_DEAD, operation, "rank %d (pid %d) died", rank, pid);
-    phx::amend_last_error(nullptr, nullptr, world->ptr->rank(), rank);
-    return PHX_ERR_PEER_DEAD;
+    return status != PHX_OK ? status : world->ptr->look_at_rank(rank);
   });
 }
 

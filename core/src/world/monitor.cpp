@@ -462,17 +462,6 @@ LinkRef Monitor::find_link(const Uuid &uuid) const {
   return found == links_.end() ? nullptr : found->second;
 }
 
-int32_t Monitor::ended_process(int32_t rank) const {
-  int32_t ended = 0;
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto &[uuid, link] : links_) {
-    if (link->rank != rank) continue;
-    if (link->state.load() == LinkState::kAlive) return 0;
-    if (process_has_ended(link->pid)) ended = link->pid;
-  }
-  return ended;
-}
-
 void Monitor::adopt(LinkRef link) {
   std::lock_guard<std::mutex> lock(mutex_);
   by_fd_[link->socket.get()] = link;

@@ -42,9 +42,6 @@ class Monitor : private ForkHook {
   void post(const LinkRef &link, const Envelope &envelope, const void *payload);
 
   LinkRef find_link(const Uuid &uuid) const;
-  // The process of the peer of that number, if it was connected and has ended, and none of that number is connected
-  // now. Else 0.
-  int32_t ended_process(int32_t rank) const;
   void adopt(LinkRef link);  // one that was dialed
   // Waits until the peer has dialed in; NULL at the deadline.
   LinkRef await_link(const Uuid &uuid, const Deadline &deadline);

@@ -103,7 +103,7 @@ void World::know_rank(int32_t rank, const PeerRecord &record) {
   ranks_[rank] = record;
 }
 
-phx_status World::look_at_rank(const char *operation, int32_t rank) {
+phx_status World::look_at_rank(int32_t rank) {
   PeerRecord record;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -114,7 +114,7 @@ phx_status World::look_at_rank(const char *operation, int32_t rank) {
   const LinkRef link = monitor_.find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kAlive) return PHX_OK;
-  fail(PHX_ERR_PEER_DEAD, operation, "%s: rank %d (pid %d) %s", operation, rank, record.pid,
+  fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid,
        state == LinkState::kLeft ? "has left: its world was finalized" : "died");
   amend_last_error(nullptr, nullptr, record_.rank, rank);
   return PHX_ERR_PEER_DEAD;

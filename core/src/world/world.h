@@ -70,7 +70,7 @@ class World : public std::enable_shared_from_this<World> {
   // Who the ranks of this world are, as groups of them have shown. PHX_OK from look_at_rank while nothing is known
   // against that rank; else the thread's error says that it died or left.
   void know_rank(int32_t rank, const PeerRecord &record);
-  phx_status look_at_rank(const char *operation, int32_t rank);
+  phx_status look_at_rank(int32_t rank);
   // How many groups under that key this rank has tried to make: makes the keys of a name that is used again new ones.
   // *first_failed: the first attempt whose failure may still be told in the store; that number itself if there is none.
   uint64_t next_attempt(const std::string &key, uint64_t *first_failed);
