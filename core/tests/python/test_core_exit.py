@@ -16,7 +16,10 @@ symm = group.rendezvous(memory)
 values = bytearray(64)
 
 def start():
-    return group.all_reduce(values, values, dtype="uint8", blocking=False)
+    work = group.all_reduce(values, values, dtype="uint8", blocking=False)
+    store.set(f"started by {rank}", b"")
+    store.wait([f"started by {1 - rank}"], 20_000)  # a rank that has left cannot be called with
+    return work
 """
 
 PROGRAMS = {

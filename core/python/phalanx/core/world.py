@@ -329,7 +329,7 @@ class World(Uncopied):
         check(lib.phx_world_check(self._handle.pointer))
 
     def check_peer(self, rank: int) -> None:
-        """Raise if a rank that this one has met, in any group of the world, is known to have died or left. Never blocks.
+        """Raise if a rank that this one has met, in any group of the world, has died or left. Never blocks.
 
         Args:
             rank: A rank of the world.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _bits, _torch_compat
+from phalanx.collectives import _torch_compat, bits
 from phalanx.collectives._autograd import COLLECTIVES
 
 
@@ -151,7 +151,7 @@ def register(fakes: Mapping[str, Any]) -> None:
         if name.endswith("_"):
             _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
     every = {name: getattr(torch.ops.phalanx_ordered, name).default for name in COLLECTIVES}
-    _bits.register(ordered, every)
+    bits.register(ordered, every)
     for name, op in every.items():
         torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name], op), lib=ordered)
         _torch_compat.keep_in_graphs(op)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _autograd, _bits, _compiled_ops, _torch_compat
+from phalanx.collectives import _autograd, _compiled_ops, _torch_compat, bits
 from phalanx.collectives._reductions import check_reduction
 from phalanx.core import load_torch_ops
 from phalanx.core.torch_ops import TorchOps
@@ -259,7 +259,7 @@ def _register() -> None:
         _torch_compat.implement(roads, name, road, "CompositeExplicitAutograd")
     _compiled_ops.register(_FAKES)
     plain = {name: getattr(torch.ops.phalanx, name).default for name in (*_FAKES, *_compiled_ops.FAKES)}
-    _bits.register(ours, plain, waits=("wait_tensor_",))
+    bits.register(ours, plain, waits=("wait_tensor_",))
     wait = torch.ops.phalanx.wait_tensor.default
     if _torch_compat.aliases_argument(wait):
         _torch_compat.register_functionalization(wait, _functional_wait)
