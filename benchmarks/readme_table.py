@@ -99,7 +99,7 @@ def c_section(path: Path) -> str:
     kinds = [kind for kind in BUFFERS if any(("phalanx", kind) in at_size for at_size in rows.values())]
     lines = [
         f"`all_reduce`, float32, {RANKS} ranks of one host, C functions: median time in microseconds, and in brackets",
-        "as a part of what the fastest other library takes.",
+        "the ratio to the fastest other library (0.50: half its time).",
         "",
         *head(["bytes", *(PEERS[name] for name in peers), *(BUFFERS[kind] for kind in kinds)]),
     ]

@@ -1,6 +1,10 @@
-"""Writes phalanx/core/_abi.py: the cffi module, in out-of-line ABI mode, for the marked regions of the given headers.
+"""Writes a cffi module, in out-of-line ABI mode, for the marked regions of the header of one library.
 
-    python generate_abi.py --output _abi.py include/phalanx/phalanx.h torch/phalanx_torch.h
+    python generate_abi.py --output _abi.py include/phalanx/phalanx.h
+    python generate_abi.py --output _abi_torch.py --base include/phalanx/phalanx.h torch/phalanx_torch.h
+
+The second module takes the types of the base header from phalanx.core._abi. A module must not declare functions that
+its library does not have: cffi raises an error of its own when somebody lists the attributes of such a library.
 
 A region lies between a line `/* cdef: begin */` and a line `/* cdef: end */`. It holds plain declarations without
 preprocessor lines; only the macros PHX_API and PHX..._API are taken out. The same text gives the same module, byte for
@@ -42,18 +46,31 @@ def declarations(header: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def module_of(output: Path) -> str:
+    return f"phalanx.core.{output.stem}"
+
+
+def read(header: Path, ffi: cffi.FFI) -> None:
+    try:
+        ffi.cdef(declarations(header))
+    except cffi.CDefError as error:
+        raise SystemExit(f"{header}: cffi cannot read it: {error}") from error
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("headers", type=Path, nargs="+")
+    parser.add_argument("--base", type=Path, help="the header whose types are those of phalanx.core._abi")
+    parser.add_argument("header", type=Path)
     arguments = parser.parse_args()
     ffi = cffi.FFI()
-    for header in arguments.headers:
-        try:
-            ffi.cdef(declarations(header))
-        except cffi.CDefError as error:
-            raise SystemExit(f"{header}: cffi cannot read it: {error}") from error
-    ffi.set_source("phalanx.core._abi", None)
+    if arguments.base is not None:
+        base = cffi.FFI()
+        read(arguments.base, base)
+        base.set_source(module_of(Path("_abi.py")), None)
+        ffi.include(base)
+    read(arguments.header, ffi)
+    ffi.set_source(module_of(arguments.output), None)
     ffi.emit_python_code(str(arguments.output))
 
 

@@ -55,18 +55,24 @@ file(RELATIVE_PATH phx_pc_prefix /prefix/${phx_lib_dir}/pkgconfig /prefix)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/phalanx.pc.in ${CMAKE_CURRENT_BINARY_DIR}/phalanx.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/phalanx.pc DESTINATION ${phx_lib_dir}/pkgconfig)
 
-# phalanx.core._abi: what cffi needs to know of the headers, worked out now instead of at every import.
+# phalanx.core._abi and _abi_torch: what cffi needs to know of the headers, worked out now instead of at every import.
 if(DEFINED SKBUILD)
   find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
-  set(phx_abi_headers ${CMAKE_CURRENT_SOURCE_DIR}/include/phalanx/phalanx.h)
-  if(TARGET phalanx_torch AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/torch/phalanx_torch.h)
-    list(APPEND phx_abi_headers ${CMAKE_CURRENT_SOURCE_DIR}/torch/phalanx_torch.h)
-  endif()
-  set(phx_abi_module ${CMAKE_CURRENT_BINARY_DIR}/_abi.py)
-  add_custom_command(OUTPUT ${phx_abi_module}
-    COMMAND Python::Interpreter ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py --output ${phx_abi_module} ${phx_abi_headers}
-    DEPENDS ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py ${phx_abi_headers}
+  set(phx_header ${CMAKE_CURRENT_SOURCE_DIR}/include/phalanx/phalanx.h)
+  set(phx_torch_header ${CMAKE_CURRENT_SOURCE_DIR}/torch/phalanx_torch.h)
+  set(phx_generate Python::Interpreter ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py --output)
+  set(phx_abi_modules ${CMAKE_CURRENT_BINARY_DIR}/_abi.py)
+  add_custom_command(OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/_abi.py
+    COMMAND ${phx_generate} ${CMAKE_CURRENT_BINARY_DIR}/_abi.py ${phx_header}
+    DEPENDS ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py ${phx_header}
     VERBATIM)
-  add_custom_target(phx_abi_module ALL DEPENDS ${phx_abi_module})
-  install(FILES ${phx_abi_module} DESTINATION .)
+  if(TARGET phalanx_torch AND EXISTS ${phx_torch_header})
+    list(APPEND phx_abi_modules ${CMAKE_CURRENT_BINARY_DIR}/_abi_torch.py)
+    add_custom_command(OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/_abi_torch.py
+      COMMAND ${phx_generate} ${CMAKE_CURRENT_BINARY_DIR}/_abi_torch.py --base ${phx_header} ${phx_torch_header}
+      DEPENDS ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py ${phx_header} ${phx_torch_header}
+      VERBATIM)
+  endif()
+  add_custom_target(phx_abi_module ALL DEPENDS ${phx_abi_modules})
+  install(FILES ${phx_abi_modules} DESTINATION .)
 endif()

@@ -62,8 +62,7 @@ class Hostile {
   Fd dial() {
     Fd socket = fuzz::connect_to(theirs_.uuid);
     if (!socket.valid()) return socket;
-    std::string hello =
-        fuzz::as_bytes(Hello{kWireMagic, PHX_ABI_VERSION, uuid_, theirs_.uuid, theirs_.token, rank_, getpid()});
+    std::string hello = fuzz::as_bytes(Hello{kWireMagic, rank_, uuid_, theirs_.uuid, theirs_.token});
     fuzz::spoil(input_, &hello);
     Welcome welcome{};
     fuzz::send_raw(socket.get(), hello, {});
@@ -78,7 +77,7 @@ class Hostile {
     if (!socket.valid()) return socket;
     Hello hello{};
     fuzz::receive(socket.get(), &hello, sizeof hello);
-    std::string welcome = fuzz::as_bytes(Welcome{kWireMagic, PHX_ABI_VERSION, uuid_, rank_, getpid()});
+    std::string welcome = fuzz::as_bytes(Welcome{kWireMagic, rank_, uuid_});
     fuzz::spoil(input_, &welcome);
     fuzz::send_raw(socket.get(), welcome, {});
     return socket;
@@ -131,7 +130,7 @@ class Hostile {
     fuzz::send_raw(socket, fuzz::as_bytes(envelope) + payload, {});
   }
 
-  static constexpr size_t kRankAt = 16;  // of the sender's group rank in its geometry
+  static constexpr size_t kRankAt = 8;  // of the sender's group rank in its geometry
 
   fuzz::Input &input_;  // the thread's, once it runs
   const int32_t rank_;

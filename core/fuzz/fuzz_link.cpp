@@ -23,7 +23,7 @@ constexpr size_t kHonest = kPeers;
 PeerRecord make_self() {
   PeerRecord record{};
   std::memcpy(record.magic, kPeerMagic, sizeof record.magic);
-  record.version = kPeerVersion;
+  record.build = this_build();
   record.pid = getpid();
   record.uid = geteuid();
   record.uuid = random_uuid();
@@ -34,7 +34,7 @@ PeerRecord make_self() {
 class Group final : public GroupListener {
  public:
   bool has_peer(const Uuid &uuid) const override { return uuid.low <= kHonest; }
-  void on_peer_gone(const Link &link, LinkState state) override {
+  void on_peer_gone(const Link &link, LinkState state, bool) override {
     MUST(has_peer(link.uuid) && state != LinkState::kAlive);
   }
   void on_revoked(const phx_error_info &cause) override {
@@ -102,8 +102,7 @@ class Session {
   }
 
   std::string hello_of(size_t peer) const {
-    return fuzz::as_bytes(Hello{kWireMagic, PHX_ABI_VERSION, uuid_of(peer), self_.uuid, self_.token,
-                                static_cast<int32_t>(peer), getpid()});
+    return fuzz::as_bytes(Hello{kWireMagic, static_cast<int32_t>(peer), uuid_of(peer), self_.uuid, self_.token});
   }
   // Whether the monitor took it for a peer, which it says with a Welcome. It takes nobody twice.
   bool greet(int socket, const std::string &bytes, LinkRef *made) {
@@ -118,8 +117,8 @@ class Session {
     const bool welcomed = fuzz::receive(socket, &welcome, sizeof welcome) == static_cast<ssize_t>(sizeof welcome);
     MUST(entitled || !welcomed);
     MUST(welcomed || !entitled || is_there);
-    if (!welcomed || hello.abi != PHX_ABI_VERSION) return false;  // one of another version is told, and not kept
-    while (!is_alive(hello.from)) sched_yield();                  // the monitor answers first, and keeps the link then
+    if (!welcomed) return false;
+    while (!is_alive(hello.from)) sched_yield();  // the monitor answers first, and keeps the link then
     *made = monitor_.find_link(hello.from);
     return true;
   }

@@ -55,6 +55,11 @@ class Ranks {
   }
   host_blocks::Team &team() { return team_; }
   int32_t status(int rank) const { return static_cast<int32_t>(statuses_[rank]); }
+  void forgive() { std::fill(statuses_.begin(), statuses_.end(), 0); }
+  // So many launches in Lines have been before, as far as the ranks know.
+  void begin_at(uint32_t epoch) {
+    for (std::vector<uint32_t> &epochs : epochs_) std::fill(epochs.begin(), epochs.end(), epoch);
+  }
 
   std::vector<Launch> launches;
   std::vector<int> everyone;
@@ -285,6 +290,53 @@ TEST(a_rank_that_is_missing_or_has_failed_ends_the_others) {
     for (const int rank : {0, 1}) CHECK(ranks.status(rank) == (fails ? PHX_ERR_REVOKED : 1 + 2));
     CHECK(out == Bytes(40, 9));
   }
+}
+
+// A Line that is not of this launch must not count: not one that was never written, whatever the epoch, nor one of a
+// launch 2^32 before.
+TEST(lines_that_were_not_sent_are_waited_for) {
+  std::mt19937_64 random(46);
+  const std::vector<Bytes> in = inputs(random, PHX_U32, 2, kThreads * 2);
+  Placed placed(in, kThreads * 2 * sizeof(uint32_t), 0);
+  Ranks ranks(2, writable(placed.pointers()), kThreads * 2 * sizeof(uint32_t));
+  std::vector<uint32_t> out(kThreads * 2), others(kThreads * 2);
+  ranks.launches[0].out = out.data();
+  ranks.launches[1].out = others.data();
+  const auto sum = [](const Launch &launch) { reduce_lines<uint32_t, phx::kernels::Sum>(launch); };
+  const auto expect = [&](size_t count) {
+    prepare(ranks, count, 1, 1);
+    ranks.run(1, sum);
+    for (size_t i = 0; i < count; ++i) {
+      uint32_t a, b;
+      std::memcpy(&a, in[0].data() + i * sizeof a, sizeof a);
+      std::memcpy(&b, in[1].data() + i * sizeof b, sizeof b);
+      CHECK(out[i] == a + b && others[i] == a + b);
+    }
+  };
+  const auto expect_alone = [&] {
+    prepare(ranks, kThreads * 2, 1, 1);
+    for (Launch &launch : ranks.launches) launch.timeout_ns = 20 * 1000 * 1000;
+    out.assign(out.size(), 7);
+    ranks.run(std::vector<int>{0}, sum);
+    CHECK(ranks.status(0) == 1 + 1);  // rank 1 has sent nothing
+    for (const uint32_t value : out) CHECK(value == 7);
+    ranks.forgive();
+    for (Launch &launch : ranks.launches) launch.timeout_ns = kPatient;
+  };
+  for (const uint32_t last : {UINT32_MAX, UINT32_MAX - 1, UINT32_MAX / 2, 0u}) {
+    ranks.begin_at(last);
+    expect_alone();
+  }
+  for (const uint32_t last : {UINT32_MAX - 2, UINT32_MAX / 2 - 1, 65533u}) {
+    ranks.begin_at(last);
+    for (int turn = 0; turn < 6; ++turn) expect(2 + static_cast<size_t>(turn % 3) * 4);
+  }
+  ranks.begin_at(6);
+  expect(kThreads * 2);  // epoch 7, of all threads
+  ranks.begin_at(65535);
+  for (int turn = 0; turn < 2; ++turn) expect(2);  // of the first one; from time to time the others send as well
+  ranks.begin_at(6);
+  expect_alone();  // 2^32 launches later
 }
 
 int main(int argc, char **argv) { return check::run_all(argc, argv); }

@@ -289,7 +289,7 @@ TEST(what_cannot_be_is_refused_on_all_ranks_and_changes_nothing) {
     phx_gpu_tuning flagged = tuning(0);
     flagged.flags = 1;
     refused(flagged, "flags must be 0");
-    CHECK_FAILS(PHX_ERR_INVALID, "group or tuning is NULL", phx_group_set_gpu_tuning(group, nullptr, 0));
+    CHECK_FAILS(PHX_ERR_INVALID, "tuning is NULL", phx_group_set_gpu_tuning(group, nullptr, 0));
     CHECK_FAILS(PHX_ERR_INVALID, "group is NULL", phx_group_save_gpu_tuning(nullptr, nullptr));
     CHECK_OK(phx_group_barrier(group, 0));
     phx_group_release(group);

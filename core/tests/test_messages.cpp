@@ -68,11 +68,13 @@ TEST(a_message_of_many_mib_arrives_whether_or_not_its_receive_came_first) {
         phx_work *work = start_send(group, 1, 1, letters(1, 0));
         wait(work);
         CHECK_OK(phx_group_barrier(group, 0));
-        send(group, 1, 2, letters(9, kSize));
+        const std::vector<char> large = letters(9, kSize);
+        work = start_send(group, 1, 2, large);
         send(group, 1, 3, letters(3, 10));
+        wait(work);
       } else {
         CHECK_OK(phx_group_barrier(group, 0));
-        if (!first) expect(group, 0, 3, 3, 10);  // lies behind the large one, which is kept
+        if (!first) expect(group, 0, 3, 3, 10);  // was sent after the large one, which waits for its receive
         expect(group, 0, 2, 9, kSize);
         if (first) expect(group, 0, 3, 3, 10);
         expect(group, 0, 1, 1, 0);
@@ -92,10 +94,17 @@ TEST(tags_may_be_received_in_another_order_than_sent) {
     std::vector<uint32_t> order(kMessages);
     for (uint32_t i = 0; i < kMessages; ++i) order[i] = i;
     std::shuffle(order.begin(), order.end(), std::mt19937(7));
-    if (rank == 0)
-      for (uint32_t tag = 0; tag < kMessages; ++tag) send(group, 1, tag, letters(tag, size(tag)));
-    else
+    if (rank == 0) {
+      std::vector<std::vector<char>> in;
+      std::vector<phx_work *> works;
+      for (uint32_t tag = 0; tag < kMessages; ++tag) {
+        in.push_back(letters(tag, size(tag)));
+        works.push_back(start_send(group, 1, tag, in.back()));
+      }
+      for (phx_work *work : works) wait(work);
+    } else {
       for (uint32_t tag : order) expect(group, 0, tag, tag, size(tag));
+    }
     phx_group_release(group);
   });
 }
@@ -169,8 +178,11 @@ TEST(a_rank_sends_to_itself_before_or_after_it_receives) {
     ranks::as_threads(size, [](int rank, phx_world *world) {
       phx_group *group = ranks::make_group(world);
       for (size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, size_t{3} << 20}) {
-        send(group, rank, 7, letters(1, bytes));
+        const std::vector<char> first = letters(1, bytes);
+        phx_work *sent = start_send(group, rank, 7, first);
+        if (bytes < 10000) wait(sent);
         expect(group, rank, 7, 1, bytes);
+        if (bytes >= 10000) wait(sent);
         std::vector<char> out(bytes);
         phx_work *receive = start_recv(group, PHX_ANY_RANK, 8, out);
         CHECK(phx_work_test(receive) == PHX_IN_PROGRESS);
@@ -189,17 +201,21 @@ TEST(a_rank_sends_to_itself_before_or_after_it_receives) {
 
 // ---- many at once
 
-TEST(two_ranks_may_both_send_much_before_they_receive) {
+TEST(two_ranks_may_both_send_before_they_receive) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    constexpr size_t kSize = size_t{8} << 20;
-    send(group, 1 - rank, 1, letters(rank, kSize));
-    expect(group, 1 - rank, 1, 1 - rank, kSize);
-    const std::vector<char> more = letters(rank + 5, kSize);
+    constexpr size_t kSmall = 400000, kLarge = size_t{8} << 20;
+    send(group, 1 - rank, 1, letters(rank, kSmall));  // no receive waits, and the ring takes it
+    expect(group, 1 - rank, 1, 1 - rank, kSmall);
+    const std::vector<char> more = letters(rank + 5, kLarge);
     phx_work *work = start_send(group, 1 - rank, 2, more);
+    std::vector<char> out(kLarge);
+    phx_work *receive = start_recv(group, 1 - rank, 2, out);
     while (phx_work_test(work) == PHX_IN_PROGRESS) std::this_thread::yield();  // a test loop is enough
     wait(work);
-    expect(group, 1 - rank, 2, 6 - rank, kSize);
+    wait(receive);
+    CHECK(out == letters(6 - rank, kLarge));
+    CHECK_OK(phx_group_barrier(group, 0));
     phx_group_release(group);
   });
 }
@@ -247,8 +263,10 @@ TEST(works_that_are_released_before_they_are_complete_still_complete) {
     std::vector<char> theirs(kSize);
     phx_work_release(start_recv(group, 1 - rank, 1, theirs));
     phx_work_release(start_send(group, 1 - rank, 1, mine));
-    send(group, 1 - rank, 2, letters(9, 1));  // lies behind it
-    expect(group, 1 - rank, 2, 9, 1);
+    const std::vector<char> later = letters(9, kSize);  // whose data comes behind it
+    phx_work *work = start_send(group, 1 - rank, 2, later);
+    expect(group, 1 - rank, 2, 9, kSize);
+    wait(work);
     CHECK(theirs == letters(1 - rank, kSize));
     CHECK_OK(phx_group_barrier(group, 0));
     phx_group_release(group);
@@ -262,6 +280,7 @@ TEST(works_that_are_never_complete_go_with_their_group) {
     std::vector<char> out(10);
     if (rank == 0) {
       phx_work_release(start_send(group, 1, 1, large));
+      phx_work_release(start_send(group, 0, 3, large));
       phx_work_release(start_recv(group, 1, 1, out));
       phx_work_release(start_recv(group, PHX_ANY_RANK, 2, out));
     }

@@ -35,8 +35,12 @@ TEST(a_ring_takes_records_until_it_is_full_and_gives_them_back_in_order) {
   for (int i = 0; i < 20000; ++i) {
     if (random() % 2 == 0) {
       size_t taken = 0;
-      const phx::MessageHead head{static_cast<uint32_t>(put), PHX_U8, size(put)};
-      const phx::RingResult result = writer.put(head, data.data(), written, size(put), &taken);
+      const phx::Record next{phx::RecordKind::kData,
+                             {static_cast<uint32_t>(put), PHX_U8, size(put)},
+                             written,
+                             size(put) - written,
+                             data.data() + written};
+      const phx::RingResult result = writer.put(next, &taken);
       CHECK(result != phx::RingResult::kBroken);
       CHECK(result == phx::RingResult::kOk || put > got);  // an empty ring has room
       if (result == phx::RingResult::kOk && (written += taken) == size(put)) ++put, written = 0;
@@ -56,7 +60,7 @@ TEST(a_ring_takes_records_until_it_is_full_and_gives_them_back_in_order) {
 TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
   const char byte = 1;
   size_t taken = 0;
-  const phx::MessageHead head{1, PHX_U8, 1};
+  const phx::Record small{phx::RecordKind::kEager, {1, PHX_U8, 1}, 0, 1, &byte};
   phx::Record record;
   const auto broken = [&](auto spoil) {
     Ring ring;
@@ -64,7 +68,7 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
     phx::RingReader reader;
     writer.open(ring.base(), phx::kMinRingBytes, true);
     reader.open(ring.base(), phx::kMinRingBytes, true);
-    CHECK(writer.put(head, &byte, 0, 1, &taken) == phx::RingResult::kOk);
+    CHECK(writer.put(small, &taken) == phx::RingResult::kOk);
     spoil(ring);
     return reader.peek(&record) == phx::RingResult::kBroken;
   };
@@ -76,14 +80,35 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
     Ring ring;
     phx::RingWriter writer;
     writer.open(ring.base(), phx::kMinRingBytes, true);
-    CHECK(writer.put(head, &byte, 0, 1, &taken) == phx::RingResult::kOk);
+    CHECK(writer.put(small, &taken) == phx::RingResult::kOk);
     ring.header()->taken = lie;
     const std::vector<char> large(phx::kPieceBytes);
     phx::RingResult result = phx::RingResult::kOk;
     for (int i = 0; i < 100 && result == phx::RingResult::kOk; ++i)
-      result = writer.put({1, PHX_U8, large.size()}, large.data(), 0, large.size(), &taken);
+      result = writer.put({phx::RecordKind::kData, {1, PHX_U8, large.size()}, 0, large.size(), large.data()}, &taken);
     CHECK(result == phx::RingResult::kBroken);
   }
+}
+
+TEST(credit_is_bounded_and_goes_on_across_2_to_the_32) {
+  Ring ring;
+  phx::RingWriter writer;
+  phx::RingReader reader;
+  writer.open(ring.base(), phx::kMinRingBytes, true);
+  reader.open(ring.base(), phx::kMinRingBytes, true);
+  constexpr size_t kCredit = size_t{1} << 20;
+  constexpr uint32_t kCost = 300 << 10;  // three fit
+  for (uint64_t all = 0; all < uint64_t{5} << 32; all += 3 * uint64_t{kCost}) {
+    for (int i = 0; i < 3; ++i) {
+      CHECK(writer.charge(kCost, kCredit) == phx::RingResult::kOk);
+      CHECK(reader.charge(kCost, kCredit));
+    }
+    CHECK(writer.charge(kCost, kCredit) == phx::RingResult::kNothing);
+    reader.give_back(3 * kCost);
+  }
+  CHECK(!reader.charge(kCredit + 1, kCredit));
+  ring.header()->returned.fetch_add(kCost);  // more than was used
+  CHECK(writer.charge(kCredit, kCredit) == phx::RingResult::kBroken);
 }
 
 // The ring from rank 0 to rank 1 of the only group of this process, found in its mappings.
@@ -113,7 +138,10 @@ TEST(broken_shared_memory_fails_the_group_and_nothing_else) {
       if (rank == 0) {
         phx::RecordHeader *record = first_record_for_rank_1();
         record->bytes = 1;
-        record->head = {5, PHX_U8, 1};
+        record->tag = 5;
+        record->dtype = PHX_U8;
+        record->kind = phx::RecordKind::kEager;
+        record->count = 1;
         record->offset = 0;
         write(record);
         uint32_t flag = 1;
@@ -135,8 +163,8 @@ TEST(broken_shared_memory_fails_the_group_and_nothing_else) {
   spoil([](phx::RecordHeader *record) { record->bytes = 2; });
   spoil([](phx::RecordHeader *record) { record->bytes = 0; });
   spoil([](phx::RecordHeader *record) { record->offset = 1; });
-  spoil([](phx::RecordHeader *record) { record->head.dtype = 99; });
-  spoil([](phx::RecordHeader *record) { record->head.count = UINT64_MAX; });
+  spoil([](phx::RecordHeader *record) { record->dtype = 99; });
+  spoil([](phx::RecordHeader *record) { record->count = UINT64_MAX; });
 }
 
 }  // namespace

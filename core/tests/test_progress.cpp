@@ -2,8 +2,10 @@
 // with one operation stays with it.
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "members.h"
+#include "wait/progress.h"
 
 namespace {
 
@@ -495,6 +497,125 @@ TEST(a_rank_that_leaves_with_operations_in_flight_ends_them_on_the_others) {
         members::leave(world, groups[0]);
       },
       within(20000, 1024));
+}
+
+// ---- what pending operations cost
+
+// Counts how often it is looked at.
+class CountedSource final : public phx::ProgressSource {
+ public:
+  bool advance_pending() override {
+    looks.fetch_add(1);
+    return false;
+  }
+  std::atomic<int> looks{0};
+};
+
+TEST(only_what_has_something_under_way_is_looked_at) {
+  phx::Progress progress;
+  std::vector<std::shared_ptr<CountedSource>> sources;
+  for (int i = 0; i < 400; ++i) {
+    sources.push_back(std::make_shared<CountedSource>());
+    progress.add(sources.back());
+  }
+  const auto looks = [&] {
+    int all = 0;
+    for (const auto &source : sources) all += source->looks.exchange(0);
+    return all;
+  };
+  CHECK(!progress.pending());
+  progress.began(*sources[7]);
+  progress.began(*sources[7]);
+  progress.began(*sources[300]);
+  CHECK(progress.pending());
+  progress.poll(nullptr);
+  CHECK(sources[7]->looks == 1 && sources[300]->looks == 1 && looks() == 2);
+  progress.poll(sources[7].get());
+  CHECK(sources[300]->looks == 1 && looks() == 1);
+  progress.ended(*sources[7]);
+  progress.ended(*sources[300]);
+  progress.poll(nullptr);
+  CHECK(sources[7]->looks == 1 && looks() == 1);
+  progress.began(*sources[300]);
+  progress.poll(nullptr);
+  CHECK(sources[300]->looks == 1 && looks() == 2);
+  progress.ended(*sources[300]);
+  sources[300].reset();  // while it is in the list
+  sources.erase(sources.begin() + 300);
+  progress.ended(*sources[7]);
+  CHECK(!progress.pending());
+  progress.poll(nullptr);
+  CHECK(looks() == 0);
+}
+
+TEST(what_begins_while_others_look_is_never_forgotten) {
+  phx::Progress progress;
+  const auto source = std::make_shared<CountedSource>();
+  progress.add(source);
+  std::atomic<bool> over{false};
+  std::thread looking([&] {
+    while (!over) progress.poll(nullptr);
+  });
+  for (int i = 0; i < static_cast<int>(20000 / kThinner); ++i) {
+    progress.began(*source);
+    if (i % 100 == 0) {
+      const int before = source->looks;
+      while (source->looks == before) std::this_thread::yield();  // the deadline of the test ends this
+    }
+    progress.ended(*source);
+  }
+  over = true;
+  looking.join();
+}
+
+// Waits that last long cost next to nothing, whatever is pending.
+TEST(a_rank_that_waits_long_with_operations_pending_uses_no_core) {
+  ranks::all_zero(ranks::as_processes(2, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world), *other = ranks::make_group(world, "other");
+    const std::vector<char> large(size_t{4} << 20);
+    std::vector<char> out(large.size());
+    float x = 1, y = 0, sum = 0;
+    const auto measured = [&](auto wait) {
+      rusage before{}, after{};
+      getrusage(RUSAGE_SELF, &before);
+      wait();
+      getrusage(RUSAGE_SELF, &after);
+      const auto us = [](const timeval &time) { return time.tv_sec * 1000000 + time.tv_usec; };
+      const auto used = us(after.ru_utime) + us(after.ru_stime) - us(before.ru_utime) - us(before.ru_stime);
+      CHECK(used < 100000);
+      CHECK(after.ru_nvcsw - before.ru_nvcsw < 1500);
+    };
+    CHECK_OK(phx_group_barrier(group, 0));
+    if (rank == 0) {
+      phx_work *works[4] = {};
+      CHECK_OK(phx_recv(group, &y, 1, PHX_F32, 1, 3, nullptr, &works[0]));
+      CHECK_OK(phx_recv(other, out.data(), out.size(), PHX_U8, 1, 4, nullptr, &works[1]));
+      CHECK_OK(phx_send(group, large.data(), large.size(), PHX_U8, 1, 5, nullptr, &works[2]));
+      CHECK_OK(phx_all_reduce(other, &x, &sum, 1, PHX_F32, PHX_SUM, nullptr, &works[3]));
+      measured([&] { CHECK_OK(phx_group_barrier(group, 0)); });
+      measured([&] { CHECK_OK(phx_work_wait(works[0], 0)); });
+      for (phx_work *work : works) {
+        CHECK_OK(phx_work_wait(work, 0));
+        phx_work_release(work);
+      }
+      CHECK(y == 1 && sum == 2 && out == large);
+    } else {
+      sleep(1);  // what rank 0 waits for
+      CHECK_OK(phx_group_barrier(group, 0));
+      sleep(1);
+      CHECK_OK(phx_send(group, &x, 1, PHX_F32, 0, 3, nullptr, nullptr));
+      phx_work *work = nullptr;
+      CHECK_OK(phx_send(other, large.data(), large.size(), PHX_U8, 0, 4, nullptr, &work));
+      CHECK_OK(phx_recv(group, out.data(), out.size(), PHX_U8, 0, 5, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(other, &x, &sum, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      CHECK_OK(phx_work_wait(work, 0));
+      phx_work_release(work);
+      CHECK(out == large && sum == 2);
+    }
+    CHECK_OK(phx_group_barrier(group, 0));
+    phx_group_release(other);
+    phx_group_release(group);
+  }));
 }
 
 }  // namespace

@@ -337,7 +337,7 @@ void alloc_with_rendezvous(int rank, phx_world *world) {
   CHECK(blocks == 0 && bytes == 0);
   CHECK_FAILS(PHX_ERR_NOT_FOUND, "not symmetric memory of this world", phx_symm_find(group, mine, &found));
   CHECK_FAILS(PHX_ERR_INVALID, "more than any block", phx_symm_alloc(group, nullptr, SIZE_MAX, 0, &found));
-  CHECK_FAILS(PHX_ERR_INVALID, "group or out is NULL", phx_symm_alloc(group, nullptr, 8, 0, nullptr));
+  CHECK_FAILS(PHX_ERR_INVALID, "out is NULL", phx_symm_alloc(group, nullptr, 8, 0, nullptr));
   CHECK_OK(phx_group_barrier(group, 0));
   phx_symm_release(symm);
   phx_group_release(group);

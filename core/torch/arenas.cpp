@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "agreement.h"
+#include "base/fork.h"
 
 namespace phxt {
 namespace {
@@ -23,7 +24,7 @@ struct Row {
   ArenaRef arena;
 };
 struct Registry {
-  std::shared_mutex mutex;
+  phx::AcrossForks<std::shared_mutex> mutex;
   std::vector<Row> rows;
   int64_t next_number = kFirstNumber;
 

@@ -1,14 +1,46 @@
 // The thread's last error, and the exceptions that carry it out of a kernel.
 #include "errors.h"
 
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
 #include <stdexcept>
 #include <utility>
 
 #include "optional_shim.h"
 #include "phalanx_torch.h"
 
+// As pybind11 declares it (pybind11/pybind11.h), which knows an exception of C++ by the name of its type: one that sets
+// the exception of Python by itself. Nothing else of pybind11 is needed here, and nothing of Python.
+namespace pybind11 {
+class PHX_API builtin_exception : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  virtual void set_error() const = 0;
+};
+}  // namespace pybind11
+
 namespace phxt {
 namespace {
+
+// What phxt_set_interrupted was given.
+std::atomic<phxt_raise> raise_object{nullptr};
+std::atomic<void **> kept{nullptr};
+
+bool is_kept() {
+  void **const slots = kept.load(std::memory_order_acquire);
+  return slots != nullptr && slots[1] != nullptr && reinterpret_cast<uintptr_t>(slots[2]) == pthread_self();
+}
+
+class Interrupted final : public pybind11::builtin_exception {
+ public:
+  Interrupted(const std::string &text) : builtin_exception(text) {}
+  void set_error() const override {
+    void **const slots = kept.load(std::memory_order_acquire);
+    raise_object.load()(slots[0], std::exchange(slots[1], nullptr));
+  }
+};
 
 struct LastError {
   phx_status status = PHX_OK;
@@ -26,6 +58,7 @@ phx_status set_error(phx_status status, std::string text) {
 
 void raise(phx_status status, const std::string &text) {
   set_error(status, text);
+  if (is_kept()) throw Interrupted(text);
   if (status == PHX_ERR_INVALID) throw std::invalid_argument(text);
   throw std::runtime_error(text);
 }
@@ -48,5 +81,9 @@ void raise_torch(const char *doing) {
 
 }  // namespace phxt
 
+extern "C" void phxt_set_interrupted(phxt_raise raise, void **kept) {
+  phxt::raise_object.store(raise);
+  phxt::kept.store(kept, std::memory_order_release);
+}
 extern "C" phx_status phxt_last_status(void) { return phxt::last_error.status; }
 extern "C" const char *phxt_last_error(void) { return phxt::last_error.text.c_str(); }

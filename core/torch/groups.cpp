@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "arenas.h"
+#include "base/fork.h"
 #include "errors.h"
 #include "gpu.h"
 #include "pending.h"
@@ -20,9 +21,10 @@ namespace {
 struct Registered {
   uint64_t context;
   GroupRef group;
+  uint32_t made_in = phx::process_generation();
 };
 struct Registry {
-  std::shared_mutex mutex;
+  phx::AcrossForks<std::shared_mutex> mutex;
   std::vector<Registered> groups;
 
   std::vector<Registered>::iterator find(uint64_t context, std::string_view name) {
@@ -84,9 +86,14 @@ phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group) 
   added->eager_bytes = info.eager_bytes;
   Registry &all = registry();
   const std::unique_lock lock(all.mutex);
-  if (all.find(context, name) != all.groups.end())
+  const auto found = all.find(context, name);
+  if (found == all.groups.end()) {
+    all.groups.push_back({context, std::move(added)});
+    return PHX_OK;
+  }
+  if (found->made_in == phx::process_generation())
     return set_error(PHX_ERR_EXISTS, describe(context, name) + " is already registered: phxt_group_remove it first");
-  all.groups.push_back({context, std::move(added)});
+  *found = {context, std::move(added)};  // a forked child has no use for its parent's group of that name
   return PHX_OK;
 }
 

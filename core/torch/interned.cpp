@@ -6,13 +6,14 @@
 #include <string>
 #include <unordered_map>
 
+#include "base/fork.h"
 #include "phalanx_torch.h"
 
 namespace phxt {
 namespace {
 
 struct Texts {  // never destroyed: an op may run while the process exits
-  std::mutex mutex;
+  phx::AcrossForks<std::mutex> mutex;
   std::deque<std::string> by_number;  // does not move its elements, which the map and phxt_text point to
   std::unordered_map<std::string_view, int64_t> numbers;
 };

@@ -11,6 +11,7 @@
 #include "library.h"
 #include "optional_shim.h"
 #include "phalanx_torch.h"
+#include "phx_fingerprint.h"  // made by cmake/fingerprint.cmake
 
 namespace phxt {
 namespace {
@@ -176,6 +177,10 @@ std::string *load_error = nullptr;
 
 __attribute__((constructor)) void on_load() {
   if (!register_all()) load_error = new std::string("the ops of phalanx could not be registered: " + torch_reason());
+  if (std::strstr(phx_build_info(), "\"" PHX_FINGERPRINT "\"") == nullptr)
+    load_error = new std::string("libphalanx_torch.so is of build " PHX_FINGERPRINT
+                                 ", and the libphalanx.so.0 that was loaded is another one: " +
+                                 std::string(phx_build_info()) + "; reinstall phalanx-core");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork.h"
 #include "errors.h"
 #include "gpu.h"
 #include "phalanx_torch.h"
@@ -21,7 +22,7 @@ constexpr size_t kSweepAt = 64;
 using Entry = std::shared_ptr<Pending>;
 
 struct Table {  // never destroyed: an op may run while the process exits
-  std::mutex mutex;
+  phx::AcrossForks<std::mutex> mutex;
   std::vector<Entry> entries;
   size_t sweep_at = kSweepAt;
   std::atomic<uint64_t> count{0};
@@ -71,6 +72,7 @@ phx_status wait_matching(Matches matches, int64_t timeout_ms, bool *found) {
     if (found) *found = true;
     const phx_status status = phx_work_wait(next->work, timeout_ms);
     if (status != PHX_OK && first == PHX_OK) first = set_error(status, phx_last_error());
+    if (status == PHX_ERR_INTERRUPTED) return first;  // it stays, so that a later wait fails too
     done = std::move(next);
   }
   return first;
@@ -119,9 +121,11 @@ uint64_t phxt_pending_count(void) { return pending_count(); }
 
 int32_t phxt_pending_has(const void *storage) {
   Table &all = table();
-  const std::lock_guard lock(all.mutex);
-  const auto matches = [=](const Entry &entry) { return entry->storage == reinterpret_cast<uintptr_t>(storage); };
-  if (std::any_of(all.entries.begin(), all.entries.end(), matches)) return 1;
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto matches = [=](const Entry &entry) { return entry->storage == reinterpret_cast<uintptr_t>(storage); };
+    if (std::any_of(all.entries.begin(), all.entries.end(), matches)) return 1;
+  }
   return gpu::has_mark(reinterpret_cast<uintptr_t>(storage)) ? 1 : 0;
 }
 

@@ -120,6 +120,13 @@ PHX_API void phxt_pool_free(void *pointer, int64_t size, int32_t device, void *s
 PHX_API uint64_t phxt_pool_segment(const void *pointer);
 PHX_API uint64_t phxt_pool_count(const phx_world *world); /* of its segments */
 
+/* For a binding to Python whose hook (phx_set_interrupt) keeps what a signal handler raises. kept[0] is the type and
+ * kept[1] the exception, or NULL while there is none; kept[2] is the thread that has the hook (a pthread_t). An op that
+ * fails on that thread while an exception is kept throws an exception that pybind11 turns into raise(type, exception),
+ * which is PyErr_SetObject, and sets kept[1] to NULL. `kept` must live for ever. NULL: not any more. */
+typedef void (*phxt_raise)(void *type, void *exception);
+PHX_API void phxt_set_interrupted(phxt_raise raise, void **kept);
+
 /* Of the last error that an op or a phxt call raised in this thread: PHX_OK and "" before the first. */
 PHX_API phx_status phxt_last_status(void);
 PHX_API const char *phxt_last_error(void); /* until the thread's next error */

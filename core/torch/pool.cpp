@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/fork.h"
 #include "phalanx_torch.h"
 
 namespace {
@@ -14,7 +15,7 @@ struct Segment {
   uint64_t number;
 };
 struct Segments {  // never destroyed: torch may give memory back while the process exits
-  std::mutex mutex;
+  phx::AcrossForks<std::mutex> mutex;
   std::map<const void *, Segment> by_address;
   uint64_t last = 0;
 };

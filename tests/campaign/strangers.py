@@ -13,7 +13,7 @@ NOBODY = 65534
 KNOCKS_BEFORE = 20  # until the ranks may begin
 
 # core/src/world/link.h: magic, ABI, from, to, token, rank, pid
-HELLO = struct.Struct("<II16s16s16sii")
+HELLO = struct.Struct("<Ii16s16s16s")
 MAGIC = 0x31584850
 
 
@@ -49,4 +49,4 @@ def _words(rng: random.Random) -> bytes:
     if rng.randrange(2):
         return rng.randbytes(rng.choice((1, 4, 55, 63, 64, 65, 256, 4096)))
     secrets = (rng.randbytes(16) for _ in range(3))
-    return HELLO.pack(rng.choice((MAGIC, 0)), rng.randrange(2), *secrets, rng.randrange(-1, 9), os.getpid())
+    return HELLO.pack(rng.choice((MAGIC, 0)), rng.randrange(-1, 9), *secrets)

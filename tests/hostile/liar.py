@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import wire
-from phalanx.core import FileStore, Group, PhalanxError, Store, World, lib
+from phalanx.core import FileStore, Group, PhalanxError, Store, World
 from ranks import scratch
 
 VICTIM, LIAR, BYSTANDER = 0, 1, 2
@@ -143,6 +143,14 @@ class Liar:
         others = [f"said.{rank}" for rank in range(self.world_size) if rank != self.rank]
         self.store.wait(others, WAIT_SECONDS * 1000)
 
+    def said(self, rank: int) -> bool:
+        """Whether that rank has said what it saw."""
+        try:
+            self.store.wait([f"said.{rank}"], 1)
+        except PhalanxError:
+            return False
+        return True
+
     # ---- the steps of group_create
 
     def meet(self, name: str = "g", **changes: Any) -> None:
@@ -153,11 +161,11 @@ class Liar:
                 continue
             data = self.store.get(f"{key}/member/{rank}", WAIT_SECONDS * 1000)
             self.records[rank] = wire.PeerRecord.unpack(data)
-        host_id = next(iter(self.records.values())).host_id
-        mine = wire.PeerRecord(self.rank, os.getpid(), os.geteuid(), host_id, self.uuid, self.token)
+        other = next(iter(self.records.values()))
+        mine = wire.PeerRecord(self.rank, os.getpid(), os.geteuid(), other.host_id, self.uuid, self.token)
         # It does not listen, so it would be taken for dead if the process did not look alive.
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        mine = mine.with_(start_time=started)
+        mine = mine.with_(start_time=started, build=other.build)
         self.records[self.rank] = mine
         self.store.set(f"{key}/member/{self.rank}", mine.with_(**changes).pack())
         self.group_id = wire.group_id(name, [self.records[rank].uuid for rank in ranks], key)
@@ -166,12 +174,12 @@ class Liar:
         peer = self.records[to]
         fields = {
             "magic": wire.MAGIC,
-            "abi": lib.phx_abi_version(),
+            "rank": self.rank,
             "sender": self.uuid,
             "to": peer.uuid,
             "token": peer.token,
         }
-        return wire.HELLO.pack(*{**fields, **changes}.values(), self.rank, os.getpid())
+        return wire.HELLO.pack(*{**fields, **changes}.values())
 
     def dial(self) -> None:
         for rank, record in self.records.items():
@@ -179,15 +187,15 @@ class Liar:
                 continue
             link = self.links[rank] = wire.connect(record.uuid)
             wire.send(link, self.hello(rank))
-            magic, _, sender, _, pid = wire.WELCOME.unpack(wire.receive(link)[0])
-            assert (magic, sender, pid) == (wire.MAGIC, record.uuid, record.pid)
+            magic, _, sender = wire.WELCOME.unpack(wire.receive(link)[0])
+            assert (magic, sender) == (wire.MAGIC, record.uuid)
 
     def geometry(self, **changes: Any) -> bytes:
-        fields = {"version": 5, "slots": wire.SLOTS, "slot_bytes": SLOT_BYTES}
+        fields = {"slot_bytes": SLOT_BYTES}
         fields.update(group_rank=self.rank, group_size=self.world_size)
         fields.update(channels=CHANNELS, recorder_entries=wire.RECORDER_ENTRIES)
-        cores = b"\1" + bytes(127)
-        return wire.GEOMETRY.pack(*{**fields, **changes}.values(), 1, bytes(32), cores)
+        cores = b"\1" + bytes(511)
+        return wire.GEOMETRY.pack(*{**fields, **changes}.values(), 1, bytes(32), 0, 0, cores)
 
     def memfd(self, size: int, seals: int = SEALS, flags: int = 0) -> int:
         fd = os.memfd_create("phalanx-group", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
@@ -257,12 +265,26 @@ class Liar:
     ) -> dict[int, tuple[bytes, list[int]]]:
         """As Group::exchange; `lies` are what some are told instead."""
         ordinal = next(self.ordinals)
-        for rank in self.links:
-            told, with_fds = (lies or {}).get(rank, (payload, fds))
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it saw through an earlier lie
-                self.tell(rank, told, with_fds, ordinal)
+        call = wire.GROUP_CREATE if ordinal <= 2 else wire.SYMM_RENDEZVOUS
+        if fds:
+            call |= wire.WITH_DESCRIPTORS
+        told = {rank: (lies or {}).get(rank, (payload, fds)) for rank in self.links}
+        gone = (BrokenPipeError, ConnectionResetError)  # it saw through an earlier lie
+        for rank, (parcel, _) in told.items():
+            with contextlib.suppress(*gone):
+                self.tell(rank, parcel, (), ordinal, call=call)
         heard = {rank: self.hear(rank, ordinal) for rank in self.links}
-        return {rank: parcel for rank, parcel in heard.items() if parcel is not None}
+        if not fds:
+            return {rank: parcel for rank, parcel in heard.items() if parcel is not None}
+        for rank, (_, with_fds) in told.items():
+            with contextlib.suppress(*gone):
+                self.tell(rank, b"", with_fds, ordinal | wire.DESCRIPTORS, call=call)
+        whole = {}
+        for rank, parcel in heard.items():
+            descriptors = self.hear(rank, ordinal | wire.DESCRIPTORS) if parcel is not None else None
+            if parcel is not None and descriptors is not None:
+                whole[rank] = (parcel[0], descriptors[1])
+        return whole
 
     def confirm(self, status: int = 0, text: str = "") -> None:
         self.exchange(wire.error_info(status, text))

@@ -1,6 +1,7 @@
 """What listens where ranks expect their TCP store is no store, or one that knows the token and answers as it likes."""
 
 import contextlib
+import json
 import os
 import random
 import socket
@@ -10,9 +11,10 @@ import threading
 import pytest
 
 from liar import WAIT_SECONDS, raised, world_of
-from phalanx.core import FileStore, TCPStore
+from phalanx.core import FileStore, TCPStore, ffi, lib
 from ranks import run_ranks, scratch
 from tcp_wire import MAGIC, MAX_VALUE, TOKEN, proof
+from wire import PeerRecord
 
 SERVER = 1
 ANSWER = 64
@@ -276,7 +278,7 @@ def make_group(port):
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"PHXPEER\n", b"PHXPEER\n" + bytes(63), bytes(72), NOISE],
+    [b"", b"PHXPEER2", b"PHXPEER2" + bytes(63), bytes(72), NOISE],
     ids=["nothing", "a magic number", "most of one", "zeros", "noise"],
 )
 def test_a_record_that_is_none_is_refused(value):
@@ -287,8 +289,11 @@ def test_a_record_that_is_none_is_refused(value):
 
 
 def test_a_record_that_leads_nowhere_is_refused():
-    value = b"PHXPEER\n" + struct.pack("<IiiIQQ", 2, 1, -5, 0, 0, 1) + bytes(48)
+    about = json.loads(ffi.string(lib.phx_build_info()))
+    build = struct.pack("16s16s", about["version"].encode(), about["build"].encode())
+    nobody = bytes(16)
+    value = PeerRecord(rank=1, pid=-5, uid=0, host_id=1, uuid=nobody, token=nobody, build=build).pack()
     data = struct.pack("<I", 12 + len(value)) + OK + value
     error, peer, text = attack("answer_with", data, False, use=make_group)
-    assert error == "UnsupportedError"  # of another host
-    assert peer == 1 and "ranks 0 and 1 are on different hosts" in text
+    assert error == "UnsupportedError"  # it does not say on which host it is
+    assert peer == 1 and "ranks 0 and 1 cannot tell whether they are on one host" in text

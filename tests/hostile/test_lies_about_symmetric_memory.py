@@ -17,11 +17,10 @@ SIZE = 1 << 16
 
 def parcel(**changes):
     fields = {
-        "version": 5,
-        "channels": SIGNAL_CHANNELS,
         "ordinal": 0,
         "size": SIZE,
         "alloc_id": 0,
+        "channels": SIGNAL_CHANNELS,
         "persistent": 0,
         "device_type": 1,
     }
@@ -29,6 +28,9 @@ def parcel(**changes):
         *{
             **fields,
             "device_index": 0,
+            "pad_segment": 0,
+            "pad_index": 0,
+            "pads_made": wire.PADS,
             "handle_size": 0,
             "handle": b"",
             "gpu": b"",
@@ -44,7 +46,12 @@ def parcel(**changes):
 
 
 def pad(liar, size=None, seals=SEALS):
-    return liar.memfd(wire.pad_bytes(SIGNAL_CHANNELS, liar.world_size) if size is None else size, seals)
+    """A segment of pads; the first one says that the liar has all that it needs for the first allocation."""
+    whole = wire.PADS * wire.pad_bytes(SIGNAL_CHANNELS, liar.world_size)
+    fd = liar.memfd(whole if size is None else size, seals)
+    if size is None:
+        os.pwrite(fd, wire.met(1), wire.MET)
+    return fd
 
 
 def rendezvous(rank, world_size, lie, args):
@@ -83,7 +90,6 @@ def say(liar, changes):
         ({"size": (1 << 64) - 1}, "18446744073709551615 bytes on rank 1"),
         ({"size": 0}, "0 bytes on rank 1"),
         ({"channels": 1 << 31}, "2147483648 channels on rank 1"),
-        ({"version": 9}, "different layout versions"),
         ({"device_type": -7}, "device type -7 on rank 1"),
         ({"ordinal": 1 << 40}, "rendezvous #1099511627776 on rank 1"),
         ({"has_gpu": 1}, "memory of phalanx's CUDA allocator on rank 1"),
@@ -111,6 +117,26 @@ def lie_in_form(liar, kind):
 @pytest.mark.parametrize("kind", ["empty", "short", "long", "no descriptor", "three descriptors"])
 def test_a_parcel_of_another_form_is_malformed(kind):
     expect("AbiError", "rank 1 sent a malformed parcel", lie_in_form, kind)
+
+
+def lie_about_pad(liar, changes):
+    liar.exchange(parcel(), (pad(liar), liar.memfd(SIZE)), {VICTIM: (parcel(**changes), (pad(liar), liar.memfd(SIZE)))})
+    liar.confirm()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pads_made": 0},
+        {"pads_made": 0, "pad_segment": (1 << 32) - 1},
+        {"pad_segment": 1},
+        {"pad_index": 1},
+        {"pads_made": 1 << 31},
+    ],
+    ids=str,
+)
+def test_a_pad_that_does_not_exist_is_refused(changes):
+    expect("AbiError", "which does not exist", lie_about_pad, changes)
 
 
 # ---- what it offers
@@ -176,12 +202,10 @@ def spoil_signals(rank, world_size):
         with Liar(rank, world_size) as liar:
             liar.join()
             own = pad(liar)
-            for _, fds in liar.exchange(parcel(), (own, liar.memfd(SIZE))).values():
-                with mmap.mmap(fds[0], 0) as theirs:
-                    theirs[:] = b"\xff" * len(theirs)
-            with mmap.mmap(own, 0) as mine:
-                mine[:] = b"\xff" * len(mine)  # every counter is at -1
-            liar.confirm()
+            after = wire.MET + len(wire.met(1))
+            for fd in [own] + [fds[0] for _, fds in liar.exchange(parcel(), (own, liar.memfd(SIZE))).values()]:
+                with mmap.mmap(fd, 0) as pads:
+                    pads[after:] = b"\xff" * (len(pads) - after)  # every counter is at -1
             liar.await_others()
             return None
     with honest_rank(rank, world_size) as world:
@@ -210,7 +234,6 @@ def take_back(rank, world_size):
         with Liar(rank, world_size) as liar:
             liar.join()
             liar.exchange(parcel(), (pad(liar), liar.memfd(SIZE)))
-            liar.confirm()
             liar.await_epoch(BYSTANDER, 1)
             expected = liar.segments[BYSTANDER]
             expected.put(1, bytes(6 * 8))

@@ -19,7 +19,7 @@ def take_part(rank, world_size):
             liar.await_epoch(VICTIM, 1)
             seen = struct.unpack("<4f", liar.segments[VICTIM].data(1, 16))
             own.finish(1)
-            record = wire.RECORD.pack(0, 5, 7, wire.UINT8, 5, 0) + b"hello"
+            record = wire.RECORD.pack(0, 5, 7, wire.UINT8, wire.EAGER, 5, 0) + b"hello"
             liar.segments[VICTIM].send(LIAR, record)
             liar.await_others()
             return seen

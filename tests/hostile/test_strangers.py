@@ -8,8 +8,8 @@ import struct
 
 import intruders
 import wire
-from liar import LIAR, VICTIM, WAIT_SECONDS, Liar, count_descriptors, honest_rank, until, world_of
-from phalanx.core import FileStore, lib
+from liar import LIAR, VICTIM, WAIT_SECONDS, Liar, count_descriptors, honest_rank, raised, until, world_of
+from phalanx.core import FileStore
 from ranks import run_ranks, scratch
 
 STRANGER = 2
@@ -20,12 +20,10 @@ UNKNOWN = bytes(range(16))
 def hello(uuid, **changes):
     fields = {
         "magic": wire.MAGIC,
-        "abi": lib.phx_abi_version(),
+        "rank": 1,
         "sender": UNKNOWN,
         "to": uuid,
         "token": bytes(16),
-        "rank": 1,
-        "pid": 1,
     }
     return wire.HELLO.pack(*{**fields, **changes}.values())
 
@@ -220,24 +218,19 @@ def test_silent_strangers_do_not_keep_a_rank_out():
     assert run_ranks(arrive_in_a_crowd, 2) == ["met", None]
 
 
-def another_abi(rank, world_size):
-    """What a rank of another ABI is answered."""
+def another_build(rank, world_size):
+    """How ranks refuse a member whose record is of another build, or of a layout from before builds had names."""
     if rank == LIAR:
         with Liar(rank, world_size) as liar:
-            liar.meet()
-            with wire.connect(liar.records[VICTIM].uuid) as guest:
-                wire.send(guest, liar.hello(VICTIM, abi=99))
-                answer = wire.WELCOME.unpack(wire.receive(guest)[0])
-                assert wire.hung_up(guest)
-            liar.dial()
-            liar.share()
-            liar.confirm()
+            liar.meet(build=b"9.9.9".ljust(16, b"\0") + b"0123456789abcdef")
             liar.await_others()
-            return answer[:2]
+            return None
     with honest_rank(rank, world_size) as world:
-        world.create_group("g", range(world_size))
-    return None
+        return raised(lambda: world.create_group("g", range(world_size)))
 
 
-def test_a_rank_of_another_abi_is_told_which_one_this_is_and_hung_up_on():
-    assert run_ranks(another_abi, 3)[LIAR] == (wire.MAGIC, lib.phx_abi_version())
+def test_a_rank_of_another_build_is_refused_by_its_name():  # C2
+    for told in run_ranks(another_build, 3):
+        if told is not None:
+            assert told[0] == "AbiError"
+            assert "9.9.9 (build 0123456789abcdef)" in str(told)

@@ -20,19 +20,22 @@ MAGIC = 0x31584850
 EXCHANGE, REVOKE, GOODBYE = 1, 2, 3
 MAX_PAYLOAD, MAX_FDS = 1024, 4
 
-HELLO = struct.Struct("<II16s16s16sii")  # magic, abi, from, to, token, rank, pid
-WELCOME = struct.Struct("<II16sii")  # magic, abi, from, rank, pid
+HELLO = struct.Struct("<Ii16s16s16s")  # magic, rank, from, to, token
+WELCOME = struct.Struct("<Ii16s")  # magic, rank, from
 GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
+WITH_DESCRIPTORS = 1 << 31  # in a call: descriptors follow the parcel, in a message of its number and DESCRIPTORS
+DESCRIPTORS = 1 << 61
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
-GEOMETRY = struct.Struct("<IIQiiIII4x32s128s")  # of a control segment; then tuning and cores
-# version, channels, ordinal, size, alloc id, persistent, device, handle; then of its GPU: uuid, processors, present,
-# multicast, reserved, unit; then what its table says for GPUs
-SYMM = struct.Struct("<IIQQQiiiI64s16siiiiQ80s")
+GEOMETRY = struct.Struct("<QiiIII4x32sI4xQ512s")  # of a control segment; then tuning, quota and cores
+# ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then the
+# GPU's uuid, processors, present, multicast, reserved, unit; then what its table says for GPUs
+SYMM = struct.Struct("<QQQIiiiIIII64s16siiiiQ80s")
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
 PLACE = struct.Struct("<QQ")  # key, offset
-RECORD = struct.Struct("<IIIiQQ")  # of a ring: flag, bytes, tag, dtype, count, offset
+RECORD = struct.Struct("<IIIhHQQ")  # of a ring: flag, bytes, tag or number, dtype, kind, count, offset
+EAGER, RTS, CTS, DATA = 1, 2, 3, 4  # kinds of records
 
 LINE = 64
 SLOTS = 4
@@ -50,7 +53,7 @@ ONE_SHOT = 1 << 4  # in the byte "algo" of an all_reduce: what its rank has chos
 class PeerRecord:
     """What a rank publishes in the store."""
 
-    FORMAT = struct.Struct("<8sIiiIQQ16s16s16s")
+    FORMAT = struct.Struct("<8s32siiQ16sQQQII16s16s")
 
     rank: int
     pid: int
@@ -59,18 +62,18 @@ class PeerRecord:
     uuid: bytes
     token: bytes
     process: bytes = bytes(16)
-    magic: bytes = b"PHXPEER\n"
-    version: int = 2
+    magic: bytes = b"PHXPEER2"
+    build: bytes = b""  # set by `meet`
     start_time: int = 0
 
     def pack(self) -> bytes:
-        head = (self.magic, self.version, self.rank, self.pid, self.uid, self.start_time, self.host_id)
-        return self.FORMAT.pack(*head, self.uuid, self.token, self.process)
+        head = (self.magic, self.build, self.rank, self.pid, self.host_id, self.uuid)
+        return self.FORMAT.pack(*head, 0, 0, self.start_time, self.uid, 0, self.token, self.process)
 
     @classmethod
     def unpack(cls, data: bytes) -> PeerRecord:
-        magic, version, rank, pid, uid, start, host, uuid, token, process = cls.FORMAT.unpack_from(data)
-        return cls(rank, pid, uid, host, uuid, token, process, magic, version, start)
+        magic, build, rank, pid, host, uuid, _, _, start, uid, _, token, process = cls.FORMAT.unpack_from(data)
+        return cls(rank, pid, uid, host, uuid, token, process, magic, build, start)
 
     def with_(self, **changes: object) -> PeerRecord:
         return replace(self, **changes)
@@ -169,9 +172,18 @@ def segment_bytes(channels: int, slot_bytes: int, group_size: int) -> int:
     return (size + PAGE - 1) // PAGE * PAGE
 
 
+PADS = 16  # in a segment
+MET = 4  # where a pad says that its owner has all that it needs for an allocation
+
+
 def pad_bytes(channels: int, group_size: int) -> int:
     size = LINE + channels * LINE + 4 * channels * group_size
     return (size + PAGE - 1) // PAGE * PAGE
+
+
+def met(number: int) -> bytes:
+    """What the pad of the group's allocation of that number, counted from 1, says there."""
+    return struct.pack("<I", 2 * number)
 
 
 def unix_socket_names() -> list[bytes]:

@@ -15,6 +15,7 @@ MUST_HOLD = {
     "phalanx_core": [
         "phalanx/core/__init__.py",
         "phalanx/core/_abi.py",
+        "phalanx/core/_abi_torch.py",
         "phalanx/core/cmake/phalanxConfig.cmake",
         "phalanx/core/cmake/phalanxConfigVersion.cmake",
         "phalanx/core/include/phalanx/phalanx.h",

@@ -13,19 +13,18 @@ def test_ranks_agree_on_the_sum(how):
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+import compiled
 from ranks import run_ranks, scratch
 
 __all__ = ["has_compiler", "implementations", "join", "native_folder", "run_groups"]
@@ -39,11 +38,8 @@ def has_compiler() -> bool:
 
 @functools.cache
 def native_folder() -> str:
-    """Where the compiled backend is: $PHALANX_NATIVE, or a folder of this process. Compiled at the first call."""
-    folder = os.environ.get("PHALANX_NATIVE")
-    if not folder:
-        folder = tempfile.mkdtemp(prefix="phx-c10d-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """Where the compiled backend is: $PHALANX_NATIVE, or a folder of the tests. Compiled if it is not there yet."""
+    folder = os.environ.get("PHALANX_NATIVE") or str(compiled.native_folder("c10d"))
     env = {**os.environ, "PHALANX_NATIVE": folder, "PHALANX_C10D": "cpp"}
     code = "from phalanx.collectives import c10d; print(c10d.implementation())"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=280)

@@ -39,6 +39,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -354,6 +355,7 @@ class _Template:
 
 
 def _main(role: str, *arguments: str) -> None:
+    sys.modules["ranks"] = sys.modules["__main__"]  # modules of tests import this file, which need not be read again
     if role == "template":
         request = _serve_template(int(arguments[0]), int(arguments[1]))
         if request is None:
@@ -384,9 +386,15 @@ def _main(role: str, *arguments: str) -> None:
 def _serve_template(fd: int, parent: int) -> tuple[str, int] | None:
     """Answers requests until the parent is gone. Returns, with the request, only in a newly forked rank."""
     _end_with_parent(parent)
-    # The second is what torch imports with the first collective or mesh, and takes as long as the first.
-    for name in ("torch", "torch._dynamo"):
-        importlib.import_module(name)
+    # The second is what torch imports with the first collective or mesh, and takes as long as the first. The others are
+    # what modules of tests import.
+    for name in ("torch", "torch._dynamo", "pytest", "hypothesis", "numpy", "expecttest"):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy every page of these modules, which takes longer than most tests
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's operators, which ranks would unregister one by one at their end
     template = os.getpid()
     with socket.socket(fileno=fd) as connection, connection.makefile("rw") as file:
         for line in file:
@@ -567,6 +575,12 @@ def _settled(look: Callable[[], set[str]], seconds: float = 2.0) -> set[str]:
     while (found := look()) and time.monotonic() < deadline:
         select.select([], [], [], 0.02)
     return found
+
+
+def pytest_collection_finish() -> None:
+    """What is here now is not garbage: the collections after tests with ranks look only at what is made later."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

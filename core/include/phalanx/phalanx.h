@@ -10,10 +10,21 @@
  *     out-parameters are untouched and the calling thread's phx_last_error_info() says what happened.
  *   - Nothing throws, exits or prints. Text goes to the log callback, if one is set.
  *   - Strings are UTF-8, borrowed in (copied when kept) and borrowed out (each says for how long).
- *   - A timeout_ms of 0 means the default of the world; a negative one is an error: no wait is unbounded.
+ *   - A timeout_ms of 0 means the default of the group, or that of the world where the group has none; a negative one
+ *     is an error: no wait is unbounded.
  *   - Functions are thread-safe, but the collectives of ONE group must be issued in one order that all ranks share,
  *     so two threads must not race to issue them.
+ *   - What a process has made is of no use in its forked child: there, every call on it is PHX_ERR_UNSUPPORTED, but for
+ *     finalize and release, which do nothing. A child makes stores, worlds and groups of its own; it may go on with a
+ *     file or TCP store. (A child that clone(2) makes without the C library is not recognised.)
+ *   - Ranks must run the same build of the library; builds that differ do not meet (PHX_ERR_ABI).
+ *   - A thread must not be cancelled (pthread_cancel) while it is in a call: that would end the process.
  *   - "Collective" means: every rank of the group must make the same call, in the same order.
+ *   - A collective call with a wrong argument returns its error at once, waits for nobody, and counts as a call. Ranks
+ *     that refuse alike go on. Where one rank refuses and another one does not, the call of the other fails at once
+ *     with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
+ *     calling rank hears of: calls that cannot know their group (a handle is NULL, a list of ranks is wrong), messages,
+ *     signals and barriers of symmetric memory, and calls on memory of GPUs.
  *
  * A rank number is the global one (that of the world), unless its name says group_rank. */
 #ifndef PHALANX_PHALANX_H
@@ -45,7 +56,7 @@ enum {
   PHX_OK = 0,
   PHX_IN_PROGRESS = 1,      /* not an error: not complete yet */
   PHX_ERR_INVALID = -1,     /* an argument is wrong; nothing was sent */
-  PHX_ERR_UNSUPPORTED = -2, /* right, but not something this build, host or group can do */
+  PHX_ERR_UNSUPPORTED = -2, /* right, but not something this build, host, group or forked child can do */
   PHX_ERR_NO_MEMORY = -3,
   PHX_ERR_TIMEOUT = -4,   /* peers did not come in time; the text names them */
   PHX_ERR_PEER_DEAD = -5, /* a peer died or left; `peer` says which */
@@ -56,9 +67,10 @@ enum {
   PHX_ERR_IN_USE = -10,
   PHX_ERR_SYSTEM = -11, /* an operating system call failed; sys_errno says how */
   PHX_ERR_DEVICE = -12,
-  PHX_ERR_ABI = -13,        /* the two sides were built from headers that do not fit */
+  PHX_ERR_ABI = -13,        /* the two sides are of builds that do not fit; the text names both */
   PHX_ERR_PERMISSION = -14, /* another user, a wrong token */
-  PHX_ERR_INTERNAL = -15    /* a defect of this library */
+  PHX_ERR_INTERNAL = -15,   /* a defect of this library */
+  PHX_ERR_INTERRUPTED = -16 /* the hook of phx_set_interrupt ended the wait */
 };
 
 enum {
@@ -132,7 +144,7 @@ typedef struct phx_error_info {
 
 PHX_API uint32_t phx_abi_version(void);
 PHX_API const char *phx_version(void);                   /* static */
-PHX_API const char *phx_build_info(void);                /* static, one JSON object: version, compiler, isa, features */
+PHX_API const char *phx_build_info(void);                /* static, one JSON object: version, build, compiler, ... */
 PHX_API int32_t phx_has(const char *feature);            /* 1 or 0; features: see phx_build_info */
 PHX_API size_t phx_struct_size(const char *struct_name); /* sizeof of a public struct, 0 if unknown: bindings check */
 PHX_API const char *phx_status_name(phx_status status);  /* static */
@@ -145,6 +157,17 @@ PHX_API phx_status phx_last_error_info(phx_error_info *out);
 /* Called from any thread, also while calls are in progress; must not call back into phalanx. NULL turns logging off. */
 typedef void (*phx_log_fn)(void *user, int32_t level, const char *file, int32_t line, const char *message);
 PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level);
+
+/* Lets the calling thread interrupt its own waits, for example at Ctrl-C. While this thread waits inside a call, and
+ * only then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
+ * PHX_ERR_INTERRUPTED; from then on check must return non-zero until that call has returned. A wait on a group that
+ * ends in this way revokes the group: the calls of its other ranks fail at once with PHX_ERR_REVOKED and a text that
+ * names the interrupted rank. check runs on the waiting thread, may run for long, and may call functions that do not
+ * wait, such as phx_group_revoke; those that wait on a group return PHX_ERR_UNSUPPORTED inside it. Waits for a GPU's
+ * stream and waits inside a store of the caller's own (phx_store_wrap) are not interrupted. check NULL removes the
+ * hook. Every thread has a hook of its own, and none in the beginning; a forked child has none. Not collective. */
+typedef int (*phx_interrupt_fn)(void *arg);
+PHX_API phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg);
 
 /* ---- store -------------------------------------------------------------------------------------------------- */
 
@@ -214,6 +237,9 @@ PHX_API phx_status phx_world_abort(phx_world *world, const char *reason);
  * that a phx_symm holds. Groups, symms and works may be released later. */
 PHX_API void phx_world_release(phx_world *world);
 PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
+/* Whether a rank that this one has met, in any group of the world, is known to have died or left: PHX_ERR_PEER_DEAD,
+ * with a text that names it and its process; else PHX_OK. For who waits for that rank by other means. Never blocks. */
+PHX_API phx_status phx_world_check_peer(phx_world *world, int32_t rank);
 /* The flight recorder as JSON: the last collectives of every rank of every group of this world, dead ranks included,
  * with times. Writes at most capacity bytes, the closing 0 included; *size = length of the whole, without it. Not
  * collective; also while calls are in progress. With the environment variable PHALANX_DUMP, each failure of a group
@@ -268,6 +294,12 @@ PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
 PHX_API phx_status phx_group_error(phx_group *group,
                                    phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
+/* For bindings that check arguments themselves: stands for a collective of that channel whose arguments were wrong on
+ * this rank, with the reason for the other ranks, as if the core had refused it. Waits for no peer. */
+PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why);
+/* The default of every later wait of this rank on the group and on what is made on it: symmetric memory, works. 0: the
+ * default of the world, as at first. Groups that are made from it (split, shrink) take it over. Not collective. */
+PHX_API phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms);
 PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
 /* Collective: a barrier of streams, put on one of a GPU; returns at once. What precedes it on any rank's stream is done
  * when what follows it on another's begins. See the collectives on memory of a GPU. */
@@ -531,9 +563,15 @@ enum { PHX_ANY_RANK = -1 };
 
 /* Not collective: a send meets the oldest unmet receive of its receiver that names its sender (or PHX_ANY_RANK) and its
  * tag. Messages of one sender with one tag arrive in the order sent. dtype and count must agree, else both sides fail
- * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. With work == NULL a send
- * returns when `in` may be changed, which can be before it is received. Of a send that was started, `in` must stay
- * unchanged until phx_work_wait. What waits for a message keeps the sends of this rank going.
+ * with PHX_ERR_MISMATCH. A rank may send to itself. options.channel and algo are not used. The buffer `in` of a started
+ * send must stay unchanged until phx_work_wait. Whatever waits for a message keeps the sends of this rank going.
+ *
+ * A blocking send (work == NULL) returns when `in` may be changed. As in MPI it may wait for its receive: a small
+ * message usually does not, a large one does. A receiver keeps at most 1 MiB of data of each sender for receives to
+ * come (less in groups of more than 64 ranks); a message of more than half of that, or beyond it, stays with its sender
+ * until it has met its receive. Ranks that send such messages to each other start their sends, or use phx_messages. At
+ * most 65536 messages from one rank to another may stay with the sender in that way; receives find later ones only
+ * after some of these have been received.
  *
  * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the same one in all calls on the group; work == NULL)
  * the call puts a kernel on options.stream, of the GPU's primary context, and returns. The n-th send of a rank to
@@ -575,9 +613,11 @@ PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 /* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
  * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
  * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out. `out` is ordinary memory, or, for all_reduce,
- * this rank's own block at the same offset: in place; or, for all_gather, on all ranks the range that
- * phx_symm_map_gathered made of just these bytes: then nothing moves, and the ranks only meet.
+ * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out, and say for reduce and for an all_reduce that is not in place
+ * whether a rank that wants the sum reads all inputs, or each rank sums a part of them and passes it on (the default
+ * from three ranks on). `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in
+ * place; or, for all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing
+ * moves, and the ranks only meet.
  *
  * On memory of a GPU (work == NULL): the call puts a kernel on phx_options.stream, of the GPU's primary context, and
  * returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same
@@ -625,7 +665,10 @@ PHX_API phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, si
 /* ---- work: what was started ---------------------------------------------------------------------------------- */
 
 PHX_API phx_status phx_work_test(phx_work *work); /* PHX_OK: complete; PHX_IN_PROGRESS; or the error. Never blocks. */
-PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms);   /* idempotent */
+PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms); /* idempotent */
+/* For a caller that looks with phx_work_test and keeps the time itself: what phx_work_wait does when its time is over.
+ * Work that is not complete fails at once with PHX_ERR_TIMEOUT; the error names timeout_ms. */
+PHX_API phx_status phx_work_expire(phx_work *work, int64_t timeout_ms);
 PHX_API phx_status phx_work_error(phx_work *work, phx_error_info *out); /* PHX_ERR_NOT_FOUND when it has none */
 PHX_API phx_work *phx_work_retain(phx_work *work);
 PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <ctime>
 
+#include "base/interrupt.h"
+
 namespace phx {
 
 inline int64_t now_ns() {
@@ -16,7 +18,8 @@ class Deadline {
  public:
   static Deadline after_ms(int64_t ms) { return Deadline(ms, now_ns() + clamp(ms) * 1000000); }
 
-  bool passed() const { return now_ns() >= at_ns_; }
+  // Or the calling thread is interrupted, which ends a wait in the same way.
+  bool passed() const { return now_ns() >= at_ns_ || interrupt_requested(); }
   int64_t at_ns() const { return at_ns_; }
   int64_t budget_ms() const { return budget_ms_; }  // as asked for, to be named in errors
   int64_t left_ns() const {
@@ -25,6 +28,9 @@ class Deadline {
   }
   // Rounded up, so that a poll() with it does not return just before the end.
   int64_t left_ms() const { return (left_ns() + 999999) / 1000000; }
+  // At most a slice of it: how long to sleep before the next look at passed().
+  int64_t slice_ns() const { return left_ns() < kInterruptSliceNs ? left_ns() : kInterruptSliceNs; }
+  int slice_ms() const { return static_cast<int>((slice_ns() + 999999) / 1000000); }
 
  private:
   Deadline(int64_t budget_ms, int64_t at_ns) : at_ns_(at_ns), budget_ms_(budget_ms) {}

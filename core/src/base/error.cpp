@@ -5,6 +5,9 @@
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
+#include <new>
+
+#include "base/fork.h"
 
 namespace phx {
 namespace {
@@ -12,11 +15,14 @@ namespace {
 thread_local phx_error_info t_last = make_error_info();
 
 // The log callback is the library's only process-wide mutable state.
-struct LogSink {
-  std::mutex mutex;
+struct LogSink : private ForkHook {
+  std::mutex mutex;  // held while the callback runs, which may take as long as it likes: a fork does not wait for it
   phx_log_fn fn = nullptr;
   void *user = nullptr;
   std::atomic<int32_t> min_level{PHX_LOG_ERROR + 1};
+
+ private:
+  void after_fork_in_child() override { new (&mutex) std::mutex; }
 };
 LogSink &log_sink() {
   static LogSink *sink = new LogSink;  // never destroyed: threads may log during exit

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace phx {
 
@@ -12,7 +13,8 @@ namespace phx {
 template <class Body>
 phx_status guarded(const char *operation, Body &&body) noexcept {
   try {
-    return body();
+    const phx_status status = body();
+    return status == PHX_ERR_TIMEOUT ? timeout_or_interrupt(operation) : status;
   } catch (const std::bad_alloc &) {
     return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
   } catch (const std::exception &error) {

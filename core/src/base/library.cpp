@@ -2,6 +2,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/build.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
 #include "phalanx/phalanx.h"
@@ -66,9 +67,11 @@ const char *phx_build_info(void) {
   static const std::string *const info = new std::string([] {
     std::string features;
     for (const char *feature : kFeatures) features += (features.empty() ? "\"" : ", \"") + std::string(feature) + "\"";
-    return "{\"version\": \"" PHX_VERSION_STRING "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" +
-           std::string(phx::kernels::active_isa()) + "\", \"features\": [" + features +
-           "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
+    const phx::Build &build = phx::this_build();
+    return "{\"version\": \"" PHX_VERSION_STRING "\", \"build\": \"" +
+           std::string(build.fingerprint, sizeof build.fingerprint) +
+           "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(phx::kernels::active_isa()) +
+           "\", \"features\": [" + features + "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
   }());  // never destroyed: it may be asked for during exit
   return info->c_str();
 }
@@ -106,6 +109,7 @@ const char *phx_status_name(phx_status status) {
     case PHX_ERR_ABI: return "PHX_ERR_ABI";
     case PHX_ERR_PERMISSION: return "PHX_ERR_PERMISSION";
     case PHX_ERR_INTERNAL: return "PHX_ERR_INTERNAL";
+    case PHX_ERR_INTERRUPTED: return "PHX_ERR_INTERRUPTED";
     default: return "unknown status";
   }
 }

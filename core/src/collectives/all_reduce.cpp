@@ -14,7 +14,9 @@ namespace {
 class OneShotAllReduce final : public Operation {
  public:
   OneShotAllReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
-      : Operation(buffers, buffers.count * buffers.item), reduction_(reduction), blocking_(plan.blocking) {}
+      : Operation(buffers, buffers.count * buffers.item), reduction_(reduction), blocking_(plan.blocking) {
+    reach = b_.count * b_.item;
+  }
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     put_bytes(lane.data(lane.group_rank(), epoch), b_.in, b_.count * b_.item);

@@ -9,17 +9,23 @@
 
 namespace phx {
 
-Call::Call(Kind kind, phx_group *group, const phx_options *options)
-    : Call(kind, group == nullptr ? nullptr : group->ptr.get(), options) {}
+Call::Call(Kind kind, phx_group *group, const phx_options *options, bool is_part)
+    : Call(kind, group == nullptr ? nullptr : group->ptr.get(), options, is_part, false) {}
 Call::Call(Kind kind, phx_symm *symm, const phx_options *options)
-    : Call(kind, symm == nullptr ? nullptr : &symm->symm->group(), options) {}
+    : Call(kind, symm == nullptr ? nullptr : &symm->symm->group(), options, false,
+           symm != nullptr && symm->symm->side() != nullptr) {}
 
-Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), named_(kind), group_(group) {
+Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool for_kernels)
+    : kind_(kind), named_(kind), group_(group), is_part_(is_part), for_kernels_(for_kernels) {
   record_.operation = static_cast<uint8_t>(kind);
   options_.struct_size = sizeof options_;
   options_.scale = 1.0;
   if (group == nullptr) {
     set(fail(PHX_ERR_INVALID, name(), "%s: the group (or symm) is NULL", name()));
+    return;
+  }
+  if (__builtin_expect(group->world().forked(), 0)) {
+    set(refuse_fork(name(), group->world()));
     return;
   }
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
@@ -32,13 +38,17 @@ Call::Call(Kind kind, Group *group, const phx_options *options) : kind_(kind), n
     set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEV_*", name(),
              options_.device.type));
   else
-    set(group->world().resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
+    set(group->resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
   record_.algo = static_cast<uint8_t>(options_.algo);
 }
 
 Call &Call::set(phx_status status) {
   status_ = status;
-  if (status != PHX_OK && group_ != nullptr) amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), -1);
+  if (status == PHX_OK || group_ == nullptr) return *this;
+  amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), -1);
+  // What kernels do is compared by themselves; and a part of a list is refused with the whole.
+  if (!for_kernels_ && !on_gpu() && !is_part_)
+    group_->refuse_collective(group_->channel(options_.channel < group_->channels() ? options_.channel : 0).engine);
   return *this;
 }
 
@@ -195,7 +205,7 @@ phx_status Call::issue(OperationPtr operation, phx_work **work) {
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;
-  const phx_status status = engine().start(std::move(operation), &started);
+  const phx_status status = engine().start(std::move(operation), timeout_ms_, &started);
   if (status != PHX_OK) return status;
   *work = make_work_handle(group_->shared_from_this(), std::move(started));
   return PHX_OK;

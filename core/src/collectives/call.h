@@ -10,10 +10,12 @@
 
 namespace phx {
 
-// `status` keeps the first error; later checks do nothing after it.
+// `status` keeps the first error; later checks do nothing after it. The error counts as the call: see
+// refuse_collective.
 class Call {
  public:
-  Call(Kind kind, phx_group *group, const phx_options *options);
+  // is_part: of a list of calls, which answers for what is wrong with it.
+  Call(Kind kind, phx_group *group, const phx_options *options, bool is_part = false);
   Call(Kind kind, phx_symm *symm, const phx_options *options);
 
   const char *name() const { return kind_name(named_); }
@@ -68,13 +70,15 @@ class Call {
   phx_status issue(OperationPtr operation, phx_work **work);
 
  private:
-  Call(Kind kind, Group *group, const phx_options *options);
+  Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool for_kernels);
   Channel &channel() const { return group_->channel(options_.channel); }
   Call &set(phx_status status);
 
   Kind kind_;
   const Kind named_;  // by which the caller knows it
   Group *const group_;
+  const bool is_part_;
+  const bool for_kernels_;
   phx_options options_{};
   int64_t timeout_ms_ = 0;
   Buffers buffers_;

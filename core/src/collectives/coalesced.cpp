@@ -37,6 +37,7 @@ class Fused final : public Operation {
     }
     inner_ = make_all_reduce(plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, PHX_ALGO_AUTO);
     rounds = inner_->rounds;
+    reach = inner_->reach;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -81,6 +82,7 @@ class Packed final : public Operation {
       places_.push_back(at);
       at += packed_bytes(call, n_);
     }
+    reach = at;
   }
 
   void keep_input(size_t) override {  // small by construction
@@ -168,9 +170,11 @@ class Sequence final : public Operation {
  public:
   explicit Sequence(std::vector<OperationPtr> steps) : Operation({}, 0), steps_(std::move(steps)) {
     rounds = 0;
+    reach = 0;
     for (const OperationPtr &step : steps_) {
       begins_.push_back(rounds);
       rounds += step->rounds;
+      reach = std::max(reach, step->reach);
     }
   }
 

@@ -69,7 +69,7 @@ phx_status check_one(phx_group *group, const phx_options *options, const phx_cal
     return phx::fail(PHX_ERR_INVALID, kName,
                      "%s: call %zu: kind is %d and flags %u; they must be one of PHX_CALL_*, and 0", kName, index,
                      given.kind, given.flags);
-  Call call(kind, group, options);
+  Call call(kind, group, options, true);
   if (!call.ok()) return call.status();
   const int self = call.group().group_rank();
   const Extent extent = extent_of(kind, call.group_size(), self, given.root_group_rank);

@@ -1,5 +1,7 @@
 #include "collectives/engine.h"
 
+#include <cinttypes>
+#include <cstdio>
 #include <utility>
 
 #include "base/failpoint.h"
@@ -16,7 +18,7 @@ phx_status CollectiveWork::wait(int64_t timeout_ms) { return engine_->wait(*this
 phx_status CollectiveWork::test() { return engine_->test(*this); }
 
 Engine::~Engine() {
-  if (!pending_.empty()) group_->world().progress().ended();
+  if (!pending_.empty()) group_->world().progress().ended(*this);
 }
 
 LazyDeadline Engine::deadline(int64_t timeout_ms) {
@@ -29,6 +31,14 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
                              static_cast<int32_t>(round), operation.record, deadline.budget_ms());
 }
 
+// Another thread of this rank has been inside this channel for the whole timeout of this one.
+phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline) {
+  const Recorded last = lane_->history_of(group_->group_rank()).newest();
+  const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
+                           ". Use another channel for it";
+  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), true);
+}
+
 // Whether a new operation can be published now: all older ones are, and a slot is free here.
 bool Engine::has_room() const {
   if (pending_.empty()) return true;
@@ -38,6 +48,31 @@ bool Engine::has_room() const {
   return lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
 }
 
+// The memory of the slots that `operation` needs and that no earlier one has needed.
+phx_status Engine::hold(const Operation &operation) {
+  if (lane_->hold(name_of(operation), operation.reach) == PHX_OK) return PHX_OK;
+  phx_error_info info = last_error();
+  std::snprintf(info.text, sizeof info.text,
+                "%s #%" PRIu64
+                " on group '%s': rank %d: the host ran out of memory for the staging of this group, up to %zu bytes. "
+                "Free memory, raise the limit, or make the world with less staging_bytes.",
+                name_of(operation), operation.sequence, group_->name().c_str(), group_->self_rank(),
+                kSlots * lane_->slot_bytes());
+  info.rank = group_->self_rank();
+  info.sequence = operation.sequence;
+  group_->fail_with(info, true);
+  return group_->raise_in_flight(name_of(operation), operation.sequence);
+}
+
+// What an operation needs may grow once it is known what the others have.
+inline phx_status Engine::put(Operation &operation, uint32_t round, uint64_t epoch) {
+  if (!lane_->holds(operation.reach)) {
+    if (const phx_status status = hold(operation); status != PHX_OK) return status;
+  }
+  operation.put(*lane_, round, epoch);
+  return PHX_OK;
+}
+
 // Fills and publishes the next round of `operation`; nothing younger has been published.
 phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   const uint64_t epoch = lane_->last_epoch() + 1;
@@ -45,7 +80,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   if (const AwaitResult room = lane_->reserve(deadline); !room)
     return raise(room, operation, operation.published, deadline);
   PHX_FAILPOINT(name_of(operation), 2);
-  operation.put(*lane_, operation.published, epoch);
+  if (const phx_status status = put(operation, operation.published, epoch); status != PHX_OK) return status;
   uint64_t done = epoch - 1;  // all that came before has been taken, except:
   if (operation.published > 0) {
     done = operation.done_after(epoch - 1);
@@ -83,7 +118,7 @@ phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline
   if (operation.takes_from_places(*lane_, epoch)) return PHX_OK;
   if (place.leaves_slot_empty()) {
     PHX_FAILPOINT("places", 1);
-    operation.put(*lane_, 0, epoch);
+    if (const phx_status status = put(operation, 0, epoch); status != PHX_OK) return status;
     PHX_FAILPOINT("places", 2);
     lane_->publish_staged(epoch);
   }
@@ -121,7 +156,7 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
 void Engine::settle_front(phx_status status) {
   const CollectiveWorkRef work = std::move(pending_.front());
   pending_.pop_front();
-  if (pending_.empty()) group_->world().progress().ended();
+  if (pending_.empty()) group_->world().progress().ended(*this);
   lane_->history().end(work->operation().sequence, status);
   work->operation().end();
   work->settle(status);
@@ -137,6 +172,9 @@ phx_status Engine::begin(Operation &operation) {
   operation.sequence = sequence() + 1;  // mutex_ is held: nobody else counts
   sequence_.store(operation.sequence, std::memory_order_relaxed);
   if (!group_->failed()) {
+    if (!lane_->holds(operation.reach)) {
+      if (const phx_status status = hold(operation); status != PHX_OK) return status;
+    }
     lane_->history().begin(operation.sequence, operation.record);
     PHX_FAILPOINT(name_of(operation), 1);
     return PHX_OK;
@@ -146,7 +184,8 @@ phx_status Engine::begin(Operation &operation) {
 
 phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
   LazyDeadline until = deadline(timeout_ms);
-  std::lock_guard<std::mutex> lock(mutex_);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return raise_turn(name_of(operation), until);
   phx_status status = begin(operation);
   if (status != PHX_OK) return status;
   status = run_in_turn(operation, until);
@@ -171,12 +210,15 @@ phx_status Engine::run_in_turn(Operation &operation, LazyDeadline &until) {
   return advance(operation, until, true);
 }
 
-phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
+phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out) {
   LazyDeadline none(1);
   auto work = std::make_shared<CollectiveWork>(this, std::move(operation));
   Operation &started = work->operation();
-  std::lock_guard<std::mutex> lock(mutex_);
-  phx_status status = begin(started);
+  LazyDeadline until = deadline(timeout_ms);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return raise_turn(name_of(started), until);
+  // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
+  phx_status status = started.record.operation == static_cast<uint8_t>(Kind::kRefused) ? PHX_OK : begin(started);
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
     status = publish(started, none);
@@ -186,7 +228,7 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
     }
   }
   if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
-  if (pending_.empty()) group_->world().progress().began();
+  if (pending_.empty()) group_->world().progress().began(*this);
   pending_.push_back(work);
   *out = std::move(work);
   return PHX_OK;
@@ -195,7 +237,8 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, WorkRef *out) {
 phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
   if (work.complete()) return work.report();
   LazyDeadline until = deadline(timeout_ms);
-  std::lock_guard<std::mutex> lock(mutex_);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until);
   while (!work.complete()) {
     publish_queued(until);  // an error of it shows again when its operation comes to the front
     complete_front(until, true);
@@ -205,7 +248,7 @@ phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
 
 phx_status Engine::test(const CollectiveWork &work) {
   if (work.complete()) return work.report();
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  Turn lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return PHX_IN_PROGRESS;
   LazyDeadline none(1);
   while (!work.complete()) {
@@ -215,12 +258,16 @@ phx_status Engine::test(const CollectiveWork &work) {
   return work.report();
 }
 
-void Engine::advance_pending() {
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || pending_.empty()) return;
+bool Engine::advance_pending() {
+  Turn lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || pending_.empty()) return false;
   LazyDeadline none(1);
+  const CollectiveWorkRef front = pending_.front();
+  const auto steps = [&] { return front->operation().published + front->operation().taken; };
+  const auto before = steps();
   publish_queued(none);
   complete_front(none, false);
+  return front->complete() || steps() != before;
 }
 
 }  // namespace phx

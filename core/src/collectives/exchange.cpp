@@ -33,6 +33,7 @@ class Exchange : public Operation {
                              kLine / b_.item);
     chunks_ = rounds_for(b_.count, 2 * half_);
     rounds = chunks_ + 1;
+    reach = n_ * half_ * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t) override {

@@ -19,6 +19,7 @@ class AllGather final : public Operation {
         chunk_(plan.chunk_elements(buffers.item)),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {
     rounds = rounds_for(b_.count, chunk_);
+    reach = std::min(b_.count, chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -57,6 +58,7 @@ class AllGatherV final : public Operation {
     }
     rounds = rounds_for(*std::max_element(counts_.begin(), counts_.end()), chunk_);
     streaming_ = total * b_.item >= plan.tuning.streaming_bytes;
+    reach = std::min(counts_[plan.lane.group_rank()], chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -98,6 +100,7 @@ class Gather final : public Operation {
         chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {
     rounds = rounds_for(b_.count, chunk_);
+    reach = std::min(b_.count, chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -134,6 +137,7 @@ class Broadcast final : public Operation {
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes),
         one_way_(reads_one_way(buffers.count * buffers.item, streaming_)) {
     rounds = rounds_for(b_.count, chunk_);
+    reach = std::min(b_.count, chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {

@@ -31,8 +31,13 @@ Kind symmetric(Kind kind) {
 // A call on its way to a stream. Until `meet` nothing has been sent; what fails later leaves ranks out of step.
 class OnGpu {
  public:
-  OnGpu(Call &call, phx_work **work) : call_(call), group_(call.group()), lock_(group_.workspaces().mutex()) {
-    if (work != nullptr)
+  OnGpu(Call &call, phx_work **work)
+      : call_(call), group_(call.group()), turn_(group_.workspaces().mutex(), std::defer_lock) {
+    LazyDeadline until(call.timeout_ms(), &group_.world().progress());
+    if (!take_turn(turn_, until))
+      status_ = group_.raise_turn(call.name(), "group with a call on memory of a GPU. Make them from one thread",
+                                  call.timeout_ms(), true);
+    else if (work != nullptr)
       status_ = fail(PHX_ERR_UNSUPPORTED, call.name(),
                      "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name());
     else
@@ -147,7 +152,7 @@ class OnGpu {
 
   Call &call_;
   Group &group_;
-  const std::lock_guard<std::mutex> lock_;
+  Turn turn_;
   Workspace *workspace_ = nullptr;
   bool begun_ = false;
   phx_status status_ = PHX_OK;

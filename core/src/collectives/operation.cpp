@@ -37,11 +37,13 @@ const char *kind_name(Kind kind) {
     case Kind::kSymmReduce: return "symm_reduce";
     case Kind::kSymmGather: return "symm_gather";
     case Kind::kSymmScatter: return "symm_scatter";
+    case Kind::kRefused: return "a call that it refused";
   }
   return "an unknown collective";
 }
 
 std::string describe_call(const CallRecord &record) {
+  if (record.operation == static_cast<uint8_t>(Kind::kRefused)) return kind_name(Kind::kRefused);
   char text[160];
   int length = std::snprintf(text, sizeof text, "%s(", kind_name(static_cast<Kind>(record.operation)));
   auto add = [&](const char *format, auto value) {
@@ -86,7 +88,7 @@ namespace {
 
 class Barrier final : public Operation {
  public:
-  Barrier() : Operation({}, 0) {}
+  Barrier() : Operation({}, 0) { reach = 0; }
   void put(const Lane &, uint32_t, uint64_t) override {}
   phx_status take(const Lane &, uint32_t, uint64_t) override { return PHX_OK; }
 };

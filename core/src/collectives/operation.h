@@ -44,7 +44,8 @@ enum class Kind : uint8_t {
   kSymmBroadcast,
   kSymmReduce,
   kSymmGather,
-  kSymmScatter
+  kSymmScatter,
+  kRefused  // in the place of a call whose arguments were wrong; the slot says why
 };
 const char *kind_name(Kind kind);                     // the public name: "all_reduce"
 std::string describe_call(const CallRecord &record);  // "all_reduce(float32, 512, sum)"
@@ -62,6 +63,8 @@ struct Reduction {
   double scale = 1.0;
   int32_t dtype = 0, op = 0;
 };
+
+inline constexpr size_t kWholeSlot = SIZE_MAX >> 1;
 
 class Operation {
  public:
@@ -95,6 +98,7 @@ class Operation {
   CallRecord record;
   Place place;  // published with the next round; the engine clears it after the first
   uint32_t rounds = 1;
+  size_t reach = kWholeSlot;   // up to where the next `put` writes into the own slot, and peers into it until the end
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 
   // Of the engine.
@@ -211,11 +215,19 @@ class SymmOperation : public Operation {
   virtual bool move_input(int group_rank, size_t offset) = 0;
 
  protected:
-  explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) {}
+  explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) { reach = 0; }
 };
 using SymmOperationPtr = std::unique_ptr<SymmOperation>;
+// Whether a sum over symmetric memory of `n` ranks is made in two steps: each rank sums one part of all inputs, and
+// passes the sum on through its slot. In one step each receiver reads everything from everybody. An all_reduce in place
+// is neither: its sums go straight into all blocks.
+inline bool sums_by_parts(Kind kind, bool in_place, int n, int32_t algo) {
+  if (kind != Kind::kSymmReduce && (kind != Kind::kSymmAllReduce || in_place)) return false;
+  return algo == PHX_ALGO_TWO_SHOT || (algo != PHX_ALGO_ONE_SHOT && n > 2);
+}
+// algo: PHX_ALGO_*, of all_reduce and reduce.
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                           const Reduction &reduction, int root, const Tuning &tuning);
+                           const Reduction &reduction, int root, const Plan &plan, int32_t algo = PHX_ALGO_AUTO);
 // In place on all ranks, which make_symm's is not.
 SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
                                      const Tuning &tuning);

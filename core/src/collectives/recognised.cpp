@@ -15,6 +15,7 @@ class Recognised final : public Operation {
   Recognised(Engine &engine, OperationPtr staged, SymmOperationPtr direct, const Place &where)
       : Operation({}, 0), engine_(engine), staged_(std::move(staged)), direct_(std::move(direct)) {
     place = where;
+    reach = 0;                 // its slot is left empty
     rounds = direct_->rounds;  // nothing younger may pass before it is known what is done
   }
 
@@ -23,6 +24,7 @@ class Recognised final : public Operation {
       chosen_ = all_direct(lane, epoch) ? static_cast<Operation *>(direct_.get()) : staged_.get();
       chosen_->first_epoch = first_epoch;
       rounds = chosen_->rounds;
+      reach = chosen_->reach;
       if (chosen_ == direct_.get()) engine_.count_zero_copies(1);
     }
     return chosen_ == direct_.get();
@@ -99,7 +101,7 @@ OperationPtr recognise(const Call &call, Kind kind, size_t in_bytes, OperationPt
   if (!symm) return staged;
   return combine(
       call, *symm, std::move(staged),
-      make_symm(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.group().tuning()));
+      make_symm(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.plan(nullptr)));
 }
 
 OperationPtr recognise_v(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking,

@@ -64,6 +64,7 @@ class Listed final : public Operation {
         candidates_(std::move(candidates)),
         staged_(std::move(whole)) {
     place.key = staged_ == nullptr ? 1 : kReads;
+    reach = std::max(candidates_.size() * sizeof(Place), staged_ == nullptr ? 0 : staged_->reach);
     rounds = std::max<uint32_t>(2, staged_ == nullptr ? 0 : staged_->rounds);  // until it is known what is done
   }
 
@@ -203,7 +204,7 @@ class Listed final : public Operation {
   SymmOperationPtr make(Candidate &candidate, const CoalescedCall &call, uint64_t key) {
     if (candidate.symm == nullptr) candidate.symm = SymmDirectory::of_process().find_key(group_.members(), self_, key);
     if (candidate.symm == nullptr) return nullptr;
-    return make_symm(symmetric(call.kind), candidate.symm, 0, call.buffers, call.reduction, call.root, plan_.tuning);
+    return make_symm(symmetric(call.kind), candidate.symm, 0, call.buffers, call.reduction, call.root, plan_);
   }
 
   void after_tables() {
@@ -243,6 +244,7 @@ class Listed final : public Operation {
     base_ = base;
     staged_->first_epoch = first_epoch + base;
     rounds = base + staged_->rounds;
+    reach = staged_->reach;
   }
 
   Group &group_;
@@ -283,12 +285,14 @@ OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vecto
       others += bytes;
       continue;
     }
+    const bool in_place = each.kind == Kind::kAllReduce && each.buffers.in == each.buffers.out;
+    // It would take arrivals of its own.
+    if (sums_by_parts(symmetric(each.kind), in_place, group.size(), PHX_ALGO_AUTO)) continue;
     candidate.symm = directory.find(group.members(), self, each.buffers.in, bytes);
     if (candidate.symm == nullptr) continue;
     own += bytes;
     const char *const base = static_cast<const char *>(candidate.symm->block().base);
-    const uint64_t facts[2] = {candidate.symm->key(),
-                               each.kind == Kind::kAllReduce && each.buffers.in == each.buffers.out};
+    const uint64_t facts[2] = {candidate.symm->key(), in_place};
     candidate.place = {only_root_gives(each) ? candidate.symm->key() : hash_words(facts) | 1,
                        static_cast<size_t>(each.buffers.in - base)};
   }

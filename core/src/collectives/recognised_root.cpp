@@ -23,6 +23,7 @@ class Rooted final : public Operation {
         staged_(std::move(staged)) {
     symm = std::move(held);
     place = where;
+    reach = 0;   // its slot is left empty
     rounds = 2;  // at least: nothing younger may pass before it is known what is done
   }
 
@@ -32,7 +33,7 @@ class Rooted final : public Operation {
       if (!lane.place(root_, epoch).leaves_slot_empty() || !all_read(lane, epoch))
         turn_to_staged(0);
       else
-        prepare(lane.place(root_, epoch));
+        prepare(lane, lane.place(root_, epoch));
     }
     return state_ == State::kDirect;
   }
@@ -81,10 +82,10 @@ class Rooted final : public Operation {
     return true;
   }
 
-  void prepare(const Place &at) {
+  void prepare(const Lane &lane, const Place &at) {
     if (!symm) symm = SymmDirectory::of_process().find_key(group_.members(), group_.group_rank(), at.key);
     if (!symm) return;
-    direct_ = make_symm(kind_, symm, 0, b_, {}, root_, group_.tuning());
+    direct_ = make_symm(kind_, symm, 0, b_, {}, root_, {lane, group_.tuning(), true});
     if (!direct_->move_input(root_, at.offset)) direct_.reset();
   }
 
@@ -93,6 +94,7 @@ class Rooted final : public Operation {
     base_ = base;
     staged_->first_epoch = first_epoch + base;
     rounds = base + staged_->rounds;
+    reach = staged_->reach;
   }
 
   Group &group_;

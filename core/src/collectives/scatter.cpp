@@ -24,6 +24,7 @@ class Segmented : public Operation {
                                             part_elements(std::max<size_t>(count, 1), buffers.item, 1), most}),
                                   kLine / buffers.item)) {
     rounds = rounds_for(count, segment_);
+    reach = place(plan.lane.group_size());
   }
 
   size_t clip(size_t count, uint32_t round) const {
@@ -148,6 +149,7 @@ class Reduce final : public Operation {
         blocking_(plan.blocking),
         chunk_(plan.chunk_elements(buffers.item)) {
     rounds = rounds_for(b_.count, chunk_);
+    reach = std::min(b_.count, chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {

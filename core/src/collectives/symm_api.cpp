@@ -56,7 +56,8 @@ phx::OperationPtr make(const Call &call, const phx::Plan &plan, phx::Symm &symm,
   }
   if (call.kind() == Kind::kSymmBroadcast)
     return phx::make_symm_broadcast(symm.shared_from_this(), offset, buffers, root, plan.tuning);
-  return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan.tuning);
+  return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan,
+                        call.options().algo);
 }
 
 // Those with one count for all. op 0: no reduction. root < 0 with has_root false: none.

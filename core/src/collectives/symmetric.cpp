@@ -2,6 +2,7 @@
 // themselves.
 //
 // Two barriers and no copy: after the first every input is ready, after the second nobody reads or writes any more.
+// Sums that are made by parts pass through the slots in between.
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
@@ -141,6 +142,73 @@ class Symmetric final : public OnSymm {
   const size_t streaming_bytes_;
 };
 
+// all_reduce that is not in place, and reduce, of more than two ranks. Rank p sums part p of all inputs and puts the
+// sum into its slot, from where those who want it fetch it. So a rank reads the inputs once, and not n times.
+//
+// After the first arrival all inputs are ready. Each further one says that the next chunk of every part is in the
+// slots, and the last one also that nobody reads inputs any more.
+class SymmetricSum final : public OnSymm {
+ public:
+  // root < 0: all ranks want the sum.
+  SymmetricSum(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
+               int root, const Plan &plan)
+      : OnSymm(std::move(handle), offset, buffers),
+        reduction_(reduction),
+        wants_(root < 0 || root == self_),
+        shares_(root < 0 || root != self_),
+        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes),
+        part_(part_elements(buffers.count, buffers.item, n_)),
+        chunk_(std::min(part_, plan.chunk_elements(buffers.item))) {
+    rounds = 1 + (part_ == 0 ? 1 : rounds_for(part_, chunk_));
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round == 0) return;
+    const Span mine = span(self_, round - 1);
+    // In pieces that stay in the first-level cache until they are passed on.
+    const size_t piece = kPieceBytes / b_.item;
+    for (size_t done = 0; done < mine.count; done += piece) {
+      const size_t count = std::min(piece, mine.count - done);
+      char *const slot = lane.data(self_, epoch) + done * b_.item;
+      char *const sums = wants_ ? output(mine.begin + done) : slot;
+      reduce(reduction_, sums, mine.begin + done, count, false);
+      if (wants_ && shares_) put_one_way(slot, sums, count * b_.item);
+    }
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    for (int i = 1; i < n_ && round > 0 && wants_; ++i) {
+      const int from = (self_ + i) % n_;
+      const Span theirs = span(from, round - 1);
+      deliver_bytes(output(theirs.begin), lane.data(from, epoch), theirs.count * b_.item, streaming_);
+    }
+    return PHX_OK;
+  }
+
+ private:
+  static constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
+  struct Span {
+    size_t begin;  // elements
+    size_t count;
+  };
+
+  size_t input_bytes(int) const override { return b_.count * b_.item; }
+  void move() const override {}
+  // The chunk of a rank's part.
+  Span span(int group_rank, uint32_t chunk) const {
+    const size_t begin = std::min(b_.count, part_ * group_rank), end = std::min(b_.count, begin + part_);
+    const size_t first = std::min(end, begin + chunk * chunk_);
+    return {first, std::min(end - first, chunk_)};
+  }
+
+  const Reduction reduction_;
+  const bool wants_;   // the whole sum
+  const bool shares_;  // the sum of its part with others
+  const bool streaming_;
+  const size_t part_;   // elements
+  const size_t chunk_;  // of a part, as much as passes between two arrivals
+};
+
 // In place on all ranks. The root, which has nothing to fetch, writes the last of `n` parts of every block itself: its
 // core moves as many bytes as that of a reader.
 class SymmetricBroadcast final : public OnSymm {
@@ -220,6 +288,7 @@ class SymmetricAllToAllV final : public OnSymm {
     for (const size_t count : out_counts_) total += count;
     streaming_ = total * b_.item >= group.tuning().streaming_bytes;
     rounds = round + 2;
+    reach = n_ * 2 * sizeof(uint64_t);
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -291,8 +360,12 @@ class SymmetricAllToAllV final : public OnSymm {
 }  // namespace
 
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                           const Reduction &reduction, int root, const Tuning &tuning) {
-  return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, tuning);
+                           const Reduction &reduction, int root, const Plan &plan, int32_t algo) {
+  if (sums_by_parts(kind, buffers.out == buffers.in, symm->size(), algo)) {
+    const int to = kind == Kind::kSymmReduce ? root : -1;
+    return std::make_unique<SymmetricSum>(std::move(symm), offset, buffers, reduction, to, plan);
+  }
+  return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, plan.tuning);
 }
 
 SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,

@@ -34,6 +34,7 @@ class TwoShot final : public Operation {
     part_ = chunk_ / n;
     chunks_ = rounds_for(b_.count, chunk_);
     rounds = chunks_ + 1;
+    reach = chunk_ * b_.item;
   }
 
   // In round r: offers chunk r, unless an earlier round has done it.

@@ -16,6 +16,14 @@ PHX_DEVICE bool is_of(const Line &line, uint32_t epoch) {
   return static_cast<uint32_t>(line.half[0] >> 32) == epoch && static_cast<uint32_t>(line.half[1] >> 32) == epoch;
 }
 
+// 0 is what a Line holds that nobody has written, so it is no epoch. 1 is left out with it, so that epochs go on being
+// odd and even by turns, and with them the halves of the pad.
+PHX_DEVICE uint32_t epoch_after(uint32_t epoch) { return epoch == UINT32_MAX ? 2 : epoch + 1; }
+
+// Whether all threads of a block send in this launch, also those that have no data. So none of its Lines is so old that
+// its epoch comes again, 2^32 launches later: it would count as sent.
+PHX_DEVICE bool renews_lines(uint32_t epoch) { return epoch % 65536 < 2; }
+
 // As phx_team_wait, for a Line of a rank to this thread.
 PHX_DEVICE int32_t take_line(const Launch &launch, uint32_t epoch, int from, uint64_t *data) {
   const char *const at = line_at(launch, epoch, launch.team.group_rank, from);
@@ -45,15 +53,17 @@ PHX_DEVICE void reduce_lines(const Launch &launch) {
   using Raw = typename Lanes::Raw;
   const kernels::Combine<typename Lanes::Acc, Op> op(launch.divisor, launch.scale);
   const int n = launch.team.group_size, self = launch.team.group_rank;
-  const uint32_t epoch = launch.epochs[block_of_grid()] + 1;
+  const uint32_t epoch = epoch_after(launch.epochs[block_of_grid()]);
   const size_t bytes = launch.count * sizeof(Raw), at = thread_of_grid() * sizeof(uint64_t);
-  if (at < bytes) {
-    const size_t size = bytes - at < sizeof(uint64_t) ? bytes - at : sizeof(uint64_t);
-    uint64_t mine = 0;
-    std::memcpy(&mine, static_cast<const char *>(launch.in) + at, size);
+  const size_t left = at < bytes ? bytes - at : 0, size = left < sizeof(uint64_t) ? left : sizeof(uint64_t);
+  uint64_t mine = 0;
+  if (size != 0) std::memcpy(&mine, static_cast<const char *>(launch.in) + at, size);
+  if (size != 0 || renews_lines(epoch)) {
     const uint64_t flag = static_cast<uint64_t>(epoch) << 32;
     const Line line{{(mine & 0xffffffffu) | flag, mine >> 32 | flag}};
     for (int i = 1; i < n; ++i) put_line(line_at(launch, epoch, (self + i) % n, self), line);
+  }
+  if (size != 0) {
     uint64_t data = mine;
     int32_t status = self == 0 ? 0 : take_line(launch, epoch, 0, &data);
     Lanes sum;

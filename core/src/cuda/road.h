@@ -34,12 +34,14 @@ struct alignas(128) Refusal {
   uint32_t word;  // not 0: the receiver expected another message, and the labels are there
   Label sent, expected;
 };
-// The memory of a road, before its slots.
+// The memory of a road, before its slots. It begins with the counters.
 struct RoadHead {
   RoadWord put[kLanes];     // chunks in the slots so far: written by the sender
   RoadWord taken[kLanes];   // chunks fetched so far: written by the receiver
   Refusal refused[kLanes];  // likewise
 };
+
+static_assert(sizeof(RoadHead) >= 2 * kLanes * sizeof(RoadWord) && alignof(RoadHead) == alignof(RoadWord));
 
 // How far a rank's own end of a lane is. `chunks` stays from launch to launch; the rest is of one.
 struct alignas(16) Cursor {

@@ -77,6 +77,18 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
   return layout;
 }
 
+phx_status Side::begin_at(const char *operation, uint32_t first) const {
+  const size_t signals = layout_.parts / sizeof(uint32_t);  // of all channels
+  const std::vector<uint32_t> words(signals, first);
+  const auto write = [&](size_t at, size_t count) {
+    return pads_[self_]->write(operation, at, words.data(), count * sizeof(uint32_t));
+  };
+  phx_status status = write(0, signals);
+  if (status == PHX_OK) status = write(layout_.epochs, kLineBlocks);
+  if (status == PHX_OK) status = write(layout_.taken, channels_ * pads_.size());
+  return status;
+}
+
 uint32_t Side::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
 
 size_t Side::line_bytes() const {
@@ -84,13 +96,14 @@ size_t Side::line_bytes() const {
   return std::min<size_t>(kLineBlocks, most_blocks_) * static_cast<size_t>(threads_) * sizeof(uint64_t);
 }
 
-phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels,
+phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels, uint32_t first,
                       std::unique_ptr<Side> *out) {
   Gpus *const gpus = block.device.type == PHX_DEV_CUDA ? gpus_of(*block.allocator) : nullptr;
   if (gpus == nullptr) return PHX_OK;
   std::unique_ptr<Side> side(new Side(*gpus, size, self, channels));
   side->index_ = block.device.index;
-  const phx_status status = Memory::make(operation, *gpus, side->index_, side->layout_.bytes, &side->pads_[self]);
+  phx_status status = Memory::make(operation, *gpus, side->index_, side->layout_.bytes, &side->pads_[self]);
+  if (status == PHX_OK && first != 0) status = side->begin_at(operation, first);
   if (status != PHX_OK) return status;
   side->threads_ = std::min(kThreads, side->pads_[self]->gpu().most_threads);
   if (side->threads_ < size)  // each thread waits for one rank

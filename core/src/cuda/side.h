@@ -54,9 +54,10 @@ class DeviceWords {
 
 class Side {
  public:
-  // *out stays NULL where the block is not of our CUDA allocator. `channels`: for the user's kernels.
+  // *out stays NULL where the block is not of our CUDA allocator. `channels`: for the user's kernels. `first`: where
+  // the counters of this rank's pad begin (Group::first_count).
   static phx_status make(const char *operation, const Block &block, int size, int self, uint32_t channels,
-                         std::unique_ptr<Side> *out);
+                         uint32_t first, std::unique_ptr<Side> *out);
   Side(const Side &) = delete;
   Side &operator=(const Side &) = delete;
   ~Side();  // waits for what was launched last: with its timeout that ends
@@ -112,6 +113,7 @@ class Side {
     size_t bytes;  // of all
   };
   static Layout layout_of(size_t size, uint32_t channels);
+  phx_status begin_at(const char *operation, uint32_t first) const;
   phx_status count_blocks(const char *operation, const std::vector<Facts> &all);
 
   Gpus &gpus_;

@@ -8,13 +8,8 @@
 namespace phx {
 namespace {
 
-// Where the numbers of messages of agreements begin: exchanges count up from 1.
-constexpr uint64_t kAgreements = uint64_t{1} << 63;
-constexpr uint32_t kRoundBits = 16;
 static_assert(kMaxGroupSize + 2 < 1 << kRoundBits);
 static_assert(sizeof(Opinion) <= kMaxPayload);
-
-uint64_t ordinal_of(uint64_t agreement, uint64_t round) { return kAgreements | agreement << kRoundBits | round; }
 
 const std::atomic<int32_t> kNever{0};  // the failure of the group does not end these waits
 
@@ -26,7 +21,7 @@ void Group::tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadlin
     if (!links_[i] || links_[i]->state.load() != LinkState::kAlive) continue;
     // Absent ones are told as well, so that they learn of it when they go on; but nobody waits for them to listen.
     // What cannot be sent shows in the wait for the answer.
-    send_message(*links_[i], envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline);
+    (void)send(i, envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline, kNever);
   }
 }
 
@@ -46,7 +41,7 @@ bool Group::hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opin
 phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opinion) {
   const uint64_t number = ++agreements_;
   // Late messages of the agreements before.
-  world_->monitor().discard(id_, ordinal_of(0, 0), ordinal_of(number, 0));
+  world_->monitor().discard(id_, agreement_ordinal(0, 0), agreement_ordinal(number, 0));
   const Deadline whole = Deadline::after_ms(timeout_ms);
   Opinion mine = *opinion;
   for (uint64_t round = 0;; ++round) {
@@ -56,14 +51,14 @@ phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opin
     const Deadline deadline = Deadline::after_ms(round == 0 ? (left_ms + 1) / 2 : left_ms - left_ms / 4);
     const Opinion said = mine;
     PHX_FAILPOINT("group_agree", 1);
-    tell_opinion(said, ordinal_of(number, round), deadline);
+    tell_opinion(said, agreement_ordinal(number, round), deadline);
     PHX_FAILPOINT("group_agree", 2);
     // Said too late, the others may have gone on without it: what they say next tells.
     bool unanimous = !deadline.passed();
     for (int i = 0; i < size() && mine.decided == 0; ++i) {
       if (i == group_rank() || said.absent[i]) continue;
       Opinion theirs;
-      if (!hear_opinion(i, ordinal_of(number, round), deadline, &theirs)) {
+      if (!hear_opinion(i, agreement_ordinal(number, round), deadline, &theirs)) {
         mine.absent.set(i);
         unanimous = false;
         continue;
@@ -75,6 +70,12 @@ phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opin
         mine.bits &= theirs.bits;
         mine.absent |= theirs.absent;
       }
+    }
+    if (mine.decided == 0 && interrupt_requested()) {  // the others go on without this rank, as if it had died
+      Opinion leaving = mine;
+      leaving.absent.set(group_rank());
+      tell_opinion(leaving, agreement_ordinal(number, round + 1), Deadline::after_ms(0));
+      return raise_interrupted(operation);
     }
     PHX_FAILPOINT("group_agree", 3);
     if (mine.absent[group_rank()]) {
@@ -101,7 +102,7 @@ phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opin
       return PHX_ERR_INTERNAL;
     }
     mine.decided = 1;
-    tell_opinion(mine, ordinal_of(number, round + 1), whole);
+    tell_opinion(mine, agreement_ordinal(number, round + 1), whole);
     PHX_FAILPOINT("group_agree", 4);
     *opinion = mine;
     return PHX_OK;

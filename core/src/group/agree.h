@@ -10,10 +10,17 @@
 
 #include "base/deadline.h"
 #include "collectives/operation.h"
+#include "world/link.h"
 
 namespace phx {
 
 class Group;
+
+// The number of the messages of one round.
+inline constexpr uint32_t kRoundBits = 16;
+inline uint64_t agreement_ordinal(uint64_t agreement, uint64_t round) {
+  return kAgreements | agreement << kRoundBits | round;
+}
 
 struct Opinion {
   uint64_t bits;

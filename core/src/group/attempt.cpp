@@ -28,6 +28,23 @@ bool has_met(const std::string &failure, const Uuid &member) {
 
 }  // namespace
 
+bool Attempt::read_prefix(const std::string &value, PeerRecord *out) {
+  if (value.size() < kPeerPrefix || std::memcmp(value.data(), kPeerMagic, sizeof kPeerMagic) != 0) return false;
+  std::memcpy(static_cast<void *>(out), value.data(), kPeerPrefix);
+  return true;
+}
+
+phx_status Attempt::refuse_build(const PeerRecord &theirs) const {
+  const PeerRecord &mine = world_.record();
+  fail(PHX_ERR_ABI, kOperation,
+       "%s: rank %d (pid %d) runs phalanx %s and rank %d (pid %d) runs phalanx %s; ranks of different builds would "
+       "compute wrong values together. Install one build of phalanx-core for all ranks.",
+       kOperation, mine.rank, mine.pid, text_of(mine.build).c_str(), theirs.rank, theirs.pid,
+       text_of(theirs.build).c_str());
+  amend_last_error(nullptr, nullptr, mine.rank, theirs.rank);
+  return PHX_ERR_ABI;
+}
+
 phx_status Attempt::look(const std::vector<PeerRecord> &records) {
   for (const PeerRecord &record : records) {
     if (record.uuid == kNobody || record.uuid == world_.record().uuid) continue;
@@ -63,16 +80,21 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
     set_last_error(before);
     return PHX_OK;
   }
-  Failure failure;
-  if (value.size() < sizeof failure) return PHX_OK;
-  std::memcpy(&failure, value.data(), sizeof failure);
-  if (std::memcmp(failure.who.magic, kPeerMagic, sizeof kPeerMagic) != 0) return PHX_OK;
+  Failure failure{};
+  if (!read_prefix(value, &failure.who)) return PHX_OK;
+  const bool same_build = failure.who.build == this_build();
+  if (same_build && value.size() < sizeof failure) return PHX_OK;
+  if (same_build) std::memcpy(static_cast<void *>(&failure), value.data(), sizeof failure);
   *teller = failure.who.uuid;
-  const bool known = has_met(value, world_.record().uuid) ||
+  const bool known = (same_build && has_met(value, world_.record().uuid)) ||
                      std::any_of(records.begin(), records.end(),
                                  [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
   // Of an earlier run of the job with the same store: that is over. (Of other hosts this cannot be known.)
   if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
+  if (!same_build) {
+    told_ = true;
+    return refuse_build(failure.who);
+  }
   phx_error_info &why = failure.why;
   why.text[sizeof why.text - 1] = '\0';
   if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
@@ -88,7 +110,8 @@ void Attempt::give_up(const std::vector<PeerRecord> &records) {
   const store::Patience patience(kTellMs);
   Uuid teller;
   if (!told_ && read_failure(records, &teller) == PHX_OK) {
-    const Failure failure{world_.record(), error};
+    Failure failure{world_.record(), error};
+    if (error.status == PHX_ERR_INTERRUPTED) failure.why.status = PHX_ERR_REVOKED;  // the others were not interrupted
     std::string value(reinterpret_cast<const char *>(&failure), sizeof failure);
     for (const PeerRecord &record : records)
       if (record.uuid != kNobody) value.append(reinterpret_cast<const char *>(&record.uuid), sizeof record.uuid);

@@ -18,11 +18,18 @@ namespace phx {
 class Attempt {
  public:
   Attempt(World &world, phx_store *store, const std::string &key)
-      : world_(world), store_(store), key_(key + "/failed") {}
+      : world_(world), store_(store), key_(failure_key(key)) {}
+  // Where the failure of the attempt with that key is told.
+  static std::string failure_key(const std::string &key) { return key + "/failed"; }
 
   // PHX_OK while nothing is known that makes it useless to wait for the owners of `records` (those not yet read are
   // zero). Else the thread's error names who ended, or what the one that gave up has told.
   phx_status look(const std::vector<PeerRecord> &records);
+
+  // What any build has in its record. False: these bytes are no record.
+  static bool read_prefix(const std::string &value, PeerRecord *out);
+  // PHX_ERR_ABI: the rank of that record runs another build than this one. Names both.
+  phx_status refuse_build(const PeerRecord &theirs) const;
 
   // Tells the others the thread's error, unless one of them has told of a failure before. Keeps that error.
   void give_up(const std::vector<PeerRecord> &records);

@@ -6,7 +6,8 @@
 //
 // Each channel of the group has a lane. A collective moves through `epochs` of its lane: numbers that every rank counts
 // alike. Publishing epoch e makes slot e % kSlots readable; its header says what call it belongs to, so that every
-// arrival carries its fingerprint. Only the first lane is made resident at once: the others cost nothing until used.
+// arrival carries its fingerprint. Memory comes with use: of a new group, only the pages with the headers of the first
+// lane's slots are resident (Lane::hold).
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,6 @@
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
-inline constexpr uint32_t kControlVersion = 5;
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
 
@@ -51,7 +51,9 @@ struct alignas(kLine) SlotHeader {
   uint32_t done;     // the owner reads no slot of an epoch <= done any more
   CallRecord record;
   Place place;
-  SharedWord staged;  // reaches the epoch once the slot has the data: with it, or after a look at everybody's place
+  // Reaches the epoch once the slot has the data: with it, or after a look at everybody's place. Every publication
+  // stores it: a word that stayed behind by 2^31 epochs would count as reached.
+  SharedWord staged;
   uint8_t reserved[12];
 };
 static_assert(sizeof(SlotHeader) == kLine);
@@ -65,8 +67,6 @@ static_assert(sizeof(LaneHeader) == 2 * kLine);
 
 struct alignas(kLine) ControlHeader {
   uint64_t magic;
-  uint32_t version;
-  uint32_t slots;
   uint64_t slot_bytes;
   uint64_t group_id;
   int32_t group_rank;
@@ -77,9 +77,22 @@ struct alignas(kLine) ControlHeader {
 static_assert(sizeof(ControlHeader) == kLine);
 
 inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
+// The counters of a lane begin at `first` (Group::first_count). Its owner does this before any peer maps the lane.
+// `staged` stays 0, as if it had not been written for `first` epochs: no rule may rely on a word that is not kept
+// moving.
+inline void begin_lane_at(char *lane, size_t slot_bytes, uint32_t first) {
+  reinterpret_cast<LaneHeader *>(lane)->done.store(first, std::memory_order_relaxed);
+  for (uint32_t i = 0; i < kSlots; ++i) {
+    char *const slot = lane + sizeof(LaneHeader) + i * slot_stride(slot_bytes);
+    reinterpret_cast<SlotHeader *>(slot)->epoch.store(first, std::memory_order_relaxed);
+  }
+}
 inline size_t history_offset(size_t slot_bytes) {
   return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes);
 }  // in a lane
+inline size_t slot_offset(uint32_t slot, size_t slot_bytes) {
+  return sizeof(ControlHeader) + sizeof(LaneHeader) + slot * slot_stride(slot_bytes);
+}  // of the first lane, in the segment
 inline size_t lane_bytes(size_t slot_bytes, uint32_t recorder_entries) {
   return history_offset(slot_bytes) + recorder_entries * kLine;  // of one line each
 }

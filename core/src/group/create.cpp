@@ -1,16 +1,20 @@
 // Making a group: the members find each other in the store, connect, and share their control segments.
-#include <sched.h>
-
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <map>
 #include <new>
 #include <set>
 
+#include "base/cores.h"
 #include "base/failpoint.h"
 #include "group/attempt.h"
 #include "group/group.h"
 #include "messages/roads.h"
 #include "store/semantics.h"
+#include "symm/pads.h"
 #include "symm/workspace.h"
 
 namespace phx {
@@ -21,17 +25,47 @@ constexpr int64_t kTidyMs = 1000;  // for a store that hangs
 
 // What goes with a control segment.
 struct Geometry {
-  uint32_t version;
-  uint32_t slots;
   uint64_t slot_bytes;
   int32_t group_rank;
   int32_t group_size;
   uint32_t channels;
   uint32_t recorder_entries;
   uint32_t allows_fences;
-  Tuning tuning;    // from the table of that rank
-  cpu_set_t cores;  // that it may use
+  uint32_t first_count;
+  Tuning tuning;   // from the table of that rank
+  CpuQuota quota;  // of that rank's control group
+  CoreMask cores;  // that it may use
 };
+static_assert(sizeof(Geometry) <= kMaxPayload);
+
+// How many cores the ranks may use together, by what each has said: the same on all.
+int cores_of(const std::vector<Geometry> &all) {
+  CoreMask cores{};
+  std::map<uint64_t, std::pair<size_t, size_t>> limited;  // by control group: its ranks, and its cores
+  size_t served = 0;                                      // ranks that may have a core of their own by the quotas
+  for (const Geometry &rank : all) {
+    for (size_t i = 0; i < cores.size(); ++i) cores[i] |= rank.cores[i];
+    if (rank.quota.cores == 0) ++served;
+    if (rank.quota.cores != 0) limited[rank.quota.granted] = {limited[rank.quota.granted].first + 1, rank.quota.cores};
+  }
+  for (const auto &group : limited) served += std::min(group.second.first, group.second.second);
+  const size_t count = count_cores(cores);
+  return static_cast<int>(std::max<size_t>(1, served < all.size() ? std::min(count, served) : count));
+}
+
+// What PHALANX_FIRST_COUNT says: see Group::first_count.
+phx_status read_first_count(uint32_t *out) {
+  const char *text = std::getenv("PHALANX_FIRST_COUNT");
+  if (text == nullptr || *text == '\0') return PHX_OK;
+  char *end = nullptr;
+  errno = 0;
+  const unsigned long long value = std::strtoull(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
+    return fail(PHX_ERR_INVALID, kOperation, "%s: PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u",
+                kOperation, text, UINT32_MAX);
+  *out = static_cast<uint32_t>(value);
+  return PHX_OK;
+}
 
 }  // namespace
 
@@ -40,6 +74,7 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
       params_(std::move(params)),
       messenger_(this),
       interruptions_(params_.ranks.size() + 1 + cuda::kDifferenceWords),
+      pads_(std::make_unique<Pads>(size(), group_rank(), pad_bytes_of(world_->signal_channels(), size()))),
       workspaces_(std::make_unique<Workspaces>(*this)),
       roads_(std::make_unique<Roads>(*this)) {
   for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
@@ -47,7 +82,7 @@ Group::Group(std::shared_ptr<World> world, GroupParams params)
 }
 
 Group::~Group() {
-  if (watched_) world_->monitor().unwatch(id_);
+  if (id_ != 0) world_->monitor().unwatch(id_);
   roads_.reset();
   symms_.clear();  // before what knows them
   workspaces_.reset();
@@ -90,7 +125,10 @@ struct GroupMaker {
       if (read != PHX_OK) return read;
     }
     PHX_FAILPOINT(kOperation, 3);
-    if (first_late < 0) return PHX_OK;
+    if (first_late < 0) {
+      if (group.group_rank() == 0) forget_failures();
+      return PHX_OK;
+    }
     fail(PHX_ERR_TIMEOUT, kOperation,
          "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
          group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(), late.c_str());
@@ -110,23 +148,60 @@ struct GroupMaker {
     }
   }
 
-  phx_status look() { return attempt.look(group.records_); }
+  // All members have come to this attempt, so none looks for how an earlier one of the same name ended.
+  void forget_failures() {
+    const GroupParams &params = group.params_;
+    for (uint64_t old = params.first_failed; old < params.attempt; ++old)
+      params.store->remove(Attempt::failure_key(params.key_of(old)).c_str());
+    group.world_->forget_failed_attempts(params.name_key);
+  }
+
+  phx_status look_at_rank(int rank) {
+    if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
+    const phx_error_info gone = last_error();
+    fail(gone.status, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), gone.text);
+    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), rank);
+    return gone.status;
+  }
+
+  phx_status look() {
+    phx_status status = attempt.look(group.records_);
+    for (int i = 0; i < group.size() && status == PHX_OK && group.params_.of_world; ++i)
+      if (i != group.group_rank() && group.records_[i].uuid == Uuid{}) status = look_at_rank(group.rank_of(i));
+    return status;
+  }
 
   phx_status read_record(const std::string &value, int i) {
     PeerRecord &record = group.records_[i];
-    if (value.size() < sizeof record || std::memcmp(value.data(), kPeerMagic, sizeof kPeerMagic) != 0)
+    PeerRecord theirs{};
+    if (!attempt.read_prefix(value, &theirs)) {
+      constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character tells layouts apart
+      if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
+          value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
+        return in_group(fail(PHX_ERR_ABI, kOperation,
+                             "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install "
+                             "one build of phalanx-core for all ranks.",
+                             kOperation, group.name().c_str(), group.rank_of(i), group.self_rank(),
+                             text_of(this_build()).c_str()));
       return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s",
                   kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+    }
+    if (theirs.build != this_build()) return in_group(attempt.refuse_build(theirs));
+    if (value.size() != sizeof record)
+      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu",
+                  kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(),
+                  sizeof record);
     std::memcpy(&record, value.data(), sizeof record);
+    if (group.params_.of_world) group.world_->know_rank(group.rank_of(i), record);
     return PHX_OK;
   }
 
   // Decided from the records alone, so that every rank decides alike.
   phx_status same_host() {
     for (int i = 1; i < group.size(); ++i) {
-      if (group.records_[i].host_id == group.records_[0].host_id) continue;
-      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': ranks %d and %d are on different hosts and share no memory",
-           kOperation, group.name().c_str(), group.rank_of(0), group.rank_of(i));
+      const std::string why = why_apart(group.records_[0], group.rank_of(0), group.records_[i], group.rank_of(i));
+      if (why.empty()) continue;
+      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), why.c_str());
       amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
       return PHX_ERR_UNSUPPORTED;
     }
@@ -146,6 +221,7 @@ struct GroupMaker {
 
   // Instead of meet and connect: all has been done for a group that has these members.
   void inherit(const Group &parent, const std::vector<int> &members) {
+    group.set_timeout_ms(parent.timeout_ms_.load(std::memory_order_relaxed));
     for (int member : members) {
       group.records_.push_back(parent.records_[member]);
       group.links_.push_back(parent.links_[member]);
@@ -170,7 +246,8 @@ struct GroupMaker {
   phx_status share() {
     group.world_->monitor().watch(group.id_, group.shared_from_this());
     group.watched_ = true;
-    return share_segments();
+    const phx_status status = read_first_count(&group.first_count_);
+    return status != PHX_OK ? in_group(status) : share_segments();
   }
 
   phx_status share_segments() {
@@ -180,44 +257,53 @@ struct GroupMaker {
     const uint32_t recorder_entries = group.world_->recorder_entries();
     const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
     const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
-    const size_t resident = round_up(lane_offset(1, slot_bytes, recorder_entries), page_bytes());
+    const uint32_t first_count = group.first_count_;
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
     phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
-    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, resident, &segments[group.group_rank()]);
+    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, 0, &segments[group.group_rank()]);
+    // Only where the peers wait for the first call of most groups, as whoever comes first decides where a page lies.
+    for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
+      status = populate(kOperation, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
+                        sizeof(SlotHeader));
     if (status != PHX_OK) return in_group(status);
     PHX_FAILPOINT(kOperation, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
     header->magic = kControlMagic;
-    header->version = kControlVersion;
-    header->slots = kSlots;
     header->slot_bytes = slot_bytes;
     header->group_id = group.id_;
     header->group_rank = group.group_rank();
     header->group_size = group.size();
     header->channels = channels;
     header->recorder_entries = recorder_entries;
+    if (first_count != 0) {
+      char *const base = segments[group.group_rank()]->bytes();
+      for (uint32_t i = 0; i < channels; ++i)
+        begin_lane_at(base + lane_offset(i, slot_bytes, recorder_entries), slot_bytes, first_count);
+      Messenger::begin_area_at(base + messages_at, group.size(), first_count);
+    }
 
-    Geometry mine{kControlVersion,
-                  kSlots,
-                  slot_bytes,
+    Geometry mine{slot_bytes,
                   group.group_rank(),
                   group.size(),
                   channels,
                   recorder_entries,
                   group.world_->allows_fences(),
+                  first_count,
+                  {},
                   {},
                   {}};
     mine.tuning = load_tuning(group.size());
-    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_ZERO(&mine.cores);
+    mine.cores = allowed_cores();
+    mine.quota = group.world_->cpu_quota();
     std::vector<Parcel> all;
     status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()},
                             deadline, &all);
     PHX_FAILPOINT(kOperation, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, resident, &segments[i]);
+      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
     PHX_FAILPOINT(kOperation, 7);
     status = group.confirm(kOperation, status, deadline);
     PHX_FAILPOINT(kOperation, 8);
@@ -234,27 +320,26 @@ struct GroupMaker {
       for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
       return places;
     };
-    for (uint32_t i = 0; i < group.channels(); ++i)
+    for (uint32_t i = 0; i < group.channels(); ++i) {
+      group.channels_[i].engine.begin_at(group.first_count_);
       group.channels_[i].lane.open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
                                    recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_,
-                                   group.is_crowded());
+                                   group.is_crowded(), group.first_count_);
+    }
     group.messenger_.open(at(lane_offset(group.channels(), slot_bytes, recorder_entries)), group.group_rank());
   }
 
   // What depends on all ranks together, and comes out alike on all.
   void adopt(const std::vector<Parcel> &all) {
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    Geometry theirs;
+    std::vector<Geometry> ranks(all.size());
     group.fenced_by_sleepers_ = true;
-    for (int i = group.size() - 1; i >= 0; --i) {  // rank 0's last: it stays in `theirs`
-      std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
-      if (theirs.allows_fences == 0) group.fenced_by_sleepers_ = false;
-      CPU_OR(&cores, &cores, &theirs.cores);
+    for (size_t i = 0; i < all.size(); ++i) {
+      std::memcpy(&ranks[i], all[i].bytes.data(), sizeof ranks[i]);
+      if (ranks[i].allows_fences == 0) group.fenced_by_sleepers_ = false;
     }
-    group.cores_ = std::max(CPU_COUNT(&cores), 1);
+    group.cores_ = cores_of(ranks);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
-    const Tuning merged = merge_tuning(theirs.tuning, builtin);
+    const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
     if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.adopt(merged);
     PHX_LOG(PHX_LOG_WARNING,
             "group '%s': the tuning table of rank %d holds what cannot be: %s Built-in values are used.",
@@ -262,17 +347,12 @@ struct GroupMaker {
     group.tuning_.adopt(builtin);
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, size_t resident,
-                      SharedMappingRef *out) {
+  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
     Geometry theirs;
     if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
       return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
                   group.rank_of(i));
     std::memcpy(&theirs, parcel.bytes.data(), sizeof theirs);
-    if (theirs.version != mine.version || theirs.slots != mine.slots)
-      return fail(PHX_ERR_ABI, kOperation,
-                  "%s '%s': rank %d was built with another layout of shared memory; install one version everywhere",
-                  kOperation, group.name().c_str(), group.rank_of(i));
     if (theirs.channels != mine.channels)
       return fail(PHX_ERR_MISMATCH, kOperation,
                   "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",
@@ -284,6 +364,11 @@ struct GroupMaker {
           "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; the same number is needed",
           kOperation, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
           mine.recorder_entries);
+    if (theirs.first_count != mine.first_count)
+      return fail(PHX_ERR_MISMATCH, kOperation,
+                  "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
+                  kOperation, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
+                  mine.first_count);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
       return fail(
           PHX_ERR_MISMATCH, kOperation,
@@ -292,7 +377,7 @@ struct GroupMaker {
           static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
           static_cast<unsigned long long>(mine.slot_bytes));
     const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
-    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, resident, out);
+    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, 0, out);
   }
 
   phx_status in_group(phx_status status) {
@@ -311,6 +396,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
+  if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kOperation);
   const phx_error_info error = last_error();
   const bool store_failed = status != PHX_OK && std::strncmp(error.operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {
@@ -325,11 +411,15 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
 }
 
 phx_status Group::create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
-                              int64_t timeout_ms, std::shared_ptr<Group> *out) {
+                              int64_t timeout_ms, bool needs_parent, std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(parent.world_, std::move(params)));
   GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*parent.world_, nullptr, ""}};
   maker.inherit(parent, members);
-  return finish(maker.share(), std::move(group), out);
+  if (needs_parent)
+    group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split", 0) : PHX_OK; };
+  const phx_status status = maker.share();
+  group->look_ = nullptr;
+  return finish(status, std::move(group), out);
 }
 
 phx_status Group::finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out) {

@@ -13,18 +13,20 @@ struct Side {  // what a rank says in a split
   int32_t key;
 };
 
+constexpr const char *kSameGroup = "group with a call that makes a group or agrees. Make such calls from one thread";
+
 int64_t left_ms(const Deadline &deadline) { return std::max<int64_t>(deadline.left_ms(), 1); }
 
 }  // namespace
 
-GroupParams Group::derived(const std::string &name, const std::vector<int> &members) const {
+GroupParams Group::derived(const std::string &name, const std::vector<int> &members, const std::string &number) const {
   GroupParams params;
   params.name = name;
   for (int member : members) {
     if (member == group_rank()) params.group_rank = static_cast<int>(params.ranks.size());
     params.ranks.push_back(rank_of(member));
   }
-  params.key = params_.key + "/" + std::to_string(derivations_);
+  params.key = params_.key + "/" + number;
   return params;
 }
 
@@ -32,13 +34,16 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
                         std::shared_ptr<Group> *out) {
   const char *operation = "group_split";
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  std::lock_guard<std::mutex> lock(derive_mutex_);
+  Turn turn(derive_mutex_, std::defer_lock);
+  if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
+    return raise_turn(operation, kSameGroup, timeout_ms, true);
   const Side mine{color, key};
   std::vector<Parcel> all;
   const phx_status status =
       exchange(operation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {}, deadline, &all);
   if (status != PHX_OK) return status;
-  ++derivations_;
+  // Only ranks that have completed the exchange count it. After a split that failed on some, there are no more.
+  const std::string number = "split" + std::to_string(++splits_);
   std::vector<std::pair<int32_t, int>> found;  // key, rank
   for (int i = 0; i < size(); ++i) {
     Side theirs;
@@ -54,13 +59,16 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
   std::sort(found.begin(), found.end());
   std::vector<int> members;
   for (const auto &each : found) members.push_back(each.second);
-  return create_from(*this, members, derived(name, members), left_ms(deadline), out);
+  return create_from(*this, members, derived(name, members, number), left_ms(deadline), true, out);
 }
 
 phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
-  std::lock_guard<std::mutex> lock(derive_mutex_);
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  Turn turn(derive_mutex_, std::defer_lock);
+  if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
+    return raise_turn("group_agree", kSameGroup, timeout_ms, false);
   Opinion opinion{*bits, 0, {}};
-  const phx_status status = agree("group_agree", timeout_ms, &opinion);
+  const phx_status status = agree("group_agree", left_ms(deadline), &opinion);
   if (status != PHX_OK) return status;
   *bits = opinion.bits;
   for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = opinion.absent[i] ? 0 : 1;
@@ -70,18 +78,20 @@ phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
 phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::shared_ptr<Group> *out) {
   const char *operation = "group_shrink";
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  std::lock_guard<std::mutex> lock(derive_mutex_);
+  Turn turn(derive_mutex_, std::defer_lock);
+  if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
+    return raise_turn(operation, kSameGroup, timeout_ms, false);
   for (;;) {
     Opinion survivors{~uint64_t{0}, 0, {}};
     phx_status status = agree(operation, left_ms(deadline), &survivors);
     if (status != PHX_OK) return status;
-    ++derivations_;
+    const std::string number = "shrink" + std::to_string(agreements_);  // the same on all that have agreed
     std::vector<int> members;
     for (int i = 0; i < size(); ++i)
       if (!survivors.absent[i]) members.push_back(i);
     std::shared_ptr<Group> made;
     // Half of the time is left for the agreement on whether all of them have it, and for another attempt.
-    status = create_from(*this, members, derived(name, members), (left_ms(deadline) + 1) / 2, &made);
+    status = create_from(*this, members, derived(name, members, number), (left_ms(deadline) + 1) / 2, false, &made);
     const phx_error_info error = last_error();
     Opinion outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
     const phx_status agreed = agree(operation, left_ms(deadline), &outcome);

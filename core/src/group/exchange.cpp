@@ -13,10 +13,12 @@ namespace {
 // The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
 constexpr const char *kCalls[] = {"group_create",     "group_split",   "symm_rendezvous",
                                   "group_set_tuning", "gpu_workspace", "group_set_gpu_tuning"};
+constexpr uint32_t kRefused = 0x7fffffff;  // instead of the number of a call: the payload says why
+constexpr const char *kSameGroup = "group with a call that is collective. Make such calls from one thread";
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
 
-// The number of the message that carries a road: exchanges count up from 1, and agreements begin at 2^63.
-constexpr uint64_t kRoad = uint64_t{1} << 62;
+constexpr int64_t kSendSliceMs = 5;                       // of a wait for room, between looks at what has happened
+constexpr uint32_t kWithDescriptors = uint32_t{1} << 31;  // in the number of a call: descriptors follow the parcel
 
 uint32_t number_of(const char *call) {
   uint32_t i = 0;
@@ -24,52 +26,94 @@ uint32_t number_of(const char *call) {
   return i + 1;
 }
 const char *name_of(uint32_t number) {
+  number &= ~kWithDescriptors;
   return number >= 1 && number <= kCallCount ? kCalls[number - 1] : "something else";
 }
 
 }  // namespace
 
+Group::ExchangeTurn::ExchangeTurn(Group &of) : group(of), ordinal(++of.exchange_ordinal_) {
+  group.world_->monitor().begin_exchange(group.id_, ordinal);
+}
+Group::ExchangeTurn::~ExchangeTurn() { group.world_->monitor().end_exchange(group.id_, ordinal); }
+
+phx_status Group::send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
+                       const std::atomic<int32_t> &interrupted) {
+  Link &link = *links_[i];
+  for (;;) {
+    int error = 0;
+    const Sent sent = try_send(link, envelope, payload, fds, &error);
+    if (sent == Sent::kDone) return PHX_OK;
+    if (sent == Sent::kFailed) return send_failed(link, error);
+    if (interrupted.load() != 0) return PHX_ERR_REVOKED;
+    if (deadline.passed()) {
+      fail(PHX_ERR_TIMEOUT, "send", "%s takes no messages", describe(i).c_str());
+      amend_last_error(nullptr, nullptr, -1, link.rank);
+      return PHX_ERR_TIMEOUT;
+    }
+    if (look_ && look_() != PHX_OK) return last_error().status;
+    (void)world_->progress().keep_going(Deadline::after_ms(std::min(kSendSliceMs, deadline.left_ms())),
+                                        [&](const Deadline &until) {
+                                          await_room(link, sent, until);
+                                          return PHX_ERR_TIMEOUT;
+                                        });
+  }
+}
+
+// Of a message that could not be sent.
+phx_status Group::raise_send(const char *operation, int i, phx_status status) {
+  if (failed()) return raise_in_flight(operation, 0);
+  if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it has left, or its end is not known here yet
+    world_->monitor().catch_up();
+    if (links_[i]->state.load() != LinkState::kAlive) {
+      on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+      return raise_in_flight(operation, 0);
+    }
+  }
+  if (interrupt_requested()) return raise_interrupted(operation);
+  amend_last_error(operation, name().c_str(), self_rank(), rank_of(i));
+  reported_.store(true);
+  return fail_with(last_error(), true);
+}
+
 phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                            const Deadline &deadline, std::vector<Parcel> *out) {
   if (bytes.size() > kMaxPayload || fds.size() > kMaxFds)
     return fail(PHX_ERR_INTERNAL, operation, "%s: parcel too large", operation);
-  std::lock_guard<std::mutex> lock(exchange_mutex_);
+  LazyDeadline until = LazyDeadline(deadline, &world_->progress());
+  Turn mutex(exchange_mutex_, std::defer_lock);
+  if (!take_turn(mutex, until)) return raise_turn(operation, kSameGroup, deadline.budget_ms(), true);
   if (failed()) return raise_revoked(operation);
-  const uint64_t ordinal = ++exchange_ordinal_;
-  const Envelope envelope{kWireMagic,
-                          MessageKind::kExchange,
-                          static_cast<uint16_t>(fds.size()),
-                          id_,
-                          ordinal,
-                          static_cast<uint32_t>(bytes.size()),
-                          number_of(operation)};
-  for (const LinkRef &link : links_) {
-    if (!link) continue;
+  const ExchangeTurn turn(*this);
+  const uint64_t ordinal = turn.ordinal;
+  Envelope envelope{kWireMagic,
+                    MessageKind::kExchange,
+                    0,
+                    id_,
+                    ordinal,
+                    static_cast<uint32_t>(bytes.size()),
+                    number_of(operation) | (fds.empty() ? 0 : kWithDescriptors)};
+  for (int i = 0; i < size(); ++i) {
+    if (!links_[i]) continue;
     PHX_FAILPOINT("exchange", 1);
-    const phx_status status = send_message(*link, envelope, bytes.data(), fds.data(), deadline);
-    if (status == PHX_OK) continue;
-    if (failed()) return raise_in_flight(operation, 0);
-    amend_last_error(operation, name().c_str(), self_rank(), -1);
-    reported_.store(true);
-    return fail_with(last_error(), true);
+    const phx_status status = send(i, envelope, bytes.data(), nullptr, deadline, interruptions_[i]);
+    if (status != PHX_OK) return raise_send(operation, i, status);
   }
 
   PHX_FAILPOINT("exchange", 2);
   std::vector<Parcel> parcels(size());
   parcels[group_rank()].bytes = bytes;
-  std::string late;
-  int first_late = -1;
+  std::vector<bool> descriptors_follow(size(), false);  // not every rank has some: see symm/pads.h
+  Late late;
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank()) continue;
     Message message;
-    bool useless = false;
-    const phx_status status = await_message(i, ordinal, deadline, &message, &useless);
-    if (useless) {
-      reported_.store(true);
-      return fail_with(last_error(), true);
-    }
+    phx_status status = take_parcel(operation, i, ordinal, deadline, &message, &late);
+    if (status == PHX_IN_PROGRESS) continue;
+    if (status != PHX_OK) return status;
     PHX_FAILPOINT("exchange", 3);
-    if (status == PHX_OK && message.envelope.call != envelope.call) {
+    if (message.envelope.call == kRefused) return raise_refused(operation, i, message.payload);
+    if ((message.envelope.call & ~kWithDescriptors) != number_of(operation)) {
       fail(PHX_ERR_MISMATCH, operation,
            "%s on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
            "same calls in the same order.",
@@ -78,31 +122,36 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
       reported_.store(true);
       return fail_with(last_error(), true);
     }
-    if (status == PHX_OK && message.fds.size() < message.envelope.fd_count) {
+    parcels[i].bytes = std::move(message.payload);
+    descriptors_follow[i] = (message.envelope.call & kWithDescriptors) != 0;
+    if (fds.empty()) continue;
+    // Rank i is in the same call, so it asks for them: none waits there, or under way, that nobody would take.
+    envelope.ordinal = ordinal | kDescriptors;
+    envelope.payload_bytes = 0;
+    envelope.fd_count = static_cast<uint16_t>(fds.size());
+    status = send(i, envelope, nullptr, fds.data(), deadline, interruptions_[i]);
+    if (status != PHX_OK) return raise_send(operation, i, status);
+  }
+  for (int i = 0; i < size() && late.first < 0; ++i) {
+    if (!descriptors_follow[i]) continue;
+    Message message;
+    const phx_status status = take_parcel(operation, i, ordinal | kDescriptors, deadline, &message, &late);
+    if (status == PHX_IN_PROGRESS) continue;
+    if (status != PHX_OK) return status;
+    if (message.fds.size() < message.envelope.fd_count) {
       fail_errno(EMFILE, operation, "%s on group '%s': rank %d has no file descriptor left for what %s sent", operation,
                  name().c_str(), self_rank(), describe(i).c_str());
       amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
       reported_.store(true);
       return fail_with(last_error(), true);
     }
-    if (status == PHX_OK) {
-      parcels[i].bytes = std::move(message.payload);
-      parcels[i].fds = std::move(message.fds);
-      continue;
-    }
-    if (status != PHX_ERR_TIMEOUT) {
-      if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load());
-      return raise_in_flight(operation, 0);
-    }
-    if (first_late < 0) first_late = i;
-    if (!late.empty()) late += ", ";
-    late += describe(i);
+    parcels[i].fds = std::move(message.fds);
   }
-  if (first_late >= 0) {
+  if (late.first >= 0) {
     fail(PHX_ERR_TIMEOUT, operation,
          "%s on group '%s': after %lld ms rank %d still waits for %s to make the same call.", operation, name().c_str(),
-         static_cast<long long>(deadline.budget_ms()), self_rank(), late.c_str());
-    amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(first_late));
+         static_cast<long long>(deadline.budget_ms()), self_rank(), late.ranks.c_str());
+    amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(late.first));
     reported_.store(true);
     return fail_with(last_error(), true);
   }
@@ -110,14 +159,55 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   return PHX_OK;
 }
 
-phx_status Group::show_road(const char *operation, int i, const std::string &bytes, int fd, const Deadline &deadline) {
-  const Envelope envelope{kWireMagic, MessageKind::kExchange, 1, id_, kRoad, static_cast<uint32_t>(bytes.size()), 0};
-  const phx_status status = send_message(*links_[i], envelope, bytes.data(), &fd, deadline);
-  if (status == PHX_OK) return PHX_OK;
-  if (failed()) return raise_in_flight(operation, 0);
-  amend_last_error(operation, name().c_str(), self_rank(), rank_of(i));
+phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
+  phx_error_info theirs = make_error_info();
+  if (payload.size() == sizeof theirs) std::memcpy(&theirs, payload.data(), sizeof theirs);
+  theirs.text[sizeof theirs.text - 1] = '\0';
+  fail(PHX_ERR_MISMATCH, operation,
+       "%s on group '%s': rank %d (pid %d) refused its own call, and rank %d did not. Its error: %s", operation,
+       name().c_str(), rank_of(i), pid_of(i), self_rank(), theirs.text);
+  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
   reported_.store(true);
   return fail_with(last_error(), true);
+}
+
+phx_status Group::refuse_exchange() {
+  const phx_error_info error = last_error();
+  LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
+  Turn mutex(exchange_mutex_, std::defer_lock);
+  if (!may_refuse() || !take_turn(mutex, until)) return set_last_error(error);
+  const ExchangeTurn turn(*this);
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, turn.ordinal, sizeof error, kRefused};
+  for (const LinkRef &link : links_)
+    if (link) world_->monitor().post(link, envelope, &error);
+  return set_last_error(error);
+}
+
+// One message of an exchange. PHX_IN_PROGRESS: that rank is late, which is noted; else the error is that of the call.
+phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
+                              Late *late) {
+  bool useless = false;
+  const phx_status status = await_message(i, ordinal, deadline, out, &useless);
+  if (status == PHX_OK) return PHX_OK;
+  if (useless) {
+    reported_.store(true);
+    return fail_with(last_error(), true);
+  }
+  if (status != PHX_ERR_TIMEOUT) {
+    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+    return raise_in_flight(operation, 0);
+  }
+  if (interrupt_requested()) return raise_interrupted(operation);
+  if (late->first < 0) late->first = i;
+  if (!late->ranks.empty()) late->ranks += ", ";
+  late->ranks += describe(i);
+  return PHX_IN_PROGRESS;
+}
+
+phx_status Group::show_road(const char *operation, int i, const std::string &bytes, int fd, const Deadline &deadline) {
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 1, id_, kRoad, static_cast<uint32_t>(bytes.size()), 0};
+  const phx_status status = send(i, envelope, bytes.data(), &fd, deadline, interruptions_[i]);
+  return status == PHX_OK ? PHX_OK : raise_send(operation, i, status);
 }
 
 phx_status Group::await_road(const char *operation, int i, const Deadline &deadline, Parcel *out) {
@@ -130,9 +220,10 @@ phx_status Group::await_road(const char *operation, int i, const Deadline &deadl
     return PHX_OK;
   }
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load());
+    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
     return raise_in_flight(operation, 0);
   }
+  if (interrupt_requested()) return raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
        "%s on group '%s': after %lld ms rank %d still waits for %s to send or receive its first message. Look at why "
        "it is late, or raise timeout_ms.",

@@ -1,4 +1,5 @@
 // How a group fails: the first cause sticks, waiters wake, peers are told, and later calls say why.
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -16,33 +17,48 @@ phx_error_info Group::cause() const {
   return cause_;
 }
 
-phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
-  const phx_error_info cause = given;  // often the thread's last error, which the messages below may overwrite
-  bool first = false;
-  {
-    std::lock_guard<std::mutex> lock(cause_mutex_);
-    if (failed_.load(std::memory_order_relaxed) == 0) {
-      first = true;
-      cause_ = cause;
-      copy_text(cause_.group, sizeof cause_.group, name().c_str());
-      failed_.store(1, std::memory_order_release);
-    }
-  }
+bool Group::keep_cause(const phx_error_info &cause, bool dumps) {
+  std::lock_guard<std::mutex> lock(cause_mutex_);
+  if (failed_.load(std::memory_order_relaxed) != 0) return false;
+  cause_ = cause;
+  copy_text(cause_.group, sizeof cause_.group, name().c_str());
+  if (dumps) dump_is_due_.store(true);
+  failed_.store(1, std::memory_order_release);
+  return true;
+}
+
+void Group::interrupt(int only) {
   for (int i = 0; i < size(); ++i)
     if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
-  for (const Channel &channel : channels_) channel.lane.wake_waiters();
+  // A channel that nobody has used has no waiter, and memory that was never touched. (Who uses it for the first time
+  // just now sees the interruption within a slice of its sleep.)
+  for (const Channel &channel : channels_)
+    if (channel.engine.sequence() != 0) channel.lane.wake_waiters();
   messenger_.wake_waiters();
   world_->monitor().poke();
+}
+
+phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
+  const phx_error_info cause = given;  // often the thread's last error, which the messages below may overwrite
+  // One that leaves in good order is no failure to look into.
+  const bool in_good_order = only >= 0 || std::strcmp(cause.operation, "world_finalize") == 0;
+  const bool first = keep_cause(cause, !in_good_order);
+  interrupt(only);
   if (first && tell) {
     const phx_error_info wire = this->cause();
     const Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
-    for (const LinkRef &link : links_)  // best effort: a peer that takes no messages runs into its own deadline
-      if (link && link->state.load() == LinkState::kAlive)
-        send_message(*link, envelope, &wire, nullptr, Deadline::after_ms(10));
+    for (const LinkRef &link : links_)
+      if (link) world_->monitor().post(link, envelope, &wire);
   }
-  const bool in_good_order = only >= 0 || std::strcmp(cause.operation, "world_finalize") == 0;
-  if (first && !in_good_order) dump_failure(*this, cause);
+  if (first) after_interruption();
   return set_last_error(cause);
+}
+
+void Group::after_interruption() {
+  if (!dump_is_due_.exchange(false)) return;
+  const phx_error_info before = last_error();
+  dump_failure(*this, cause());
+  set_last_error(before);
 }
 
 // What a kernel has found out about a message, by its word of failures and the two labels after it.
@@ -154,6 +170,19 @@ int32_t Group::pid_of(int group_rank) const {
   return links_[group_rank] ? links_[group_rank]->pid : 0;
 }
 
+phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
+  reported_.store(true);
+  phx_error_info cause = begin_error(PHX_ERR_REVOKED, operation, sequence, group_rank());
+  std::snprintf(cause.text, sizeof cause.text, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()));
+  fail_with(cause, true);
+  phx_error_info info = begin_error(PHX_ERR_INTERRUPTED, operation, sequence, group_rank());
+  std::snprintf(info.text, sizeof info.text,
+                "%s on group '%s': rank %d (pid %d) was interrupted while it waited. The group is revoked; the ranks "
+                "can go on with a group that they shrink or make anew.",
+                operation, name().c_str(), self_rank(), pid_of(group_rank()));
+  return set_last_error(info);
+}
+
 std::string Group::describe(int group_rank) const {
   char text[96];
   const int32_t pid = pid_of(group_rank);
@@ -201,12 +230,24 @@ phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int g
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
   if (result.failure() == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
+  if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
+    return raise_interrupted(operation, sequence);
   const bool differ = result.failure() == AwaitFailure::kMismatch;
   phx_error_info info =
       begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
   info.step = round;
   if (differ) {
-    tell_mismatch(&info, result.group_rank(), lane.record(result.group_rank(), epoch), record);
+    const CallRecord &theirs = lane.record(result.group_rank(), epoch);
+    tell_mismatch(&info, result.group_rank(), theirs, record);
+    if (theirs.operation == static_cast<uint8_t>(Kind::kRefused)) {
+      const char *why = lane.data(result.group_rank(), epoch);
+      const std::string text(why, strnlen(why, std::min(lane.slot_bytes(), sizeof info.text)));
+      std::snprintf(info.text, sizeof info.text,
+                    "%s #%" PRIu64
+                    " on group '%s': rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
+                    operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank()), self_rank(),
+                    describe_call(record).c_str(), text.c_str());
+    }
   } else {
     std::string late;
     for (int i = 0; i < size(); ++i) {
@@ -225,32 +266,48 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   return fail_with(info, true);
 }
 
+phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
+  if (interrupt_requested()) return raise_interrupted(operation);
+  fail(PHX_ERR_TIMEOUT, operation,
+       "%s on group '%s': after %lld ms rank %d still waits for its turn: another thread of this rank is inside the "
+       "same "
+       "%s, or raise timeout_ms.",
+       operation, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), what);
+  amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
+  if (!revokes) return PHX_ERR_TIMEOUT;
+  reported_.store(true);
+  return fail_with(last_error(), true);
+}
+
 bool Group::has_peer(const Uuid &uuid) const {
   for (size_t i = 0; i < records_.size(); ++i)
     if (static_cast<int>(i) != group_rank() && records_[i].uuid == uuid) return true;
   return false;
 }
 
-void Group::on_peer_gone(const Link &link, LinkState state) {
+void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank() || records_[i].uuid != link.uuid) continue;
     phx_error_info info = make_error_info();
     info.status = PHX_ERR_PEER_DEAD;
-    info.rank = self_rank();
+    info.rank = ended ? -1 : self_rank();  // a death is one for all ranks, not for this one
     info.peer = rank_of(i);
-    const char *what = "has left: its world was finalized";
-    if (state == LinkState::kDead) {
-      const bool ended = process_has_ended(link.pid);
-      what = ended ? "died" : "closed its connection";
-      if (ended) info.rank = -1;  // of all ranks, not of this one
-    }
+    const bool left = state == LinkState::kLeft;
+    const char *what = left                  ? "has left: its world was finalized"
+                       : ended               ? "died"
+                       : link.ending.empty() ? "closed its connection"
+                                             : link.ending.c_str();
     std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
-    const bool is_dead = state == LinkState::kDead;
-    fail_with(info, is_dead, is_dead ? -1 : i);
+    if (ended) {  // the others see it for themselves; and all groups are interrupted before any is looked into
+      keep_cause(info, true);
+      interrupt(-1);
+    } else {
+      fail_with(info, !left, left ? i : -1);
+    }
   }
 }
 
-// Told on, as deaths are: this rank may leave before the others have heard of it, who would then see only that.
+// Told on: this rank may leave before the others have heard of it, who would then see only that.
 void Group::on_revoked(const phx_error_info &cause) { fail_with(cause, true); }
 
 }  // namespace phx

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "collectives/engine.h"
 #include "group/lane.h"
+#include "group/turn.h"
 #include "memory/page_words.h"
 #include "memory/shared_memory.h"
 #include "messages/messenger.h"
@@ -23,6 +24,7 @@
 
 namespace phx {
 
+class Pads;
 class Roads;
 class Symm;
 class Workspaces;
@@ -41,8 +43,15 @@ struct GroupParams {
   std::string name;
   std::vector<int32_t> ranks;  // what the members are called in errors
   int group_rank = 0;
-  StoreRef store;   // where the members meet
-  std::string key;  // under which prefix
+  StoreRef store;         // where the members meet
+  std::string key;        // under which prefix
+  bool of_world = false;  // `ranks` are those of the world
+  // Of a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
+  // this rank's earlier attempts whose failure may still be in the store.
+  std::string name_key;
+  uint64_t attempt = 0;
+  uint64_t first_failed = 0;
+  std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
 };
 
 // An independent sequence of collectives of a group.
@@ -57,12 +66,19 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective. Where it fails on one rank it fails on all: who cannot be told by a connection reads it in the store.
   static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
                            std::shared_ptr<Group> *out);
-  // Likewise over the connections of a group that has all members, without a store. `members`: ranks in that group.
+  // The same over the connections of a group that has all members, without a store. `members`: ranks in that group.
+  // needs_parent: a failure of the parent ends this, because then not all members will come.
   static phx_status create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
-                                int64_t timeout_ms, std::shared_ptr<Group> *out);
+                                int64_t timeout_ms, bool needs_parent, std::shared_ptr<Group> *out);
   ~Group() override;
 
   World &world() const { return *world_; }
+  // As that of the world, but with the default of the group where it has one.
+  phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
+    const int64_t own = timeout_ms == 0 ? timeout_ms_.load(std::memory_order_relaxed) : 0;
+    return world_->resolve_timeout(operation, own != 0 ? own : timeout_ms, out);
+  }
+  void set_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   const std::shared_ptr<World> &world_ref() const { return world_; }
   const std::string &name() const { return params_.name; }
   int group_rank() const { return params_.group_rank; }
@@ -80,6 +96,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Channel &channel(uint32_t index) { return channels_[index]; }
   Messenger &messenger() { return messenger_; }
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
+  // Where the counters in shared memory begin, which go on modulo 2^32: 0, or what PHALANX_FIRST_COUNT says on all
+  // ranks, so that tests reach the wrap.
+  uint32_t first_count() const { return first_count_; }
 
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
@@ -111,25 +130,40 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // here and on all ranks
+  // PHX_OK while nothing is known against that rank; else the thread's error says that it died or left.
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
   // reported the cause yet (a peer may die between two collectives) it is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
+  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that no rank waits on.
+  phx_status raise_interrupted(const char *operation, uint64_t sequence = 0);
   // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                          uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);
   // For calls that differ, found outside of a lane: names both, and revokes the group.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine);
+  // Another thread of this rank has kept this one from its turn for the whole timeout. `what`: "channel with ...".
+  phx_status raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes);
+
+  // ---- refusals (refusal.cpp): the thread's error is that an argument of a collective call of this rank is wrong. It
+  // counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at once.
+  // Each returns the thread's error, and none waits for a peer.
+  phx_status refuse_exchange();
+  phx_status refuse_rendezvous();
+  phx_status refuse_agreement();
+  phx_status refuse_collective(Engine &engine);
+
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
   // "rank 2 (pid 4123, stopped; its last call was all_reduce(float32, 512, sum) #16)", of that channel
   std::string describe(int group_rank, const Lane &lane) const;
 
   bool has_peer(const Uuid &uuid) const override;
-  void on_peer_gone(const Link &link, LinkState state) override;
+  void on_peer_gone(const Link &link, LinkState state, bool ended) override;
   void on_revoked(const phx_error_info &cause) override;
+  void after_interruption() override;
 
   // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
   // descriptors). `fds` are borrowed. A failure revokes the group.
@@ -152,12 +186,13 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
                    std::shared_ptr<Group> *out);
 
   // ---- symmetric memory: handles by block
-  std::mutex &symm_mutex() { return symm_mutex_; }
+  TurnMutex &symm_mutex() { return symm_mutex_; }
   std::shared_ptr<Symm> find_symm(uint64_t block_serial) const;
   void keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm);
   void forget_block(uint64_t block_serial);
   void forget_symm(const Symm &symm);  // that is being destroyed
   uint64_t next_symm_ordinal() { return symm_ordinal_++; }
+  Pads &pads() { return *pads_; }
   Workspaces &workspaces() { return *workspaces_; }
   Roads &roads() { return *roads_; }  // of messages between memory of GPUs
 
@@ -169,13 +204,39 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
+  // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text,
+  // once `interrupted` is set.
+  phx_status send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
+                  const std::atomic<int32_t> &interrupted);
+  // While this rank is in an exchange the monitor knows its number. With exchange_mutex_ held.
+  struct ExchangeTurn {
+    explicit ExchangeTurn(Group &group);
+    ~ExchangeTurn();
+    Group &group;
+    const uint64_t ordinal;
+  };
+  struct Late {  // the ranks that did not come in time
+    int first = -1;
+    std::string ranks;
+  };
+  phx_status take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
+                         Late *late);
+  phx_status raise_send(const char *operation, int i, phx_status status);
+  bool may_tell() const;
+  bool may_refuse() const;
+  phx_status raise_refused(const char *operation, int i, const std::string &payload);
+  void interrupt(int only);  // waits of this process: for that rank, or all (-1)
+  // Keeps the cause if it is the first, and returns whether it is.
+  bool keep_cause(const phx_error_info &cause, bool dumps);
   // With derive_mutex_ held. agree.cpp
   phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
   bool hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
-  GroupParams derived(const std::string &name, const std::vector<int> &members) const;
+  // `number` tells apart the groups that are made of this one; the same on all members.
+  GroupParams derived(const std::string &name, const std::vector<int> &members, const std::string &number) const;
 
   const std::shared_ptr<World> world_;
+  std::atomic<int64_t> timeout_ms_{0};  // the default of waits; 0: that of the world
   const GroupParams params_;
   std::vector<PeerRecord> records_;
   std::vector<LinkRef> links_;  // NULL for this rank
@@ -186,6 +247,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::deque<Channel> channels_;
   Messenger messenger_;
   bool fenced_by_sleepers_ = false;
+  uint32_t first_count_ = 0;
   int cores_ = 1;  // that its ranks may use together
   template <class Values>
   phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
@@ -200,18 +262,20 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in
   std::shared_ptr<cuda::DeviceWords> device_words_;
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
+  std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;
   phx_error_info cause_ = make_error_info();
 
-  std::mutex exchange_mutex_;
+  TurnMutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;
   std::function<phx_status()> look_;  // while the group is made: whether it is of no use to go on waiting
 
-  std::mutex derive_mutex_;
-  uint64_t agreements_ = 0;  // agreements and groups made so far, counted alike by all that take part
-  uint64_t derivations_ = 0;
+  TurnMutex derive_mutex_;
+  uint64_t agreements_ = 0;  // and splits: made so far, with the same number on all ranks that take part
+  uint64_t splits_ = 0;
 
-  std::mutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
+  TurnMutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
+  std::unique_ptr<Pads> pads_;
   mutable std::mutex cache_mutex_;
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;
   uint64_t symm_ordinal_ = 0;
@@ -225,3 +289,6 @@ struct phx_group {
   std::atomic<int64_t> references{1};
   std::shared_ptr<phx::Group> ptr;
 };
+
+inline const phx::World &world_of(const phx_group &handle) { return handle.ptr->world(); }
+inline const phx::World &world_of(const phx_work &handle) { return handle.group->world(); }

@@ -1,5 +1,9 @@
 #include "group/lane.h"
 
+#include <algorithm>
+
+#include "memory/shared_memory.h"
+
 namespace phx {
 namespace {
 
@@ -13,22 +17,49 @@ AwaitResult failed(WaitResult result, int group_rank) {
   return {result == WaitResult::kTimeout ? AwaitFailure::kTimeout : AwaitFailure::kInterrupted, group_rank};
 }
 
+constexpr size_t kLeastHeld = size_t{4} << 10;
+
 }  // namespace
 
+// The owner does it before it publishes, so the pages are of its NUMA node, and the peers, which only find them, map
+// many with each fault.
+phx_status Lane::hold(const char *operation, size_t reach) {
+  const Peer &self = peers_[self_];
+  size_t wanted = std::min(kLeastHeld, slot_bytes_);
+  while (wanted < std::min(reach, slot_bytes_)) wanted = std::min(2 * wanted, slot_bytes_);
+  const bool is_new = held_ == 0;
+  const size_t from = is_new ? 0 : sizeof(SlotHeader) + held_ - 1;
+  const size_t to = sizeof(SlotHeader) + wanted;
+  phx_status status = PHX_OK;
+  if (is_new) {  // the header is in a line before the first slot
+    char *const lane = reinterpret_cast<char *>(self.control);
+    status = populate(operation, lane, sizeof(LaneHeader));
+    if (status == PHX_OK)
+      status = populate(operation, lane + history_offset(slot_bytes_), history_.count() * sizeof(HistoryEntry));
+  }
+  for (uint64_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
+    status = populate(operation, self.slot(slot) + from, to - from);
+  if (status == PHX_OK) held_ = wanted == slot_bytes_ ? SIZE_MAX : wanted + 1;
+  return status;
+}
+
 void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-                const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores) {
+                const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores,
+                uint32_t first_count) {
   self_ = self;
   slot_bytes_ = slot_bytes;
   interruptions_ = interruptions;
   fenced_by_sleepers_ = fenced_by_sleepers;
   ranks_share_cores_ = ranks_share_cores;
   spins_ = ranks_share_cores ? spins_of_a_turn() : kFewSpins;
+  epoch_ = first_count;
   peers_.resize(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) {
     Peer &peer = peers_[i];
     peer.control = reinterpret_cast<LaneHeader *>(lanes[i]);
     peer.slots = lanes[i] + sizeof(LaneHeader);
     peer.stride = slot_stride(slot_bytes);
+    peer.known_done = first_count;
   }
   history_ = History(lanes[self] + history_offset(slot_bytes), recorder_entries);
   open_.store(true, std::memory_order_release);
@@ -68,7 +99,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &pla
   header->done = static_cast<uint32_t>(done);
   header->place = place;
   note_core();
-  if (!place.leaves_slot_empty()) header->staged.store(static_cast<uint32_t>(epoch), std::memory_order_relaxed);
+  header->staged.store(static_cast<uint32_t>(place.leaves_slot_empty() ? epoch - 1 : epoch), std::memory_order_relaxed);
   // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
   store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
   return epoch;
@@ -158,6 +189,8 @@ void Lane::wake_waiters() const {
   // A peer may die while the group is being made; nobody can be waiting here before it is.
   if (!open_.load(std::memory_order_acquire)) return;
   for (const Peer &peer : peers_) {
+    // Who announces itself after this look sees the interruption within a slice of its sleep.
+    if (peer.control->sleepers.load(std::memory_order_seq_cst) == 0) continue;
     wake_all(peer.control->done);
     for (uint64_t slot = 0; slot < kSlots; ++slot) {
       wake_all(peer.header(slot)->epoch);

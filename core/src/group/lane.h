@@ -40,9 +40,14 @@ class Lane {
  public:
   // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
   void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores);
+            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores,
+            uint32_t first_count = 0);
 
   size_t slot_bytes() const { return slot_bytes_; }
+  // Whether the first `reach` bytes of every own slot are resident; `hold` makes them so. Nothing of a lane is before
+  // its first call, so that a group costs memory only as far as it is used.
+  bool holds(size_t reach) const { return reach < held_; }
+  phx_status hold(const char *operation, size_t reach);
   int group_rank() const { return self_; }
   int group_size() const { return static_cast<int>(peers_.size()); }
   uint64_t last_epoch() const { return epoch_; }
@@ -100,6 +105,7 @@ class Lane {
   std::vector<Peer> peers_;
   int self_ = 0;
   size_t slot_bytes_ = 0;
+  size_t held_ = 0;  // one more than the bytes of each own slot that are resident; 0: not even the headers are
   bool fenced_by_sleepers_ = false;
   bool ranks_share_cores_ = false;
   int spins_ = kFewSpins;

@@ -87,16 +87,18 @@ namespace {
 template <class Values, class Agree>
 phx_status set_values(const char *operation, phx_group *group, const Values *values, int64_t timeout_ms,
                       const Agree &agree) {
-  return guarded(operation, [&]() -> phx_status {
-    if (group == nullptr || values == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: group or tuning is NULL", operation);
+  return guarded(operation, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     Values given;
-    phx_status status = phx::read_in(values, &given, operation);
+    phx_status status = values == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: tuning is NULL", operation)
+                                          : phx::read_in(values, &given, operation);
     if (status == PHX_OK && given.flags != 0)
       status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
     int64_t timeout = 0;
-    if (status == PHX_OK) status = group->ptr->world().resolve_timeout(operation, timeout_ms, &timeout);
-    return status == PHX_OK ? agree(given, timeout) : status;
+    if (status == PHX_OK) status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
+    if (status == PHX_OK) return agree(given, timeout);
+    phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
+    return group->ptr->refuse_exchange();
   });
 }
 
@@ -107,6 +109,7 @@ extern "C" {
 phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
   const char *operation = "group_get_tuning";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   const phx::Tuning tuning = group->ptr->tuning();
   const phx_tuning public_form{sizeof(phx_tuning), 0, tuning.one_shot_bytes, tuning.chunk_bytes, tuning.streaming_bytes,
                                tuning.push_bytes};
@@ -121,7 +124,7 @@ phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int6
 }
 
 phx_status phx_group_save_tuning(phx_group *group, const char *path) {
-  return guarded("group_save_tuning", [&]() -> phx_status {
+  return guarded("group_save_tuning", group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, "group_save_tuning", "group_save_tuning: group is NULL");
     return phx::save_tuning(path != nullptr ? path : "", group->ptr->size(), group->ptr->tuning());
   });
@@ -130,6 +133,7 @@ phx_status phx_group_save_tuning(phx_group *group, const char *path) {
 phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out) {
   const char *operation = "group_get_gpu_tuning";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   const phx::GpuTuning tuning = group->ptr->gpu_tuning();
   const phx_gpu_tuning public_form{
       sizeof(phx_gpu_tuning), 0, tuning.line_bytes, tuning.two_shot_bytes, tuning.multicast_bytes, tuning.copy_bytes,
@@ -147,7 +151,7 @@ phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuni
 
 phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path) {
   const char *operation = "group_save_gpu_tuning";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     return group->ptr->save_gpu_tuning(operation, path != nullptr ? path : "");
   });

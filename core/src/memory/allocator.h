@@ -1,6 +1,7 @@
 // Allocators by device type, and the blocks that come from them.
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -89,12 +90,15 @@ class BlockTable {
  private:
   using PersistentKey = std::tuple<int32_t, int32_t, std::string, uint64_t>;
 
+  using Lock = std::unique_lock<std::mutex>;
+  phx_status reuse(Block &block, size_t size, const char *operation, void **out);
   phx_status make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation, BlockRef *out);
   BlockRef find_locked(const void *pointer) const;
 
   mutable std::mutex mutex_;
   std::map<uintptr_t, BlockRef> by_address_;
-  std::map<PersistentKey, BlockRef> persistent_;
+  std::map<PersistentKey, BlockRef> persistent_;  // NULL: its pages are being made, outside of the lock
+  std::condition_variable made_;                  // a persistent block, or not
   uint64_t next_serial_ = 1;
 };
 

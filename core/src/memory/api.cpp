@@ -93,14 +93,14 @@ phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, 
 // Memory outlives finalize, so that tensors may die late: the four below accept a finalized world.
 
 phx_status phx_mem_retain(phx_world *world, void *pointer) {
-  return guarded("mem_retain", [&]() -> phx_status {
+  return guarded("mem_retain", world, [&]() -> phx_status {
     if (world == nullptr) return fail(PHX_ERR_INVALID, "mem_retain", "mem_retain: world is NULL");
     return world->ptr->blocks().retain(pointer);
   });
 }
 
 phx_status phx_mem_free(phx_world *world, void *pointer) {
-  return guarded("mem_free", [&]() -> phx_status {
+  return guarded("mem_free", world, [&]() -> phx_status {
     if (world == nullptr) return fail(PHX_ERR_INVALID, "mem_free", "mem_free: world is NULL");
     phx::BlockRef gone;
     const phx_status status = world->ptr->blocks().free(pointer, &gone);
@@ -110,7 +110,7 @@ phx_status phx_mem_free(phx_world *world, void *pointer) {
 }
 
 phx_status phx_mem_drop(phx_world *world, const phx_device *device, const char *scope, uint64_t alloc_id) {
-  return guarded("mem_drop", [&]() -> phx_status {
+  return guarded("mem_drop", world, [&]() -> phx_status {
     if (world == nullptr) return fail(PHX_ERR_INVALID, "mem_drop", "mem_drop: world is NULL");
     phx::BlockRef gone;
     const phx_status status =
@@ -121,14 +121,14 @@ phx_status phx_mem_drop(phx_world *world, const phx_device *device, const char *
 }
 
 phx_status phx_mem_find(phx_world *world, const void *pointer, phx_mem_info *out) {
-  return guarded("mem_find", [&]() -> phx_status {
+  return guarded("mem_find", world, [&]() -> phx_status {
     if (world == nullptr) return fail(PHX_ERR_INVALID, "mem_find", "mem_find: world is NULL");
     return world->ptr->blocks().info(pointer, out);
   });
 }
 
 phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes) {
-  return guarded("mem_count", [&]() -> phx_status {
+  return guarded("mem_count", world, [&]() -> phx_status {
     if (world == nullptr || blocks == nullptr || bytes == nullptr)
       return fail(PHX_ERR_INVALID, "mem_count", "mem_count: an argument is NULL");
     world->ptr->blocks().count(blocks, bytes);

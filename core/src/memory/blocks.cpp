@@ -39,32 +39,22 @@ phx_status BlockTable::alloc(AllocatorRef allocator, const phx_device &device, s
 phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device &device, size_t size,
                                         const std::string &scope, uint64_t alloc_id, void **out) {
   const char *operation = "mem_alloc_persistent";
-  const unsigned long long id = alloc_id;
-  // Held while a new block is made, so that two threads cannot make two blocks of one id.
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   const PersistentKey key{device.type, device.index, scope, alloc_id};
+  // Another thread may be making it: two must not make two blocks of one id.
   auto found = persistent_.find(key);
-  if (found != persistent_.end()) {
-    Block &block = *found->second;
-    if (block.live())
-      return fail(
-          PHX_ERR_IN_USE, operation,
-          "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
-          "active. Let its tensors (views count) die first, or use another alloc_id.",
-          id);
-    if (block.size != size)
-      return fail(
-          PHX_ERR_MISMATCH, operation,
-          "alloc_id %llu was allocated with %zu bytes and is now asked for with %zu. A persistent allocation keeps "
-          "its size: use another alloc_id, or drop this one first.",
-          id, block.size, size);
-    block.references = 1;
-    *out = block.base;
-    return PHX_OK;
-  }
+  for (; found != persistent_.end() && !found->second; found = persistent_.find(key)) made_.wait(lock);
+  if (found != persistent_.end()) return reuse(*found->second, size, operation, out);
+  persistent_[key] = nullptr;
+  lock.unlock();  // to make its pages takes long, and others look for theirs meanwhile
   BlockRef block;
   const phx_status status = make(std::move(allocator), device, size, operation, &block);
-  if (status != PHX_OK) return status;
+  lock.lock();
+  made_.notify_all();
+  if (status != PHX_OK) {
+    persistent_.erase(key);
+    return status;
+  }
   block->serial = next_serial_++;
   block->persistent = true;
   block->scope = scope;
@@ -72,6 +62,24 @@ phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device
   *out = block->base;
   persistent_[key] = block;
   by_address_[reinterpret_cast<uintptr_t>(block->base)] = std::move(block);
+  return PHX_OK;
+}
+
+phx_status BlockTable::reuse(Block &block, size_t size, const char *operation, void **out) {
+  const unsigned long long id = block.alloc_id;
+  if (block.live())
+    return fail(PHX_ERR_IN_USE, operation,
+                "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
+                "active. Let its tensors (views count) die first, or use another alloc_id.",
+                id);
+  if (block.size != size)
+    return fail(
+        PHX_ERR_MISMATCH, operation,
+        "alloc_id %llu was allocated with %zu bytes and is now asked for with %zu. A persistent allocation keeps "
+        "its size: use another alloc_id, or drop this one first.",
+        id, block.size, size);
+  block.references = 1;
+  *out = block.base;
   return PHX_OK;
 }
 
@@ -132,7 +140,7 @@ phx_status BlockTable::drop(const phx_device &device, const std::string &scope, 
   const unsigned long long id = alloc_id;
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = persistent_.find(PersistentKey{device.type, device.index, scope, alloc_id});
-  if (found == persistent_.end())
+  if (found == persistent_.end() || !found->second)
     return fail(PHX_ERR_NOT_FOUND, "mem_drop", "mem_drop: there is no persistent allocation with alloc_id %llu", id);
   if (found->second->live())
     return fail(PHX_ERR_IN_USE, "mem_drop",

@@ -95,6 +95,15 @@ phx_status verify_segment(const char *operation, int fd, size_t size) {
   return PHX_OK;
 }
 
+phx_status populate(const char *operation, void *begin, size_t bytes) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(begin) / page_bytes() * page_bytes();
+  const size_t span = round_up(reinterpret_cast<uintptr_t>(begin) + bytes - first, page_bytes());
+  if (bytes == 0 || madvise(reinterpret_cast<void *>(first), span, MADV_POPULATE_WRITE) == 0) return PHX_OK;
+  // EFAULT: a touch would raise SIGBUS, as where the limit of committed memory is reached. EINVAL: an older kernel.
+  if (errno != ENOMEM && errno != EFAULT) return PHX_OK;
+  return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation, bytes);
+}
+
 phx_status map_segment(const char *operation, int fd, size_t size, size_t prefault_bytes, SharedMappingRef *out) {
 #ifdef PHX_ALIAS_MAPPINGS
   struct stat info;
@@ -109,15 +118,15 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
   if (base == MAP_FAILED)
     return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
 #ifdef MADV_HUGEPAGE
-  // Best effort: the host must allow it (shmem_enabled). It is worth a few percent, and a faster first touch.
-  if (size >= kHugePage) madvise(base, size, MADV_HUGEPAGE);
+  // Best effort: the host must allow it (shmem_enabled). It is worth a few percent, and a faster first touch. Only for
+  // what is resident as a whole: elsewhere the first touch would cost a huge page.
+  if (prefault_bytes >= kHugePage) madvise(base, size, MADV_HUGEPAGE);
 #endif
-  // The owner comes first and is where it computes, so the pages are of its NUMA node. Best effort too: older kernels
-  // do not know it, and then pages come at first touch.
-  if (prefault_bytes != 0 && madvise(base, prefault_bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
+  // The owner comes first and is where it computes, so the pages are of its NUMA node.
+  const phx_status populated = populate(operation, base, prefault_bytes);
+  if (populated != PHX_OK) {
     munmap(base, size);
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation,
-                prefault_bytes);
+    return populated;
   }
   SharedMapping *mapping = new (std::nothrow) SharedMapping{base, size};
   if (mapping == nullptr) {

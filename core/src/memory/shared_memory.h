@@ -27,7 +27,12 @@ phx_status create_segment(const char *operation, const char *label, size_t size,
 // then kill us.
 phx_status verify_segment(const char *operation, int fd, size_t size);
 
-// Maps the first `size` bytes, and makes the first `prefault_bytes` of them resident now rather than at first touch.
+// Makes the pages of these bytes of a segment resident now rather than at first touch: cheaper than page by page, and
+// a host that has no memory left shows as PHX_ERR_NO_MEMORY here, where a first touch would end the process. Kernels
+// before 5.14 cannot, and the pages come at first touch.
+phx_status populate(const char *operation, void *begin, size_t bytes);
+
+// Maps the first `size` bytes, and populates the first `prefault_bytes` of them.
 phx_status map_segment(const char *operation, int fd, size_t size, size_t prefault_bytes, SharedMappingRef *out);
 
 }  // namespace phx

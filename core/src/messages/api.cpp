@@ -56,7 +56,7 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
     return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
   if (out->given.stream != nullptr && !out->on_gpu())
     return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in options.device", name);
-  return group.world().resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
+  return group.resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
 }
 
 // `transfer` has its direction and its buffer.
@@ -74,11 +74,12 @@ phx_status in_group(const phx::Group &group, phx_status status) {
   return status;
 }
 
-// What is checked already, put on a stream.
-phx_status put(const char *name, phx::Group &group, const std::deque<phx::Transfer> &transfers,
+// Puts checked messages on a stream.
+phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
                const Options &options) {
   std::vector<phx::GpuMessage> messages;
-  for (const phx::Transfer &transfer : transfers) {
+  for (const phx::Transfer *const checked : transfers) {
+    const phx::Transfer &transfer = *checked;
     if (transfer.peer == PHX_ANY_RANK)
       return fail(PHX_ERR_UNSUPPORTED, name, "%s: on memory of a GPU a receive names the rank it is from", name);
     char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
@@ -98,7 +99,7 @@ phx_status start(phx::Group &group, const std::shared_ptr<phx::MessageWork> &sta
 phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t peer,
                  uint32_t tag, const phx_options *options, phx_work **work) {
   const char *name = sends ? "send" : "recv";
-  return guarded(name, [&]() -> phx_status {
+  return guarded(name, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, name, "%s: the group is NULL", name);
     phx::Group &g = *group->ptr;
     Options read;
@@ -114,10 +115,10 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
       return in_group(g, status);
     };
     if (work == nullptr) {
-      std::deque<phx::Transfer> one(1);
-      const phx_status status = fill(one[0]);
+      phx::Transfer transfer;
+      const phx_status status = fill(transfer);
       if (status != PHX_OK) return status;
-      return read.on_gpu() ? put(name, g, one, read) : g.messenger().run(one[0], read.timeout_ms);
+      return read.on_gpu() ? put(name, g, {&transfer}, read) : g.messenger().run(transfer, read.timeout_ms);
     }
     const auto started = std::make_shared<phx::MessageWork>(&g.messenger());
     phx_status status = fill(started->transfer());
@@ -195,7 +196,7 @@ phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, in
 }
 
 phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
-  return guarded(kBatch, [&]() -> phx_status {
+  return guarded(kBatch, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, kBatch, "%s: the group is NULL", kBatch);
     phx::Group &g = *group->ptr;
     if ((messages == nullptr && count != 0) || count > kMostOnHost)
@@ -221,7 +222,10 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
     }
     if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
     if (status != PHX_OK) return in_group(g, status);
-    return read.on_gpu() ? put(kBatch, g, transfers, read) : run_all(g, works, read.timeout_ms);
+    if (!read.on_gpu()) return run_all(g, works, read.timeout_ms);
+    std::vector<const phx::Transfer *> checked;
+    for (const phx::Transfer &transfer : transfers) checked.push_back(&transfer);
+    return put(kBatch, g, checked, read);
   });
 }
 }

@@ -23,7 +23,7 @@ void Messenger::finish(Transfer &transfer, phx_status status) {
   const WorkRef work = std::move(transfer.work);  // keeps the transfer until the end of this function
   if (work) {
     work->settle(status, transfer.sends ? -1 : transfer.source);
-    group_->world().progress().ended();
+    group_->world().progress().ended(*this);
   }
   transfer.state.store(status, std::memory_order_release);  // pairs with Transfer::complete
 }
@@ -44,6 +44,13 @@ void Messenger::fail(Transfer *transfer, const phx_error_info &error) {
   finish_with(*transfer, error);
 }
 
+void Messenger::end_interrupted(Transfer &transfer) {
+  group_->raise_interrupted(transfer.operation());  // takes no lock of a messenger
+  withdraw(transfer);
+  finish_with(transfer, last_error());
+  abort_all();
+}
+
 bool Messenger::group_failed() const {
   // Of this rank itself: set with those of all ranks when the group fails, and not when one of them leaves.
   return group_->interruption(self_).load(std::memory_order_acquire) != 0;
@@ -60,19 +67,35 @@ bool Messenger::interrupted(const Transfer &transfer) const {
   return size_ > 1;
 }
 
-// Out of every list. A matched receive leaves what comes to be dropped.
+// Out of every list. What comes for a matched receive is dropped.
 void Messenger::withdraw(Transfer &transfer) {
-  if (transfer.sends) {
-    if (transfer.peer == self_) return;  // never in a list
-    Outbound &outbound = outbound_[transfer.peer];
-    outbound.queue.remove(&transfer);
-    if (outbound.queue.empty()) --sending_;
-  } else if (transfer.source == PHX_ANY_RANK) {
-    matcher_.withdraw(&transfer);
-  } else if (Incoming &incoming = inbound_[transfer.source].incoming; incoming.receive == &transfer) {
-    incoming.receive = nullptr;
-    incoming.to = nullptr;
+  const int other = transfer.other();
+  const Transfer::Stage stage = std::exchange(transfer.stage, Transfer::Stage::kNone);
+  switch (stage) {
+    case Transfer::Stage::kNone: return;
+    case Transfer::Stage::kQueued: outbound_[other].queue.remove(&transfer); break;
+    case Transfer::Stage::kAnnounced:
+      announced_.remove(&transfer);
+      if (Arrival *own = matcher_.find_own(transfer)) matcher_.take(own);
+      break;
+    case Transfer::Stage::kData: outbound_[other].data.remove(&transfer); break;
+    case Transfer::Stage::kPosted: return matcher_.withdraw(&transfer);
+    case Transfer::Stage::kClearing: outbound_[other].clears.remove(&transfer); break;
+    case Transfer::Stage::kFilling: filling_.remove(&transfer); break;
   }
+  count(outbound_[other]);
+  const bool waits_for_cts = transfer.sends && transfer.begun && transfer.rendezvous && !transfer.cleared;
+  if (waits_for_cts) --outbound_[other].announced;
+  if (!transfer.sends || waits_for_cts) --inbound_[other].awaited;
+}
+
+// A transfer whose other end is that rank; NULL if there is none.
+Transfer *Messenger::any_with(int peer) const {
+  const Outbound &outbound = outbound_[peer];
+  for (Transfer *transfer : {outbound.clears.front(), outbound.data.front(), outbound.queue.front(),
+                             announced_.any(peer), filling_.any(peer)})
+    if (transfer != nullptr) return transfer;
+  return matcher_.any_posted(peer);
 }
 
 void Messenger::abort(Transfer &transfer, int peer) {
@@ -81,12 +104,8 @@ void Messenger::abort(Transfer &transfer, int peer) {
 }
 
 void Messenger::abort_peer(int peer) {
-  while (Transfer *send = outbound_[peer].queue.front()) abort(*send, peer);
-  while (Transfer *receive = matcher_.any_posted(peer)) abort(*receive, peer);
-  Incoming &incoming = inbound_[peer].incoming;
-  if (incoming.receive != nullptr) abort(*incoming.receive, peer);
-  if (incoming.arrival != nullptr) matcher_.take(std::exchange(incoming.arrival, nullptr));  // it will never be whole
-  incoming.to = nullptr;
+  while (Transfer *transfer = any_with(peer)) abort(*transfer, peer);
+  if (Arrival *unfinished = std::exchange(inbound_[peer].arrival, nullptr)) matcher_.take(unfinished);
 }
 
 void Messenger::abort_all() {
@@ -100,14 +119,11 @@ Messenger::~Messenger() {
   const auto drop = [&](Transfer *transfer) {
     withdraw(*transfer);
     if (!transfer->work) return;
-    group_->world().progress().ended();
+    group_->world().progress().ended(*this);
     const WorkRef last = std::move(transfer->work);
   };
-  for (int i = 0; i < size_; ++i) {
-    while (Transfer *send = outbound_[i].queue.front()) drop(send);
-    while (Transfer *receive = matcher_.any_posted(i)) drop(receive);
-    if (inbound_[i].incoming.receive != nullptr) drop(inbound_[i].incoming.receive);
-  }
+  for (int i = 0; i < size_; ++i)
+    while (Transfer *transfer = any_with(i)) drop(transfer);
   while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) drop(receive);
 }
 
@@ -153,10 +169,11 @@ phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) 
   if (transfer.sends) {
     text += "receive its send(" + phx::describe(transfer.head) + "), of which " + of(transfer.moved, transfer.bytes) +
             " bytes found room.";
+    if (transfer.rendezvous && !transfer.cleared)
+      text += " A message of this size, or beyond what the receiver keeps, waits for its receive.";
   } else {
     text += "answer its recv(" + phx::describe(transfer.head) + ")";
-    if (transfer.source != PHX_ANY_RANK)
-      text += ", of which " + of(inbound_[peer].incoming.received, transfer.bytes) + " bytes came";
+    if (transfer.source != PHX_ANY_RANK) text += ", of which " + of(transfer.moved, transfer.bytes) + " bytes came";
     text += ".";
     if (const Arrival *other = matcher_.oldest(peer))
       text += " Of what came, nobody has received send(" + phx::describe(other->head) + ") from rank " +

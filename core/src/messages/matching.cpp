@@ -12,11 +12,13 @@ Matcher::~Matcher() {
 }
 
 void Matcher::post(Transfer *receive) {
+  receive->stage = Transfer::Stage::kPosted;
   posted_[bucket(receive->head.tag)].push_back(receive);
   ++(receive->peer == PHX_ANY_RANK ? posted_from_any_ : posted_from_[receive->peer]);
 }
 
 void Matcher::withdraw(Transfer *receive) {
+  receive->stage = Transfer::Stage::kNone;
   posted_[bucket(receive->head.tag)].remove(receive);
   --(receive->peer == PHX_ANY_RANK ? posted_from_any_ : posted_from_[receive->peer]);
 }
@@ -55,10 +57,29 @@ std::unique_ptr<Arrival> Matcher::take(Arrival *arrival) {
   return std::unique_ptr<Arrival>(arrival);
 }
 
+Arrival *Matcher::find_own(const Transfer &send) const {
+  Arrival *arrival = arrivals_[bucket(send.head.tag)].front();
+  while (arrival != nullptr && arrival->send != &send) arrival = arrival->next;
+  return arrival;
+}
+
 const Arrival *Matcher::oldest(int source) const {
   for (const auto &list : arrivals_)
     for (const Arrival *arrival = list.front(); arrival != nullptr; arrival = arrival->next)
       if (source == PHX_ANY_RANK || arrival->source == source) return arrival;
+  return nullptr;
+}
+
+Transfer *NumberedTransfers::find(int other, uint32_t number) const {
+  Transfer *transfer = lists_[number % kBuckets].front();
+  while (transfer != nullptr && (transfer->number != number || transfer->other() != other)) transfer = transfer->next;
+  return transfer;
+}
+
+Transfer *NumberedTransfers::any(int other) const {
+  for (const auto &list : lists_)
+    for (Transfer *transfer = list.front(); transfer != nullptr; transfer = transfer->next)
+      if (transfer->other() == other) return transfer;
   return nullptr;
 }
 

@@ -1,7 +1,8 @@
-// Which receive gets which message: receives that wait, and messages that nobody has asked for yet.
+// Which receive gets which message: receives that wait, and messages that no receive has asked for yet; and where the
+// transfers are that wait for a record with their number.
 //
-// Both are kept by tag in a fixed number of lists, so that a search passes few entries with thousands in flight and
-// nothing is allocated for a receive.
+// All are kept in a fixed number of lists, by tag or by number, so that a search passes few entries with thousands in
+// flight and nothing is allocated for a transfer.
 #pragma once
 
 #include <array>
@@ -12,13 +13,16 @@
 
 namespace phx {
 
-// A message that came before its receive, on the heap of its receiver.
+// A message that came before its receive: its eager part lies on the heap of its receiver.
 struct Arrival {
   int source = 0;
   MessageHead head{};
-  size_t total = 0;
-  size_t received = 0;
+  uint32_t number = 0;
+  bool rendezvous = false;
+  size_t eager = 0;
+  size_t received = 0;  // bytes, of `eager`
   std::unique_ptr<char[]> data;
+  Transfer *send = nullptr;  // a message of this rank to itself that is too large to be kept: its data is still there
   Arrival *next = nullptr, *previous = nullptr;
 };
 
@@ -40,6 +44,8 @@ class Matcher {
   // The oldest arrival that this receive meets, perhaps not whole yet; NULL if there is none.
   Arrival *find(const Transfer &receive) const;
   std::unique_ptr<Arrival> take(Arrival *arrival);
+  // The arrival that stands for a send of this rank to itself; NULL if there is none.
+  Arrival *find_own(const Transfer &send) const;
   // The oldest arrival of a rank (PHX_ANY_RANK: of all); for error texts.
   const Arrival *oldest(int source) const;
 
@@ -52,6 +58,21 @@ class Matcher {
   std::array<LinkedList<Arrival>, kBuckets> arrivals_;  // each in the order of arrival
   std::vector<int> posted_from_;
   int posted_from_any_ = 0;
+};
+
+// Transfers by their other end and number.
+class NumberedTransfers {
+ public:
+  void add(Transfer *transfer) { list(transfer->number).push_back(transfer); }
+  void remove(Transfer *transfer) { list(transfer->number).remove(transfer); }
+  Transfer *find(int other, uint32_t number) const;  // NULL if there is none
+  Transfer *any(int other) const;                    // likewise
+
+ private:
+  static constexpr size_t kBuckets = 128;
+  LinkedList<Transfer> &list(uint32_t number) { return lists_[number % kBuckets]; }
+
+  std::array<LinkedList<Transfer>, kBuckets> lists_;
 };
 
 }  // namespace phx

@@ -9,7 +9,7 @@ namespace phx {
 namespace {
 
 constexpr int kSpins = 20;     // as in wait/wait.h
-constexpr int kAskedOnly = 4;  // looks without success before messages that nobody has asked for are taken in
+constexpr int kAskedOnly = 4;  // looks without success before messages that no receive has asked for are taken in
 constexpr int kMoves = 1000;   // before the clock is read, however busy this is
 
 }  // namespace
@@ -18,10 +18,22 @@ size_t Messenger::area_bytes(int group_size) {
   return sizeof(MessageArea) + static_cast<size_t>(group_size) * ring_stride(group_size);
 }
 
+void Messenger::begin_area_at(char *area, int group_size, uint32_t first) {
+  reinterpret_cast<MessageArea *>(area)->doorbell.store(first, std::memory_order_relaxed);
+  for (int from = 0; from < group_size; ++from) {
+    char *const ring = area + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
+    auto *const header = reinterpret_cast<RingHeader *>(ring);
+    header->taken.store(first, std::memory_order_relaxed);
+    header->returned.store(first, std::memory_order_relaxed);
+  }
+}
+
 void Messenger::open(std::vector<char *> areas, int self) {
   self_ = self;
   size_ = static_cast<int>(areas.size());
   ring_bytes_ = ring_bytes(size_);
+  eager_bytes_ = eager_bytes(size_);
+  credit_bytes_ = credit_bytes(size_);
   fenced_ = group_->fenced_by_sleepers();
   outbound_ = std::vector<Outbound>(size_);
   inbound_ = std::vector<Inbound>(size_);
@@ -31,8 +43,9 @@ void Messenger::open(std::vector<char *> areas, int self) {
   };
   for (int i = 0; i < size_; ++i) {
     areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
-    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_);
-    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_);
+    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_, group_->first_count());
+    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_, group_->first_count());
+    outbound_[i].next_number = inbound_[i].next_number = group_->first_count();
   }
   own_.store(areas_[self], std::memory_order_release);  // pairs with wake_waiters, which runs on the monitor's thread
 }
@@ -69,12 +82,13 @@ void Messenger::leave(Lock &lock) {
   if (others) wake(self_);
 }
 
-void Messenger::advance_pending() {
+bool Messenger::advance_pending() {
   Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // another thread of this rank is at it
-  advance(Take::kWanted);
+  if (!lock.owns_lock()) return false;  // another thread of this rank is at it
+  const bool moved = advance(Take::kWanted);
   if (!closed_ && group_failed()) abort_all();
   leave(lock);
+  return moved;
 }
 
 phx_status Messenger::begin(Transfer &transfer) {
@@ -100,11 +114,11 @@ phx_status Messenger::run(Transfer &transfer, int64_t timeout_ms) {
 
 phx_status Messenger::start(Transfer &transfer) {
   Progress &progress = group_->world().progress();
-  progress.began();
+  progress.began(*this);
   Lock lock(mutex_);
   const phx_status status = begin(transfer);
   if (status != PHX_OK) {
-    progress.ended();
+    progress.ended(*this);
     transfer.work.reset();
     return status;
   }
@@ -136,7 +150,7 @@ void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
     if (seen == Look::kNothing && patience.over(now) && now < deadline.at_ns()) seen = sleep(transfer, deadline);
     if (seen == Look::kComplete) return;
     if (seen == Look::kInterrupted) return give_up(transfer, false, 0);
-    if (now >= deadline.at_ns()) return give_up(transfer, true, deadline.budget_ms());
+    if (now >= deadline.at_ns() || interrupt_requested()) return give_up(transfer, true, deadline.budget_ms());
     if (seen == Look::kMoved) {
       now = now_ns();
       patience = Patience(now);
@@ -183,6 +197,8 @@ void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) 
   if (!transfer.complete()) {
     if (group_failed())
       abort_all();
+    else if (timed_out && interrupt_requested())
+      end_interrupted(transfer);
     else if (timed_out)
       fail(&transfer, timeout(transfer, timeout_ms));
     else if (transfer.peer == PHX_ANY_RANK)

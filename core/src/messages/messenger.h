@@ -27,11 +27,13 @@ class Messenger final : public ProgressSource {
 
   // Of one rank's area: a multiple of a line. It starts zeroed; a ring costs memory once something is sent through it.
   static size_t area_bytes(int group_size);
+  // The counters of this rank's own area begin at `first` (Group::first_count). Before any peer maps it.
+  static void begin_area_at(char *area, int group_size, uint32_t first);
   // areas[i]: that of group rank i as mapped here, valid as long as the group.
   void open(std::vector<char *> areas, int self);
   // The group failed or a peer left: everybody looks again. From any thread, also before `open`.
   void wake_waiters();
-  void advance_pending() override;
+  bool advance_pending() override;
 
   // Blocks until it is complete. The transfer is the caller's.
   phx_status run(Transfer &transfer, int64_t timeout_ms);
@@ -43,21 +45,19 @@ class Messenger final : public ProgressSource {
  private:
   struct Outbound {
     RingWriter ring;
-    LinkedList<Transfer> queue;  // in the order of the calls; the first may be partly in the ring
-  };
-  // A message of which some records were read, and not the last.
-  struct Incoming {
-    bool active = false;
-    MessageHead head{};
-    size_t total = 0;
-    size_t received = 0;
-    char *to = nullptr;           // NULL: what comes is dropped
-    Transfer *receive = nullptr;  // what it was matched with, or
-    Arrival *arrival = nullptr;   // where it is kept
+    LinkedList<Transfer> clears;  // receives whose CTS is to be sent
+    LinkedList<Transfer> data;  // sends that have their CTS, in the order of these; the first may be partly in the ring
+    LinkedList<Transfer> queue;  // new sends in the order of the calls; likewise
+    uint32_t next_number = 0;
+    uint32_t announced = 0;  // sends with an RTS and no CTS
+    bool counted = false;    // in sending_
   };
   struct Inbound {
     RingReader ring;
-    Incoming incoming;
+    uint32_t next_number = 0;
+    uint32_t announced = 0;      // messages with an RTS that no receive has met
+    int awaited = 0;             // receives that have met a message and are not complete, and sends that wait for a CTS
+    Arrival *arrival = nullptr;  // the last message, if no receive has met it and more of its eager part is to come
   };
   // kWanted takes in what a receive waits for and what lies before it; kAll the rest as well, onto the heap.
   enum class Take { kWanted, kAll };
@@ -71,6 +71,7 @@ class Messenger final : public ProgressSource {
   Look look(Transfer &transfer, Take take, Lock &lock);  // gives the lock back
   Look sleep(Transfer &transfer, LazyDeadline &deadline);
   void give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms);
+  void end_interrupted(Transfer &transfer);  // by the hook of the thread that waits; fails the group
   // Gives the lock back, tells the group what was found wrong, and wakes threads of this rank whose transfer is
   // complete.
   void leave(Lock &lock);
@@ -80,13 +81,26 @@ class Messenger final : public ProgressSource {
   bool advance(Take take);  // true when anything moved
   void send(Transfer &send);
   void send_to_self(Transfer &send);
+  void move_within(Transfer &send, Transfer &receive);
+  void count(Outbound &outbound);
   bool push(int peer);
+  RingResult push_cts(Outbound &outbound, Transfer &receive);
+  RingResult push_first(Outbound &outbound, Transfer &send, size_t *taken);
+  RingResult push_data(Outbound &outbound, Transfer &send, size_t *taken);
+  RingResult plan(Outbound &outbound, Transfer &send);
+  void note_sent(Outbound &outbound, Transfer &send, size_t bytes);
+  bool clear(int peer, uint32_t number);
   void post(Transfer &receive);
+  void fill(Transfer &receive, uint32_t number, bool rendezvous, size_t eager);
+  void note_received(Transfer &receive);
   bool pull(int source, Take take);
-  bool wanted(int source) const { return inbound_[source].incoming.receive != nullptr || matcher_.wanted(source); }
+  bool wanted(int source) const { return inbound_[source].awaited > 0 || matcher_.wanted(source); }
+  bool accept(int source, const Record &record);
   bool open_message(int source, const Record &record);
   bool append(int source, const Record &record);
-  bool keep_arrival(int source, const MessageHead &head, size_t total, size_t received, const char *data);
+  Arrival *keep_arrival(int source, const MessageHead &head, bool rendezvous, size_t eager);
+  void deliver(Transfer &receive, const Record &record);
+  bool forget(int source, const char *what);
   bool agree(Transfer &receive, int source, const MessageHead &sent);
 
   // ---- ending.cpp: how transfers end, well or not, all under the lock
@@ -98,6 +112,7 @@ class Messenger final : public ProgressSource {
   bool group_failed() const;
   bool has_left(int peer) const;
   void withdraw(Transfer &transfer);
+  Transfer *any_with(int peer) const;
   void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: not because of one
   void abort_peer(int peer);
   void abort_all();
@@ -111,6 +126,8 @@ class Messenger final : public ProgressSource {
   int self_ = 0;
   int size_ = 0;
   size_t ring_bytes_ = 0;
+  size_t eager_bytes_ = 0;
+  size_t credit_bytes_ = 0;
   bool fenced_ = false;  // see store_and_wake
   std::vector<MessageArea *> areas_;
   std::atomic<MessageArea *> own_{nullptr};  // written last by `open`
@@ -119,7 +136,9 @@ class Messenger final : public ProgressSource {
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
   Matcher matcher_;
-  int sending_ = 0;                        // peers for which something is queued
+  NumberedTransfers announced_;            // sends with an RTS and no CTS, but for one whose eager part is in the queue
+  NumberedTransfers filling_;              // receives that have met a message and are not complete
+  int sending_ = 0;                        // peers for which something is to be pushed
   bool closed_ = false;                    // the group failed: nothing moves any more
   bool completed_ = false;                 // a transfer, since the lock was taken
   std::optional<phx_error_info> failure_;  // found since the lock was taken

@@ -14,7 +14,6 @@ namespace phx {
 namespace {
 
 constexpr const char *kKernel = "phx_gpu_messages";
-constexpr uint32_t kLineVersion = 1;
 // So that a road, which has kLanes * kDeep of them, takes two pieces of 2 MiB, in which memory comes.
 constexpr uint32_t kMostChunk = 63 << 10;
 // Not measured yet. What is served by fewer blocks than it has lanes takes turns.
@@ -31,8 +30,7 @@ bool reaches(const cuda::Driver &driver, const cuda::Gpu &gpu, const void *point
 
 // What goes with the descriptor of a road.
 struct Roads::Line {
-  uint32_t version;
-  uint32_t chunk_bytes;
+  uint64_t chunk_bytes;
   uint64_t unit;  // of the sender's memory
 };
 
@@ -89,9 +87,13 @@ phx_status Roads::open(const char *operation, int32_t index) {
   cuda::MemoryPtr cursors;
   const size_t bytes = 2 * static_cast<size_t>(group_.size()) * cuda::kLanes * sizeof(cuda::Cursor);
   if (status == PHX_OK) status = cuda::Memory::make(operation, *gpus, index, bytes, &cursors);
+  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+    const std::vector<cuda::Cursor> begun(bytes / sizeof(cuda::Cursor), {first, 0, 0, 0});
+    status = cursors->write(operation, 0, begun.data(), bytes);
+  }
   if (status != PHX_OK) return status;
   {
-    const std::lock_guard<std::mutex> symm_lock(group_.symm_mutex());
+    const std::lock_guard<TurnMutex> symm_lock(group_.symm_mutex());
     status = cuda::DeviceWords::open(operation, allocator, gpu, group_);
     words_ = group_.device_words();
   }
@@ -162,17 +164,25 @@ phx_status Roads::show(const char *operation, const Deadline &deadline) {
 
 phx_status Roads::build(const char *operation, int to, const Deadline &deadline) {
   Way &way = to_[to];
-  const std::lock_guard<std::mutex> lock(way.making);
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(way.making, std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                             true);
   if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
   phx_status status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::road_bytes(chunk), &memory);
+  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+    const std::vector<cuda::RoadWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
+    status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
+  }
   if (status == PHX_OK) status = finish(operation, way);
   int fd = -1;
   if (status == PHX_OK) status = memory->export_fd(operation, &fd);
   if (status != PHX_OK) return status;
-  const Line line{kLineVersion, chunk, gpu_.unit};
+  const Line line{chunk, gpu_.unit};
   if (to != group_.group_rank()) {
     status = group_.show_road(operation, to, {reinterpret_cast<const char *>(&line), sizeof line}, fd, deadline);
     if (status != PHX_OK) return status;
@@ -185,7 +195,11 @@ phx_status Roads::build(const char *operation, int to, const Deadline &deadline)
 
 phx_status Roads::find(const char *operation, int from, const Deadline &deadline) {
   Way &way = from_[from];
-  const std::lock_guard<std::mutex> lock(way.making);
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(way.making, std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                             true);
   if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
   phx_status status = finish(operation, way);
   if (status != PHX_OK) return status;
@@ -197,8 +211,8 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
     if (status != PHX_OK) return status;
     Line line{};
     if (parcel.bytes.size() == sizeof line) std::memcpy(&line, parcel.bytes.data(), sizeof line);
-    if (line.version != kLineVersion || line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 ||
-        line.chunk_bytes > kMostChunk || line.unit == 0 || parcel.fds.size() != 1) {
+    if (line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 || line.chunk_bytes > kMostChunk || line.unit == 0 ||
+        parcel.fds.size() != 1) {
       fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation,
            group_.name().c_str(), group_.rank_of(from));
       return group_.fail_with(last_error(), true);
@@ -207,7 +221,7 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
     status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &way.memory);
     // It was there once: who cannot use it will never hear of it again.
     if (status != PHX_OK) return group_.fail_with(last_error(), true);
-    way.chunk_bytes = line.chunk_bytes;
+    way.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
   }
   way.made.store(true, std::memory_order_release);
   return PHX_OK;

@@ -14,6 +14,7 @@
 #include "base/deadline.h"
 #include "cuda/memory.h"
 #include "cuda/road.h"
+#include "group/turn.h"
 #include "memory/allocator.h"
 
 namespace phx {
@@ -45,7 +46,7 @@ class Roads {
 
  private:
   struct Way {
-    std::mutex making;
+    TurnMutex making;
     std::atomic<bool> made{false};  // written last; what follows is valid then
     cuda::MemoryPtr memory;
     uint32_t chunk_bytes = 0;

@@ -18,8 +18,27 @@ struct Transfer {
   MessageHead head{};
   int peer = 0;  // group rank; PHX_ANY_RANK for receives
 
+  // Which list of the messenger it is in.
+  enum class Stage : uint8_t {
+    kNone,       // none
+    kQueued,     // a send: some of its eager part is not in the ring yet
+    kAnnounced,  // a send: the receiver has its RTS, and the sender has no CTS
+    kData,       // a send: there is a CTS, and not all data is in the ring
+    kPosted,     // a receive that has met no message
+    kClearing,   // a receive: its CTS is not in the ring yet
+    kFilling     // a receive: more data is to come
+  };
+
   // Of the messenger.
-  size_t moved = 0;           // bytes of a send that are in the ring
+  Stage stage = Stage::kNone;
+  bool planned = false;       // a send: it is known how it goes
+  bool begun = false;         // a send: its EAGER or RTS is in the ring
+  bool rendezvous = false;    // it is announced by an RTS
+  bool cleared = false;       // a send: its CTS has come
+  bool owes_credit = false;   // a receive: the credit of its eager part has not been given back
+  uint32_t number = 0;        // of the message between its two ranks
+  size_t eager = 0;           // bytes that come without a CTS
+  size_t moved = 0;           // bytes of a send that are in the ring; bytes of a matched receive that came
   int source = PHX_ANY_RANK;  // where a matched receive comes from
   WorkRef work;               // of a started one: keeps it, and with it this, until it is complete
   std::unique_ptr<phx_error_info> error;
@@ -27,6 +46,10 @@ struct Transfer {
   Transfer *next = nullptr, *previous = nullptr;   // in one list at a time
 
   bool complete() const { return state.load(std::memory_order_acquire) != PHX_IN_PROGRESS; }
+  // How much of a send may be in the ring.
+  size_t allowed() const { return cleared ? bytes : eager; }
+  // The other end, where it is known.
+  int other() const { return sends ? peer : source; }
   const char *operation() const { return sends ? "send" : "recv"; }
 };
 

@@ -94,7 +94,6 @@ phx_status FileLog::open(const char *operation, const char *path, std::unique_pt
   const phx_status status = check_owner(operation, path, fd.get());
   if (status != PHX_OK) return status;
   out->reset(new FileLog(path, std::move(fd)));
-  (*out)->owner_ = getpid();
   return PHX_OK;
 }
 
@@ -115,8 +114,7 @@ phx_status FileLog::lock(const char *operation, Access access, const Deadline &d
   }
 }
 
-// Both locks are polled: neither flock() nor a mutex that a fork copied while it was held can be waited for with an
-// end.
+// Both locks are polled, because neither flock() nor a mutex can be waited for with a deadline.
 phx_status FileLog::try_lock(const char *operation, Access access, bool *taken) {
   if (!mutex_.try_lock()) return PHX_OK;
   std::unique_lock<std::mutex> guard(mutex_, std::adopt_lock);
@@ -140,14 +138,13 @@ void FileLog::unlock() {
 // A forked child shares the parent's open file, and flock() would not keep the two apart: the child opens its own. By
 // /proc, because the path may lead to another file by now, or to none.
 phx_status FileLog::follow_fork(const char *operation) {
-  const pid_t pid = getpid();
-  if (pid == owner_) return PHX_OK;
+  if (opened_in_ == process_generation()) return PHX_OK;
   const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
   Fd own(::open(self.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (!own.valid())
     return fail_errno(errno, operation, "%s: could not open '%s' again after a fork", operation, path_.c_str());
   fd_ = std::move(own);
-  owner_ = pid;
+  opened_in_ = process_generation();
   return PHX_OK;
 }
 

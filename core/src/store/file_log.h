@@ -16,6 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/fd.h"
+#include "base/fork.h"
 #include "phalanx/phalanx.h"
 
 namespace phx::store {
@@ -61,8 +62,8 @@ class FileLog {
 
   std::string path_;
   Fd fd_;
-  pid_t owner_ = 0;  // the process that opened fd_
-  std::mutex mutex_;
+  uint32_t opened_in_ = process_generation();  // the process that opened fd_
+  AcrossForks<std::mutex> mutex_;
   std::unordered_map<std::string, Place> index_;
   std::atomic<uint64_t> known_{0};  // bytes that index_ tells about; written under mutex_
 };

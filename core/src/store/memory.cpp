@@ -10,19 +10,36 @@ namespace {
 class MemoryStore final : public phx_store {
  public:
   phx_status set(const char *key, const void *value, size_t size) override {
-    table_.set(key, value, size);
-    return PHX_OK;
+    const phx_status status = check_process("store_set");
+    if (status == PHX_OK) table_.set(key, value, size);
+    return status;
   }
   phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
-    return table_.get("store_get", key, value, Deadline::after_ms(timeout_ms));
+    const phx_status status = check_process("store_get");
+    return status != PHX_OK ? status : table_.get("store_get", key, value, Deadline::after_ms(timeout_ms));
   }
   phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
-    return table_.wait(keys, count, Deadline::after_ms(timeout_ms));
+    const phx_status status = check_process("store_wait");
+    return status != PHX_OK ? status : table_.wait(keys, count, Deadline::after_ms(timeout_ms));
   }
-  phx_status add(const char *key, int64_t delta, int64_t *result) override { return table_.add(key, delta, result); }
-  phx_status remove(const char *key) override { return table_.remove(key); }
+  phx_status add(const char *key, int64_t delta, int64_t *result) override {
+    const phx_status status = check_process("store_add");
+    return status != PHX_OK ? status : table_.add(key, delta, result);
+  }
+  phx_status remove(const char *key) override {
+    const phx_status status = check_process("store_remove");
+    return status != PHX_OK ? status : table_.remove(key);
+  }
 
  private:
+  phx_status check_process(const char *operation) const {
+    if (!is_inherited()) return PHX_OK;
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: this memory store belongs to the process from which this one was forked, and joins the threads of "
+                "that process only; use a file or TCP store among processes",
+                operation);
+  }
+
   Table table_;
 };
 

@@ -46,7 +46,7 @@ phx_status fail_key_missing(const char *operation, const char *key) {
 }
 
 void Backoff::pause(const Deadline &deadline) {
-  const int64_t length = std::min(next_ns_, deadline.left_ns());
+  const int64_t length = std::min(next_ns_, deadline.slice_ns());
   timespec t{static_cast<time_t>(length / 1000000000), static_cast<long>(length % 1000000000)};
   nanosleep(&t, nullptr);  // a signal ends it early: the caller merely tries sooner
   next_ns_ = std::min(next_ns_ + next_ns_ / 2, longest_ns_);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/fork.h"
 #include "phalanx/phalanx.h"
 
 // The opaque handle IS the base class. Every method is thread-safe, bounded by its timeout (> 0, milliseconds), and on
@@ -19,9 +20,13 @@ struct phx_store {
 
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   void release() {
+    // A forked child leaves its parent's store alone: threads of the parent may have been waiting inside it.
+    if (is_inherited()) return;
     // acq_rel: the last release sees all that the others did before theirs.
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
+  // Whether this process is a forked child of the one that made the store.
+  bool is_inherited() const { return made_in_ != phx::process_generation(); }
 
  protected:
   phx_store() = default;
@@ -29,6 +34,7 @@ struct phx_store {
 
  private:
   std::atomic<int64_t> references_{1};
+  const uint32_t made_in_ = phx::process_generation();
 };
 
 namespace phx {

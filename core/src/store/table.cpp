@@ -1,8 +1,7 @@
 // The map behind the memory store and the TCP server: see the header.
 #include "store/table.h"
 
-#include <chrono>
-
+#include "base/sliced_wait.h"
 #include "store/semantics.h"
 
 namespace phx::store {
@@ -45,11 +44,13 @@ bool Table::find(const std::string &key, std::string *value) const {
 
 phx_status Table::get(const char *operation, const char *key, std::string *value, const Deadline &deadline) const {
   const std::string name(key);
-  const std::chrono::steady_clock::time_point end{std::chrono::nanoseconds(deadline.at_ns())};
+  SlicedWait slices(deadline);
   std::unique_lock<std::mutex> lock(mutex_);
-  auto found = values_.end();
-  const bool there = changed_.wait_until(lock, end, [&] { return (found = values_.find(name)) != values_.end(); });
-  if (!there) return fail_key_timeout(operation, key, deadline);
+  auto found = values_.find(name);
+  for (bool passed = false; found == values_.end(); found = values_.find(name)) {
+    if (passed) return fail_key_timeout(operation, key, deadline);
+    passed = slices.passed_after(changed_, lock);
+  }
   if (value != nullptr) *value = found->second;
   return PHX_OK;
 }

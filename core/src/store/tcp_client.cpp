@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/guard.h"
 #include "store/arguments.h"
 #include "store/semantics.h"
@@ -26,8 +27,7 @@ enum class Attempt { kConnected, kRetry, kRefused, kFinal };
 
 class TcpClientStore final : public phx_store {
  public:
-  TcpClientStore(const Endpoint &endpoint, std::string token)
-      : endpoint_(endpoint), token_(std::move(token)), owner_(getpid()) {}
+  TcpClientStore(const Endpoint &endpoint, std::string token) : endpoint_(endpoint), token_(std::move(token)) {}
 
   // The first connection: the server may start later than its clients.
   phx_status start(const char *operation, const Deadline &deadline);
@@ -91,8 +91,8 @@ class TcpClientStore final : public phx_store {
 
   const Endpoint endpoint_;
   const std::string token_;
-  std::mutex mutex_;
-  pid_t owner_;  // the process that the idle connections belong to
+  AcrossForks<std::mutex> mutex_;
+  uint32_t opened_in_ = process_generation();  // the process that the idle connections belong to
   std::vector<Fd> idle_;
   bool met_ = false;  // whether server_id_ is known
   Nonce server_id_{};
@@ -164,9 +164,10 @@ phx_status TcpClientStore::broken(const char *operation, Transfer how, int error
 phx_status TcpClientStore::take(const char *operation, const Deadline &deadline, Fd *out) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (getpid() != owner_) {  // after a fork: the parent goes on with these connections, and two must not share one
+    if (opened_in_ !=
+        process_generation()) {  // after a fork: the parent goes on with these connections, and two must not share one
       idle_.clear();
-      owner_ = getpid();
+      opened_in_ = process_generation();
     }
     if (!idle_.empty()) {
       *out = std::move(idle_.back());

@@ -1,11 +1,10 @@
 // Encoding and decoding of what TCP stores send: see the header. Decoders check everything that they read.
 #include "store/tcp_protocol.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+
+#include "base/entropy.h"
 
 namespace phx::store {
 namespace {
@@ -37,13 +36,7 @@ std::array<uint8_t, 32> get_bytes(const std::string &bytes, size_t at) {
 
 }  // namespace
 
-bool make_nonce(Nonce *nonce) {
-  ssize_t got;
-  do {
-    got = getrandom(nonce->data(), nonce->size(), 0);
-  } while (got < 0 && errno == EINTR);
-  return got == static_cast<ssize_t>(nonce->size());  // up to 256 bytes come whole (getrandom(2))
-}
+bool make_nonce(Nonce *nonce) { return fill_random(nonce->data(), nonce->size()); }
 
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce) {
   HmacSha256 hmac(token.data(), token.size());

@@ -41,7 +41,7 @@ class TcpServerStore final : public phx_store {
 
  private:
   phx_status check_process(const char *operation) const {
-    if (server_->is_mine()) return PHX_OK;
+    if (!is_inherited()) return PHX_OK;
     return fail(PHX_ERR_UNSUPPORTED, operation,
                 "%s: this TCP store is served by the process from which this one was forked; connect to it with "
                 "phx_store_tcp_connect",

@@ -1,8 +1,6 @@
 // The epoll loop of a TCP store: see the header.
 #include "store/tcp_server.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -13,8 +11,8 @@
 #include <system_error>
 #include <vector>
 
-#include "base/abandon.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 namespace phx::store {
 namespace {
@@ -24,26 +22,12 @@ constexpr int kEventsAtOnce = 64;
 constexpr int kAcceptsAtOnce = 32;                   // then those that are here already have their turn
 constexpr int64_t kAcceptPauseNs = 100 * 1000000LL;  // after accept() failed for want of descriptors or memory
 
-// Signals are for the threads of the application: the server's thread takes none.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
 }  // namespace
 
 // ---- from outside the thread
 
 TcpServer::TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits)
-    : endpoint_(endpoint), token_(std::move(token)), limits_(limits), owner_(getpid()), next_id_(kFirstId) {}
+    : endpoint_(endpoint), token_(std::move(token)), limits_(limits), next_id_(kFirstId) {}
 
 phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                             std::unique_ptr<TcpServer> *out) {
@@ -74,9 +58,8 @@ phx_status TcpServer::prepare(const char *operation) {
 }
 
 phx_status TcpServer::launch(const char *operation) {
-  SignalsBlocked blocked;  // the new thread inherits it
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("phx-store", [this] { run(); });
   } catch (const std::system_error &error) {
     return fail_errno(error.code().value(), operation, "%s: could not start the server's thread", operation);
   }
@@ -85,16 +68,10 @@ phx_status TcpServer::launch(const char *operation) {
 
 TcpServer::~TcpServer() {
   if (!thread_.joinable()) return;
-  if (!is_mine()) {
-    abandon(thread_);
-    return;
-  }
   stopping_.store(true, std::memory_order_release);
   wake();
   thread_.join();
 }
-
-bool TcpServer::is_mine() const { return getpid() == owner_; }
 
 void TcpServer::wake() {
   const uint64_t one = 1;

@@ -31,8 +31,7 @@ class TcpServer {
 
   uint16_t port() const { return endpoint_.port(); }
   Table &table() { return table_; }
-  void wake();           // after a change of the table from outside: somebody may be waiting for it
-  bool is_mine() const;  // false in a child of fork(), which has a copy of everything but the thread
+  void wake();  // after a change of the table from outside: somebody may be waiting for it
 
  private:
   TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits);
@@ -57,7 +56,6 @@ class TcpServer {
   Endpoint endpoint_;
   const std::string token_;
   const TcpLimits limits_;
-  const pid_t owner_;
   Nonce server_id_{};
   Table table_;
   Fd listener_, epoll_, wake_;

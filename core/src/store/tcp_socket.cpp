@@ -44,11 +44,10 @@ void write_text(const char *address, Endpoint *endpoint) {
   endpoint->text = (ipv6 ? "[" : "") + std::string(address) + (ipv6 ? "]:" : ":") + std::to_string(endpoint->port());
 }
 
-// Waits in slices: poll() takes an int of milliseconds.
 Transfer wait_ready(int fd, short events, const Deadline &deadline, int *error) {
   for (;;) {
     pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(deadline.left_ms(), 60000)));
+    const int ready = poll(&entry, 1, deadline.slice_ms());
     if (ready > 0) return Transfer::kDone;
     if (ready < 0 && errno != EINTR) {
       *error = errno;

@@ -25,7 +25,17 @@ phx_status find_block(const char *operation, phx_group *group, const void *point
   return PHX_OK;
 }
 
+// A rendezvous whose arguments are wrong on this rank: the thread's error says how.
+phx_status refuse(phx::Group &group) {
+  phx::amend_last_error(nullptr, group.name().c_str(), group.self_rank(), -1);
+  return group.refuse_rendezvous();
+}
+
 bool valid_rank(const char *operation, phx_symm *symm, int32_t group_rank) {
+  if (phx::is_inherited(symm)) {
+    phx::refuse_fork(operation, world_of(*symm));
+    return false;
+  }
   if (symm != nullptr && group_rank >= 0 && group_rank < symm->symm->size()) return true;
   if (symm == nullptr)
     fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
@@ -39,7 +49,7 @@ enum class Kernel { put_signal, wait_signal, barrier };
 
 phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
                    int64_t timeout_ms, void *stream) {
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
     phx::Symm &s = *symm->symm;
     phx_status status = s.check(operation, group_rank, channel);
@@ -48,7 +58,7 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
       return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
                   operation);
     int64_t timeout = 0;
-    status = s.group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    status = s.group().resolve_timeout(operation, timeout_ms, &timeout);
     if (status != PHX_OK) return status;
     phx::cuda::Launch launch{};
     launch.root = group_rank;
@@ -64,20 +74,25 @@ extern "C" {
 
 phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
   const char *operation = "symm_rendezvous";
-  return guarded(operation, [&]() -> phx_status {
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
-    phx::BlockRef block;
-    phx_status status = find_block(operation, group, pointer, &block);
-    if (status != PHX_OK) return status;
+  return guarded(operation, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     phx::Group &g = *group->ptr;
+    phx::BlockRef block;
     int64_t timeout = 0;
-    status = g.world().resolve_timeout(operation, timeout_ms, &timeout);
-    if (status != PHX_OK) return status;
+    phx_status status = PHX_OK;
+    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (status == PHX_OK) status = find_block(operation, group, pointer, &block);
+    if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
+    if (status != PHX_OK) return refuse(g);
     if (g.failed()) return g.raise_revoked(operation);
-    std::lock_guard<std::mutex> lock(g.symm_mutex());
+    const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
+    phx::LazyDeadline until(deadline, &g.world().progress());
+    phx::Turn turn(g.symm_mutex(), std::defer_lock);
+    if (!phx::take_turn(turn, until))
+      return g.raise_turn(operation, "group with a rendezvous. Let one thread make them", timeout, true);
     std::shared_ptr<phx::Symm> symm = g.find_symm(block->serial);
     if (!symm) {
-      status = phx::Symm::rendezvous(g, block, phx::Deadline::after_ms(timeout), &symm);
+      status = phx::Symm::rendezvous(g, block, deadline, &symm);
       if (status != PHX_OK) return status;
       g.keep_symm(block->serial, symm);
     }
@@ -88,15 +103,18 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
 
 phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms, phx_symm **out) {
   const char *operation = "symm_alloc";
-  return guarded(operation, [&]() -> phx_status {
-    if (group == nullptr || out == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: group or out is NULL", operation);
+  return guarded(operation, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
     phx_world world{group->ptr->world_ref()};
     phx_status status = phx::check_world(operation, &world);
     if (status != PHX_OK) return status;
+    if (out == nullptr) {
+      fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+      return refuse(*group->ptr);
+    }
     void *pointer = nullptr;
     status = phx_mem_alloc(&world, device, size, &pointer);
-    if (status == PHX_ERR_INVALID) return status;
+    if (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED) return refuse(*group->ptr);
     if (status != PHX_OK) return group->ptr->fail_with(phx::last_error(), true);  // the others are on their way here
     status = phx_symm_rendezvous(group, pointer, timeout_ms, out);
     // With the table's reference gone, only the handle keeps the block.
@@ -107,7 +125,7 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
 
 phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) {
   const char *operation = "symm_find";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, group, [&]() -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     phx::BlockRef block;
     const phx_status status = find_block(operation, group, pointer, &block);
@@ -122,14 +140,14 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
 }
 
 int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
-  if (group == nullptr) return 0;
+  if (group == nullptr || phx::is_inherited(group)) return 0;
   const phx::Group &g = *group->ptr;
   return (pointer == nullptr ? phx::may_find_input(g, size) : phx::find_input(g, pointer, size) != nullptr) ? 1 : 0;
 }
 
 phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out) {
   const char *operation = "symm_map_gathered";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr || out == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: symm or out is NULL", operation);
     phx::Symm &s = *symm->symm;
@@ -149,7 +167,7 @@ phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, vo
 
 phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer) {
   const char *operation = "symm_unmap_gathered";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
     return symm->symm->gathered().unmap(operation, pointer);
   });
@@ -158,6 +176,7 @@ phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer) {
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
   const char *operation = "symm_get_info";
   if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+  if (phx::is_inherited(symm)) return phx::refuse_fork(operation, world_of(*symm));
   const phx::Symm &s = *symm->symm;
   phx_symm_info info{};
   info.struct_size = sizeof info;
@@ -195,7 +214,7 @@ void *const *phx_symm_signal_pads_device(phx_symm *symm) {
 }
 
 phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel) {
-  return guarded("symm_put_signal", [&]() -> phx_status {
+  return guarded("symm_put_signal", symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, "symm_put_signal", "symm_put_signal: symm is NULL");
     return symm->symm->put_signal(group_rank, channel);
   });
@@ -203,20 +222,20 @@ phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t chan
 
 phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms) {
   const char *operation = "symm_wait_signal";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
     int64_t timeout = 0;
-    const phx_status status = symm->symm->group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    const phx_status status = symm->symm->group().resolve_timeout(operation, timeout_ms, &timeout);
     return status != PHX_OK ? status : symm->symm->wait_signal(group_rank, channel, timeout);
   });
 }
 
 phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms) {
   const char *operation = "symm_barrier";
-  return guarded(operation, [&]() -> phx_status {
+  return guarded(operation, symm, [&]() -> phx_status {
     if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
     int64_t timeout = 0;
-    const phx_status status = symm->symm->group().world().resolve_timeout(operation, timeout_ms, &timeout);
+    const phx_status status = symm->symm->group().resolve_timeout(operation, timeout_ms, &timeout);
     return status != PHX_OK ? status : symm->symm->barrier(channel, timeout);
   });
 }
@@ -237,6 +256,7 @@ phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t ti
 phx_status phx_symm_team(phx_symm *symm, phx_team *out) {
   const char *operation = "symm_team";
   if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
+  if (phx::is_inherited(symm)) return phx::refuse_fork(operation, world_of(*symm));
   const phx::Symm &s = *symm->symm;
   if (s.side() != nullptr) return phx::copy_out(s.side()->team(), out, operation);
   phx_team team{};
@@ -251,9 +271,11 @@ phx_status phx_symm_team(phx_symm *symm, phx_team *out) {
   return phx::copy_out(team, out, operation);
 }
 
-phx_symm *phx_symm_retain(phx_symm *symm) { return symm == nullptr ? nullptr : symm->symm->handle(); }
+phx_symm *phx_symm_retain(phx_symm *symm) {
+  return symm == nullptr || phx::is_inherited(symm) ? symm : symm->symm->handle();
+}
 
 void phx_symm_release(phx_symm *symm) {
-  if (symm != nullptr) symm->symm->drop_handle();
+  if (symm != nullptr && !phx::is_inherited(symm)) symm->symm->drop_handle();
 }
 }

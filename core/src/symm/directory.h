@@ -10,6 +10,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "base/fork.h"
 #include "symm/symm.h"
 
 namespace phx {
@@ -36,7 +37,7 @@ class SymmDirectory {
   using Name = std::tuple<uint64_t, int, uint64_t>;  // members, group rank, key
   static Name name_of(const Symm &symm) { return {symm.members(), symm.group_rank(), symm.key()}; }
 
-  mutable std::mutex mutex_;
+  mutable AcrossForks<std::mutex> mutex_;
   std::multimap<const char *, Row> by_base_;
   std::map<Name, Row> by_name_;
   std::atomic<size_t> count_{0};

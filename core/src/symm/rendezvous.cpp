@@ -12,25 +12,25 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
-constexpr uint32_t kParcelVersion = 5;
 
-// What a rank says of its block; descriptors go with it: the pad's, then the block's if its allocator has one, then
-// that of the pad on its GPU.
+// What a rank says of its block; descriptors go with it: that of a new segment of pads, then the block's if its
+// allocator has one, then that of the pad on its GPU.
 struct SymmParcel {
-  uint32_t version;
-  uint32_t channels;
   uint64_t ordinal;
   uint64_t size;
   uint64_t alloc_id;
+  uint32_t channels;
   int32_t persistent;
   int32_t device_type;
   int32_t device_index;
+  Pads::Place pad;
   uint32_t handle_size;
   char handle[PHX_HANDLE_BYTES];
   cuda::Facts gpu;
   GpuTuning apart;   // from the table of that rank, for the case that each has a GPU of its own,
   GpuTuning shared;  // and that some have one in common
 };
+static_assert(sizeof(SymmParcel) <= kMaxPayload);
 
 // "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
 template <class Value>
@@ -89,9 +89,7 @@ struct Rendezvous {
 
   // Everybody looks at the same parcels, so everybody comes to the same verdict.
   phx_status agree() {
-    phx_status status = must_agree("layout versions", [](const SymmParcel &p) { return std::to_string(p.version); });
-    if (status == PHX_OK)
-      status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
+    phx_status status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
     if (status == PHX_OK)
       status = must_agree("device types",
                           [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); });
@@ -112,16 +110,12 @@ struct Rendezvous {
   }
 
   phx_status prepare(Fd *pad, std::vector<int> *fds) {
-    const size_t size = symm.pad_segment_bytes();
-    phx_status status = create_segment(kOperation, "phalanx-pad", size, pad);
+    phx_status status = symm.take_pad(kOperation, pad);
     if (status != PHX_OK) return status;
-    SharedMappingRef segment;
-    status = map_segment(kOperation, pad->get(), size, size, &segment);
-    if (status != PHX_OK) return status;
-    symm.adopt_pad(symm.group_rank(), std::move(segment));
+    mine.pad = symm.pad_places_[symm.group_rank()];
+    if (group.first_count() != 0) symm.begin_at(group.first_count());
 
     const Block &block = symm.block();
-    mine.version = kParcelVersion;
     mine.channels = symm.channels();
     mine.ordinal = symm.ordinal();
     mine.size = block.size;
@@ -135,9 +129,10 @@ struct Rendezvous {
     status = ops.export_handle(block.allocator->self(), block.base, block.cookie, mine.handle, &handle_size, &fd);
     if (status != PHX_OK) return status;
     mine.handle_size = static_cast<uint32_t>(handle_size);
-    fds->push_back(pad->get());
+    if (pad->valid()) fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), &symm.side_);
+    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), group.first_count(),
+                              &symm.side_);
     if (status != PHX_OK || !symm.side_) return status;
     mine.gpu = symm.side_->facts();
     mine.apart = load_gpu_tuning(place(false));
@@ -153,14 +148,18 @@ struct Rendezvous {
     all.resize(parcels.size());
     for (size_t i = 0; i < parcels.size(); ++i) {
       const bool self = static_cast<int>(i) == symm.group_rank();
-      if (parcels[i].bytes.size() != sizeof(SymmParcel) ||
-          (!self && (parcels[i].fds.empty() || parcels[i].fds.size() > (symm.side_ ? 3 : 2))))
-        return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
-                    group.name().c_str(), group.rank_of(static_cast<int>(i)));
+      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && parcels[i].fds.size() > (symm.side_ ? 3 : 2)))
+        return malformed(i);
       std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
+      if (!self && all[i].pad.made != 0 && parcels[i].fds.empty()) return malformed(i);
       all[i].handle_size = std::min<uint32_t>(all[i].handle_size, sizeof all[i].handle);
     }
     return PHX_OK;
+  }
+
+  phx_status malformed(size_t i) const {
+    return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
+                group.name().c_str(), group.rank_of(static_cast<int>(i)));
   }
 
   // The failed step was about that rank's memory.
@@ -176,25 +175,49 @@ struct Rendezvous {
   }
 
   phx_status map(int i, const Parcel &parcel) {
-    const size_t pad_bytes = symm.pad_segment_bytes();
-    phx_status status = verify_segment(kOperation, parcel.fds[0].get(), pad_bytes);
+    size_t next = 0;
+    const auto fd_of = [&] { return next < parcel.fds.size() ? parcel.fds[next++].get() : -1; };
+    phx_status status = symm.find_pad(kOperation, i, all[i].pad, all[i].pad.made != 0 ? fd_of() : -1);
     if (status != PHX_OK) return status;
-    SharedMappingRef segment;
-    status = map_segment(kOperation, parcel.fds[0].get(), pad_bytes, pad_bytes, &segment);
-    if (status != PHX_OK) return status;
-    symm.adopt_pad(i, std::move(segment));
 
     const Block &block = symm.block();
     void *base = nullptr;
     uint64_t cookie = 0;
     const auto &ops = block.allocator->ops();
-    status = ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size,
-                               parcel.fds.size() > 1 ? parcel.fds[1].get() : -1, block.size, &base, &cookie);
+    status = ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size, fd_of(),
+                               block.size, &base, &cookie);
     if (status != PHX_OK) return status;
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
     symm.buffers_[i] = base;
     if (!symm.side_) return PHX_OK;
-    return symm.side_->adopt(kOperation, i, all[i].gpu, parcel.fds.size() > 2 ? parcel.fds[2].get() : -1);
+    return symm.side_->adopt(kOperation, i, all[i].gpu, fd_of());
+  }
+
+  // All have what they need, or all fail with the text of the first that has not. Each rank says in its pad whether it
+  // has, so that another exchange is made only where somebody has not.
+  phx_status confirm(phx_status status, const Deadline &deadline) {
+    const uint32_t ok = met_ok(symm.number());
+    PadHeader &own = symm.pad_segments_[symm.group_rank()].header();
+    store_and_wake(own.met, status == PHX_OK ? ok : ok + 1, own.sleepers, group.fenced_by_sleepers());
+    bool all_met = status == PHX_OK;
+    LazyDeadline until(std::max<int64_t>(deadline.left_ms(), 1), &group.world().progress());
+    for (int i = 0; i < group.size() && status == PHX_OK; ++i) {
+      if (i == group.group_rank()) continue;
+      PadHeader &theirs = symm.pad_segments_[i].header();
+      const WaitResult result = wait_reached(theirs.met, ok, theirs.sleepers, group.interruption(i), until);
+      if (result == WaitResult::kInterrupted) return group.raise_in_flight(kOperation, 0);
+      if (result == WaitResult::kTimeout) {
+        fail(PHX_ERR_TIMEOUT, kOperation,
+             "%s on group '%s': after %lld ms rank %d still waits for %s to map the memory of all ranks.", kOperation,
+             group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(),
+             group.describe(i).c_str());
+        amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
+        group.fail_with(last_error(), true);
+        return group.raise_in_flight(kOperation, 0);
+      }
+      all_met = all_met && theirs.met.load(std::memory_order_relaxed) == ok;
+    }
+    return all_met ? PHX_OK : group.confirm(kOperation, status, deadline);
   }
 
   std::vector<cuda::Facts> gpus() const {
@@ -242,10 +265,14 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
     if (i != group.group_rank() && meeting.map(i, parcels[i]) != PHX_OK) status = meeting.blame(i);
   if (status == PHX_OK) status = meeting.finish();
   PHX_FAILPOINT(kOperation, 4);
-  status = group.confirm(kOperation, status, deadline);
+  status = meeting.confirm(status, deadline);
   PHX_FAILPOINT(kOperation, 5);
-  if (status == PHX_OK) meeting.adopt_tuning();
-  if (status == PHX_OK) status = meeting.multicast(deadline);
+  if (status != PHX_OK) return status;
+  if (symm->pad_places_[group.group_rank()].segment != Pads::kOwn)
+    group.pads().keep(symm->pad_places_, symm->pad_segments_);
+  symm->complete_ = true;
+  meeting.adopt_tuning();
+  status = meeting.multicast(deadline);
   if (status != PHX_OK) return status;
   *out = std::move(symm);
   return PHX_OK;

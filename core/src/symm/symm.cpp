@@ -30,25 +30,30 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       channels_(group.world().signal_channels()),
       imported_(group.size()),
       pad_segments_(group.size()),
+      pad_places_(group.size(), Pads::Place{Pads::kOwn, 0, 0}),
       buffers_(group.size()),
       pads_(group.size()),
       consumed_(static_cast<size_t>(channels_) * group.size()),
       barriers_(channels_) {
   buffers_[self_] = block_->base;
+  for (SharedWord &consumed : consumed_) consumed.store(group.first_count(), std::memory_order_relaxed);
+  for (Barrier &barrier : barriers_) barrier.epoch = group.first_count();
 }
 
 Symm::~Symm() {
   SymmDirectory::of_process().remove(this);
-  if (side_ == nullptr) return;
-  // relaxed: a hint. Who misses it finds out in the kernel.
-  if (pad_segments_[self_])
-    static_cast<PadHeader *>(pad_segments_[self_]->base)->freed.store(1, std::memory_order_relaxed);
-  group_->forget_symm(*this);
+  const bool shares_pads = pad_places_[self_].segment != Pads::kOwn;
+  if (shares_pads && !complete_) group_->pads().give_back(pad_places_[self_]);
+  // Pairs with the load in Pads::collect: after this nothing of the allocation is touched from here.
+  if (complete_) pad_segments_[self_].header().freed.store(number(), std::memory_order_release);
+  if (shares_pads && complete_) group_->pads().retire(number(), std::move(pad_places_));
+  if (side_ != nullptr) group_->forget_symm(*this);
 }
 
 bool Symm::is_everywhere() const {
-  return std::none_of(pad_segments_.begin(), pad_segments_.end(), [](const SharedMappingRef &segment) {
-    return static_cast<const PadHeader *>(segment->base)->freed.load(std::memory_order_relaxed) != 0;
+  // relaxed: a hint. Who misses it finds out in the kernel.
+  return std::none_of(pad_segments_.begin(), pad_segments_.end(), [this](const Pads::Pad &pad) {
+    return pad.header().freed.load(std::memory_order_relaxed) >= number();
   });
 }
 
@@ -56,15 +61,52 @@ size_t Symm::pad_segment_bytes() const {
   return call_lines_at() + (block_->on_device() ? kCallLines * sizeof(CallLine) : 0);
 }
 
-size_t Symm::call_lines_at() const {
-  return round_up(
-      sizeof(PadHeader) + channels_ * sizeof(BarrierLine) + static_cast<size_t>(channels_) * size() * sizeof(uint32_t),
-      page_bytes());
+size_t Symm::call_lines_at() const { return pad_bytes_of(channels_, size()); }
+
+void Symm::adopt_pad(int of, const Pads::Place &place, Pads::Pad pad) {
+  pads_[of] = pad.begin + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
+  pad_segments_[of] = std::move(pad);
+  pad_places_[of] = place;
 }
 
-void Symm::adopt_pad(int of, SharedMappingRef segment) {
-  pads_[of] = segment->bytes() + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
-  pad_segments_[of] = std::move(segment);
+// An allocation in memory of a device has a segment for itself, which has lines for its calls as well.
+phx_status Symm::take_pad(const char *operation, Fd *fd) {
+  Pads::Place place{Pads::kOwn, 0, 1};
+  Pads::Pad pad;
+  phx_status status = PHX_OK;
+  if (block_->on_device()) {
+    const size_t bytes = pad_segment_bytes();
+    status = create_segment(operation, "phalanx-pad", bytes, fd);
+    if (status == PHX_OK) status = map_segment(operation, fd->get(), bytes, bytes, &pad.segment);
+    if (status == PHX_OK) pad.begin = pad.segment->bytes();
+    if (status == PHX_OK) pad.header().met.store(met_ok(number()) - 1, std::memory_order_relaxed);
+  } else {
+    status = group_->pads().take(operation, number(), &place, &pad, fd);
+  }
+  if (status == PHX_OK) adopt_pad(self_, place, std::move(pad));
+  return status;
+}
+
+phx_status Symm::find_pad(const char *operation, int of, const Pads::Place &place, int fd) {
+  Pads::Pad pad;
+  phx_status status = PHX_OK;
+  if (block_->on_device()) {
+    const size_t bytes = pad_segment_bytes();
+    status = verify_segment(operation, fd, bytes);
+    if (status == PHX_OK) status = map_segment(operation, fd, bytes, bytes, &pad.segment);
+    if (status == PHX_OK) pad.begin = pad.segment->bytes();
+  } else {
+    status = group_->pads().find(operation, of, place, fd, &pad);
+  }
+  if (status == PHX_OK) adopt_pad(of, place, std::move(pad));
+  return status;
+}
+
+void Symm::begin_at(uint32_t first) {
+  for (uint32_t channel = 0; channel < channels_; ++channel) {
+    barrier_word(self_, channel).store(first, std::memory_order_relaxed);
+    for (int from = 0; from < size(); ++from) signal_word(self_, channel, from).store(first, std::memory_order_relaxed);
+  }
 }
 
 SharedWord &Symm::signal_word(int pad_of, uint32_t channel, int from) const {
@@ -72,7 +114,7 @@ SharedWord &Symm::signal_word(int pad_of, uint32_t channel, int from) const {
 }
 
 SharedWord &Symm::barrier_word(int of, uint32_t channel) const {
-  return reinterpret_cast<BarrierLine *>(pad_segments_[of]->bytes() + sizeof(PadHeader))[channel].epoch;
+  return reinterpret_cast<BarrierLine *>(pad_segments_[of].begin + sizeof(PadHeader))[channel].epoch;
 }
 
 phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) const {
@@ -88,6 +130,7 @@ phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) 
 phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                        int64_t timeout_ms) const {
   if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
+  if (interrupt_requested()) return group_->raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
        "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.", operation,
        group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),
@@ -142,14 +185,17 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   // A failure of the group interrupts every rank, this one too; one that has left may have arrived here before.
   if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   Barrier &state = barriers_[channel];
-  std::lock_guard<std::mutex> lock(state.mutex);  // its holder waits no longer than its deadline
+  LazyDeadline deadline(timeout_ms, &group_->world().progress());
+  Turn turn(state.mutex, std::defer_lock);
+  if (!take_turn(turn, deadline))
+    return group_->raise_turn(operation, "channel of the same allocation. Use another channel for it", timeout_ms,
+                              false);
   const Lane &lane = group_->channel(0).lane;
   if (!state.pending) {
     lane.note_core();
     store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_), group_->fenced_by_sleepers());
     state.pending = true;
   }
-  LazyDeadline deadline(timeout_ms, &group_->world().progress());
   for (const bool first : {true, false}) {
     if (first && !lane.ranks_share_cores()) continue;
     for (int i = 1; i < size(); ++i) {
@@ -166,7 +212,7 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
 }
 
 CallLine &Symm::call_line(int of, uint64_t sequence) const {
-  return reinterpret_cast<CallLine *>(pad_segments_[of]->bytes() + call_lines_at())[sequence % kCallLines];
+  return reinterpret_cast<CallLine *>(pad_segments_[of].begin + call_lines_at())[sequence % kCallLines];
 }
 
 // Nobody waits: a rank shows its call, and looks at those of the ranks that have come before. Of two that come at the
@@ -269,3 +315,5 @@ void Group::forget_block(uint64_t block_serial) {
 }
 
 }  // namespace phx
+
+const phx::World &world_of(const phx_symm &handle) { return handle.symm->group().world(); }

@@ -8,34 +8,30 @@
 #include "base/deadline.h"
 #include "cuda/side.h"
 #include "group/control.h"
+#include "group/turn.h"
 #include "memory/allocator.h"
 #include "memory/shared_memory.h"
 #include "phalanx/phalanx.h"
 #include "symm/gathered.h"
+#include "symm/pads.h"
 #include "wait/wait.h"
 
 namespace phx {
 class Group;
 class Symm;
+class World;
 }  // namespace phx
 
 struct phx_symm {
   phx::Symm *symm;
 };
 
+const phx::World &world_of(const phx_symm &handle);
+
 namespace phx {
 
-// A rank's pad segment: this head, one line for each channel's barrier, then the public pad. Private to one
-// (allocation, group).
-struct alignas(64) PadHeader {
-  SharedWord sleepers;  // ranks that sleep on words of this segment
-  SharedWord freed;     // not 0 once the owner has nothing mapped any more
-};
-struct alignas(64) BarrierLine {
-  SharedWord epoch;  // barriers of this channel at which the owner has arrived
-};
-
-// In memory of a device, after the pad: a call that its owner has put on a stream. Who comes later compares.
+// Of an allocation in memory of a device, after the pad: a call that its owner has put on a stream. Who comes later
+// compares.
 struct alignas(64) CallLine {
   std::atomic<uint64_t> sequence;  // from 1 on; 0 while it is written
   std::atomic<uint64_t> words[sizeof(CallRecord) / sizeof(uint64_t)];
@@ -104,15 +100,19 @@ class Symm : public std::enable_shared_from_this<Symm> {
   Symm(Group &group, BlockRef block, uint64_t ordinal);
 
   friend struct Rendezvous;
+  uint64_t number() const { return ordinal_ + 1; }  // of allocations of the group, this one included
   size_t pad_segment_bytes() const;
   size_t call_lines_at() const;
-  void adopt_pad(int of, SharedMappingRef segment);
+  void adopt_pad(int of, const Pads::Place &place, Pads::Pad pad);
+  phx_status take_pad(const char *operation, Fd *fd);
+  phx_status find_pad(const char *operation, int of, const Pads::Place &place, int fd);
+  void begin_at(uint32_t first);  // the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
   int first_late(uint32_t channel, int otherwise) const;
   CallLine &call_line(int of, uint64_t sequence) const;
   phx_status compare(const char *operation, const CallRecord &record);
-  SharedWord &sleepers(int of) const { return static_cast<PadHeader *>(pad_segments_[of]->base)->sleepers; }
+  SharedWord &sleepers(int of) const { return pad_segments_[of].header().sleepers; }
   phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                    int64_t timeout_ms) const;
 
@@ -124,7 +124,9 @@ class Symm : public std::enable_shared_from_this<Symm> {
   const int self_;
   const uint32_t channels_;
   std::vector<std::unique_ptr<ImportedBlock>> imported_;
-  std::vector<SharedMappingRef> pad_segments_;
+  std::vector<Pads::Pad> pad_segments_;
+  std::vector<Pads::Place> pad_places_;
+  bool complete_ = false;  // the rendezvous went well on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
   std::unique_ptr<cuda::Side> side_;  // after what its kernels use
@@ -132,7 +134,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
 
   std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]
   struct Barrier {
-    std::mutex mutex;
+    TurnMutex mutex;
     uint32_t epoch = 0;
     bool pending = false;  // arrived, but the wait failed: the next call goes on with it
   };

@@ -196,7 +196,10 @@ phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *ou
 phx_status Workspaces::grow(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,
                             int64_t timeout_ms) {
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  const std::lock_guard<std::mutex> lock(group_.symm_mutex());
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(group_.symm_mutex(), std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with a rendezvous. Let one thread make them", timeout_ms, true);
   BlockRef block;
   Offer mine{};
   mine.record = record;

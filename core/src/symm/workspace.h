@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/gpu.h"
+#include "group/turn.h"
 #include "symm/symm.h"
 
 namespace phx {
@@ -53,7 +54,7 @@ class Workspace {
 class Workspaces {
  public:
   explicit Workspaces(Group &group) : group_(group) {}
-  std::mutex &mutex() { return mutex_; }
+  TurnMutex &mutex() { return mutex_; }
   // Opens the GPU; asks nobody.
   phx_status open(const char *operation, int32_t index, Workspace **out);
   // Collective. Compares the call with those of the ranks that have come before, and sees to it that the workspace has
@@ -74,7 +75,7 @@ class Workspaces {
   phx_status allocate(Workspace &workspace, size_t bytes, BlockRef *out) const;
 
   Group &group_;
-  std::mutex mutex_;
+  TurnMutex mutex_;
   std::map<int32_t, std::unique_ptr<Workspace>> by_index_;
   std::shared_ptr<Symm> newest_;  // of any GPU: the one of the same number on all ranks, where calls are compared
   uint64_t calls_ = 0;

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 namespace phx {
@@ -23,7 +24,7 @@ constexpr int kVainYields = 2;                 // in a row that ran nobody, thou
 constexpr int kMoreSpins = 100;                // a few microseconds at most, depending on how long the processor pauses
 constexpr int64_t kTurnNs = 2000;              // to switch to another process and back (2.5 us on an EPYC)
 constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen by a sleeper
-constexpr int64_t kBusySliceNs = 50 * 1000;  // of a rank that has other operations under way, which it must look after
+constexpr int64_t kBusySliceNs = 50 * 1000;    // the first one of a rank that must look after other operations as well
 
 // Above 0 if this thread shares its core: it was given away by one of the last yields. Spinning then only delays the
 // rank that is waited for, and otherwise it saves a call of the kernel that costs as much as a small collective.
@@ -112,7 +113,8 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
     if (interrupted.load(std::memory_order_acquire) != 0) break;
     if (now >= deadline.at_ns()) break;
-    if (deadline.poll()) vain = 0;  // other operations are under way, which must be looked after
+    if (deadline.poll() != LazyDeadline::Elsewhere::kNothing)
+      vain = 0;  // other operations are under way, which must be looked after
     const int64_t then = patience.yield(now);
     vain = then - now > kSharedNs ? 0 : vain + 1;
     now = then;
@@ -132,6 +134,10 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline) {
   WaitResult result = WaitResult::kReached;
+  // Nothing wakes this thread when an operation elsewhere can move on, so it looks. Each fruitless look doubles the
+  // sleep before the next one: that operation is late by no more than about the time that it has taken already, and a
+  // rank that waits long uses no core.
+  int64_t busy_slice = kBusySliceNs;
   for (;;) {
     const uint32_t seen = word.load(std::memory_order_seq_cst);
     if (reached(seen, target)) return WaitResult::kReached;
@@ -140,12 +146,14 @@ WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const st
       break;
     }
     const int64_t left = deadline.at_ns() - now_ns();
-    if (left <= 0) {
+    if (left <= 0 || interrupt_requested()) {
       result = WaitResult::kTimeout;
       break;
     }
-    const int64_t slice = deadline.poll() ? kBusySliceNs : kSliceNs;
-    futex_wait(word, seen, left < slice ? left : slice);
+    const LazyDeadline::Elsewhere elsewhere = deadline.poll();
+    busy_slice = elsewhere == LazyDeadline::Elsewhere::kMoved ? kBusySliceNs : std::min(2 * busy_slice, kSliceNs);
+    const int64_t slice = elsewhere == LazyDeadline::Elsewhere::kNothing ? kSliceNs : busy_slice;
+    futex_wait(word, seen, std::min(left, slice));
   }
   // One more look: what arrived meanwhile wins over the interruption and the deadline.
   return reached(word.load(std::memory_order_acquire), target) ? WaitResult::kReached : result;

@@ -30,16 +30,19 @@ inline void cpu_relax() {
 // A deadline that reads the clock only once somebody has to wait for long, and knows what else can be done meanwhile.
 class LazyDeadline {
  public:
-  // `caller` is the source that waits and so cannot be polled.
+  // `caller` is the source that waits and so cannot be polled. A negative `ms` is a wait that is over already: the
+  // caller has kept the time, and errors name -ms.
   explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
       : ms_(ms), progress_(progress), caller_(caller) {}
-  // Moves on what this rank has under way elsewhere. Returns whether there was any.
-  bool poll() const {
-    if (progress_ == nullptr || !progress_->pending()) return false;
-    progress_->poll(caller_);
-    return true;
+  explicit LazyDeadline(const Deadline &deadline, Progress *progress)
+      : ms_(deadline.budget_ms()), at_ns_(deadline.at_ns()), progress_(progress), caller_(nullptr) {}
+  enum class Elsewhere { kNothing, kWaits, kMoved };
+  // Moves on what this rank has under way elsewhere. Returns whether there was any, and whether it moved.
+  Elsewhere poll() const {
+    if (progress_ == nullptr || !progress_->pending()) return Elsewhere::kNothing;
+    return progress_->poll(caller_) ? Elsewhere::kMoved : Elsewhere::kWaits;
   }
-  int64_t budget_ms() const { return ms_; }
+  int64_t budget_ms() const { return ms_ < 0 ? -ms_ : ms_; }
   int64_t at_ns() {
     if (at_ns_ == 0) at_ns_ = Deadline::after_ms(ms_).at_ns();
     return at_ns_;

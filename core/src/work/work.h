@@ -14,7 +14,8 @@ class Group;
 class Work {
  public:
   virtual ~Work() = default;
-  // Blocks until it is complete or failed. PHX_ERR_TIMEOUT is final as well: it revokes the group.
+  // Blocks until it is complete or failed. PHX_ERR_TIMEOUT is final as well: it revokes the group. A negative timeout:
+  // see LazyDeadline.
   virtual phx_status wait(int64_t timeout_ms) = 0;
   virtual phx_status test() = 0;  // never blocks
 

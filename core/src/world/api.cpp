@@ -13,12 +13,20 @@ using phx::read_in;
 
 phx_status phx::check_world(const char *operation, const phx_world *world) {
   if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
+  if (world->ptr->forked()) return refuse_fork(operation, *world->ptr);
   if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
-  if (world->ptr->forked())
-    return fail(PHX_ERR_INVALID, operation,
-                "%s: this world belongs to the parent process (pid %d); make one after the fork instead", operation,
-                world->ptr->record().pid);
   return PHX_OK;
+}
+
+phx_status phx::refuse_fork(const char *operation, const World &world) {
+  fail(
+      PHX_ERR_UNSUPPORTED, operation,
+      "%s: the world of rank %d, and all that was made with it, belongs to process %d, and this process (%d) is a fork "
+      "of it: threads and connections do not survive a fork. Make a world and groups after the fork, or start "
+      "processes with the 'spawn' method.",
+      operation, world.rank(), world.record().pid, getpid());
+  amend_last_error(nullptr, nullptr, world.rank(), -1);
+  return PHX_ERR_UNSUPPORTED;
 }
 
 extern "C" {
@@ -79,7 +87,7 @@ phx_status phx_world_finalize(phx_world *world) {
   const char *operation = "world_finalize";
   return guarded(operation, [&]() -> phx_status {
     if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
-    world->ptr->finalize();
+    if (!phx::is_inherited(world)) world->ptr->finalize();
     return PHX_OK;
   });
 }
@@ -95,7 +103,7 @@ phx_status phx_world_abort(phx_world *world, const char *reason) {
 }
 
 void phx_world_release(phx_world *world) {
-  if (world == nullptr) return;
+  if (world == nullptr || phx::is_inherited(world)) return;
   (void)guarded("world_release", [&]() -> phx_status {
     world->ptr->finalize();
     delete world;
@@ -111,6 +119,14 @@ phx_status phx_world_check(phx_world *world) {
     for (const auto &group : world->ptr->groups())
       if (group->failed()) return phx::set_last_error(group->cause());
     return PHX_OK;
+  });
+}
+
+phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
+  const char *operation = "world_check_peer";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    return status != PHX_OK ? status : world->ptr->look_at_rank(rank);
   });
 }
 

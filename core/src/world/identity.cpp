@@ -1,7 +1,6 @@
 #include "world/identity.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,8 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 
+#include "base/entropy.h"
 #include "base/fd.h"
+#include "base/fork.h"
 
 namespace phx {
 namespace {
@@ -50,25 +52,21 @@ uint64_t stat_field(const std::string &tail, int number) {
 
 Uuid random_uuid() {
   Uuid uuid;
-  char *next = reinterpret_cast<char *>(&uuid);
-  size_t left = sizeof uuid;
-  while (left > 0) {
-    const ssize_t got = getrandom(next, left, 0);
-    if (got <= 0) continue;  // EINTR: the call cannot fail otherwise
-    next += got;
-    left -= static_cast<size_t>(got);
-  }
+  if (!fill_random(&uuid, sizeof uuid))
+    throw std::system_error(errno, std::system_category(),
+                            "neither getrandom(2) nor /dev/urandom gives random bytes; does a seccomp profile refuse "
+                            "them?");
   return uuid;
 }
 
 Uuid process_uuid() {
-  static std::mutex mutex;
+  static auto &mutex = *new AcrossForks<std::mutex>;  // never destroyed: worlds may be made while the process exits
   static Uuid uuid;
-  static int32_t pid = 0;
+  static uint32_t generation = 0;
   const std::lock_guard<std::mutex> lock(mutex);
-  if (pid != getpid()) {
-    pid = getpid();
+  if (generation != process_generation()) {
     uuid = random_uuid();
+    generation = process_generation();
   }
   return uuid;
 }
@@ -80,14 +78,17 @@ uint64_t hash_bytes(const void *data, size_t size, uint64_t seed) {
   return hash;
 }
 
-uint64_t detect_host_id() {
+HostFacts read_host_facts() {
+  HostFacts facts{};
   const std::string boot = read_small_file("/proc/sys/kernel/random/boot_id");
-  uint64_t hash = hash_bytes(boot.data(), boot.size());
+  if (!boot.empty()) facts.boot = hash_bytes(boot.data(), boot.size());
   struct stat info;
-  if (stat("/proc/self/ns/net", &info) == 0) {
-    const uint64_t inode = info.st_ino;
-    hash = hash_bytes(&inode, sizeof inode, hash);
-  }
+  if (stat("/proc/self/ns/net", &info) == 0) facts.network = info.st_ino;
+  return facts;
+}
+
+uint64_t host_id_of(const HostFacts &facts) {
+  const uint64_t hash = hash_bytes(&facts, sizeof facts);
   return hash == 0 ? 1 : hash;
 }
 
@@ -114,6 +115,33 @@ const char *process_state(int32_t pid) {
 bool process_has_ended(int32_t pid) {
   const std::string state = process_state(pid);
   return state == "gone" || state == "zombie" || state == "exiting";
+}
+
+std::string why_apart(const PeerRecord &a, int rank_a, const PeerRecord &b, int rank_b) {
+  const bool other_boot = a.host.boot != 0 && b.host.boot != 0 && a.host.boot != b.host.boot;
+  const bool other_network = a.host.network != 0 && b.host.network != 0 && a.host.network != b.host.network;
+  if (a.host_id == b.host_id && !other_boot && !other_network) return {};
+  const std::string both = "ranks " + std::to_string(rank_a) + " and " + std::to_string(rank_b);
+  const auto given = [](const PeerRecord &record, int rank) {
+    char id[32];
+    std::snprintf(id, sizeof id, "%" PRIu64, record.host_id);
+    return "rank " + std::to_string(rank) +
+           (record.host_given != 0 ? std::string(" was given ") + id : std::string(" was given none"));
+  };
+  // What the ids say comes from the caller; what the kernel says comes after it.
+  if (a.host_id != b.host_id && (a.host_given != 0 || b.host_given != 0))
+    return both + " have different host ids, so they count as ranks of different hosts: " + given(a, rank_a) + " and " +
+           given(b, rank_b) +
+           ". Set PHALANX_HOST_ID (phx_world_params.host_id) to one value on all ranks of a host, or on none.";
+  if (other_boot) return both + " are on different hosts and share no memory";
+  if (other_network)
+    return both + " are on one host, but in different network namespaces (net:[" + std::to_string(a.host.network) +
+           "] and net:[" + std::to_string(b.host.network) +
+           "]), across which their sockets do not connect. Start them in one, such as containers with one --network.";
+  const bool first = a.host.boot == 0 || a.host.network == 0;
+  return both + " cannot tell whether they are on one host: rank " + std::to_string(first ? rank_a : rank_b) +
+         " cannot read /proc/sys/kernel/random/boot_id or /proc/self/ns/net. Mount /proc there, or set PHALANX_HOST_ID "
+         "to one value on all ranks of the host.";
 }
 
 std::string socket_name(const Uuid &uuid) {

@@ -1,8 +1,11 @@
 // Who a rank is: its process, its host, and the record by which peers find it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "base/build.h"
 
 namespace phx {
 
@@ -30,9 +33,15 @@ uint64_t hash_words(const uint64_t (&words)[kWords]) {
   return hash;
 }
 
+// By what ranks can tell whether they share a host. Zero: it could not be read, as where /proc is not mounted.
+struct HostFacts {
+  uint64_t boot;     // a hash of the kernel's boot id
+  uint64_t network;  // the inode of the network namespace
+};
+HostFacts read_host_facts();
 // Equal on two ranks exactly if they run under one kernel and in one network namespace (abstract sockets are per
 // namespace).
-uint64_t detect_host_id();
+uint64_t host_id_of(const HostFacts &facts);
 
 // Start time of a process in clock ticks after boot, 0 if it cannot be read. With the pid it names one process for
 // ever.
@@ -42,21 +51,28 @@ const char *process_state(int32_t pid);
 // Whether it is exiting, a zombie or gone. Its sockets close while it is exiting: on a busy host long before the rest.
 bool process_has_ended(int32_t pid);
 
-// What a rank publishes in the store. Read back by peers built from the same sources or newer: fields only ever append.
+// What a rank publishes in the store. Builds that differ read it of each other as far as `uuid`: nothing before that
+// may ever change its place. All that comes later is read by equal builds only.
 struct PeerRecord {
   char magic[8];
-  uint32_t version;
+  Build build;
   int32_t rank;
   int32_t pid;
-  uint32_t uid;
-  uint64_t start_time;
   uint64_t host_id;
-  Uuid uuid;     // of the world; also the name of its socket
-  Uuid token;    // whoever shows it has read the store
-  Uuid process;  // in which the world is
+  Uuid uuid;  // of the world; also the name of its socket
+  HostFacts host;
+  uint64_t start_time;
+  uint32_t uid;
+  uint32_t host_given;  // 1: host_id is what the caller gave, by phx_world_params
+  Uuid token;           // whoever shows it has read the store
+  Uuid process;         // in which the world is
 };
-inline constexpr char kPeerMagic[8] = {'P', 'H', 'X', 'P', 'E', 'E', 'R', '\n'};
-inline constexpr uint32_t kPeerVersion = 2;
+inline constexpr char kPeerMagic[8] = {'P', 'H', 'X', 'P', 'E', 'E', 'R', '2'};
+inline constexpr size_t kPeerPrefix = offsetof(PeerRecord, host);
+static_assert(kPeerPrefix == 72);
+
+// Why two ranks, of these records, cannot share memory; empty if they can. The same text on whichever rank asks.
+std::string why_apart(const PeerRecord &a, int rank_a, const PeerRecord &b, int rank_b);
 
 // Name of the abstract socket on which the world `uuid` listens (without the leading zero byte).
 std::string socket_name(const Uuid &uuid);

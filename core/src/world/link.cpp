@@ -26,8 +26,7 @@ socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
 bool wait_for(int fd, short events, const Deadline &deadline) {
   for (;;) {
     pollfd entry{fd, events, 0};
-    const int64_t left = deadline.left_ms();
-    const int ready = poll(&entry, 1, static_cast<int>(left > 1000 ? 1000 : left));
+    const int ready = poll(&entry, 1, deadline.slice_ms());
     if (ready > 0) return true;
     if (ready == 0 && deadline.passed()) return false;
     if (ready < 0 && errno != EINTR) return false;
@@ -142,7 +141,7 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
     return refused(record, "answers on a socket without credentials; refused");
   if (uid != geteuid()) return refused(record, "runs as another user; ranks of a group must run as one user");
 
-  const Hello hello{kWireMagic, PHX_ABI_VERSION, self, record.uuid, record.token, self_rank, getpid()};
+  const Hello hello{kWireMagic, self_rank, self, record.uuid, record.token};
   if (!send_record(fd.get(), &hello, sizeof hello))
     return is_ending(record) ? died(record) : refused(record, "closed the connection during the handshake");
   out->socket = std::move(fd);
@@ -163,10 +162,6 @@ phx_status finish_dial(const PeerRecord &record, Dial *dial, const Deadline &dea
   }
   if (welcome.magic != kWireMagic || welcome.from != record.uuid)
     return refused(record, "sent a malformed handshake; refused");
-  if (welcome.abi != PHX_ABI_VERSION)
-    return fail(PHX_ERR_ABI, "group_create",
-                "group_create: rank %d speaks ABI %u and this rank ABI %d; install one version everywhere", record.rank,
-                welcome.abi, PHX_ABI_VERSION);
   LinkRef link = std::make_shared<Link>();
   link->uuid = record.uuid;
   link->rank = record.rank;
@@ -191,8 +186,12 @@ Receive receive_record(int socket, void *record, size_t size) {
   return Receive::kMessage;
 }
 
-phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds,
-                        const Deadline &deadline) {
+Sent try_send(Link &link, const Envelope &envelope, const void *payload, const int *fds, int *error) {
+  std::lock_guard<std::mutex> lock(link.send_mutex);
+  return try_send_locked(link, envelope, payload, fds, error);
+}
+
+Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, const int *fds, int *error) {
   char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
   iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},
                     {const_cast<void *>(payload), envelope.payload_bytes}};
@@ -209,31 +208,41 @@ phx_status send_message(Link &link, const Envelope &envelope, const void *payloa
     item->cmsg_len = CMSG_LEN(sizeof(int) * envelope.fd_count);
     std::memcpy(CMSG_DATA(item), fds, sizeof(int) * envelope.fd_count);
   }
-  std::lock_guard<std::mutex> lock(link.send_mutex);
   for (;;) {
-    // After close() the descriptor is -1, and the kernel's EBADF would say less than this.
-    if (!link.socket.valid()) {
-      fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d) is gone", link.rank, link.pid);
-      amend_last_error(nullptr, nullptr, -1, link.rank);
-      return PHX_ERR_PEER_DEAD;
-    }
-    if (sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return PHX_OK;
-    const int error = errno;
-    if (error == EINTR) continue;
-    phx_status status = PHX_ERR_PEER_DEAD;
-    if (error == EAGAIN) {
-      if (wait_for(link.socket.get(), POLLOUT, deadline)) continue;
-      status = fail(PHX_ERR_TIMEOUT, "send", "rank %d (pid %d, %s) takes no messages", link.rank, link.pid,
-                    process_state(link.pid));
-    } else if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) {
-      fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
-           process_state(link.pid));
-    } else {
-      status = fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid);
-    }
-    amend_last_error(nullptr, nullptr, -1, link.rank);
-    return status;
+    *error = EPIPE;  // after close() the descriptor is -1, and the kernel's EBADF would say less
+    if (!link.socket.valid()) return Sent::kFailed;
+    if (sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return Sent::kDone;
+    *error = errno;
+    if (*error == EINTR) continue;
+    // The descriptors of one user that are sent and not yet received are limited to RLIMIT_NOFILE.
+    return *error == EAGAIN ? Sent::kFull : *error == ETOOMANYREFS ? Sent::kInFlight : Sent::kFailed;
   }
+}
+
+phx_status send_failed(const Link &link, int error) {
+  phx_status status = PHX_ERR_PEER_DEAD;
+  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN)
+    fail(status, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid, process_state(link.pid));
+  else
+    status = fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid);
+  amend_last_error(nullptr, nullptr, -1, link.rank);
+  return status;
+}
+
+void await_room(Link &link, Sent seen, const Deadline &deadline) {
+  constexpr int64_t kMostMs = 5;  // then the caller looks at what else may have happened
+  const int64_t ms = std::min(kMostMs, deadline.left_ms());
+  if (seen == Sent::kInFlight) {  // the kernel offers nothing to wait on
+    usleep(static_cast<useconds_t>(std::min<int64_t>(ms, 1) * 1000));
+    return;
+  }
+  int fd = -1;
+  {
+    std::lock_guard<std::mutex> lock(link.send_mutex);
+    fd = link.socket.get();
+  }
+  pollfd entry{fd, POLLOUT, 0};  // should it be closed meanwhile, the next attempt to send says so
+  if (fd >= 0) poll(&entry, 1, static_cast<int>(ms));
 }
 
 Receive receive_message(int socket, Message *out) {

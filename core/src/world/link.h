@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "base/fd.h"
+#include "base/fork.h"
 #include "phalanx/phalanx.h"
 #include "world/identity.h"
 
@@ -21,24 +23,27 @@ inline constexpr uint32_t kWireMagic = 0x31584850;  // "PHX1"
 inline constexpr size_t kMaxPayload = 1024;
 inline constexpr size_t kMaxFds = 4;
 
-struct Hello {  // dialer -> listener, first
+struct Hello {  // dialer -> listener, first; the dialer has read the listener's record, so their builds are equal
   uint32_t magic;
-  uint32_t abi;
+  int32_t rank;
   Uuid from;
   Uuid to;
   Uuid token;  // the listener's, from its record in the store
-  int32_t rank;
-  int32_t pid;
 };
 struct Welcome {  // the answer
   uint32_t magic;
-  uint32_t abi;
-  Uuid from;
   int32_t rank;
-  int32_t pid;
+  Uuid from;
 };
 
-enum class MessageKind : uint16_t { kExchange = 1, kRevoke = 2, kGoodbye = 3 };
+// kDeath: the sender has seen the process of that world end; the payload is the world's id.
+enum class MessageKind : uint16_t { kExchange = 1, kRevoke = 2, kGoodbye = 3, kDeath = 4 };
+
+// The numbers of messages of kExchange in a group. Exchanges count up from 1; the descriptors of one have its number
+// and kDescriptors. Then come the road between two ranks, and the agreements.
+inline constexpr uint64_t kDescriptors = uint64_t{1} << 61;
+inline constexpr uint64_t kRoad = uint64_t{1} << 62;
+inline constexpr uint64_t kAgreements = uint64_t{1} << 63;
 
 struct Envelope {
   uint32_t magic;
@@ -54,24 +59,34 @@ struct Message {
   Envelope envelope{};
   std::string payload;
   std::vector<Fd> fds;
+  bool asked = false;  // this rank is in the exchange that it belongs to, so it is not counted
 };
 
 // ---- the connection
 
 enum class LinkState : int { kAlive = 0, kLeft = 1, kDead = 2 };
 
-struct Link {
+struct Link : private ForkHook {
   Uuid uuid;
   int32_t rank = -1;  // as the peer's world numbers itself
   int32_t pid = 0;    // by SO_PEERCRED, not by what the peer says
   Fd socket;
   Fd pidfd;  // invalid for a peer in this process, or on kernels without it
   std::atomic<LinkState> state{LinkState::kAlive};
-  std::mutex send_mutex;
-  // Messages received and not yet taken, and the descriptors in them; guarded by the monitor's mutex.
+  std::mutex send_mutex;           // held for single system calls: nobody waits while holding it
+  std::deque<std::string> outbox;  // what the monitor sends once there is room; guarded by send_mutex
+  std::string ending;              // why this rank closed it, for errors; written before the state
+  // Messages received that nobody has asked for yet, and the descriptors in them; guarded by the monitor's mutex.
   uint32_t queued = 0, queued_fds = 0;
 
   void close();  // ends a send that is waiting, then closes both descriptors
+
+ private:
+  // The connection of a process ends with it, not with its last forked child.
+  void after_fork_in_child() override {
+    socket.reset();
+    pidfd.reset();
+  }
 };
 using LinkRef = std::shared_ptr<Link>;
 
@@ -100,8 +115,15 @@ bool has_left(const PeerRecord &record);
 bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);
 Fd open_pidfd(int32_t pid);
 
-phx_status send_message(Link &link, const Envelope &envelope, const void *payload, const int *fds,
-                        const Deadline &deadline);
+// kFull: there is no room now. kInFlight: the kernel lets no more descriptors be under way. kFailed: see *error.
+enum class Sent { kDone, kFull, kInFlight, kFailed };
+// Never waits, and records no error.
+Sent try_send(Link &link, const Envelope &envelope, const void *payload, const int *fds, int *error);
+Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, const int *fds, int *error);
+// The error that says why try_send failed; PHX_ERR_PEER_DEAD where the connection has ended.
+phx_status send_failed(const Link &link, int error);
+// Waits until there may be room, for a few milliseconds at most.
+void await_room(Link &link, Sent seen, const Deadline &deadline);
 
 enum class Receive { kMessage, kNothing, kClosed, kMalformed };
 // Never blocks. A malformed message is one that no correct peer sends; its descriptors are closed.

@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <new>
 
-#include "base/abandon.h"
 #include "base/error.h"
+#include "base/sliced_wait.h"
+#include "base/thread.h"
 
 namespace phx {
 namespace {
@@ -22,9 +25,12 @@ constexpr int64_t kHandshakeNs = int64_t{5} * 1000000000;  // and for how long
 constexpr uint32_t kMaxQueued = 4096;                      // messages of one peer that nobody has asked for yet
 constexpr uint32_t kMaxQueuedFds = 64;                     // likewise descriptors in them
 constexpr size_t kMaxEarly = 1024;
+constexpr size_t kMaxOutbox = 4096;    // messages to one peer that takes none; it learns of the rest by its deadlines
+constexpr int64_t kFarewellMs = 1000;  // for peers that run to take what they are still to be told
 
 // With the monitor's mutex held: a message leaves the inbox.
 void uncount(Link &link, const Message &message) {
+  if (message.asked) return;
   link.queued -= 1;
   link.queued_fds -= static_cast<uint32_t>(message.fds.size());
 }
@@ -41,7 +47,7 @@ phx_status Monitor::start() {
   watch_fd(wake_.get());
   watch_fd(listener_.get());
   try {
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("phx-monitor", [this] { run(); });
   } catch (const std::system_error &error) {
     return fail_errno(error.code().value(), "world_create", "world_create: could not start the monitor thread");
   }
@@ -51,20 +57,14 @@ phx_status Monitor::start() {
 }
 
 void Monitor::stop() {
-  if (stopping_.exchange(true)) return;
-  if (getpid() != self_.pid) {
-    // A forked child: the thread is the parent's, and so are the connections. Speaking or waiting here would harm it.
-    if (thread_.joinable()) abandon(thread_);
-    return;
-  }
+  if (stopped_.exchange(true)) return;
   std::vector<LinkRef> links;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto &entry : links_) links.push_back(entry.second);
   }
-  const Envelope goodbye{kWireMagic, MessageKind::kGoodbye, 0, 0, 0, 0, 0};
-  for (const LinkRef &link : links)  // a peer that takes nothing sees the connection close instead
-    if (link->state.load() == LinkState::kAlive) send_message(*link, goodbye, nullptr, nullptr, Deadline::after_ms(50));
+  say_goodbye(links);
+  stopping_.store(true);
   const uint64_t one = 1;
   if (wake_.valid()) (void)!write(wake_.get(), &one, sizeof one);
   if (thread_.joinable()) thread_.join();
@@ -79,6 +79,57 @@ void Monitor::stop() {
   listener_.reset();
   epoll_.reset();
   changed_.notify_all();
+}
+
+// After all that they are still to be told. A peer that takes nothing sees the connection close instead.
+void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
+  const Envelope goodbye{kWireMagic, MessageKind::kGoodbye, 0, 0, 0, 0, 0};
+  for (const LinkRef &link : links) post(link, goodbye, nullptr);
+  const auto waits_for_room = [](const LinkRef &link) {
+    {
+      std::lock_guard<std::mutex> lock(link->send_mutex);
+      if (link->outbox.empty()) return false;
+    }
+    return link->state.load() == LinkState::kAlive && std::strcmp(process_state(link->pid), "stopped") != 0;
+  };
+  const Deadline deadline = Deadline::after_ms(thread_.joinable() ? kFarewellMs : 0);
+  while (!deadline.passed() && std::any_of(links.begin(), links.end(), waits_for_room)) usleep(1000);
+}
+
+void Monitor::post(const LinkRef &link, const Envelope &envelope, const void *payload) {
+  if (link->state.load() != LinkState::kAlive) return;
+  std::lock_guard<std::mutex> lock(link->send_mutex);
+  int error = 0;
+  if (link->outbox.empty()) {
+    const Sent sent = try_send_locked(*link, envelope, payload, nullptr, &error);
+    if (sent != Sent::kFull) return;  // failed: the peer is gone, which is told by the end of its connection
+  }
+  if (link->outbox.size() >= kMaxOutbox) return;
+  std::string bytes(reinterpret_cast<const char *>(&envelope), sizeof envelope);
+  if (payload != nullptr) bytes.append(static_cast<const char *>(payload), envelope.payload_bytes);
+  link->outbox.push_back(std::move(bytes));
+  arm(*link);
+}
+
+void Monitor::arm(const Link &link) const {
+  epoll_event event{};
+  event.events = link.outbox.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
+  event.data.fd = link.socket.get();
+  if (link.socket.valid()) epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, event.data.fd, &event);
+}
+
+void Monitor::flush(const LinkRef &link) {
+  std::lock_guard<std::mutex> lock(link->send_mutex);
+  while (!link->outbox.empty()) {
+    const std::string &bytes = link->outbox.front();
+    Envelope envelope;
+    std::memcpy(&envelope, bytes.data(), sizeof envelope);
+    int error = 0;
+    const Sent sent = try_send_locked(*link, envelope, bytes.data() + sizeof envelope, nullptr, &error);
+    if (sent == Sent::kFull) return;
+    link->outbox.pop_front();
+  }
+  arm(*link);
 }
 
 void Monitor::watch_fd(int fd) {
@@ -97,6 +148,45 @@ void Monitor::run() {
     running_ = true;
     changed_.notify_all();
   }
+  try {
+    serve();
+  } catch (const std::exception &error) {
+    break_down(error.what());
+  }
+}
+
+// Without the monitor nothing would be seen of the peers any more, so every group fails, also those made later. It
+// takes no memory, for want of which it may be called.
+void Monitor::break_down(const char *why) {
+  PHX_LOG(PHX_LOG_ERROR, "the monitor thread of rank %d ended: %s", self_.rank, why);
+  phx_error_info cause = make_error_info();
+  cause.status = std::strcmp(why, std::bad_alloc().what()) == 0 ? PHX_ERR_NO_MEMORY : PHX_ERR_INTERNAL;
+  cause.rank = self_.rank;
+  copy_text(cause.operation, sizeof cause.operation, "monitor");
+  std::snprintf(cause.text, sizeof cause.text,
+                "the monitor thread of rank %d (pid %d), which watches its peers, ended: %s. Make a new world.",
+                self_.rank, self_.pid, why);
+  bool first = true;
+  for (uint64_t last = 0;; first = false) {
+    std::shared_ptr<GroupListener> group;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      broken_ = cause;
+      auto next = first ? groups_.begin() : groups_.upper_bound(last);
+      while (next != groups_.end() && !(group = next->second.listener.lock())) ++next;
+      if (next == groups_.end()) break;
+      last = next->first;
+    }
+    try {
+      group->on_revoked(cause);
+    } catch (const std::exception &) {  // it has failed by then, and its peers learn of it when the world ends
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+void Monitor::serve() {
   uint64_t asked = 0;
   while (!stopping_.load()) {
     epoll_event events[16];
@@ -131,7 +221,8 @@ void Monitor::run() {
           auto found = by_fd_.find(fd);
           if (found != by_fd_.end()) link = found->second;
         }
-        if (link) read_link(link);
+        if (link && (events[i].events & EPOLLOUT) != 0) flush(link);
+        if (link && (events[i].events & ~EPOLLOUT) != 0) read_link(link);
       }
     }
     drop_expired();
@@ -207,9 +298,8 @@ void Monitor::greet(int fd) {
   link->pidfd = open_pidfd(stranger.pid);
   link->socket = std::move(stranger.fd);
   pending_.erase(fd);
-  const Welcome welcome{kWireMagic, PHX_ABI_VERSION, self_.uuid, self_.rank, getpid()};
-  // An older or newer peer gets the answer as well, so that it can say which versions met.
-  if (!send_record(link->socket.get(), &welcome, sizeof welcome) || hello.abi != PHX_ABI_VERSION) return;
+  const Welcome welcome{kWireMagic, self_.rank, self_.uuid};
+  if (!send_record(link->socket.get(), &welcome, sizeof welcome)) return;
   std::lock_guard<std::mutex> lock(mutex_);
   by_fd_[fd] = link;
   if (link->pidfd.valid()) {
@@ -237,6 +327,7 @@ void Monitor::read_link(const LinkRef &link) {
       case Receive::kMalformed:
         PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent a malformed message; its connection is closed", link->rank,
                 link->pid);
+        link->ending = "sent a malformed message, so this rank closed its connection";
         end_link(link, LinkState::kDead);
         return;
       case Receive::kClosed: {
@@ -255,19 +346,33 @@ void Monitor::read_link(const LinkRef &link) {
 void Monitor::deliver(const LinkRef &link, Message &&message) {
   switch (message.envelope.kind) {
     case MessageKind::kGoodbye: end_link(link, LinkState::kLeft); return;
+    case MessageKind::kDeath: on_death(message); return;
     case MessageKind::kExchange: {
       std::unique_lock<std::mutex> lock(mutex_);
-      if (retired_.count(message.envelope.group_id) != 0) return;
-      link->queued += 1;
-      link->queued_fds += static_cast<uint32_t>(message.fds.size());
+      const uint64_t group_id = message.envelope.group_id, ordinal = message.envelope.ordinal;
+      const auto group = groups_.find(group_id);
+      if (group == groups_.end() && retired_.count(group_id) != 0) return;
+      if (group != groups_.end()) {
+        const uint64_t number = ordinal & ~kDescriptors;  // a road's and an agreement's are far above all exchanges
+        if (number <= group->second.passed) return;
+        // At most one road from each peer to each group.
+        message.asked = number == group->second.asked || ordinal == kRoad;
+      }
+      const Key key{link->uuid, group_id, ordinal};
+      if (message.asked && inbox_.count(key) != 0) return;  // no correct rank sends it twice
+      if (!message.asked) {
+        link->queued += 1;
+        link->queued_fds += static_cast<uint32_t>(message.fds.size());
+      }
       if (link->queued > kMaxQueued || link->queued_fds > kMaxQueuedFds) {
         lock.unlock();
         PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent %u messages with %u descriptors that nobody asked for",
                 link->rank, link->pid, link->queued, link->queued_fds);
+        link->ending = "sent " + std::to_string(link->queued) + " messages with " + std::to_string(link->queued_fds) +
+                       " descriptors that nobody asked for, so this rank closed its connection";
         end_link(link, LinkState::kDead);
         return;
       }
-      const Key key{link->uuid, message.envelope.group_id, message.envelope.ordinal};
       inbox_[key] = std::move(message);
       changed_.notify_all();
       return;
@@ -285,9 +390,12 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       {
         std::lock_guard<std::mutex> lock(mutex_);
         auto found = groups_.find(message.envelope.group_id);
-        if (found != groups_.end()) group = found->second.lock();
-        if (!group && retired_.count(message.envelope.group_id) == 0 && early_revocations_.size() < kMaxEarly)
+        if (found != groups_.end()) group = found->second.listener.lock();
+        if (!group && retired_.count(message.envelope.group_id) == 0) {
+          if (early_revocations_.size() >= kMaxEarly) early_revocations_.erase(early_revocations_.begin());
           early_revocations_[message.envelope.group_id] = cause;
+          drop_messages(message.envelope.group_id, 0, UINT64_MAX);  // nothing can come of it here any more
+        }
       }
       if (group) group->on_revoked(cause);
       return;
@@ -295,17 +403,41 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
   }
 }
 
+// A peer has seen another one's process end. What that one has sent before counts first, and is read now; then this
+// rank looks for itself.
+void Monitor::on_death(const Message &message) {
+  Uuid uuid;
+  if (message.payload.size() != sizeof uuid) return;
+  std::memcpy(&uuid, message.payload.data(), sizeof uuid);
+  const LinkRef link = find_link(uuid);
+  if (!link || link->state.load() != LinkState::kAlive || !process_has_ended(link->pid)) return;
+  read_link(link);
+  if (link->state.load() == LinkState::kAlive) end_link(link, LinkState::kDead);
+}
+
 void Monitor::end_link(const LinkRef &link, LinkState state) {
+  std::vector<LinkRef> others;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     by_fd_.erase(link->socket.get());
     if (link->pidfd.valid()) by_fd_.erase(link->pidfd.get());
+    for (const auto &entry : links_)
+      if (entry.second != link) others.push_back(entry.second);
   }
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->socket.get(), nullptr);
   if (link->pidfd.valid()) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->pidfd.get(), nullptr);
+  const bool ended = state == LinkState::kDead && process_has_ended(link->pid);
   link->state.store(state);
-  for (const auto &group : listeners())
-    if (group->has_peer(link->uuid)) group->on_peer_gone(*link, state);
+  std::vector<std::shared_ptr<GroupListener>> groups = listeners();
+  groups.erase(
+      std::remove_if(groups.begin(), groups.end(), [&](const auto &group) { return !group->has_peer(link->uuid); }),
+      groups.end());
+  for (const auto &group : groups) group->on_peer_gone(*link, state, ended);
+  // Every rank sees a death for itself. But this one may leave at once, and the others must not hear of that first.
+  const Envelope death{kWireMagic, MessageKind::kDeath, 0, 0, 0, sizeof link->uuid, 0};
+  if (ended)
+    for (const LinkRef &other : others) post(other, death, &link->uuid);
+  for (const auto &group : groups) group->after_interruption();
   link->close();
   std::lock_guard<std::mutex> lock(mutex_);
   // What it said may still count, as in an agreement, and so do the descriptors of one that left in good order: it had
@@ -343,11 +475,11 @@ void Monitor::adopt(LinkRef link) {
 
 LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at_ns()));
+  SlicedWait slices(deadline);
   for (;;) {
     auto found = links_.find(uuid);
     if (found != links_.end()) return found->second;
-    if (stopping_.load() || changed_.wait_until(lock, until) == std::cv_status::timeout) {
+    if (stopping_.load() || broken_.status != PHX_OK || slices.passed_after(changed_, lock)) {
       found = links_.find(uuid);
       return found == links_.end() ? nullptr : found->second;
     }
@@ -361,7 +493,7 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
   std::vector<LinkRef> ended;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    groups_[group_id] = std::move(listener);
+    groups_[group_id].listener = std::move(listener);
     retired_.erase(group_id);
     auto early = early_revocations_.find(group_id);
     if (early != early_revocations_.end()) {
@@ -369,12 +501,18 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
       cause = early->second;
       early_revocations_.erase(early);
     }
+    if (broken_.status != PHX_OK) {
+      revoked = true;
+      cause = broken_;
+    }
     for (const auto &entry : links_)
       if (entry.second->state.load() != LinkState::kAlive) ended.push_back(entry.second);
   }
   // A peer that ended between its handshake and now was not reported to this group.
   for (const LinkRef &link : ended)
-    if (group->has_peer(link->uuid)) group->on_peer_gone(*link, link->state.load());
+    if (group->has_peer(link->uuid))
+      group->on_peer_gone(*link, link->state.load(),
+                          link->state.load() == LinkState::kDead && process_has_ended(link->pid));
   if (revoked) group->on_revoked(cause);
 }
 
@@ -389,6 +527,35 @@ void Monitor::unwatch(uint64_t group_id) {
 void Monitor::discard(uint64_t group_id, uint64_t from, uint64_t to) {
   std::lock_guard<std::mutex> lock(mutex_);
   drop_messages(group_id, from, to);
+}
+
+void Monitor::begin_exchange(uint64_t group_id, uint64_t ordinal) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto group = groups_.find(group_id);
+  if (group == groups_.end()) return;
+  group->second.asked = ordinal;
+  for (const auto &link : links_) {  // what has come already was not asked for when it came
+    const auto early = inbox_.find({link.first, group_id, ordinal});
+    if (early == inbox_.end() || early->second.asked) continue;
+    uncount(*link.second, early->second);
+    early->second.asked = true;
+  }
+}
+
+void Monitor::end_exchange(uint64_t group_id, uint64_t ordinal) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto group = groups_.find(group_id);
+  if (group == groups_.end()) return;
+  group->second.asked = 0;
+  group->second.passed = std::max(group->second.passed, ordinal);
+  for (const auto &link : links_) {
+    for (const uint64_t number : {ordinal, ordinal | kDescriptors}) {
+      const auto late = inbox_.find({link.first, group_id, number});
+      if (late == inbox_.end()) continue;
+      uncount(*link.second, late->second);
+      inbox_.erase(late);
+    }
+  }
 }
 
 void Monitor::drop_messages(uint64_t group_id, uint64_t from, uint64_t to) {
@@ -407,14 +574,14 @@ std::vector<std::shared_ptr<GroupListener>> Monitor::listeners() const {
   std::vector<std::shared_ptr<GroupListener>> all;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto &entry : groups_)
-    if (auto group = entry.second.lock()) all.push_back(std::move(group));
+    if (auto group = entry.second.listener.lock()) all.push_back(std::move(group));
   return all;
 }
 
 phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, const Deadline &deadline,
                          const std::atomic<int32_t> &interrupted, Message *out) {
   const Key key{from, group_id, ordinal};
-  const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline.at_ns()));
+  SlicedWait slices(deadline);
   std::unique_lock<std::mutex> lock(mutex_);
   for (bool last_look = false;;) {
     auto found = inbox_.find(key);
@@ -429,7 +596,8 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
     if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load())
       return PHX_ERR_PEER_DEAD;
-    last_look = changed_.wait_until(lock, until) == std::cv_status::timeout;
+    if (broken_.status != PHX_OK) return PHX_ERR_REVOKED;
+    last_look = slices.passed_after(changed_, lock);
   }
 }
 

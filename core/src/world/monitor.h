@@ -7,11 +7,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
+#include "base/fork.h"
 #include "world/link.h"
+#include "world/recent_ids.h"
 
 namespace phx {
 
@@ -20,18 +22,24 @@ class GroupListener {
  public:
   virtual ~GroupListener() = default;
   virtual bool has_peer(const Uuid &uuid) const = 0;
-  virtual void on_peer_gone(const Link &link, LinkState state) = 0;
+  // Interrupts the group. `ended`: the process of that peer has ended, which every rank sees for itself.
+  virtual void on_peer_gone(const Link &link, LinkState state, bool ended) = 0;
   virtual void on_revoked(const phx_error_info &cause) = 0;
+  // What takes time (a dump of the group), once all groups have been interrupted.
+  virtual void after_interruption() {}
 };
 
-class Monitor {
+class Monitor : private ForkHook {
  public:
   explicit Monitor(const PeerRecord &self) : self_(self) {}
   ~Monitor() { stop(); }
 
   phx_status start();
-  // Says goodbye to every peer, closes everything, joins the thread. Idempotent.
+  // Sends what is still to be sent, says goodbye to every peer, closes everything, joins the thread. Idempotent.
   void stop();
+
+  // Sends at once or, where the peer has no room, later: never waits. A message to a peer that has ended is dropped.
+  void post(const LinkRef &link, const Envelope &envelope, const void *payload);
 
   LinkRef find_link(const Uuid &uuid) const;
   void adopt(LinkRef link);  // one that was dialed
@@ -50,6 +58,10 @@ class Monitor {
                   const std::atomic<int32_t> &interrupted, Message *out);
   // Drops the messages of that group with numbers of [from, to).
   void discard(uint64_t group_id, uint64_t from, uint64_t to);
+  // This rank has begun the exchange of that number, so it asks for its descriptors; and it has ended it, well or not,
+  // so what comes of it later is dropped.
+  void begin_exchange(uint64_t group_id, uint64_t ordinal);
+  void end_exchange(uint64_t group_id, uint64_t ordinal);
   // Waits, for a short time at most, until what has arrived by now was read.
   void catch_up();
   void poke();  // makes waiters look at their `interrupted`
@@ -71,7 +83,26 @@ class Monitor {
     }
   };
 
+  struct Watched {
+    std::weak_ptr<GroupListener> listener;
+    uint64_t asked = 0;   // the exchange that this rank is in; 0: none
+    uint64_t passed = 0;  // the last one that it has ended
+  };
+
+  // A child that kept the listening socket would make its parent seem alive for as long as it lives itself.
+  void after_fork_in_child() override {
+    listener_.reset();
+    epoll_.reset();
+    wake_.reset();
+  }
+
   void run();
+  void serve();
+  void break_down(const char *why);
+  void flush(const LinkRef &link);
+  void arm(const Link &link) const;  // with send_mutex held
+  void say_goodbye(const std::vector<LinkRef> &links);
+  void on_death(const Message &message);
   void accept_peers();
   void greet(int fd);
   void drop_expired();
@@ -85,20 +116,24 @@ class Monitor {
   const PeerRecord self_;
   Fd epoll_, wake_, listener_;
   std::thread thread_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopped_{false};   // stop() was called
+  std::atomic<bool> stopping_{false};  // the thread is to end
   std::atomic<int> listen_error_{0};
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;                // the thread has all that it needs
-  uint64_t asked_ = 0, caught_up_ = 0;  // calls of catch_up, and those that are over
-  std::map<int, Pending> pending_;      // by fd; the thread's own
-  std::map<int, LinkRef> by_fd_;        // socket and pidfd
-  std::map<Uuid, LinkRef> links_;       // also ended ones, so that later groups get a proper error
+  bool running_ = false;                       // the thread has all that it needs
+  phx_error_info broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
+  uint64_t asked_ = 0, caught_up_ = 0;         // calls of catch_up, and those that are over
+  std::map<int, Pending> pending_;             // by fd; the thread's own
+  std::map<int, LinkRef> by_fd_;               // socket and pidfd
+  std::map<Uuid, LinkRef> links_;              // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
-  std::map<uint64_t, std::weak_ptr<GroupListener>> groups_;
+  std::map<uint64_t, Watched> groups_;
   std::map<uint64_t, phx_error_info> early_revocations_;  // of groups that this rank has not made yet
-  std::set<uint64_t> retired_;                            // groups that are gone: their late messages are dropped
+  // Groups that are gone, whose late messages are dropped. One that a peer sends after so many more have gone stays in
+  // the inbox until the world ends; it counts for what that peer may leave there.
+  RecentIds retired_;
 };
 
 }  // namespace phx

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
+#include "base/entropy.h"
 #include "base/error.h"
 #include "group/group.h"
 #include "memory/shared_memory.h"
@@ -12,18 +14,32 @@
 #include "wait/wait.h"
 
 namespace phx {
+namespace {
+
+constexpr int64_t kDialSliceMs = 5;         // how long one call holds up others that connect to peers
+constexpr useconds_t kAnswerUs = 50;        // between looks for an answer: the first time,
+constexpr useconds_t kLateAnswerUs = 1000;  // and in the end
+
+}  // namespace
 
 phx_status World::create(const phx_world_params &params, std::shared_ptr<World> *out) {
   PeerRecord record{};
+  Uuid names[2];
+  if (!fill_random(names, sizeof names))
+    return fail_errno(errno, "world_create",
+                      "world_create: neither getrandom(2) nor /dev/urandom gives random bytes; see whether a seccomp "
+                      "profile or a container refuses them");
   std::memcpy(record.magic, kPeerMagic, sizeof record.magic);
-  record.version = kPeerVersion;
+  record.build = this_build();
   record.rank = params.rank;
   record.pid = getpid();
   record.uid = geteuid();
   record.start_time = process_start_time(record.pid);
-  record.host_id = params.host_id != 0 ? params.host_id : detect_host_id();
-  record.uuid = random_uuid();
-  record.token = random_uuid();
+  record.host = read_host_facts();
+  record.host_given = params.host_id != 0 ? 1 : 0;
+  record.host_id = params.host_id != 0 ? params.host_id : host_id_of(record.host);
+  record.uuid = names[0];
+  record.token = names[1];
   record.process = process_uuid();
 
   std::shared_ptr<World> world(new World(record, params.size));
@@ -35,6 +51,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   if (params.channels != 0) world->channels_ = params.channels;
   while (world->recorder_entries_ < params.recorder_entries) world->recorder_entries_ *= 2;
   world->allows_fences_ = allow_fences();
+  world->cpu_quota_ = phx::cpu_quota();
   begin_tick_scale();
   const phx_status status = world->monitor_.start();
   if (status != PHX_OK) return status;
@@ -49,6 +66,11 @@ phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int
     return fail(PHX_ERR_INVALID, operation,
                 "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
                 static_cast<long long>(timeout_ms));
+  if (in_interrupt_hook())
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: called while this thread waits in another call, by the hook of phx_set_interrupt or by a signal "
+                "handler of Python; call it after that wait has ended",
+                operation);
   *out = timeout_ms == 0 ? default_timeout_ms() : timeout_ms;
   return PHX_OK;
 }
@@ -56,12 +78,46 @@ phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int
 // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
 phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadline) {
   if (record_.uuid < peer.uuid) return PHX_OK;
-  std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
-  if (dials_.count(peer.uuid) != 0 || monitor_.find_link(peer.uuid)) return PHX_OK;
-  Dial dialed;
-  const phx_status status = dial(peer, record_.uuid, record_.rank, deadline, &dialed);
-  if (status == PHX_OK) dials_[peer.uuid] = std::move(dialed);
-  return status;
+  for (;;) {
+    // In slices, between which others may dial: theirs may be shorter deadlines, and peers that answer.
+    const Deadline slice = Deadline::after_ms(std::min<int64_t>(kDialSliceMs, deadline.left_ms()));
+    phx_status status = PHX_OK;
+    {
+      std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
+      if (dials_.count(peer.uuid) != 0 || monitor_.find_link(peer.uuid)) return PHX_OK;
+      Dial dialed;
+      status = dial(peer, record_.uuid, record_.rank, slice, &dialed);
+      if (status == PHX_OK) dials_[peer.uuid] = std::move(dialed);
+    }
+    if (status != PHX_ERR_TIMEOUT) return status;
+    if (!deadline.passed()) continue;
+    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms",
+         peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+    amend_last_error(nullptr, nullptr, rank(), peer.rank);
+    return PHX_ERR_TIMEOUT;
+  }
+}
+
+void World::know_rank(int32_t rank, const PeerRecord &record) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ranks_[rank] = record;
+}
+
+phx_status World::look_at_rank(int32_t rank) {
+  PeerRecord record;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = ranks_.find(rank);
+    if (known == ranks_.end()) return PHX_OK;
+    record = known->second;
+  }
+  const LinkRef link = monitor_.find_link(record.uuid);
+  const LinkState state = link ? link->state.load() : LinkState::kAlive;
+  if (state == LinkState::kAlive) return PHX_OK;
+  fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid,
+       state == LinkState::kLeft ? "has left: its world was finalized" : "died");
+  amend_last_error(nullptr, nullptr, record_.rank, rank);
+  return PHX_ERR_PEER_DEAD;
 }
 
 // One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
@@ -75,17 +131,24 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
     amend_last_error(nullptr, nullptr, rank(), rank());
     return PHX_ERR_SYSTEM;
   }
-  std::lock_guard<std::mutex> lock(dial_mutex_);
-  *out = monitor_.find_link(peer.uuid);
-  if (*out) return PHX_OK;
-  const auto dialed = dials_.find(peer.uuid);
-  if (dialed == dials_.end())
-    return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
-  const phx_status status = finish_dial(peer, &dialed->second, until, out);
-  if (status == PHX_ERR_TIMEOUT) return status;
-  dials_.erase(dialed);
-  if (status == PHX_OK) monitor_.adopt(*out);
-  return status;
+  for (useconds_t pause = kAnswerUs;; pause = std::min(2 * pause, kLateAnswerUs)) {
+    {
+      std::lock_guard<std::mutex> lock(dial_mutex_);
+      *out = monitor_.find_link(peer.uuid);
+      if (*out) return PHX_OK;
+      const auto dialed = dials_.find(peer.uuid);
+      if (dialed == dials_.end())
+        return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+      const phx_status status = finish_dial(peer, &dialed->second, Deadline::after_ms(0), out);
+      if (status != PHX_ERR_TIMEOUT) {
+        dials_.erase(dialed);
+        if (status == PHX_OK) monitor_.adopt(*out);
+        return status;
+      }
+    }
+    if (until.passed()) return PHX_ERR_TIMEOUT;
+    usleep(pause);  // without the lock: other threads connect to other peers
+  }
 }
 
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
@@ -104,9 +167,22 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, cons
   }
 }
 
-uint64_t World::next_ordinal(const std::string &name) {
+uint64_t World::next_attempt(const std::string &key, uint64_t *first_failed) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return ordinals_[name]++;
+  Attempts &attempts = attempts_[hash_bytes(key.data(), key.size())];
+  *first_failed = attempts.failed != 0 ? attempts.failed - 1 : attempts.made;
+  return attempts.made++;
+}
+
+void World::note_failed_attempt(const std::string &key, uint64_t attempt) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint32_t &failed = attempts_[hash_bytes(key.data(), key.size())].failed;
+  if (failed == 0) failed = static_cast<uint32_t>(attempt) + 1;
+}
+
+void World::forget_failed_attempts(const std::string &key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  attempts_[hash_bytes(key.data(), key.size())].failed = 0;
 }
 
 void World::add_group(const std::shared_ptr<Group> &group) {
@@ -132,7 +208,6 @@ void World::forget_block(const BlockRef &block) {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
-  if (forked()) return monitor_.stop();
   phx_error_info cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;
   cause.rank = rank();

@@ -8,8 +8,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "base/cores.h"
+#include "base/fork.h"
+#include "base/guard.h"
 #include "memory/allocator.h"
 #include "store/store.h"
 #include "wait/progress.h"
@@ -55,6 +59,7 @@ class World : public std::enable_shared_from_this<World> {
   BlockTable &blocks() { return blocks_; }
   Progress &progress() { return progress_; }
   bool allows_fences() const { return allows_fences_; }
+  const CpuQuota &cpu_quota() const { return cpu_quota_; }
 
   // The connection to a peer, made if there is none, in two steps: begin it with all peers, and wait for none of them
   // before that. A connection that was begun and not waited for is gone on with by the next call.
@@ -62,14 +67,22 @@ class World : public std::enable_shared_from_this<World> {
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                      LinkRef *out);
-  // How many groups of that name this rank has tried to make: makes the keys of a name that is used again new ones.
-  uint64_t next_ordinal(const std::string &name);
+  // Who the ranks of this world are, as groups of them have shown. PHX_OK from look_at_rank while nothing is known
+  // against that rank; else the thread's error says that it died or left.
+  void know_rank(int32_t rank, const PeerRecord &record);
+  phx_status look_at_rank(int32_t rank);
+  // How many groups under that key this rank has tried to make: makes the keys of a name that is used again new ones.
+  // *first_failed: the first attempt whose failure may still be told in the store; that number itself if there is none.
+  uint64_t next_attempt(const std::string &key, uint64_t *first_failed);
+  void note_failed_attempt(const std::string &key, uint64_t attempt);
+  void forget_failed_attempts(const std::string &key);
 
   void add_group(const std::shared_ptr<Group> &group);
   void forget_block(const BlockRef &block);  // in the caches of all groups
   std::vector<std::shared_ptr<Group>> groups() const;
   bool finalized() const { return finalized_.load(); }
-  bool forked() const { return getpid() != record_.pid; }  // this is a child of the process that made the world
+  // Whether this process is a forked child of the one that made the world. One relaxed load.
+  bool forked() const { return generation_ != process_generation(); }
   void finalize();
 
  private:
@@ -78,6 +91,7 @@ class World : public std::enable_shared_from_this<World> {
 
   const PeerRecord record_;
   const int32_t size_;
+  const uint32_t generation_ = process_generation();
   StoreRef store_;
   std::string job_;
   size_t slot_bytes_ = kDefaultSlotBytes;
@@ -85,6 +99,7 @@ class World : public std::enable_shared_from_this<World> {
   uint32_t channels_ = kDefaultChannels;
   uint32_t recorder_entries_ = kDefaultRecorderEntries;
   bool allows_fences_ = false;
+  CpuQuota cpu_quota_;
   std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
   std::atomic<bool> finalized_{false};
   AllocatorRegistry allocators_;
@@ -93,9 +108,15 @@ class World : public std::enable_shared_from_this<World> {
   std::mutex dial_mutex_;
   std::map<Uuid, Dial> dials_;  // of peers that have not answered yet
   mutable std::mutex mutex_;
-  std::map<std::string, uint64_t> ordinals_;
+  struct Attempts {
+    uint32_t made = 0;
+    uint32_t failed = 0;  // one more than the number of the first whose failure may be in the store; 0: none
+  };
+  // By the hash of the key. This stays for every name: the peers count alike, and each may use it again at any time.
+  std::unordered_map<uint64_t, Attempts> attempts_;
   std::vector<std::weak_ptr<Group>> groups_;
-  Monitor monitor_;  // last: its thread ends before anything it uses
+  std::map<int32_t, PeerRecord> ranks_;  // the newest record of each that this rank has met
+  Monitor monitor_;                      // last: its thread ends before anything it uses
 };
 
 }  // namespace phx
@@ -104,7 +125,29 @@ struct phx_world {
   std::shared_ptr<phx::World> ptr;
 };
 
+// The world of a handle; there is one overload for each kind of handle.
+inline const phx::World &world_of(const phx_world &handle) { return *handle.ptr; }
+
 namespace phx {
-// A world that can be used: not NULL, not finalized.
+
+// A world that can be used: not NULL, not finalized, not inherited by a forked child.
 phx_status check_world(const char *operation, const phx_world *world);
+
+// PHX_ERR_UNSUPPORTED: this process is a forked child of the one that made the world.
+phx_status refuse_fork(const char *operation, const World &world);
+
+// Whether a handle is not NULL and belongs to the parent of this forked child. Releasing such a handle does nothing: a
+// lock of what is behind it may have been held at the fork, and its threads and connections are the parent's.
+template <class Handle>
+bool is_inherited(const Handle *handle) {
+  return handle != nullptr && __builtin_expect(world_of(*handle).forked(), 0);
+}
+
+// The guard of an entry point that takes a handle: as the other one, and no use in a forked child.
+template <class Handle, class Body>
+phx_status guarded(const char *operation, const Handle *handle, Body &&body) noexcept {
+  if (is_inherited(handle)) return refuse_fork(operation, world_of(*handle));
+  return guarded(operation, std::forward<Body>(body));
+}
+
 }  // namespace phx

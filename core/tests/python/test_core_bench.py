@@ -276,7 +276,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_measured(monk
     monkeypatch.setattr(_main.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         _main.main(["--plot", str(tmp_path / "x.svg")])
-    assert "pip install 'phalanx-core[plot]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_sizes_are_read_with_their_units():
@@ -303,6 +303,12 @@ def test_making_peers_makes_one_environment_for_each_and_says_what_failed(monkey
     assert "Open MPI could not be installed: no such package" in capsys.readouterr().err
 
 
+def test_making_no_peers_installs_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(_peers.subprocess, "run", lambda words, **_: pytest.fail(f"ran {words}"))
+    assert _main.main(["--make-peers", "--peers-dir", str(tmp_path), "--peers", "none"]) == 0
+    assert "nothing was installed" in capsys.readouterr().out
+
+
 def test_the_environment_of_a_peer_does_not_see_this_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", "/here")
     words, variables = _peers.command("openmpi", tmp_path, 4, crowded=True)
@@ -327,7 +333,7 @@ def test_without_matplotlib_a_plot_is_refused_with_the_name_of_the_extra(run, mo
 
     monkeypatch.setattr(report.importlib, "import_module", missing)
     assert report.main([str(run), "--plot", str(tmp_path / "x.svg")]) == 1
-    assert "pip install 'phalanx-core[plot]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_plot_has_a_line_for_each_way(run, tmp_path):

@@ -1,5 +1,9 @@
 """The commands: phalanx, phalanx version, python -m phalanx.core."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,7 +85,32 @@ def test_a_built_in_command_wins_over_an_entry_point_of_its_name(commands, capsy
     commands(FakePoint("version", lambda: pytest.fail))
     assert _cli.main(["version"]) == 0
     version = ffi.string(lib.phx_version()).decode()
-    assert f"libphalanx {version} (ABI {lib.phx_abi_version()})" in capsys.readouterr().out
+    build = json.loads(ffi.string(lib.phx_build_info()).decode())["build"]
+    assert f"libphalanx {version} (ABI {lib.phx_abi_version()}, build {build})" in capsys.readouterr().out
+
+
+def run_command(commands, *words, body):
+    commands(FakePoint("task", lambda: body))
+    return _cli.main(["task", *words])
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(commands, capsys):
+    def body(argv):
+        raise KeyboardInterrupt
+
+    assert run_command(commands, body=body) == 130
+    assert capsys.readouterr().err == "phalanx: interrupted\n"
+
+
+def test_a_reader_that_goes_away_ends_a_command_without_a_traceback():
+    phalanx = [sys.executable, "-c", "import sys; from phalanx.core._cli import main; sys.exit(main())", "doctor"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(phalanx, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_module_prints_the_version(capsys):
@@ -101,4 +130,4 @@ def test_the_module_prints_the_directories_that_builds_need(monkeypatch, tmp_pat
 def test_the_module_says_what_is_missing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(_paths, "package_dirs", lambda: [tmp_path])
     assert module_main.main(["--cmake-dir"]) == 1
-    assert "pip install phalanx-core" in capsys.readouterr().err
+    assert "install phalanx-core from its sources" in capsys.readouterr().err

@@ -128,21 +128,22 @@ def bad_lists(group):
 def refuse_bad_lists(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))
-        if rank == 0:
-            for _, text, calls in bad_lists(group):
-                with pytest.raises(InvalidArgumentError, match=text):
-                    group.coalesced(calls)
-            with pytest.raises(UnsupportedError, match="band is not defined for float32"):
-                group.coalesced([Call.all_reduce(np.ones(4, np.float32), op="band")])
-            with pytest.raises(InvalidArgumentError, match="channel"):
-                group.coalesced([], channel=99)
+        for name, text, calls in bad_lists(group):  # the same on all ranks, which so stay in step
+            if rank != 0 and name.endswith("on the root"):
+                continue  # the binding finds it on the root, before the core hears of a call
+            with pytest.raises(InvalidArgumentError, match=text):
+                group.coalesced(calls)
+        with pytest.raises(UnsupportedError, match="band is not defined for float32"):
+            group.coalesced([Call.all_reduce(np.ones(4, np.float32), op="band")])
+        with pytest.raises(InvalidArgumentError, match="channel"):
+            group.coalesced([], channel=99)
         assert (group.sequence, group.state) == (0, "active")
         out = np.empty(1)
         group.coalesced([Call.all_reduce(np.ones(1), out)])  # P9
         assert out[0] == world_size
 
 
-def test_a_wrong_call_is_named_and_nothing_is_sent():
+def test_a_wrong_call_is_named_and_ranks_that_refuse_it_alike_go_on():
     run_ranks(refuse_bad_lists, 2)
 
 

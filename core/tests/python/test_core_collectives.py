@@ -434,7 +434,7 @@ def bad_calls(group, world):
         ("root without source", "source is missing.*group rank 0, the root", lambda: group.scatter(None, a)),
         ("no source", "source is missing; give", lambda: group.all_gather(None, a)),
         ("no output", "out is missing; give", lambda: group.all_gather(a, None)),
-        ("short output on the root", "must have 32 bytes", lambda: group.gather(a, b)),
+        ("root with a short output", "must have 32 bytes", lambda: group.gather(a, b)),
         ("root of reduce", "root_group_rank", lambda: group.reduce(a, b, root_group_rank=2)),
         ("an array that shows no buffer", "dtype", lambda: group.all_reduce(np.zeros(4, "M8[s]"), b)),
         ("negative timeout", "timeout_ms", lambda: group.all_reduce(a, b, timeout_ms=-1)),
@@ -444,11 +444,13 @@ def bad_calls(group, world):
 def refuse_bad_calls(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))
-        if rank == 0:
-            for name, text, call in bad_calls(group, world):
-                with pytest.raises((InvalidArgumentError, UnsupportedError), match=text) as caught:
-                    call()
-                assert isinstance(caught.value, ValueError) or name == "bitwise op on floats", name
+        for name, text, call in bad_calls(group, world):  # the same on all ranks, which so stay in step
+            of_rank_0 = ("root without", "root with a short", "own count")
+            if rank != 0 and name.startswith(of_rank_0):
+                continue  # the binding finds it on rank 0, before the core hears of a call
+            with pytest.raises((InvalidArgumentError, UnsupportedError), match=text) as caught:
+                call()
+            assert isinstance(caught.value, ValueError) or name == "bitwise op on floats", name
         world.check()
         assert (group.sequence, group.state, group.error()) == (0, "active", None)
         out = np.empty(1, np.float32)
@@ -456,7 +458,7 @@ def refuse_bad_calls(rank, world_size):
         assert out[0] == 3
 
 
-def test_a_wrong_argument_is_named_sends_nothing_and_leaves_the_group_usable():
+def test_a_wrong_argument_is_named_and_ranks_that_refuse_alike_go_on():
     run_ranks(refuse_bad_calls, 2)
 
 

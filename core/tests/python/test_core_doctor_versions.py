@@ -106,11 +106,26 @@ def test_what_phalanx_build_made_is_found_if_nobody_else_may_write_it(monkeypatc
     library.touch(mode=0o700)
     finding = only(_versions.check_native)
     assert finding.level == "ok" and finding.text == str(library)
+    assert "compiles what is missing (dtensor)" in finding.advice
+    (folder / "dtensor-torch2.13.0+cpu-89ab.so").touch(mode=0o700)
+    assert "missing" not in only(_versions.check_native).advice
     library.chmod(0o722)
     finding = only(_versions.check_native)
     assert finding.level == "warn" and f"chmod go-w {library}" in finding.advice
     monkeypatch.setenv("PHALANX_NATIVE", "")
     assert only(_versions.check_native).text.startswith("nothing: PHALANX_NATIVE is empty")
+
+
+def test_what_the_first_use_of_the_backend_compiled_does_not_stand_for_phalanx_build(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "phalanx.dtensor" else object())
+    monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
+    tmp_path.chmod(0o700)
+    library = tmp_path / "c10d-torch2.13.0-0123.so"
+    library.touch(mode=0o700)
+    finding = only(_versions.check_native)
+    assert finding.text == str(library)
+    assert "phalanx build compiles what is missing (collectives)" in finding.advice
 
 
 def test_without_the_package_above_there_is_nothing_to_compile(monkeypatch):

@@ -394,7 +394,7 @@ def refuse_bad_offsets(rank, world_size):
         ):
             with pytest.raises(InvalidArgumentError):
                 call()
-        assert group.sequence == 0
+        assert group.sequence == 0  # all ranks have refused alike
         symm.all_reduce(0, out)
         assert (out == 0).all()
 

@@ -68,8 +68,26 @@ def test_the_report_of_a_world_that_is_stuck(trace):
     ]
 
 
+def stuck_and_failed():
+    """What stuck() becomes when rank 3 runs into its timeout first, and the ranks dump what they know."""
+    text = (
+        "all_reduce #3 on group 'tp': after 4200 ms rank 3 still waits for rank 2 (pid 4123, sleeping; its last call "
+        "was all_reduce(float32, 512, sum) #2). Look at why it is late, or raise timeout_ms."
+    )
+    made = stuck()
+    made["groups"][0] |= {
+        "id": "0x6219a068f1f173b7",
+        "state": "failed",
+        "error": failure("PHX_ERR_TIMEOUT", 3, rank=3, text=text),
+    }
+    for each in made["groups"][0]["members"]:
+        each["process"] = "sleeping" if each["rank"] == 2 else "running"
+    return made
+
+
 def test_the_how_to_shows_what_the_command_gives(trace, tmp_path):
-    out = trace(stuck(), "--picture", "trace.svg")[1]
+    out = trace(stuck_and_failed(), "--picture", "trace.svg")[1]
+    out = out.replace("0.json", "dumps/phalanx-1760000000-rank0-pid4121-1.json", 1)
     assert f"```text\n{out}```\n" in (HOW_TO / "trace.md").read_text()
     assert (tmp_path / "trace.svg").read_text() == (HOW_TO / "trace.svg").read_text()
 
@@ -233,7 +251,7 @@ def test_a_file_that_is_no_dump_is_status_2_and_one_line(trace, tmp_path):
     [
         (("--last", "0"), "--last must be positive"),
         (("--picture", "x.pdf"), "must end in .svg or .png"),
-        (("--picture", "x.png"), "pip install 'phalanx-core[plot]'"),
+        (("--picture", "x.png"), "pip install matplotlib"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(trace, monkeypatch, capsys, tmp_path, words, text):

@@ -231,6 +231,7 @@ def test_tune_writes_to_another_file_or_nowhere(table, tmp_path, capsys):
     other = tmp_path / "other"
     assert _cli.main(["tune", "--ranks", "2", *QUICK, "--output", str(other)]) == 0
     assert list(rows_of_host(other.read_text())) == [2]
+    assert f"wrote {other}: groups use it where the environment variable PHALANX_TUNING is" in capsys.readouterr().out
     assert _cli.main(["tune", "--ranks", "2", *QUICK, "--dry-run"]) == 0
     assert "nothing was written" in capsys.readouterr().out
     assert not table.exists()
@@ -254,6 +255,7 @@ def test_tune_shows_the_values_that_groups_have(table, capsys):
         (["--seconds", "0"], "must be positive"),
         (["--largest", "1k"], "between 64k and 1g"),
         (["--largest", "big"], "no size"),
+        (["--output", "/nowhere/at/all"], "there is no such directory"),
     ],
 )
 def test_tune_refuses_what_makes_no_sense(table, words, text, capsys):

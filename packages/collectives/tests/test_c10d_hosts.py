@@ -257,7 +257,7 @@ def come_and_go(rank, size):
     for turn in range(3):
         kept.append(cycle(rank, size, f"store{turn}"))  # whoever still refers to them
         counts.append(held())
-    assert counts[1] == counts[2], counts
+    assert all(after <= before for before, after in zip(counts[1], counts[2], strict=True)), counts
     for receive, reduced in kept:
         assert reduced.is_success() and reduced.wait()
         with pytest.raises(dist.DistBackendError, match="has left the group|destroyed group"):

@@ -1,11 +1,12 @@
 """Messages of process groups on several hosts, with both ends in one process."""
 
+import contextlib
 import socket
 import threading
 
 import pytest
 
-from phalanx.collectives.c10d._hosts_frames import _HEAD, LETTER_BYTES, Kind
+from phalanx.collectives.c10d._hosts_frames import _HEAD, CREDIT_BYTES, LETTER_BYTES, Kind
 from phalanx.collectives.c10d._hosts_mail import Mail
 from phalanx.core import ANY_RANK, MismatchError, PeerDeadError, RevokedError, WaitTimeoutError
 
@@ -116,6 +117,61 @@ def test_a_large_message_waits_for_its_receive_and_a_small_one_does_not(three):
     again.wait(LIMIT_MS)
     assert into == b"y" * (LETTER_BYTES + 1)
     assert not a.failures and not b.failures  # the group is as good as before
+
+
+def test_small_messages_beyond_the_credit_wait_for_their_receives_and_keep_their_order(three):
+    a, b, _ = three
+    size, count = 50_000, 300
+    works = [a.send(1, i.to_bytes(4, "little") * (size // 4), tag=i % 3) for i in range(count)]
+    last = a.send(1, b"last", tag=9)
+    receive, into = b.receive(0, 4, tag=9)  # overtakes all others
+    receive.wait(LIMIT_MS)
+    assert into == b"last"
+    works[0].wait(LIMIT_MS)
+    assert not works[-1].test()
+    kept = sum(len(letter.data) for letter in b.mail._letters if letter.data is not None)
+    assert size < kept <= CREDIT_BYTES
+    for tag in (2, 0, 1):
+        for i in range(tag, count, 3):
+            receive, into = b.receive(0, size, tag=tag)
+            receive.wait(LIMIT_MS)
+            assert into == i.to_bytes(4, "little") * (size // 4)
+    for work in [*works, last]:
+        work.wait(LIMIT_MS)
+    again = a.send(1, bytes(100))  # there is credit again
+    again.wait(LIMIT_MS)
+
+
+def test_more_messages_than_may_be_offered_wait_at_their_sender(three, monkeypatch):
+    for module in ("_hosts_mail", "_hosts_frames"):
+        monkeypatch.setattr(f"phalanx.collectives.c10d.{module}.OFFERS", 10)
+    a, b, _ = three
+    size = LETTER_BYTES + 1
+    works = [a.send(1, bytes([i]) * size, tag=1) for i in range(50)]
+    small = a.send(1, b"x", tag=1)
+    with pytest.raises(WaitTimeoutError):
+        works[40].wait(20)
+    for i in [*range(40), *range(41, 50)]:
+        receive, into = b.receive(0, size, tag=1)
+        receive.wait(LIMIT_MS)
+        assert into == bytes([i]) * size
+    receive, into = b.receive(0, 1, tag=1)
+    receive.wait(LIMIT_MS)
+    small.wait(LIMIT_MS)
+    assert into == b"x" and not a.failures and not b.failures
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Kind.LETTER, 60_000), (Kind.OFFER, 6)])
+def test_a_peer_that_sends_more_than_it_may_is_cut_off(stranger, monkeypatch, kind, size):
+    monkeypatch.setattr("phalanx.collectives.c10d._hosts_frames.OFFERS", 100)
+    end, other = stranger
+    other.settimeout(2)  # who is cut off may be heard no more, and then has no room to write
+    frame = head(kind, 3, 1, size) + bytes(size if kind == Kind.LETTER else 0)
+    with contextlib.suppress(OSError):
+        for _ in range(101):
+            other.sendall(frame)
+    error, _ = end.failure()
+    assert "it sent more than it may before receives ask for it" in str(error)
 
 
 def test_both_ends_learn_that_they_disagree(three):

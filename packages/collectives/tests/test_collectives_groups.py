@@ -1,7 +1,9 @@
 """The forms of a group argument, and what is wrong with a group or another argument."""
 
 import gc
+import json
 import re
+from datetime import timedelta
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
-from phalanx.core import FileStore, PhalanxError, World
+from phalanx.core import AbiError, FileStore, PhalanxError, World, ffi, lib
 from ranks import run_ranks, scratch
 
 
@@ -191,3 +193,25 @@ def without_torch_distributed(rank, size):
 
 def test_without_process_groups_the_error_says_what_to_call():
     run_ranks(without_torch_distributed, 1)
+
+
+def meet_with_other_builds(rank, size, backend):
+    from phalanx.collectives import _meeting
+
+    if rank == 1:
+        _meeting._build = lambda: "9.9.9 (build 0123456789abcdef)"
+    store = f"file://{scratch() / 'store'}"
+    seconds = timedelta(seconds=30)
+    try:
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=seconds)
+        pc.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
+    except (AbiError, dist.DistBackendError) as error:
+        return str(error)
+    return "they met"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "phalanx"])
+def test_ranks_of_different_builds_do_not_meet(backend):  # C2
+    told = run_ranks(meet_with_other_builds, 3, backend)
+    own = json.loads(ffi.string(lib.phx_build_info()).decode())["build"]
+    assert all(own in each and "9.9.9 (build 0123456789abcdef)" in each for each in told), told

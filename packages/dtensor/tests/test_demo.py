@@ -152,6 +152,23 @@ def test_an_impossible_model_is_refused_before_anything_starts() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--learning-rate", "-1"], "--learning-rate is -1.0; it must be a positive number"),
+        (["--learning-rate", "nan"], "--learning-rate is nan; it must be a positive number"),
+        (["--compile", "nosuch"], "torch.compile has no such backend; it has "),
+    ],
+)
+def test_what_the_demo_cannot_do_is_refused_before_ranks_start(words, text, capsys) -> None:
+    from phalanx.dtensor._demo import options
+
+    with pytest.raises(SystemExit) as caught:
+        options.parse(words)
+    assert caught.value.code == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_demo_and_is_named(victim: int) -> None:
     before = shared_memory_files()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import compiled
 import fake_torch_cuda
 from phalanx.collectives import building
 from phalanx.dtensor import (
@@ -35,18 +36,20 @@ BUILD = ["-c", "from phalanx.dtensor import native; print(native.build())"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The folder of a build of the session, or of one that is there."""
-    path = native.library()
-    if path is not None and building.is_trusted(path):
-        return str(path.parent)
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("needs a C++ compiler")
-    folder = tmp_path_factory.mktemp("native")
-    done = program(BUILD, folder)
-    assert done.returncode == 0, done.stderr
-    assert [str(each) for each in folder.iterdir()] == [done.stdout.strip()]
-    return str(folder)
+def built():
+    """The folder of a build, which is made if it is not there yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        if native.library() is None:
+            patch.setenv("PHALANX_NATIVE", str(compiled.native_folder("dtensor")))
+        path = native.library()
+    if not building.is_trusted(path):
+        if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+            pytest.skip("needs a C++ compiler")
+        before = set(path.parent.iterdir())
+        done = program(BUILD, path.parent)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str(path) and set(path.parent.iterdir()) - before == {path}
+    return str(path.parent)
 
 
 def program(words, folder, **environment):

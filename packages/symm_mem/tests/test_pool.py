@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
 from c10d_groups import has_compiler
+from compiled import native_folder
 from phalanx import symm_mem
 from phalanx.core import FileStore, InvalidArgumentError, UnsupportedError
 from phalanx.symm_mem._pool import MemPool, _build, get_mem_pool, get_mempool_allocator, use_mem_pool
@@ -27,11 +28,11 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module", autouse=True)
-def native(tmp_path_factory):
+def native():
     """Where the compiled part is, ready: to compile it takes longer than a test of ranks may."""
     with pytest.MonkeyPatch.context() as patch:
         if not os.environ.get("PHALANX_NATIVE"):
-            patch.setenv("PHALANX_NATIVE", str(tmp_path_factory.mktemp("native")))
+            patch.setenv("PHALANX_NATIVE", str(native_folder("pool")))
         if has_compiler():
             _build.module()
         yield

@@ -145,7 +145,10 @@ def lists(rank, size):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_lists_of_calls_read_each_symmetric_input_where_it_lies(size):  # M35 I5
-    assert run_ranks(lists, size, start_torch=True) == [[0, 3, 6, 9, 12, 13, 15]] * size
+    # Sums of more than two ranks that are not in place read less when they go through slots, part by part.
+    sums = 3 if size == 2 else 0
+    seen = [0, sums, *(sums + each for each in (3, 6, 9, 10, 12))]
+    assert run_ranks(lists, size, start_torch=True) == [seen] * size
 
 
 def some_ranks_have_ordinary_memory(rank, size):

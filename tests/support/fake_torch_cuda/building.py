@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+import compiled
+
 __all__ = ["CannotBuild", "libraries"]
 
 _HERE = Path(__file__).resolve().parent
@@ -49,7 +51,8 @@ def libraries() -> tuple[Path, Path]:
     _once(
         driver,
         sorted(_DRIVER.glob("*.cpp")),
-        [*compiler.split(), *_DRIVER_FLAGS, *shared],
+        compiler.split(),
+        [*_DRIVER_FLAGS, *shared],
         ["-Wl,-soname,libcuda.so.1", "-lpthread", "-ldl"],
     )
     about = [torch.__version__, str(torch.version.git_version), driver.parent.name, *_DEVICE_FLAGS]
@@ -59,7 +62,8 @@ def libraries() -> tuple[Path, Path]:
     _once(
         device,
         sorted(_HERE.glob("*.cpp")),
-        [*compiler.split(), *_DEVICE_FLAGS, abi, *shared, *torch_headers],
+        compiler.split(),
+        [*_DEVICE_FLAGS, abi, *shared, *torch_headers],
         [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", str(driver)],
     )
     return driver, device
@@ -69,11 +73,12 @@ def _folder(name: str, sources: Iterable[Path], words: Iterable[str]) -> Path:
     """Where a library lies that is built from these sources."""
     parts = [platform.machine(), *words, *(text for source in sources for text in (source.name, source.read_text()))]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("PHALANX_TEST_CACHE") or Path(cache) / "phalanx" / "tests") / f"{name}-{key}"
+    return compiled.folder(f"{name}-{key}")
 
 
-def _once(library: Path, sources: Iterable[Path], compile_words: list[str], link_words: list[str]) -> None:
+def _once(
+    library: Path, sources: Iterable[Path], compiler: list[str], compile_words: list[str], link_words: list[str]
+) -> None:
     """Build it if it is not there. One process builds, the others wait; it appears when it is complete."""
     if library.is_file():
         return
@@ -87,9 +92,9 @@ def _once(library: Path, sources: Iterable[Path], compile_words: list[str], link
             objects = []
             for source in sources:
                 objects.append(str(Path(scratch, source.stem + ".o")))
-                _run([*compile_words, "-c", str(source), "-o", objects[-1]])
+                _run([*compiler, *compile_words, "-c", str(source), "-o", objects[-1]])
             made = Path(scratch, library.name)
-            _run([compile_words[0], "-shared", "-o", str(made), *objects, *link_words])
+            _run([*compiler, "-shared", "-o", str(made), *objects, *link_words])
             made.replace(library)
     finally:
         os.close(lock)

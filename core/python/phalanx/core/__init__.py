@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RevokedError,
         SystemCallError,
         UnsupportedError,
+        WaitInterruptedError,
         WaitTimeoutError,
         check,
     )
@@ -88,6 +89,7 @@ __all__ = [
     "TCPStore",
     "Tuning",
     "UnsupportedError",
+    "WaitInterruptedError",
     "WaitTimeoutError",
     "Work",
     "World",

@@ -9,6 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.core import interrupts
+
+_INTERRUPTED = -16
+
 
 class _State(threading.local):
     depth: int = 0
@@ -34,6 +38,8 @@ def guarded(body: Callable[..., int], fallback: int) -> Callable[..., int]:
             _state.failure = None
             return status
         except BaseException as error:
+            if not isinstance(error, Exception) and interrupts.keep(error):  # such as Ctrl-C
+                return _INTERRUPTED
             status = getattr(error, "callback_status", fallback)
             _state.failure = (status, error)
             return status

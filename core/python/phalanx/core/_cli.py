@@ -1,6 +1,9 @@
 """The command `phalanx`. Other packages add subcommands through the entry points phalanx.commands."""
 
 import argparse
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -17,8 +20,23 @@ def main(argv: list[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes those of the process.
 
     Returns:
-        Exit status; 2 for no command, or one that does not exist.
+        Exit status; 2 for no command, or one that does not exist; 130 after Ctrl-C; 141 when nobody reads the output
+        any more.
     """
+    try:
+        status = _run(argv)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("phalanx: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Python would fail once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(argv: list[str] | None) -> int:
     plugins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     parser = argparse.ArgumentParser(
         prog="phalanx",
@@ -41,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ImportError, AttributeError) as error:
         print(
             f"phalanx {point.name}: {point.value} of {_origin(point)} cannot be loaded: {error}\n"
-            f"Reinstall it: pip install --force-reinstall {_origin(point)}",
+            f"Reinstall {_origin(point)}.",
             file=sys.stderr,
         )
         return 1
@@ -83,7 +101,8 @@ def _version(argv: list[str]) -> int:
     except ImportError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"libphalanx {ffi.string(lib.phx_version()).decode()} (ABI {lib.phx_abi_version()})")
+    build = json.loads(ffi.string(lib.phx_build_info()).decode())
+    print(f"libphalanx {build['version']} (ABI {lib.phx_abi_version()}, build {build.get('build', 'unknown')})")
     return 0
 
 

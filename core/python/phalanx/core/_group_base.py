@@ -6,10 +6,11 @@ from typing import Any
 from phalanx.core._handle import Handle
 from phalanx.core._issue import issue
 from phalanx.core._operand import Operand
+from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import Abandoned, Work
 
 
-class GroupBase:
+class GroupBase(Uncopied):
     """The part of a `Group` that the others build on."""
 
     _handle: Handle

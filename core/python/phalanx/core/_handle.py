@@ -7,6 +7,7 @@ from typing import Any
 from phalanx.core import _callbacks
 from phalanx.core._lib import ffi
 from phalanx.core.errors import InvalidArgumentError, UnsupportedError
+from phalanx.core.uncopied import Uncopied
 
 
 class _Process:
@@ -22,7 +23,7 @@ class _Process:
 os.register_at_fork(after_in_child=_Process.forked)
 
 
-class Handle:
+class Handle(Uncopied):
     """One reference to a C object, counted again here.
 
     The count gives an order that Python does not: in a cycle of garbage, finalizers run in any

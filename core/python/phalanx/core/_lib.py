@@ -1,12 +1,14 @@
 """Finds, loads and checks libphalanx.so.0. Importing this module is what loads the library."""
 
+import os
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from phalanx.core import _paths
+from phalanx.core import _paths, interrupts
 
+_NODELETE = os.RTLD_NODELETE
 ABI_VERSION = 0  # of the headers that this binding was written for
 
 _CDEF_REGION = re.compile(r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", re.DOTALL)
@@ -18,30 +20,32 @@ def cdef_of(header: Path) -> str:
     return re.sub(r"\bPHX\w*_API\b", "", "\n".join(regions))
 
 
-def _ffi_from_source() -> Any:
-    # In a source tree the generated module is missing: read the headers themselves.
+def load_ffi(module: str, header: str, base: Any = None) -> Any:
+    """The FFI with the declarations of one library, and of no other.
+
+    Args:
+        module: The generated module that has it.
+        header: What it was generated from, relative to the directory `core` of the source tree.
+        base: An FFI whose types the header uses.
+    """
+    try:
+        return import_module(module).ffi
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+    # In a source tree the generated module is missing: read the header itself.
     source = _paths.source_dir()
-    if source is None:
+    if source is None or not (source / header).is_file():
         raise ImportError(
-            "phalanx.core: the generated module phalanx.core._abi is missing, so this installation "
+            f"phalanx.core: the generated module {module} is missing, so this installation "
             "is incomplete: reinstall phalanx-core",
-            name="phalanx.core._abi",
+            name=module,
         )
     ffi = import_module("cffi").FFI()
-    ffi.cdef(cdef_of(source / "include" / "phalanx" / "phalanx.h"))
-    torch_header = source / "torch" / "phalanx_torch.h"
-    if torch_header.is_file():
-        ffi.cdef(cdef_of(torch_header))
+    if base is not None:
+        ffi.include(base)
+    ffi.cdef(cdef_of(source / header))
     return ffi
-
-
-def _load_ffi() -> Any:
-    try:
-        return import_module("phalanx.core._abi").ffi
-    except ModuleNotFoundError as error:
-        if error.name != "phalanx.core._abi":
-            raise
-    return _ffi_from_source()
 
 
 def _check(ffi: Any, lib: Any, path: Path) -> None:
@@ -75,7 +79,8 @@ def _check(ffi: Any, lib: Any, path: Path) -> None:
 def open_library(ffi: Any, path: Path) -> Any:
     """dlopen with an error that names the file and the loader's reason."""
     try:
-        return ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL)
+        # NODELETE: at the end of the interpreter, threads may still be in functions of it.
+        return ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL | _NODELETE)
     except OSError as error:
         raise ImportError(
             f"phalanx.core: {path} cannot be loaded: {error}", name="phalanx.core", path=str(path)
@@ -83,10 +88,11 @@ def open_library(ffi: Any, path: Path) -> Any:
 
 
 def _load() -> tuple[Any, Any, Path]:
-    ffi = _load_ffi()
+    ffi = load_ffi("phalanx.core._abi", "include/phalanx/phalanx.h")
     path = _paths.library()
     lib = open_library(ffi, path)
     _check(ffi, lib, path)
+    interrupts.install(ffi, lib)
     return ffi, lib, path
 
 

@@ -57,5 +57,5 @@ def data_dir(name: str) -> Path:
         return source / name
     raise FileNotFoundError(
         f"phalanx.core: no directory {name!r} in {', '.join(map(str, package_dirs()))}; "
-        "it is part of the built wheel: pip install phalanx-core"
+        "it is part of the built wheel: install phalanx-core from its sources, by `pip install ./core`"
     )

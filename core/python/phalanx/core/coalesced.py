@@ -13,6 +13,7 @@ from phalanx.core._options import options
 from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import InvalidArgumentError
 from phalanx.core.memory import Device
+from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import Work
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Call:
         return cls(_arguments.SCATTER, source, out, count, dtype, root_group_rank=root_group_rank)
 
 
-class Coalesced:
+class Coalesced(Uncopied):
     """Calls that were checked and laid out, and can run as one, as often as wanted. Made by `Group.prepare`.
 
     It keeps their buffers alive.

@@ -2,6 +2,8 @@
 
 from typing import Any, NoReturn
 
+from phalanx.core import interrupts
+
 
 class PhalanxError(RuntimeError):
     """A failed call of the core. The subclasses also derive from the builtin that fits.
@@ -163,6 +165,15 @@ class InternalError(PhalanxError):
     _status = -15
 
 
+class WaitInterruptedError(PhalanxError, InterruptedError):
+    """A signal handler, such as that of Ctrl-C, has ended an earlier wait for the same work.
+
+    The call that was interrupted raises what the handler raised: `KeyboardInterrupt` for Ctrl-C.
+    """
+
+    _status = -16
+
+
 _NAMES = {
     0: "PHX_OK",
     1: "PHX_IN_PROGRESS",
@@ -181,6 +192,7 @@ _NAMES = {
     -13: "PHX_ERR_ABI",
     -14: "PHX_ERR_PERMISSION",
     -15: "PHX_ERR_INTERNAL",
+    -16: "PHX_ERR_INTERRUPTED",
 }
 
 _CLASSES: dict[int, type[PhalanxError]] = {
@@ -201,6 +213,7 @@ _CLASSES: dict[int, type[PhalanxError]] = {
         AbiError,
         AccessDeniedError,
         InternalError,
+        WaitInterruptedError,
     )
 }
 
@@ -241,7 +254,7 @@ def new_info() -> Any:
 
 
 def raise_last(status: int | None = None) -> NoReturn:
-    """Raise this thread's last error.
+    """Raise this thread's last error, or what a signal handler raised while this thread waited.
 
     The exception of a Python callback that led to it becomes its cause.
 
@@ -251,6 +264,9 @@ def raise_last(status: int | None = None) -> NoReturn:
     from phalanx.core import _callbacks
     from phalanx.core._lib import lib
 
+    interruption = interrupts.take()
+    if interruption is not None:
+        raise interruption
     info = new_info()
     known = lib.phx_last_error_info(info) == 0
     if status is None:
@@ -272,7 +288,12 @@ def check(status: int) -> int:
 
     Raises:
         PhalanxError: The subclass that fits the status.
+        BaseException: What a signal handler raised while this thread waited, such as KeyboardInterrupt.
     """
     if status < 0:
         raise_last(status)
+    if interrupts.kept:  # what was waited for has come all the same
+        interruption = interrupts.take()
+        if interruption is not None:
+            raise interruption
     return status

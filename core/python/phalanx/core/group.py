@@ -134,6 +134,16 @@ class Group(Reductions, Moves, Messages, Tunable):
         """
         check(lib.phx_group_revoke(self._handle.pointer, c_text(reason, "reason")))
 
+    def set_timeout(self, timeout_ms: int) -> None:
+        """Set the default of every later wait of this rank on the group and on what is made on it. Not collective.
+
+        Groups that are made of this one take it over.
+
+        Args:
+            timeout_ms: In milliseconds; 0 is the default of the world, as at first.
+        """
+        check(lib.phx_group_set_timeout(self._handle.pointer, c_timeout(timeout_ms)))
+
     # ---- groups made of this one ------------------------------------------------------------------
 
     def split(self, color: int, key: int = 0, name: str | None = None, *, timeout_ms: int = 0) -> "Group | None":

@@ -7,6 +7,7 @@ from phalanx.core import _callbacks
 from phalanx.core._handle import INT32_MAX, Handle, c_integer, view
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import InvalidArgumentError, UnsupportedError
+from phalanx.core.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from phalanx.core.world import World
@@ -81,7 +82,7 @@ def info_from_c(info: Any) -> MemoryInfo:
     )
 
 
-class _Block:
+class _Block(Uncopied):
     """Frees a block when the last Memory or view of it is gone, on whatever thread that is."""
 
     __slots__ = ("_pointer", "_world", "address")
@@ -100,7 +101,7 @@ class _Block:
         self._world.drop()
 
 
-class Memory:
+class Memory(Uncopied):
     """A block made by `World.alloc`. It is freed when this object and all views of it are gone.
 
     Attributes:

@@ -17,11 +17,13 @@ from phalanx.core._handle import (
 )
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import InvalidArgumentError, check
+from phalanx.core.uncopied import Uncopied
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.002  # between looks at a store of the caller's
 _FIRST_CAPACITY = 4096  # bytes; a longer value costs a second call
 
 
-class Store:
+class Store(Uncopied):
     """A key-value store that all ranks see. Make one of the subclasses.
 
     A `timeout_ms` of 0 means the core's default. Thread-safe. Nothing here is collective.
@@ -215,9 +217,11 @@ class CallbackStore(Store):
     """An object with the methods of torch.distributed.Store, as a store of the core.
 
     It needs `set(key, bytes)`, `get(key) -> bytes`, `add(key, int) -> int` and
-    `wait(list of keys, timedelta)`; `delete_key(key) -> bool` is optional. They are called from any
-    thread that calls the core, and must not call the core themselves. What they raise becomes the
-    `__cause__` of the PhalanxError that the failed call raises.
+    `wait(list of keys, timedelta)`; `check(list of keys) -> bool` and `delete_key(key) -> bool` are optional. Where
+    there is a `check`, a wait asks it again and again: the core waits in short slices, and stores of torch write a
+    warning for each wait that ends without the key. They are called from any thread that calls the core, and must not
+    call the core themselves. What they raise becomes the `__cause__` of the PhalanxError that the failed call raises.
+    KeyboardInterrupt and SystemExit in the main thread are raised by the call itself.
 
     Args:
         target: The object; kept alive for as long as the core uses the store.
@@ -280,12 +284,31 @@ def _is_timeout(error: BaseException, started: float, timeout_ms: int) -> bool:
     return (time.monotonic() - started) * 1000 >= timeout_ms
 
 
+def _ask(check: Callable[[list[str]], bool], keys: list[str], end: float) -> None:
+    """Wait until the keys are there.
+
+    Raises:
+        TimeoutError: They were not, in time.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while not check(keys):
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"{keys[0]!r} is not there")
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
 def _wait_for(target: Any, keys: list[str], timeout_ms: int) -> int:
     started = time.monotonic()
     try:
-        target.wait(keys, timedelta(milliseconds=timeout_ms))
+        check = getattr(target, "check", None)
+        if callable(check):
+            _ask(check, keys, started + timeout_ms / 1000)
+        else:
+            target.wait(keys, timedelta(milliseconds=timeout_ms))
     except Exception as error:
-        if not _is_timeout(error, started, timeout_ms):
+        if hasattr(error, "callback_status") or not _is_timeout(error, started, timeout_ms):
             raise
         error.callback_status = _TIMEOUT  # type: ignore[attr-defined]
         raise

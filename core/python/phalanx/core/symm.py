@@ -20,6 +20,7 @@ from phalanx.core._operand import ABSENT, Operand, operand, resolve_count, resol
 from phalanx.core._options import options
 from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import UnsupportedError, check, raise_last
+from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import Work
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def _stream(stream: int) -> Any:
     return ffi.cast("void *", c_integer(stream, "stream", 0, UINT64_MAX))
 
 
-class Symm:
+class Symm(Uncopied):
     """The blocks of all ranks of a group, mapped here. Made by `Group.rendezvous`.
 
     Two handles of the same mapping compare equal. The mappings live until the last handle and the

@@ -1,11 +1,14 @@
 """The library that registers the ops of `torch.ops.phalanx`. Nothing here imports torch."""
 
+import ctypes
+import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.core._lib import ffi, lib, library_path, open_library
+from phalanx.core import interrupts
+from phalanx.core._lib import ffi, lib, library_path, load_ffi, open_library
 from phalanx.core.errors import PhalanxError, check, error_from_status
 
 EVERY_CONTEXT = 2**64 - 1  # PHXT_EVERY_CONTEXT
@@ -16,7 +19,7 @@ class TorchOps(NamedTuple):
     """The phxt_* functions.
 
     Attributes:
-        ffi: The same as `phalanx.core.ffi`.
+        ffi: For the types of phalanx_torch.h. Those of phalanx.h are the same as in `phalanx.core.ffi`.
         lib: Holds the functions of phalanx_torch.h.
         path: Of the library, for who loads it by its name.
     """
@@ -39,8 +42,12 @@ class TorchOps(NamedTuple):
             error: A RuntimeError or ValueError of torch, which has a text only.
 
         Returns:
-            A PhalanxError with all that the core knows where the error is one of the op, or `error` itself.
+            What a signal handler raised while the op waited; a PhalanxError with all that the core knows where the
+            error is one of the op; or `error` itself.
         """
+        interruption = interrupts.take()
+        if interruption is not None:
+            return interruption
         text = str(error)
         if self.lib.phxt_last_status() >= 0 or _text(self.lib.phxt_last_error()) != text:
             return error
@@ -73,6 +80,7 @@ def _text(pointer: Any) -> str:
 
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _loaded: list[TorchOps] = []
 
 
@@ -104,14 +112,9 @@ def _load() -> TorchOps:
             name="phalanx.core",
             path=str(path),
         )
-    lib = open_library(ffi, path)
-    try:
-        version = int(lib.phxt_abi_version())
-    except AttributeError as error:
-        raise ImportError(
-            "phalanx.core: the generated module phalanx.core._abi has no torch ops; reinstall phalanx-core",
-            name="phalanx.core._abi",
-        ) from error
+    torch_ffi = load_ffi("phalanx.core._abi_torch", "torch/phalanx_torch.h", ffi)
+    lib = open_library(torch_ffi, path)
+    version = int(lib.phxt_abi_version())
     if version != ABI_VERSION:
         raise ImportError(
             f"phalanx.core: {path} has ABI version {version}, this binding needs {ABI_VERSION}; "
@@ -126,4 +129,7 @@ def _load() -> TorchOps:
             name="phalanx.core",
             path=str(path),
         )
-    return TorchOps(ffi, lib, path)
+    if interrupts.slots() is not None:
+        raise_object = ctypes.cast(ctypes.pythonapi.PyErr_SetObject, ctypes.c_void_p).value
+        lib.phxt_set_interrupted(torch_ffi.cast("phxt_raise", raise_object), interrupts.slots())
+    return TorchOps(torch_ffi, lib, path)

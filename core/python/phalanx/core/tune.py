@@ -1,6 +1,7 @@
 """`phalanx tune`: measures where one algorithm takes over from another, and writes the table that groups read."""
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.doctor import _cuda
+from phalanx.core.errors import PeerDeadError
 from phalanx.core.tuning import NEVER, table_path
 
 SECONDS = 60.0
 _MAX_RANKS = 64
 _START_SECONDS = 120.0
+_END_SECONDS = 10.0  # how long the other ranks may take to end after one has failed
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANKS = {  # by device, what a rank runs
     "cpu": "from phalanx.core._tune_rank import main; main()",
@@ -43,6 +46,8 @@ def main(argv: list[str]) -> int:
     path = given.output or table_path()
     if path is None and not given.dry_run and not given.show:
         parser.error("neither PHALANX_TUNING nor HOME says where the table is: give --output FILE, or --dry-run")
+    if given.output is not None and not given.output.resolve().parent.is_dir():
+        parser.error(f"--output {given.output}: there is no such directory")
     cores = sorted(os.sched_getaffinity(0))
     try:
         gpus = _gpus() if given.device == "cuda" else []
@@ -59,8 +64,16 @@ def main(argv: list[str]) -> int:
         print(f"phalanx tune: {error}", file=sys.stderr)
         return 1
     if not given.show:
-        print("\nnothing was written" if given.dry_run else f"\nwrote {path}: new groups use it")
+        print("\nnothing was written" if given.dry_run else f"\nwrote {path}: {_users(path)}")
     return 0
+
+
+def _users(path: Path | None) -> str:
+    """Which groups use the table that was written."""
+    usual = table_path()
+    if path is not None and usual is not None and path.resolve() == usual.resolve():
+        return "new groups use it"
+    return f"groups use it where the environment variable PHALANX_TUNING is {path}"
 
 
 def default_ranks(cores: int) -> list[int]:
@@ -104,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="phalanx tune",
         description="Measure where one algorithm takes over from another on this host, or on its GPUs, and write the "
-        "table that new groups read. A value replaces the built-in one only if it wins by more than 3%%.",
+        "table that new groups read. A value replaces the built-in one only if it wins by more than 3 percent.",
     )
     add = parser.add_argument
     add("--device", choices=list(_RANKS), default="cpu", help="whose memory; default cpu")
@@ -159,7 +172,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
         What rank 0 says.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-tune-") as folder:
-        log = Path(folder, "log")
+        logs = [Path(folder, f"log.{rank}") for rank in range(ranks)]
         common = plan | {"ranks": ranks, "cores": cores, "store": str(Path(folder, "store")), "parent": os.getpid()}
         # The ranks find this package as this process does.
         paths = os.pathsep.join(each or os.getcwd() for each in sys.path)
@@ -168,8 +181,8 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
             environment["PHALANX_TUNING"] = str(table)
         processes: list[subprocess.Popen[str]] = []
         try:
-            with log.open("w") as errors:
-                for rank in range(ranks):
+            for rank in range(ranks):
+                with logs[rank].open("w") as errors:
                     processes.append(
                         subprocess.Popen(
                             [sys.executable, "-P", "-c", _RANKS[plan["device"]], json.dumps(common | {"rank": rank})],
@@ -181,7 +194,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                             start_new_session=True,
                         )
                     )
-            _await(processes, time.monotonic() + _START_SECONDS + 5 * plan["seconds"], log)
+            _await(processes, time.monotonic() + _START_SECONDS + 5 * plan["seconds"], logs)
             output = processes[0].stdout
             assert output is not None
             answer: dict[str, Any] = json.loads(output.read())
@@ -195,7 +208,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                     process.stdout.close()
 
 
-def _await(processes: list[subprocess.Popen[str]], deadline: float, log: Path) -> None:
+def _await(processes: list[subprocess.Popen[str]], deadline: float, logs: list[Path]) -> None:
     """Wait until all have ended well.
 
     Raises:
@@ -203,15 +216,28 @@ def _await(processes: list[subprocess.Popen[str]], deadline: float, log: Path) -
     """
     while True:
         statuses = [process.poll() for process in processes]
-        failed = [rank for rank, status in enumerate(statuses) if status]
-        if failed:
-            words = log.read_text(errors="replace").strip().splitlines()
-            raise TuneError(f"rank {failed[0]} failed: {words[-1].strip() if words else 'it says nothing'}")
+        if any(statuses):
+            raise TuneError(_first_cause(processes, logs))
         if all(status == 0 for status in statuses):
             return
         if time.monotonic() > deadline:
             raise TuneError("the ranks did not come to an end in time: is the host very busy?")
         time.sleep(0.02)
+
+
+def _first_cause(processes: list[subprocess.Popen[str]], logs: list[Path]) -> str:
+    """What the rank says that failed first. The others report that it is gone, and may end before it does."""
+    deadline = time.monotonic() + _END_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    failed = {}
+    for rank, process in enumerate(processes):
+        if process.poll():
+            words = logs[rank].read_text(errors="replace").strip().splitlines()
+            failed[rank] = words[-1].strip() if words else "it says nothing"
+    first = min(failed, key=lambda rank: (PeerDeadError.__name__ in failed[rank], rank))
+    return f"rank {first} failed: {failed[first]}"
 
 
 # ---- texts --------------------------------------------------------------------------------------

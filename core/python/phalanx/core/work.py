@@ -7,12 +7,13 @@ from typing import Any
 from phalanx.core._handle import Handle, c_timeout
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
+from phalanx.core.uncopied import Uncopied
 
 _IN_PROGRESS = 1
 _NOT_FOUND = -9
 
 
-class Work:
+class Work(Uncopied):
     """A collective or message in progress. Its buffers must stay valid, and its output unread, until `wait`.
 
     It moves on inside every call of this rank that waits, and in `test`. Buffers that were given as objects are kept
@@ -41,7 +42,7 @@ class Work:
         """Wait until it is complete here. A second call returns at once.
 
         Args:
-            timeout_ms: How long, in milliseconds; 0 is the world's default.
+            timeout_ms: How long, in milliseconds; 0 is the group's default.
 
         Raises:
             WaitTimeoutError: Peers did not come in time; the text names them.
@@ -50,6 +51,19 @@ class Work:
             RevokedError: The group failed before.
         """
         check(lib.phx_work_wait(self._handle.pointer, c_timeout(timeout_ms)))
+        self._buffers = ()
+
+    def expire(self, timeout_ms: int = 0) -> None:
+        """What `wait` does when its time is over: for a caller that looks with `test` and keeps the time itself.
+
+        Args:
+            timeout_ms: How long the caller has waited, in milliseconds; the error names it. 0 is the group's default.
+
+        Raises:
+            WaitTimeoutError: It was not complete.
+            PhalanxError: As in `wait`.
+        """
+        check(lib.phx_work_expire(self._handle.pointer, c_timeout(timeout_ms)))
         self._buffers = ()
 
     def test(self) -> bool:
@@ -90,7 +104,7 @@ class Work:
             self._handle.drop()
 
 
-class Abandoned:
+class Abandoned(Uncopied):
     """Works that were dropped before they were complete, with their buffers. One per group.
 
     Args:

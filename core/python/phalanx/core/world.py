@@ -3,11 +3,13 @@
 import atexit
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from phalanx.core import interrupts
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -32,11 +34,12 @@ from phalanx.core.memory import (
     info_from_c,
 )
 from phalanx.core.store import as_store
+from phalanx.core.uncopied import Uncopied
 
 _NOT_FOUND = -9
 
 
-class World:
+class World(Uncopied):
     """One rank's context. Several may live in one process, each on its own threads.
 
     It publishes the rank in the store; peers are met when the first group is made. It can be used
@@ -81,6 +84,7 @@ class World:
         recorder_entries: int | None = None,
         job: str | None = None,
     ) -> None:
+        interrupts.install(ffi, lib)  # where another thread has imported this package
         self._store = None if store is None else as_store(store)
         params = ffi.new("phx_world_params *")
         params.struct_size = ffi.sizeof("phx_world_params")
@@ -324,6 +328,17 @@ class World:
         """
         check(lib.phx_world_check(self._handle.pointer))
 
+    def check_peer(self, rank: int) -> None:
+        """Raise if a rank that this one has met, in any group of the world, has died or left. Never blocks.
+
+        Args:
+            rank: A rank of the world.
+
+        Raises:
+            PeerDeadError: It has; the text names it and its process.
+        """
+        check(lib.phx_world_check_peer(self._handle.pointer, c_integer(rank, "rank", -INT32_MAX, INT32_MAX)))
+
     def dump(self) -> str:
         """The flight recorder as JSON: the last collectives of all ranks of this world's groups, dead ones included.
 
@@ -353,9 +368,10 @@ class World:
         """Leave: tell the peers, close every connection, end the monitor thread. Not collective.
 
         Groups of this world are of no use after it. Memory stays valid until it is freed. A second
-        call does nothing.
+        call does nothing, and so does a call in a forked child of the process that made the world.
         """
-        check(lib.phx_world_finalize(self._handle.pointer))
+        if self._handle.alive():
+            check(lib.phx_world_finalize(self._handle.pointer))
         _live.discard(self)
 
     def __enter__(self) -> "World":
@@ -367,8 +383,7 @@ class World:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._handle.alive():
-            self.finalize()
+        self.finalize()
 
     def __repr__(self) -> str:
         if not self._handle.alive():
@@ -398,8 +413,28 @@ def _or_environment(wish: int | None, what: str, variable: str, high: int) -> in
 _live: weakref.WeakSet[World] = weakref.WeakSet()
 
 
+def abort_after_error() -> bool:
+    """Tell the peers why, if this process is about to end because of an exception. For functions of `atexit`.
+
+    Every group of every world of the process fails on all its ranks, with the exception as the reason. Otherwise the
+    peers would learn only that this rank has left.
+
+    Returns:
+        Whether it is.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1"):  # in an interactive session it may be long ago
+        return False
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    for world in list(_live):
+        with contextlib.suppress(PhalanxError):
+            world.abort(f"its program ended with {what[:400]}")
+    return True
+
+
 @atexit.register
 def _finalize_all() -> None:
+    abort_after_error()
     for world in list(_live):
-        with contextlib.suppress(PhalanxError):  # among them UnsupportedError, in a forked child
+        with contextlib.suppress(PhalanxError):
             world.finalize()

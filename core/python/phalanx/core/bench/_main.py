@@ -29,7 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(argv)
     if given.make_peers:
-        wanted = [name for name in given.peers or _peers.AUTO if _peers.PEERS[name].packages]
+        asked = _peers.AUTO if given.peers is None else given.peers
+        wanted = [name for name in asked if _peers.PEERS[name].packages]
+        if not wanted:
+            print("none of these peers needs an environment: nothing was installed")
         failed = _peers.make(given.peers_dir, wanted)
         for name, why in failed.items():
             print(f"{_peers.PEERS[name].title} could not be installed: {why}", file=sys.stderr)
@@ -106,7 +109,7 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
         elif strange := [name for name in peers if not name.startswith("gloo")]:
             parser.error(f"--level python has no peer {', '.join(strange)}: gloo, gloo-unpinned")
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'phalanx-core[plot]'")
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     for path in (given.json, given.plot):
         if path is not None and not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no such directory")

@@ -197,7 +197,7 @@ def plot(result: dict[str, Any], path: Path) -> bool:
         matplotlib.use("svg" if path.suffix == ".svg" else "agg")
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError:
-        print(f"{path} was not drawn: matplotlib is missing; pip install 'phalanx-core[plot]'", file=sys.stderr)
+        print(f"{path} was not drawn: matplotlib is missing: pip install matplotlib", file=sys.stderr)
         return False
     sections = [section for section in _sections(result) if section[0] != "barrier"]
     if not sections:

@@ -23,7 +23,7 @@ def check_library(host: Host) -> Iterator[Finding]:
         return
     build = json.loads(ffi.string(lib.phx_build_info()).decode())
     version, abi = ffi.string(lib.phx_version()).decode(), lib.phx_abi_version()
-    text = f"{version}, ABI {abi} (this binding: {ABI_VERSION}), {library_path}"
+    text = f"{version}, ABI {abi} (this binding: {ABI_VERSION}), build {build.get('build', 'unknown')}, {library_path}"
     installed = installed_versions().get("phalanx-core", version)
     if installed != version:
         advice = f"phalanx-core is {installed}: reinstall it, or unset PHALANX_LIBRARY"

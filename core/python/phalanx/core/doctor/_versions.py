@@ -15,6 +15,8 @@ from phalanx.core.doctor._finding import OK, WARN, Finding
 from phalanx.core.doctor._host import Host
 
 _OLDEST_TORCH, _NEWEST_TORCH = (2, 11), (2, 15)
+# What is compiled on a host, and the module without which `phalanx build` does not compile it; None: it never does.
+_COMPILED = {"collectives": "phalanx.collectives", "dtensor": "phalanx.dtensor", "c10d": None}
 _PIN = re.compile(r"(phalanx[\w-]*)\s*==\s*([\d.]+)\.\*")  # how our distributions name each other
 
 
@@ -72,7 +74,7 @@ def check_torch(host: Host) -> Iterator[Finding]:
 def check_packages(host: Host) -> Iterator[Finding]:
     versions = installed_versions()
     if not versions:
-        advice = "fine in a source tree; otherwise: pip install phalanx-core"
+        advice = "fine in a source tree; otherwise install phalanx-core from its sources: pip install ./core"
         yield Finding(WARN, "packages", "no phalanx distribution is installed", advice)
         return
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -87,7 +89,7 @@ def check_packages(host: Host) -> Iterator[Finding]:
             if not present.startswith(f"{series}."):
                 wrong.append(f"{name} needs {needed} {series}.*, and there is {present}")
     if wrong:
-        advice = "install them from one release: pip install --upgrade " + " ".join(versions)
+        advice = "install all of them from the sources of one release"
         yield Finding(WARN, "packages", f"{text}; {'; '.join(wrong)}", advice)
     else:
         yield Finding(OK, "packages", text)
@@ -106,19 +108,27 @@ def check_native(host: Host) -> Iterator[Finding]:
         yield Finding(OK, "compiled", "nothing: PHALANX_NATIVE is empty, or there is no cache directory")
         return
     try:
-        there = sorted(path for what in ("collectives", "c10d") for path in folder.glob(f"{what}-torch{version}-*.so"))
+        parts = {what: sorted(folder.glob(f"{what}-torch{version}-*.so")) for what in _COMPILED}
+        there = [path for paths in parts.values() for path in paths]
         open_to_others = [path for path in (folder, *there) if path.exists() and not _is_ours(path)]
     except OSError as error:
         yield Finding(WARN, "compiled", f"{folder} cannot be read ({error})", "set PHALANX_NATIVE to a folder of yours")
         return
-    if not there:
-        advice = "phalanx build takes a few microseconds off each collective"
-        yield Finding(OK, "compiled", f"nothing for torch {version} in {folder}", advice)
-    elif open_to_others:
+    missing = [
+        what
+        for what, module in _COMPILED.items()
+        if module is not None and not parts[what] and importlib.util.find_spec(module) is not None
+    ]
+    if open_to_others:
         advice = f"it is not loaded: it must be yours, and chmod go-w {open_to_others[0]}"
         yield Finding(WARN, "compiled", f"others may write {open_to_others[0]}", advice)
+    elif missing:
+        present = ", ".join(map(str, there)) or f"nothing for torch {version} in {folder}"
+        advice = f"phalanx build compiles what is missing ({', '.join(missing)}): a few microseconds less for each call"
+        yield Finding(OK, "compiled", present, advice)
     else:
-        yield Finding(OK, "compiled", ", ".join(map(str, there)), "after an update, phalanx build says whether it fits")
+        advice = "after an update of torch or of phalanx, run phalanx build again"
+        yield Finding(OK, "compiled", ", ".join(map(str, there)), advice)
 
 
 def _is_ours(path: Path) -> bool:

@@ -31,9 +31,7 @@ def main(argv: list[str]) -> int:
         if given.picture.suffix not in (".svg", ".png"):
             parser.error(f"--picture {given.picture}: the name must end in .svg or .png")
         if given.picture.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-            parser.error(
-                "--picture FILE.png needs matplotlib: pip install 'phalanx-core[plot]'; FILE.svg needs nothing"
-            )
+            parser.error("--picture FILE.png needs matplotlib: pip install matplotlib; FILE.svg needs nothing")
     try:
         dumps = [read_file(path) for path in given.files]
         groups = merge(dumps)

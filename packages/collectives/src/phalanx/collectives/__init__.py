@@ -48,6 +48,7 @@ from phalanx.collectives._more import (
 )
 from phalanx.collectives._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from phalanx.collectives._p2p_ops import batch_p2p_ops_inplace, irecv_inplace, isend_inplace
+from phalanx.collectives._registry import check_group
 from phalanx.collectives._several import (
     all_gather_into_tensor_coalesced,
     all_reduce_coalesced,
@@ -82,6 +83,7 @@ __all__ = [
     "broadcast",
     "broadcast_",
     "broadcast_inplace",
+    "check_group",
     "coalescing_manager",
     "core_group",
     "enable_group",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _errors, _native, _ops, _torch_compat
+from phalanx.core import UnsupportedError
 
 log = logging.getLogger("phalanx.collectives")
 
@@ -110,7 +111,9 @@ class AsyncCollectiveTensor(torch.Tensor):
             else:
                 raise state.with_traceback(None)
         except Exception as error:
-            self._state = better = _errors.better(error)
+            better = _errors.better(error)
+            if isinstance(better, Exception):  # not Ctrl-C: the core then has an error of its own for the next wait
+                self._state = better
             raise better from None
         self._state = True
         return self.elem
@@ -142,6 +145,8 @@ class AsyncCollectiveTensor(torch.Tensor):
             return
         try:
             self.trigger_wait()
+        except UnsupportedError:  # this is a forked child, and the collective is its parent's
+            return
         except Exception as error:  # nobody is there to catch it; the group raises it at its next use
             log.warning("a collective failed whose result was dropped: %s", error)
 

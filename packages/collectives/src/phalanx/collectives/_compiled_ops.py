@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _torch_compat
+from phalanx.collectives import _torch_compat, bits
 from phalanx.collectives._autograd import COLLECTIVES
 
 
@@ -102,7 +102,7 @@ def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
             )
         made: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _ops.text(plan), name)
         return made
-    except Exception as error:
+    except BaseException as error:
         _errors.keep(_errors.better(error))
         raise
 
@@ -123,7 +123,7 @@ def _symm_arena_cuda(nbytes: int, plan: int, group_name: int, gpu: int) -> torch
             )
         made: torch.Tensor = torch.ops.phalanx.symm_arena_cuda(nbytes, _ops.text(plan), name, gpu)
         return made
-    except Exception as error:
+    except BaseException as error:
         _errors.keep(_errors.better(error))
         raise
 
@@ -150,8 +150,9 @@ def register(fakes: Mapping[str, Any]) -> None:
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
         if name.endswith("_"):
             _torch_compat.keep_in_graphs(getattr(torch.ops.phalanx, name).default)
-    for name in COLLECTIVES:
-        op = getattr(torch.ops.phalanx_ordered, name).default
+    every = {name: getattr(torch.ops.phalanx_ordered, name).default for name in COLLECTIVES}
+    bits.register(ordered, every)
+    for name, op in every.items():
         torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name], op), lib=ordered)
         _torch_compat.keep_in_graphs(op)
     _torch_compat.implement(roads, "symm_arena", _symm_arena, "CompositeExplicitAutograd")

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import threading
 
 import torch
@@ -14,6 +15,8 @@ from phalanx.core import AlreadyExistsError, Group, NotFoundError, UnsupportedEr
 log = logging.getLogger("phalanx.collectives")
 
 _CUDA = 2  # PHX_DEV_CUDA
+
+_registered: "dict[tuple[int, str], Entry]" = {}  # whom the native ops know, by context and name
 
 
 class Entry:
@@ -38,7 +41,7 @@ class Entry:
         "__weakref__",
         "_context",
         "_deciding",
-        "_registered",
+        "_pid",
         "beside",
         "core",
         "decided",
@@ -65,7 +68,7 @@ class Entry:
         self.decided_on_gpus = False
         self.beside = Beside()
         self._context = 0
-        self._registered = False
+        self._pid = os.getpid()
         self._deciding = threading.Lock()
 
     def decide(self) -> None:
@@ -151,14 +154,22 @@ class Entry:
         except AlreadyExistsError:  # of a group that was not destroyed in good order
             ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))
             ops.check(ops.lib.phxt_group_add(self._context, self.name.encode(), core.pointer))
-        self._registered = True
+        _registered[self._context, self.name] = self
+
+    def complete(self) -> None:
+        """Wait, for the timeout of the group at most, for collectives that nobody has waited for. Raises nothing."""
+        if self._pid == os.getpid() and _registered.get((self._context, self.name)) is self:
+            ops = _ops.loaded()
+            ops.lib.phxt_wait_group(self._context, self.name.encode(), 0)  # an error of it has no one to go to
 
     def release(self) -> None:
-        """Take the group out of the native ops and let go of it. Not collective."""
+        """Take the group out of the native ops and let go of it. Not collective. In a forked child, nothing."""
+        if self._pid != os.getpid():
+            return
         was_on_gpus = self.on_gpus
         self.decided = self.decided_on_gpus = self.on_gpus = False
-        if self._registered:
-            self._registered = False
+        if _registered.get((self._context, self.name)) is self:  # and not a later group of that name
+            del _registered[self._context, self.name]
             ops = _ops.loaded()
             with contextlib.suppress(NotFoundError):
                 ops.check(ops.lib.phxt_group_remove(self._context, self.name.encode()))

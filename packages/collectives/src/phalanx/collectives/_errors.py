@@ -4,6 +4,7 @@ import threading
 from typing import NoReturn
 
 from phalanx.collectives import _ops
+from phalanx.core import interrupts
 
 
 class _Stash(threading.local):
@@ -14,8 +15,9 @@ _stash = _Stash()
 
 
 def keep(error: BaseException) -> None:
-    """Remember what a collective of torch.distributed raised: the native op can pass on its text only."""
-    _stash.error = error
+    """Remember what a kernel in Python raised: the native op that called it can pass on its text only."""
+    if isinstance(error, Exception) or not interrupts.keep(error):
+        _stash.error = error
 
 
 def better(error: BaseException) -> BaseException:

@@ -33,10 +33,12 @@ def find(group: GroupLike, tag: str = "") -> Entry:
     _ops.loaded()
     if isinstance(group, Group):
         return _registry.entry_of_core(group)
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
-    if isinstance(group, str):
+    if not dist.is_available():
+        raise ValueError("there are no process groups: this torch was built without torch.distributed")
+    if isinstance(group, str) and (dist.is_initialized() or _torch_compat.group_named(group) is not None):
         return _registry.entry_named(group)
+    if not isinstance(group, dist.ProcessGroup) and not dist.is_initialized():
+        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
     if isinstance(group, list):
         return _registry.entry_of(_group_of_ranks(_own_ranks(group), tag))
     process_group = _process_group(group)

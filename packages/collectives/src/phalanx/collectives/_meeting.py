@@ -9,14 +9,20 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from phalanx.core import WaitTimeoutError
+from phalanx.core import AbiError, PeerDeadError, WaitTimeoutError, ffi, lib
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+
+
+def _build() -> str:
+    """What this rank runs."""
+    known = json.loads(ffi.string(lib.phx_build_info()).decode())
+    return f"{known['version']} (build {known['build']})"
 
 
 class Answer(NamedTuple):
@@ -42,14 +48,24 @@ class Meeting:
         ranks: Its global ranks, in order.
         position: Of this rank among them.
         timeout_ms: How long to wait for the others.
+        check_peer: Raises PeerDeadError if it knows that a rank, by its global number, has ended.
     """
 
-    def __init__(self, store: Any, name: str, ranks: Sequence[int], position: int, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        store: Any,
+        name: str,
+        ranks: Sequence[int],
+        position: int,
+        timeout_ms: int,
+        check_peer: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._store = store
         self._name = name
         self._ranks = ranks
         self._position = position
         self._timeout_ms = timeout_ms
+        self._check_peer = check_peer
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._pause_s = _FIRST_PAUSE_S
 
@@ -62,26 +78,30 @@ class Meeting:
 
         Raises:
             WaitTimeoutError: Ranks did not come in time; the text names them.
+            AbiError: Ranks run different builds of phalanx-core. Raised on all of them.
+            PeerDeadError: One has ended, as is known from another group of this process.
         """
         if len(self._ranks) == 1:
             return Answer(uuid4().hex, refusal, [host])
-        hello = [uuid4().hex, refusal, host]
+        hello = [uuid4().hex, refusal, host, _build()]
         self._write(f"hello/{self._position}", hello)
         return self._lead(hello) if self._position == 0 else self._follow(hello)
 
     def _lead(self, hello: list[str]) -> Answer:
         token = uuid4().hex
         answered: list[list[str]] = []
+        hosts: list[str] = []
+        builds: list[str] = []
         others = range(1, len(self._ranks))
         while True:
             hellos = [hello, *(self._read(f"hello/{i}", len(hello)) for i in others)]
             if None not in hellos and hellos != answered:
                 answered = hellos
                 refusal = next(
-                    (f"rank {rank}: {no}" for rank, (_, no, _) in zip(self._ranks, hellos, strict=True) if no), ""
+                    (f"rank {rank}: {no}" for rank, (_, no, *_) in zip(self._ranks, hellos, strict=True) if no), ""
                 )
-                hosts = [host for _, _, host in hellos]
-                self._write("answer", [token, refusal, [number for number, _, _ in hellos], hosts])
+                numbers, _, hosts, builds = (list(column) for column in zip(*hellos, strict=True))
+                self._write("answer", [token, refusal, numbers, hosts, builds])
             late = [i for i in others if hellos[i] is None]
             late = late or [i for i in others if self._read(f"thanks/{i}") != token]
             if not late:
@@ -92,20 +112,38 @@ class Meeting:
             self._remove(f"thanks/{i}")
         self._remove("hello/0")
         self._remove("answer")
-        return Answer(token, refusal, [host for _, _, host in answered])
+        self._compare(builds)
+        return Answer(token, refusal, hosts)
 
     def _follow(self, hello: list[str]) -> Answer:
         while True:
-            answer = self._read("answer", len(Answer._fields) + 1)
+            answer = self._read("answer", len(Answer._fields) + 2)
             if answer is not None and answer[2][self._position] == hello[0]:
                 break
             if self._read(f"hello/{self._position}") is None:  # removed at the end of the meeting before
                 self._write(f"hello/{self._position}", hello)
             self._pause(None)
         self._write(f"thanks/{self._position}", answer[0])
+        self._compare(answer[4])
         return Answer(answer[0], answer[1], answer[3])
 
+    def _compare(self, builds: list[str]) -> None:
+        for i, build in enumerate(builds):
+            if build != builds[0]:
+                raise AbiError(
+                    f"group '{self._name}': rank {self._ranks[0]} runs phalanx {builds[0]} and rank {self._ranks[i]} "
+                    f"runs phalanx {build}; ranks of different builds would compute wrong values together. Install one "
+                    "build of phalanx-core for all ranks.",
+                    rank=self._ranks[self._position],
+                    peer=self._ranks[i],
+                    operation="enable_group",
+                    group=self._name,
+                )
+
     def _pause(self, late: list[int] | None) -> None:
+        for rank in self._ranks if late is None else [self._ranks[i] for i in late]:
+            if rank != self._ranks[self._position]:
+                self._look_at(rank)
         if time.monotonic() > self._deadline:
             if late is None:  # whoever has not said hello; if all have, the first rank did not answer
                 late = [i for i in range(len(self._ranks)) if self._read(f"hello/{i}") is None] or [0]
@@ -123,6 +161,18 @@ class Meeting:
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
+    def _look_at(self, rank: int) -> None:
+        try:
+            self._check_peer(rank)
+        except PeerDeadError as error:
+            raise PeerDeadError(
+                f"group '{self._name}': {error}, and its ranks have not met yet. Make a new process group without it.",
+                rank=self._ranks[self._position],
+                peer=rank,
+                operation="enable_group",
+                group=self._name,
+            ) from None
+
     def _write(self, key: str, value: Any) -> None:
         self._store.set(key, json.dumps(value))
 
@@ -136,39 +186,34 @@ class Meeting:
             self._store.delete_key(key)
 
 
-class TokenStore:
-    """Torch's store as the core sees it: its keys lie below the token of the group that the calling thread makes.
+class StoreInUse:
+    """The store of the group that the calling thread makes, as the core sees it: that of a world has many groups."""
 
-    Args:
-        base: A torch Store.
-    """
-
-    def __init__(self, base: Any) -> None:
-        self._base = base
+    def __init__(self) -> None:
         self._local = threading.local()
 
-    def use(self, token: str | None) -> None:
-        """Set the token for calls from this thread; None when no group is being made."""
-        self._local.token = token
+    def use(self, store: Any) -> None:
+        """Set the torch store for calls from this thread; None when no group is being made."""
+        self._local.store = store
 
     def in_use(self) -> bool:
         """Whether this thread is making a group."""
-        return getattr(self._local, "token", None) is not None
+        return getattr(self._local, "store", None) is not None
 
     def set(self, key: str, value: bytes) -> None:
-        self._base.set(self._full(key), value)
+        self._local.store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        return bytes(self._base.get(self._full(key)))
+        return bytes(self._local.store.get(key))
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._base.add(self._full(key), amount))
+        return int(self._local.store.add(key, amount))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._base.wait([self._full(key) for key in keys], timeout)
+        self._local.store.wait(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._local.store.check(keys))
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._base.delete_key(self._full(key)))
-
-    def _full(self, key: str) -> str:
-        return f"{getattr(self._local, 'token', None) or ''}/{key}"
+        return bool(self._local.store.delete_key(key))

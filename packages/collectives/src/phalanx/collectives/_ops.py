@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _autograd, _compiled_ops, _torch_compat
+from phalanx.collectives import _autograd, _compiled_ops, _torch_compat, bits
 from phalanx.collectives._reductions import check_reduction
 from phalanx.core import load_torch_ops
 from phalanx.core.torch_ops import TorchOps
@@ -159,7 +159,7 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
             through = getattr(torch.ops._c10d_functional, name)
             done = torch.ops._c10d_functional.wait_tensor(through(tensor.contiguous(), *given[1:], **kwargs))
             return None if name.endswith(("_", "_out")) else done
-        except Exception as error:
+        except BaseException as error:
             _errors.keep(_errors.better(error))
             raise
 
@@ -258,6 +258,8 @@ def _register() -> None:
     for name, road in _ROADS.items():
         _torch_compat.implement(roads, name, road, "CompositeExplicitAutograd")
     _compiled_ops.register(_FAKES)
+    plain = {name: getattr(torch.ops.phalanx, name).default for name in (*_FAKES, *_compiled_ops.FAKES)}
+    bits.register(ours, plain, waits=("wait_tensor_",))
     wait = torch.ops.phalanx.wait_tensor.default
     if _torch_compat.aliases_argument(wait):
         _torch_compat.register_functionalization(wait, _functional_wait)

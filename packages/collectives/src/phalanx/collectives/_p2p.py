@@ -237,7 +237,7 @@ class Message(NamedTuple):
         arguments = (memory.data_ptr(), memory.numel() * lanes, code, self.peer, self.tag, ffi.NULL)
         address, *others = arguments
         begin = partial(function, self.entry.core.pointer, ffi.cast("void *", address), *others)
-        work = CoreWork(begin, (memory,), self.entry.ranks)
+        work = CoreWork(begin, (memory,), self.entry.ranks, is_message=True)
         if not self.sends and not memory.is_inference():
             increment_version(memory)
         return work

@@ -3,6 +3,7 @@
 The short road costs nothing for it: as long as a manager is open anywhere in the process, its functions are replaced.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ class _Detour:
 
 _local = _Local()
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _open = 0  # managers in the process
 _detours: list[_Detour] = []
 

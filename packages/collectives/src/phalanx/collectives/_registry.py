@@ -7,10 +7,12 @@ released when torch.distributed forgets the group (destroy_process_group), or wh
 
 import atexit
 import hashlib
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,7 +21,8 @@ import torch.distributed as dist
 from phalanx.collectives import _gpus, _ops, _torch_compat
 from phalanx.collectives._entry import Entry, log
 from phalanx.collectives._hosts import GpuSpanning, Places, Spanning, span, span_on_gpus
-from phalanx.collectives._meeting import Meeting, TokenStore
+from phalanx.collectives._meeting import Meeting, StoreInUse
+from phalanx.collectives._works import complete_works
 from phalanx.core import (
     CallbackStore,
     Group,
@@ -29,6 +32,7 @@ from phalanx.core import (
     WaitTimeoutError,
     World,
 )
+from phalanx.core.world import abort_after_error
 
 # Backends whose ranks are processes and have a store. Others (fake, threaded, mpi, ...) stay with torch.distributed.
 _BACKENDS = {"gloo", "nccl", "ucc", "xccl"}
@@ -36,58 +40,141 @@ _MAX_WORLD_SIZE = 4096  # of the core
 
 
 class Rank:
-    """One rank: the core's world, made when its first group is."""
+    """One rank: the core's world, made when its first group is.
 
-    def __init__(self, default_group: dist.ProcessGroup) -> None:
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+    Args:
+        rank: Its number in that world.
+        size: How many numbers there are.
+        timeout_ms: The default of groups that have none of their own.
+    """
+
+    def __init__(self, rank: int, size: int, timeout_ms: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.pid = os.getpid()
+        self.store = StoreInUse()
+        self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._world: World | None = None
+        self._watch: tuple[Any, ...] = ()
+        self.default_id = 0
+        _live.add(self)
+
+    def end_with(self, default_group: dist.ProcessGroup) -> None:
+        """Leave the world when that group ends."""
+        self.default_id = id(default_group)
         self._watch = watch(default_group, lambda: _end_rank(self))
-
-    @cached_property
-    def store(self) -> Any:
-        """Torch's default store, below a prefix. An object of our own: see _torch_compat.life_of."""
-        return _torch_compat.PrefixStore("phalanx", _torch_compat.default_store())
-
-    @cached_property
-    def tokens(self) -> TokenStore:
-        """The same store for the core."""
-        return TokenStore(self.store)
-
-    @cached_property
-    def timeout_ms(self) -> int:
-        """What init_process_group was told."""
-        return int(max(1, round(self.store.timeout.total_seconds() * 1000)))
 
     def making_a_group(self) -> bool:
         """Whether the calling thread is in the core's group_create."""
-        return "tokens" in self.__dict__ and self.tokens.in_use()
+        return self.store.in_use()
 
     def world(self) -> World:
         """The core's world, made at the first call."""
         with self._lock:
             if self._world is None:
-                store = CallbackStore(self.tokens)
-                self._world = World(self.rank, self.size, store, timeout_ms=self.timeout_ms)
+                store = CallbackStore(self.store)
+                self._world = World(self.rank, self.size, store, timeout_ms=self._timeout_ms)
             return self._world
 
+    def check_peer(self, number: int) -> None:
+        """Raise if that rank of the world is known to have ended. Never blocks.
+
+        Raises:
+            PeerDeadError: It has; the text names it and its process.
+        """
+        world = self._world
+        if world is not None:
+            world.check_peer(number)
+
+    def abort(self, reason: str) -> None:
+        """Let every group of the world fail on all its ranks, with that reason. Does nothing if there is no world."""
+        with self._lock:
+            world = self._world
+        if world is not None:
+            world.abort(reason)
+
     def close(self) -> None:
-        """Leave the world, if there is one."""
+        """Leave the world, if there is one. In a forked child, nothing."""
+        if self.pid != os.getpid():
+            return
         with self._lock:
             world, self._world = self._world, None
         if world is not None:
             world.finalize()
 
 
+def rank_of(
+    ranks: Sequence[int], position: int, store: Any, timeout_ms: int, by_hand: bool = False
+) -> tuple[Rank, bool]:
+    """The rank that a group of the caller is served as, and whether that is for this group alone.
+
+    Groups that torch made of ranks of the default group share its world. A group made by hand, or by an elastic
+    manager, may have ranks of several default groups or of none, in any order: it has a world of its own, in which its
+    ranks have the numbers that the group gives them. Its owner closes it.
+
+    Args:
+        ranks: Numbers of the ranks of the group, in order.
+        position: Of the caller among them.
+        store: Torch's, of the group.
+        timeout_ms: Of the group.
+        by_hand: Whether it is known to be one that was made by hand.
+    """
+    default = dist.group.WORLD
+    if default is None or by_hand or not _is_of_default(ranks, position, store):
+        return Rank(ranks[position], max(ranks) + 1, timeout_ms), True
+    with _lock:
+        rank = _ranks.get(id(default))
+        if rank is None:
+            timeout = _torch_compat.timeout_ms_of(default) or timeout_ms
+            rank = Rank(dist.get_rank(), dist.get_world_size(), timeout)
+            _ranks[id(default)] = rank
+            rank.end_with(default)
+        return rank, False
+
+
+def check_group(group: dist.ProcessGroup) -> None:
+    """Raise if a rank of a group is known to have ended. Never blocks. Not collective.
+
+    It is known where this rank has met it, in any group that torch made of ranks of the default group. For who waits
+    for the ranks of a group by means of their own.
+
+    Args:
+        group: Its ranks need not have met.
+
+    Raises:
+        PeerDeadError: One has; the text names it and its process.
+    """
+    default = dist.group.WORLD
+    rank = None if default is None else _ranks.get(id(default))
+    if rank is None:
+        return
+    ranks, own = _torch_compat.ranks_of(group), int(group.rank())
+    if not _is_of_default(ranks, own, _torch_compat.store_of(group)):
+        return
+    for each in ranks:
+        if each != ranks[own]:
+            rank.check_peer(each)
+
+
+def _is_of_default(ranks: Sequence[int], position: int, store: Any) -> bool:
+    """Whether the numbers of a group are those of the default group, which has the same store below all prefixes."""
+    if ranks[position] != dist.get_rank() or max(ranks) >= dist.get_world_size():
+        return False
+    return _torch_compat.base_of(store) is _torch_compat.base_of(_torch_compat.default_store())
+
+
 class _ProcessGroupEntry(Entry):
     """That of a group of torch.distributed."""
 
-    __slots__ = ("_failure", "_group", "_lock", "_rank", "_watch")
+    __slots__ = ("_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_timeout_ms", "_watch")
 
-    def __init__(self, group: dist.ProcessGroup, rank: Rank) -> None:
-        super().__init__(str(group.group_name), int(group.rank()), tuple(dist.get_process_group_ranks(group)))
-        self._rank = rank
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(str(group.group_name), int(group.rank()), _torch_compat.ranks_of(group))
+        self._rank: Rank | None = None  # once its ranks begin to meet
+        self._rank_is_own = False
+        self._timeout_ms = 0
+        self._default_id = _default_id()
         self._failure: PhalanxError | None = None
         self._lock = threading.Lock()
         self._group = weakref.ref(group)
@@ -95,6 +182,8 @@ class _ProcessGroupEntry(Entry):
         self._watch = watch(group, lambda: _forget(key))
 
     def decide(self) -> None:
+        if self._pid != os.getpid():  # before the lock, which may have been held at the fork
+            raise UnsupportedError(inherited(self.name, self._pid), group=self.name)
         with self._lock:
             if self.decided:
                 return
@@ -131,52 +220,73 @@ class _ProcessGroupEntry(Entry):
         if group is None:
             return None, None
         if connection is not None and not connection.spans_hosts:  # of the backend `phalanx`: its group of the core
-            return connection.group(self._rank.timeout_ms), None
+            return connection.group(connection.timeout_ms), None
         ordinary = _torch_compat.is_ordinary(group) and not _torch_compat.backends_of(group) - _BACKENDS
         if not ordinary and connection is None:
             return None, None
+        base = _torch_compat.store_of(group)
+        self._timeout_ms = timeout_ms = _torch_compat.timeout_ms_of(group) or _milliseconds(base.timeout)
+        if self._rank is None:
+            self._rank, self._rank_is_own = rank_of(self.ranks, self.group_rank, base, timeout_ms)
         rank = self._rank
         refusal = _ops.refusal()
         if rank.size > _MAX_WORLD_SIZE:
             refusal = f"there are {rank.size} ranks, more than {_MAX_WORLD_SIZE}"
-        store = _torch_compat.PrefixStore(f"{self.name}/{_short(self.ranks)}", rank.store)
+        store = self._store(group)
         host = "" if refusal else f"{rank.world().host_id:x}"
-        answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal, host)
+        answer = Meeting(store, self.name, self.ranks, self.group_rank, timeout_ms, rank.check_peer).hold(refusal, host)
         if answer.refusal:
             log.warning("group '%s' goes through torch.distributed: %s", self.name, answer.refusal)
             return None, None
-        rank.tokens.use(answer.token)
+        own = _torch_compat.PrefixStore(answer.token, store)
+        rank.store.use(own)
         try:
             places = Places(answer.hosts, self.group_rank)
             if len(places.hosts) == 1:
-                return rank.world().create_group(self.name, self.ranks), None
+                core = rank.world().create_group(self.name, self.ranks, timeout_ms)
+                core.set_timeout(timeout_ms)
+                return core, None
             if len(places.hosts) == self.size:
                 log.info("group '%s' goes through torch.distributed: each rank is on a host of its own", self.name)
                 return None, None
-            own = _torch_compat.PrefixStore(answer.token, store)
-            return None, span(rank.world(), self.name, self.ranks, places, own, rank.timeout_ms, self.name)[1]
+            return None, span(rank.world(), self.name, self.ranks, places, own, timeout_ms, self.name)[1]
         except UnsupportedError as error:  # raised on every rank alike
             log.info("group '%s' goes through torch.distributed: %s", self.name, error)
             return None, None
         finally:
-            rank.tokens.use(None)
+            rank.store.use(None)
+
+    def _store(self, group: dist.ProcessGroup) -> Any:
+        """Of this group alone: groups of other ranks may have its name and its store."""
+        return _torch_compat.PrefixStore(f"phalanx/{self.name}/{members(self.ranks)}", _torch_compat.store_of(group))
+
+    def release(self) -> None:
+        super().release()
+        if self._rank is not None and self._rank_is_own:
+            self._rank.close()
 
     def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
         group, hosts = self._group(), self.hosts
         if group is None or hosts is None or "nccl" not in _torch_compat.backends_of(group):
             return None
-        rank = self._rank
-        store = _torch_compat.PrefixStore(f"{self.name}/{_short(self.ranks)}/gpus", rank.store)
+        timeout_ms = self._timeout_ms
+        assert self._rank is not None
+        check = self._rank.check_peer
+        store = _torch_compat.PrefixStore("gpus", self._store(group))
         refusal = _gpus.refusal(device)
-        answer = Meeting(store, self.name, self.ranks, self.group_rank, rank.timeout_ms).hold(refusal)
+        answer = Meeting(store, self.name, self.ranks, self.group_rank, timeout_ms, check).hold(refusal)
         if answer.refusal:
             log.warning("group '%s': tensors of GPUs go through torch.distributed: %s", self.name, answer.refusal)
             return None
         own = _torch_compat.PrefixStore(answer.token, store)
-        return span_on_gpus(self.name, self.ranks, hosts.places, hosts.inside, "nccl", own, rank.timeout_ms)
+        return span_on_gpus(self.name, self.ranks, hosts.places, hosts.inside, "nccl", own, timeout_ms)
 
 
-def _short(ranks: Sequence[int]) -> str:
+def _milliseconds(timeout: timedelta) -> int:
+    return max(1, round(timeout.total_seconds() * 1000))
+
+
+def members(ranks: Sequence[int]) -> str:
     """A short name of the ranks of a group: groups of one name and other ranks, such as the rows of a mesh, may meet at
     the same time."""
     return hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
@@ -189,8 +299,9 @@ def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]
         What must be kept for that.
     """
 
-    def call(_: Any) -> None:
-        gone()
+    def call(_: Any, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            gone()
 
     return weakref.ref(group, call), weakref.ref(_torch_compat.life_of(group), call)
 
@@ -199,6 +310,7 @@ def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]
 # gone.
 _entries: dict[int, Entry] = {}
 _ranks: dict[int, Rank] = {}
+_live: weakref.WeakSet[Rank] = weakref.WeakSet()
 _lock = threading.RLock()  # reentrant: a garbage collection may call _forget at any time
 
 # The decided entries, by id of the process group and, where that is unique, by name: what the fast road looks at.
@@ -219,15 +331,12 @@ def entry_of(group: dist.ProcessGroup) -> Entry:
             f"the process group {group!r} is not one of this rank's: it was destroyed, or made by other means than "
             "torch.distributed.init_process_group and new_group"
         )
-    default = dist.group.WORLD
-    assert default is not None
+    if group in _inherited:
+        raise UnsupportedError(inherited(str(group.group_name), _inherited[group]), group=str(group.group_name))
     with _lock:
-        rank = _ranks.get(id(default))
-        if rank is None:
-            rank = _ranks[id(default)] = Rank(default)
         entry = _entries.get(id(group))
         if entry is None:
-            entry = _entries[id(group)] = _ProcessGroupEntry(group, rank)
+            entry = _entries[id(group)] = _ProcessGroupEntry(group)
         return entry
 
 
@@ -267,15 +376,37 @@ def entry_named(name: str) -> Entry:
 
 def making_a_group() -> bool:
     """Whether the calling thread is inside the core's group_create, where no other call into it is allowed."""
-    return any(rank.making_a_group() for rank in list(_ranks.values()))
+    return any(rank.making_a_group() for rank in list(_live))
+
+
+def _default_id() -> int:
+    """By which the calling rank is known."""
+    default = dist.group.WORLD if dist.is_available() else None
+    return 0 if default is None else id(default)
 
 
 def release_rank() -> None:
     """Release everything of the calling rank. Not collective."""
-    default = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    rank = _ranks.get(id(default)) if default is not None else None
+    default = _default_id()
+    rank = _ranks.get(default)
+    _forget_all(default)
     if rank is not None:
         _end_rank(rank)
+
+
+def _forget_all(default: int) -> None:
+    with _lock:
+        for key in [key for key, entry in _entries.items() if getattr(entry, "_default_id", -1) == default]:
+            _forget(key)
+
+
+def _complete_all() -> None:
+    """Wait for what this process has started and nobody has waited for: the others need its part of it."""
+    with _lock:
+        entries = list(_entries.values())
+    for entry in entries:
+        entry.complete()  # in a forked child, nothing
+    complete_works()
 
 
 def _forget(key: int) -> None:
@@ -290,14 +421,49 @@ def _forget(key: int) -> None:
 
 def _end_rank(rank: Rank) -> None:
     with _lock:
-        for key in [key for key, entry in _entries.items() if getattr(entry, "_rank", None) is rank]:
-            _forget(key)
+        _forget_all(rank.default_id)
         for key in [key for key, each in _ranks.items() if each is rank]:
             del _ranks[key]
     rank.close()
 
 
+# What is done at the end of the process before its worlds are left.
+before_end: list[Callable[[], None]] = []
+
+
 @atexit.register
 def _end_all() -> None:
-    for rank in list(_ranks.values()):
+    if not abort_after_error():
+        _complete_all()
+    for action in before_end:
+        action()
+    with _lock:
+        for key in list(_entries):
+            _forget(key)
+    for rank in list(_live):
         _end_rank(rank)
+
+
+# ---- forks: the groups of a process are of no use in its forked child, which makes groups of its own
+
+# The process groups that were made before the fork, and by which process.
+_inherited: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+
+
+def inherited(name: str, pid: int) -> str:
+    """The text for a group that a forked child has from its parent."""
+    return (
+        f"group '{name}' belongs to process {pid}, and this process ({os.getpid()}) is a fork of it: threads and "
+        "connections do not survive a fork. Call init_process_group after the fork, or start processes with the "
+        "'spawn' method"
+    )
+
+
+def _after_fork_in_child() -> None:
+    # Any thread of the parent may have held it.
+    _lock._at_fork_reinit()  # type: ignore[attr-defined]
+    for group in _torch_compat.registered_groups():
+        _inherited.setdefault(group, os.getppid())
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -84,6 +84,11 @@ def implement(library: Any, name: str, kernel: Callable[..., Any], key: str, wit
     library.impl(name, kernel, key, with_keyset=with_keys)
 
 
+def fall_through(library: Any, name: str, key: str) -> None:
+    """Let an op pass over a dispatch key. Read in 2.13."""
+    library.impl(name, torch.library.fallthrough_kernel, key)
+
+
 def add_ops(ops: Iterable[tuple[str, Callable[..., Any], Callable[..., Any]]]) -> Any:
     """Define ops of torch.ops.phalanx that stay in graphs though their results are not used.
 
@@ -153,17 +158,66 @@ def group_named(name: str) -> dist.ProcessGroup | None:
 
 
 def is_registered(group: dist.ProcessGroup) -> bool:
-    """Whether the group is one of this rank's and was not destroyed. Read in 2.11 to 2.13."""
-    return group in _c10d._world.pg_map
+    """Whether the group is one of this rank's and was not destroyed. Read in 2.11 to 2.13.
+
+    torch.distributed knows it, or it has a name by which ops find it.
+    """
+    if group in _c10d._world.pg_map:
+        return True
+    try:
+        return group_named(group.group_name) is group
+    except RuntimeError:  # it has no name
+        return False
+
+
+def registered_groups() -> list[dist.ProcessGroup]:
+    """The groups of this rank that were not destroyed. Read in 2.11 to 2.13."""
+    return list(_c10d._world.pg_map)
 
 
 def life_of(group: dist.ProcessGroup) -> Any:
     """An object that lives exactly as long as the group is registered, and that nobody else holds.
 
     It is the Python object of the group's store in the map that destroy_process_group clears. Read in 2.11 to 2.13:
-    the group itself may live on in the hands of whoever has it.
+    the group itself may live on in the hands of whoever has it. For a group that only has a name, the group.
     """
-    return _c10d._world.pg_map[group][1]
+    known = _c10d._world.pg_map.get(group)
+    return group if known is None else known[1]
+
+
+def store_of(group: dist.ProcessGroup) -> Any:
+    """The store of a group, which its ranks share. Read in 2.11 to 2.13."""
+    known = _c10d._world.pg_map.get(group)
+    return cast(Any, group).get_group_store() if known is None else known[1]
+
+
+def base_of(store: Any) -> Any:
+    """The store below all prefixes. The same object for the same store, as long as somebody has it. Read in 2.13."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Global ranks of a group, in order; its own numbers where nobody said the global ones. Read in 2.11 to 2.13."""
+    known = _c10d._world.pg_group_ranks.get(group) or {}
+    if len(known) != group.size():  # of a group that was made by hand
+        return tuple(range(group.size()))
+    return tuple(sorted(known, key=lambda rank: known[rank]))
+
+
+def timeout_ms_of(group: dist.ProcessGroup) -> int:
+    """The timeout of a group in milliseconds, or 0 where it does not tell it. Read in 2.13.
+
+    Of its backend for the CPU, if it has one.
+    """
+    for device in (torch.device("cpu"), *cast(Any, group)._device_types):
+        try:
+            timeout: timedelta = cast(Any, group)._get_backend(device).options._timeout
+        except (RuntimeError, AttributeError):  # it has no backend for that; or one whose options are not known
+            continue
+        return max(1, round(timeout.total_seconds() * 1000))
+    return 0
 
 
 def default_store() -> Any:
@@ -173,7 +227,10 @@ def default_store() -> Any:
 
 def backends_of(group: dist.ProcessGroup) -> set[str]:
     """Names of the backends of a group, such as {"gloo", "nccl"}. Read in 2.11 to 2.13."""
-    config = _c10d._world.pg_backend_config[group]
+    config = _c10d._world.pg_backend_config.get(group)
+    if config is None:
+        made = cast(Any, group)
+        return {str(made._get_backend(device).name()).lower() for device in made._device_types}
     return {part.rpartition(":")[2] for part in str(config).split(",")}
 
 

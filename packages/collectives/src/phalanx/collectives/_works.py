@@ -1,6 +1,8 @@
 """Works of the core, as works of torch.distributed: what was started and has memory that must outlive it."""
 
+import gc
 import sys
+import time
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -11,22 +13,23 @@ from torch.distributed import Work
 from phalanx.collectives import _errors
 from phalanx.collectives._streams import Mark
 from phalanx.core import PhalanxError, check, ffi, lib
+from phalanx.core.uncopied import Uncopied
 
 _IN_PROGRESS = 1  # PHX_IN_PROGRESS
 
 # Works that were dropped before they were complete, with what they read and write. They move on in every call of this
 # rank that waits, so nobody has to wait for them here, where a garbage collection may have brought us.
-_parked: deque[tuple[Any, tuple[Any, ...]]] = deque()
+_parked: deque[tuple[Any, tuple[Any, ...], bool]] = deque()
 
 
 def _sweep() -> None:
     for _ in range(len(_parked)):
         try:
-            work, kept = _parked.popleft()
+            work, kept, is_message = _parked.popleft()
         except IndexError:  # another thread was faster
             return
         if lib.phx_work_test(work) == _IN_PROGRESS:
-            _parked.append((work, kept))
+            _parked.append((work, kept, is_message))
         else:
             lib.phx_work_release(work)
 
@@ -37,19 +40,43 @@ def parked_count() -> int:
     return len(_parked)
 
 
-class CoreWork(Work):
+_MESSAGE_MS = 5000  # what a message that nobody has waited for gets at the end of the process
+_made: list[bool] = []  # not empty: there were works
+
+
+def complete_works() -> None:
+    """At the end of the process: wait for works that nobody has waited for, because other ranks need them.
+
+    Collectives get the timeout of their group; a message that no rank takes, or sends, gets some seconds.
+    """
+    if not _made:
+        return
+    live = [each for each in gc.get_objects() if type(each) is CoreWork]
+    works = [(each._pointer, each._is_message) for each in live if each._kept]
+    works += [(pointer, is_message) for pointer, _, is_message in _parked]
+    end = time.monotonic() + _MESSAGE_MS / 1000
+    for pointer, is_message in sorted(works, key=lambda work: work[1]):
+        if not is_message:
+            lib.phx_work_wait(pointer, 0)
+            continue
+        while lib.phx_work_test(pointer) == _IN_PROGRESS and time.monotonic() < end:
+            time.sleep(0.0002)
+
+
+class CoreWork(Uncopied, Work):
     """A collective or message of the core that was started.
 
     Args:
         start: A function of the core, without its last argument, the work.
         kept: The tensors that it reads and writes, or what has them.
         ranks: Global ranks of the group, in order.
+        is_message: Whether it is a message, and not a collective.
 
     Raises:
         PhalanxError: It could not be started.
     """
 
-    def __init__(self, start: Any, kept: tuple[Any, ...], ranks: tuple[int, ...]) -> None:
+    def __init__(self, start: Any, kept: tuple[Any, ...], ranks: tuple[int, ...], is_message: bool = False) -> None:
         super().__init__()
         self._kept: tuple[Any, ...] = ()
         if _parked:
@@ -59,6 +86,9 @@ class CoreWork(Work):
         self._pointer = out[0]
         self._kept = kept
         self._ranks = ranks
+        self._is_message = is_message
+        if not _made:
+            _made.append(True)
         self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -117,7 +147,7 @@ class CoreWork(Work):
         if pointer is None or sys.is_finalizing():
             return
         if self._kept:
-            _parked.append((pointer, self._kept))
+            _parked.append((pointer, self._kept, self._is_message))
         else:
             lib.phx_work_release(pointer)
 

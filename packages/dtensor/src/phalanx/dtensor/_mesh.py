@@ -1,6 +1,7 @@
 """Meshes as specs see them: torch's DeviceMesh, or a GridMesh; and which of them are one mesh."""
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Hashable, Sequence
@@ -110,6 +111,7 @@ token_of: dict[int, int] = {}  # id of a living mesh -> its token; specs look he
 _families: dict[Hashable, "_Family"] = {}
 _tokens = itertools.count(1)
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 # A mesh, and the process groups that it had when it got its token.

@@ -8,6 +8,7 @@ A spec is kept only as long as somebody holds it. Where a size is a SymInt, spec
 what is equal may not be known: only then are there several of one value.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,7 @@ from phalanx.dtensor.placements import AnyPlacement, Partial, as_placement, on_d
 _BITWISE = ("band", "bor", "bxor")
 _table: dict[tuple[Any, ...], "_Entry"] = {}
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class Meta(NamedTuple):

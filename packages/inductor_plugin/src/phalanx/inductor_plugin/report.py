@@ -1,5 +1,6 @@
 """What became of each collective of the graphs compiled in this process, and what it costs in copies."""
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class StrictError(RuntimeError):
 
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _reports: list[Report] = []
 
 

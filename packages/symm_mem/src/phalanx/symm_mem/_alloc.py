@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from phalanx.core import InvalidArgumentError, Memory, MemoryInfo, UnsupportedError
+from phalanx.core.uncopied import Uncopied
 from phalanx.symm_mem import _device_memory, _streams
 from phalanx.symm_mem._allocators import Allocator, get_allocator
 from phalanx.symm_mem._context import RankContext, current
@@ -46,7 +47,7 @@ class Allocation:
     orders: "dict[RankGroup, _streams.Order]" = field(default_factory=dict)
 
 
-class _Lease:
+class _Lease(Uncopied):
     """What a storage holds. Gives the block back when the storage dies, on whatever thread that is."""
 
     __slots__ = ("_allocations", "_allocator", "_memory", "_until")

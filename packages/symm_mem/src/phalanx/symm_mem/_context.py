@@ -27,7 +27,8 @@ class RankContext:
     """One rank's symmetric memory. Made by `rank_context`; a process has one by default.
 
     Args:
-        timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
+        timeout_ms: The default of every wait, in milliseconds; 0 is that of the process group, and five minutes where
+            there is none.
         signal_channels: Of each rendezvous; 0 is 64.
     """
 
@@ -43,7 +44,7 @@ class RankContext:
         self.segments: dict[int, tuple[int, Allocation]] = {}
         self.segment_number: Callable[[int], int] | None = None  # None: there is no such pool
         self.pools: dict[int, CudaMemPool] = {}  # by GPU
-        self._timeout_ms = timeout_ms
+        self.timeout_ms = timeout_ms
         self._signal_channels = signal_channels
         self._signal_pad_size: int | None = None
         self._pid = os.getpid()
@@ -63,7 +64,7 @@ class RankContext:
         with self.lock:
             self._check_open()
             if self._world is None:
-                self._world = World(0, 1, timeout_ms=self._timeout_ms, signal_channels=self._signal_channels)
+                self._world = World(0, 1, timeout_ms=self.timeout_ms, signal_channels=self._signal_channels)
             return self._world
 
     def _check_open(self) -> None:
@@ -118,7 +119,9 @@ class RankContext:
         return self._pid == os.getpid()
 
     def close(self) -> None:
-        """Leave all groups. Not collective. Tensors stay valid until they are dropped."""
+        """Leave all groups. Not collective. Tensors stay valid until they are dropped. In a forked child, nothing."""
+        if not self.of_this_process():
+            return
         with self.lock:
             self._closed = True
             world, self._world = self._world, None
@@ -133,6 +136,7 @@ class RankContext:
 _current: ContextVar[RankContext | None] = ContextVar("phalanx.symm_mem rank context", default=None)
 _default: list[RankContext] = []  # at most one
 _default_lock = threading.Lock()
+os.register_at_fork(after_in_child=_default_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def current() -> RankContext:
@@ -158,7 +162,8 @@ def rank_context(*, timeout_ms: int = 0, signal_channels: int = 0) -> Iterator[R
     tensors stay valid until they are dropped.
 
     Args:
-        timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
+        timeout_ms: The default of every wait, in milliseconds; 0 is that of the process group, and five minutes where
+            there is none.
         signal_channels: Channels of signals and of barriers that each rendezvous gives; 0 is 64.
             The same on all ranks.
 

@@ -3,17 +3,20 @@
 import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from phalanx.collectives import check_group
 from phalanx.core import (
     AlreadyExistsError,
     Group,
     InvalidArgumentError,
     NotFoundError,
+    PeerDeadError,
     PhalanxError,
     RevokedError,
     UnsupportedError,
@@ -48,6 +51,35 @@ class GroupInfo:
     store: Any
 
 
+class _LookingStore:
+    """The store of a process group, which looks whether its ranks are alive while the core waits for them.
+
+    Args:
+        base: A torch Store.
+        process_group: A weak reference to the group.
+    """
+
+    def __init__(self, base: Any, process_group: Callable[[], dist.ProcessGroup | None]) -> None:
+        self._base, self._process_group = base, process_group
+        self.set, self.get, self.add, self.wait = base.set, base.get, base.add, base.wait
+        self.delete_key = base.delete_key
+
+    def check(self, keys: list[str]) -> bool:
+        if self._base.check(keys):
+            return True
+        process_group = self._process_group()
+        if process_group is not None:
+            try:
+                check_group(process_group)
+            except PeerDeadError as error:
+                name = process_group.group_name
+                text = f"rendezvous on group {name!r}: {error}. Make a new process group without it."
+                dead = PeerDeadError(text, rank=error.rank, peer=error.peer, operation="rendezvous", group=name)
+                dead.callback_status = dead.status  # type: ignore[attr-defined]
+                raise dead from None
+        return False
+
+
 class RankGroup:
     """A group as this rank sees it. Its ranks meet at the first rendezvous."""
 
@@ -56,8 +88,8 @@ class RankGroup:
         self.info = info
         # Weak: whoever destroys a process group must not find it kept alive from here.
         self.process_group = None if process_group is None else weakref.ref(process_group)
-        ranks = range(info.world_size) if process_group is None else dist.get_process_group_ranks(process_group)
-        self.global_ranks = tuple(ranks)
+        known = None if process_group is None else _torch_compat.ranks_of(process_group)
+        self.global_ranks = tuple(range(info.world_size)) if known is None else known
         self.workspaces: dict[tuple[str, int], SymmetricMemory] = {}  # see _workspace.py
         self._lock = threading.Lock()
         self._group: Group | None = None
@@ -96,13 +128,25 @@ class RankGroup:
                 group=self.name,
             )
         info = self.info
+        default_ms = context.timeout_ms or self._timeout_ms()
         try:
-            return context.world.attach_group(self.name, info.rank, info.world_size, info.store, timeout_ms)
+            store = info.store if self.process_group is None else _LookingStore(info.store, self.process_group)
+            group = context.world.attach_group(self.name, info.rank, info.world_size, store, timeout_ms or default_ms)
+            group.set_timeout(default_ms)
+            return group
         except (InvalidArgumentError, UnsupportedError):  # no other rank took part, or all got the same
             raise
         except PhalanxError as error:
+            if isinstance(error.__cause__, PeerDeadError):  # of _LookingStore, in global ranks
+                self._failure = error.__cause__
+                raise error.__cause__ from None
             self._failure = self.in_global_ranks(error)
             raise
+
+    def _timeout_ms(self) -> int:
+        """The timeout of the process group, or 0 where there is none that tells it."""
+        process_group = None if self.process_group is None else self.process_group()
+        return 0 if process_group is None else _torch_compat.timeout_ms_of(process_group)
 
     def in_global_ranks(self, error: PhalanxError) -> PhalanxError:
         """Make an error of the core, which knows the group's own ranks only, name the global ones."""
@@ -237,12 +281,12 @@ def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) 
                 group=name,
             )
         # Otherwise the process group was destroyed and this is a new one of the same name.
-    if dist.get_backend(process_group) == "fake":
+    if _torch_compat.is_fake(process_group):
         raise UnsupportedError(
             f"the other ranks of group {name!r} are fake, so there is no memory to share", group=name
         )
     # Groups of other ranks may have the same name and store.
-    ranks = "_".join(map(str, dist.get_process_group_ranks(process_group)))
+    ranks = "_".join(map(str, _torch_compat.ranks_of(process_group)))
     store = _torch_compat.PrefixStore(f"{_STORE_PREFIX}/{ranks}", _torch_compat.store_of(process_group))
     group = RankGroup(name, GroupInfo(process_group.rank(), process_group.size(), store), process_group)
     with context.lock:

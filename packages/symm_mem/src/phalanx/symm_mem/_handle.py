@@ -22,8 +22,8 @@ class SymmetricMemory(Statics):
     A signal is counted, not a flag: `put_signal` never blocks, and n puts are taken by n waits.
     What a rank wrote before `put_signal`, or before `barrier`, is visible to the other side after
     the matching wait, whether torch wrote it or anything else. Timeouts are in milliseconds; 0 is
-    the default of the rank context, five minutes. After a timeout the handle is as before it, and
-    the call may be repeated.
+    the default of the rank context, or else of the process group, or five minutes. After a timeout
+    the handle is as before it, and the call may be repeated.
 
     Of memory of a GPU, everything is put on torch's current stream, and returns: signals and barriers order streams.
     What goes wrong there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is

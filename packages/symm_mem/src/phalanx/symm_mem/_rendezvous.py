@@ -22,8 +22,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
             handle with the view's `offset`; handles of one block share their signals.
         group: The name given to `set_group_info`, the name of a torch process group, a ProcessGroup,
             a 1-D DeviceMesh, or (DeviceMesh, dim). None: the group that the tensor was allocated for.
-        timeout_ms: How long to wait for the other ranks, in milliseconds; 0 is the default of the
-            rank context, five minutes.
+        timeout_ms: How long to wait for the other ranks, in milliseconds; 0 is the default of the rank context, or else
+            of the process group, or five minutes.
 
     Returns:
         The handle.

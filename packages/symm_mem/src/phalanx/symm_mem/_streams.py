@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from phalanx.core import UnsupportedError
+from phalanx.core.uncopied import Uncopied
 from phalanx.symm_mem._context import current as current_rank
 
 
@@ -107,7 +108,7 @@ def _is_captured(stream: Any) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
 
 
-class UsedOn:
+class UsedOn(Uncopied):
     """Holds a thing, and when it is gone itself, until the streams are through with it.
 
     Args:

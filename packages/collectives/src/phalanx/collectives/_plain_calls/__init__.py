@@ -4,6 +4,7 @@ In the body of torch's own manager, all_reduce, all_gather_single and reduce_sca
 they were asked for to a list of the process group. Ours puts a list there that records it.
 """
 
+import os
 import threading
 from typing import Any
 
@@ -29,6 +30,7 @@ _REDUCTIONS = {
 _KIND = type(dist.ReduceOp.SUM)
 
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 class _Captured(list[Any]):

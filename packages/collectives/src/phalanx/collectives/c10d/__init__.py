@@ -86,7 +86,12 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     Raises:
         ValueError: The timeout is not positive.
     """
-    _torch_compat.backend_of(_group(group), BACKEND).set_timeout(timeout)
+    from phalanx.collectives.c10d._connect import connections
+
+    found = _group(group)
+    _torch_compat.backend_of(found, BACKEND).set_timeout(timeout)
+    if (connection := connections.get(found.group_name)) is not None:
+        connection.set_timeout(max(1, round(timeout.total_seconds() * 1000)))
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -100,4 +105,5 @@ def _create(options: Any, _: Any) -> Any:
     """What torch calls for each new group."""
     from phalanx.collectives.c10d import _make
 
+    _torch_compat.give_tensors_as_they_are()
     return _make.make(options)

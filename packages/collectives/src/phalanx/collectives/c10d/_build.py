@@ -12,7 +12,7 @@ from typing import Any
 
 import phalanx.core
 from phalanx.collectives import building
-from phalanx.core import ffi, lib
+from phalanx.core import ffi, interrupts, lib
 
 log = logging.getLogger("phalanx.collectives")
 
@@ -83,8 +83,11 @@ def _load() -> Any:
             raise RuntimeError("there is no cache directory (see PHALANX_NATIVE)")
         if not building.is_trusted(where):
             _compile(where)
-        _loaded.append(building.load_file(_MODULE, where))
-        return _loaded[0]
+        module = building.load_file(_MODULE, where)
+        if interrupts.slots() is not None:
+            module.set_interrupted(int(ffi.cast("uintptr_t", interrupts.slots())))
+        _loaded.append(module)
+        return module
     except (RuntimeError, OSError, ImportError) as error:
         return error
 

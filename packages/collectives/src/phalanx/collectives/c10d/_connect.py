@@ -1,18 +1,31 @@
 """How the ranks of a process group of the backend get their group of the core: at its first collective or message."""
 
-import hashlib
+import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.collectives import _registry
 from phalanx.collectives._meeting import Meeting
 from phalanx.collectives._torch_compat import PrefixStore
-from phalanx.collectives.c10d import _torch_compat
 from phalanx.core import Group, PhalanxError, RevokedError, UnsupportedError, WaitTimeoutError, ffi
 
 # By name of the process group, while it is not destroyed.
 connections: dict[str, "Connection"] = {}
+
+
+class Facts(NamedTuple):
+    """What a group has of its own.
+
+    Attributes:
+        store: Torch's, which its ranks share.
+        timeout_ms: Of the group.
+        by_hand: Whether it is known not to be one of the groups that torch makes of ranks of the default group.
+    """
+
+    store: Any
+    timeout_ms: int
+    by_hand: bool
 
 
 class Connection:
@@ -23,14 +36,20 @@ class Connection:
         ranks: Its global ranks, in order.
         position: Of this rank among them.
         hosts: What they call their hosts, in order.
+        facts: What else belongs to the group itself.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], position: int, hosts: Sequence[str]) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], position: int, hosts: Sequence[str], facts: "Facts") -> None:
         self.name = name
+        self.timeout_ms = facts.timeout_ms
+        self._facts = facts
+        self._rank: _registry.Rank | None = None
+        self._rank_is_own = False
         self.ranks = tuple(ranks)
         self.position = position
         self.hosts = tuple(hosts)
         self.token = ""
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._group: Group | None = None
@@ -49,6 +68,8 @@ class Connection:
             UnsupportedError: The ranks cannot share memory.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
+        if self._pid != os.getpid():  # before the lock, which may have been held at the fork
+            raise UnsupportedError(_registry.inherited(self.name, self._pid), group=self.name)
         with self._lock:
             group = self._group
             if group is not None:
@@ -84,6 +105,13 @@ class Connection:
         text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
         return RevokedError(text, operation="enable_group", group=self.name)
 
+    def set_timeout(self, timeout_ms: int) -> None:
+        """Set the default of later waits on the core's group, which functional collectives share."""
+        self.timeout_ms = timeout_ms
+        group = self._group
+        if isinstance(group, Group):
+            group.set_timeout(timeout_ms)
+
     def known(self) -> Group | None:
         """The core's group if the ranks have met, and this was not closed."""
         return self._group
@@ -94,44 +122,52 @@ class Connection:
 
     def close(self) -> None:
         """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""
+        if self._pid != os.getpid():
+            return
         with self._ending:
             self._closed = True
             group, self._group = self._group, None
+            rank = self._rank if self._rank_is_own else None
         if connections.get(self.name) is self:
             del connections[self.name]
         if group is not None:
             self._let_go(group)
+        if rank is not None:
+            rank.close()
 
     def _meet(self, timeout_ms: int) -> Group:
-        found: Any = _torch_compat.group_named(self.name)
-        if found is None:
-            raise RevokedError(f"process group '{self.name}' is not one of this rank's: was it destroyed?")
-        rank = _registry.entry_of(found)._rank  # type: ignore[attr-defined]
+        with self._ending:
+            self.check()
+            if self._rank is None:
+                self._rank, self._rank_is_own = _registry.rank_of(self.ranks, self.position, *self._facts)
+            rank = self._rank
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
-        store = PrefixStore(f"c10d/{self.name}/{members(self.ranks)}", rank.store)
-        meeting = Meeting(StoreOfMeeting(store, self), self.name, self.ranks, self.position, timeout_ms)
-        self.token = meeting.hold("").token
-        rank.tokens.use(self.token)
+        store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
+        self.token = self._meeting(store, timeout_ms).hold("").token
+        own = PrefixStore(self.token, store)
+        rank.store.use(own)
         try:
-            return self._make(rank, PrefixStore(self.token, store), timeout_ms)
+            return self._make(rank, own, timeout_ms)
         finally:
-            rank.tokens.use(None)
+            rank.store.use(None)
+
+    def _meeting(self, store: Any, timeout_ms: int) -> Meeting:
+        base = StoreOfMeeting(store, self)
+        assert self._rank is not None
+        return Meeting(base, self.name, self.ranks, self.position, timeout_ms, self._rank.check_peer)
 
     def _make(self, rank: _registry.Rank, store: Any, timeout_ms: int) -> Group:
         """The core's group, when the ranks have met. `store` is theirs alone."""
         try:
-            return rank.world().create_group(self.name, self.ranks, timeout_ms)
+            group = rank.world().create_group(self.name, self.ranks, timeout_ms)
+            group.set_timeout(self.timeout_ms)
+            return group
         except UnsupportedError as error:
             advice = "backend 'phalanx' serves ranks of one host that can share memory; use gloo or nccl"
             raise UnsupportedError(f"{error}. The {advice}.", group=self.name) from None
 
     def _let_go(self, group: Group) -> None:
         """Of what `_make` made: the core's group goes with its last owner."""
-
-
-def members(ranks: Sequence[int]) -> str:
-    """A short name of the ranks of a group."""
-    return hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
 
 
 class StoreOfMeeting:

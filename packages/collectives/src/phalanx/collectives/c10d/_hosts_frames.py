@@ -2,9 +2,10 @@
 
 A frame is a head of fixed size and data:
 
-    LETTER    a small message: its data comes with it, whether or not anybody waits for it
-    OFFER     a large one: its sender keeps the data until it is wanted
-    WANT      an offered message has found who receives it
+    LETTER    a small message (eager): its data comes with it, whether or not a receive waits for it
+    TAKEN     receives have taken so many bytes of letters: the credit of their sender grows again
+    OFFER     a large one, or one beyond the credit (RTS): its sender keeps the data until it is wanted
+    WANT      an offered message has met its receive (CTS)
     DATA      what was wanted
     GAVE_UP   the group has failed for the sender; the data says why
     BYE       the sender lets go of the group; nothing follows
@@ -17,9 +18,16 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 LETTER_BYTES = 64 << 10
+CREDIT_BYTES = 4 << 20  # of letters, with their heads, that one rank keeps for another
+OFFERS = 1 << 16  # of one rank to another that no receive has met
 ABOUT_BYTES = 64
 _HEAD = struct.Struct(f"<B7xqQQ{ABOUT_BYTES}s")
 _AT_ONCE = 16  # buffers for one call of the kernel
+
+
+def letter_cost(size: int) -> int:
+    """What a letter uses of its sender's credit."""
+    return size + _HEAD.size
 
 
 class Kind(IntEnum):
@@ -29,6 +37,7 @@ class Kind(IntEnum):
     DATA = 4
     GAVE_UP = 5
     BYE = 6
+    TAKEN = 7
 
 
 class Frame(NamedTuple):
@@ -74,6 +83,12 @@ class Peer:
         gone: Why nothing comes from there any more; "" while something may.
         offered: Own messages that wait until they are wanted, by number.
         wanted: Messages of that rank that were asked for, by number.
+        later: Own messages that wait until that rank has asked for others, in order.
+        charged: Bytes of letters to that rank that it has not said it has taken.
+        announced: Offers to that rank that it has not asked for.
+        held: Bytes of letters of that rank that it does not know to be taken.
+        taken: As many of these are.
+        offers: Offers of that rank that no receive has met.
     """
 
     def __init__(self, position: int, connection: socket.socket) -> None:
@@ -82,6 +97,9 @@ class Peer:
         self.gone = ""
         self.offered: dict[int, Any] = {}
         self.wanted: dict[int, Any] = {}
+        self.later: deque[tuple[int, str, Any]] = deque()
+        self.charged = self.announced = 0
+        self.held = self.taken = self.offers = 0
         self._out: deque[tuple[memoryview, Any]] = deque()
         self._head = bytearray(_HEAD.size)
         self._got = 0  # bytes of the head, and then of the data, that have come
@@ -91,6 +109,26 @@ class Peer:
     @property
     def wants_out(self) -> bool:
         return bool(self._out) and not self.gone
+
+    def accept(self, frame: Frame) -> None:
+        """Count a message of that rank.
+
+        Raises:
+            ConnectionError: It sent more than it may before receives ask for it.
+        """
+        self.offers += frame.kind == Kind.OFFER
+        self.held += letter_cost(frame.size) if frame.kind == Kind.LETTER else 0
+        if self.held > CREDIT_BYTES or self.offers > OFFERS:
+            raise ConnectionError("it sent more than it may before receives ask for it")
+
+    def take(self, size: int) -> int:
+        """A receive has taken a letter of that rank. Returns how much credit is to be given back now: often 0."""
+        self.taken += letter_cost(size)
+        if self.taken < CREDIT_BYTES // 4:
+            return 0
+        given, self.taken = self.taken, 0
+        self.held -= given
+        return given
 
     def post(self, frame: Frame, data: memoryview | bytes = b"", then: Any = None) -> None:
         """Let a frame go out after what was posted before.
@@ -170,10 +208,12 @@ class Peer:
         under_way = [
             *self.offered.values(),
             *self.wanted.values(),
+            *(made for _, _, made in self.later),
             *(then for _, then in self._out if then is not None),
         ]
         self.offered.clear()
         self.wanted.clear()
+        self.later.clear()
         return under_way
 
     def hush(self) -> list[Any]:

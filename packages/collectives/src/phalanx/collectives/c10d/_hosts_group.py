@@ -9,9 +9,8 @@ import torch
 from phalanx.collectives import _gpus, _registry, _torch_compat
 from phalanx.collectives._hosts import Carrier, Places, span, span_on_gpus
 from phalanx.collectives._hosts.connect import connect
-from phalanx.collectives._meeting import Meeting
 from phalanx.collectives._torch_compat import PrefixStore
-from phalanx.collectives.c10d._connect import Connection, StoreOfMeeting
+from phalanx.collectives.c10d._connect import Connection
 from phalanx.collectives.c10d._hosts_gpus import GpuRoad, introduce
 from phalanx.collectives.c10d._hosts_mail import Mail
 from phalanx.collectives.c10d._hosts_messages import FarMessages
@@ -115,8 +114,7 @@ class HostsConnection(Connection):
     ) -> GpuRoad:
         """What the group has for GPUs. Collective: its ranks meet again."""
         refusal = _gpus.refusal(device) or _torch_compat.lacks_backend(_CARRIES)
-        meeting = Meeting(StoreOfMeeting(store, self), self.name, self.ranks, self.position, timeout_ms)
-        answer = meeting.hold(refusal)
+        answer = self._meeting(store, timeout_ms).hold(refusal)
         if answer.refusal:
             raise UnsupportedError(
                 f"on several hosts tensors of GPUs need the core on each GPU, and {_CARRIES} between the hosts. "

@@ -9,10 +9,21 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from phalanx.collectives.c10d._hosts_frames import ABOUT_BYTES, LETTER_BYTES, Frame, Kind, Letter, Peer
+from phalanx.collectives.c10d._hosts_frames import (
+    ABOUT_BYTES,
+    CREDIT_BYTES,
+    LETTER_BYTES,
+    OFFERS,
+    Frame,
+    Kind,
+    Letter,
+    Peer,
+    letter_cost,
+)
 from phalanx.collectives.c10d._hosts_pending import Pending, Receive, Send, revoked, told
 from phalanx.core import ANY_RANK, MismatchError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError
 
@@ -73,7 +84,7 @@ class Mail:
             to: Position of the receiver, which may be this rank.
             tag: Any number of 64 bits.
             about: What it is, in ASCII; the receiver must say the same. Only the first ABOUT_BYTES count.
-            data: Stays as it is until it has ended.
+            data: Stays as it is until it has ended: when it is received, unless it is small and within the credit.
             owner: Keeps the memory.
             timeout_ms: What it may take.
         """
@@ -86,13 +97,8 @@ class Mail:
                 self._end(made)
             elif self._peers[to].gone:
                 self._end(made, self._lost(what, to))
-            elif len(data) <= LETTER_BYTES:
-                self._post(self._peers[to], Frame(Kind.LETTER, tag, 0, len(data), about), bytes(data))
-                self._end(made)
-            else:
-                self._offers += 1
-                self._peers[to].offered[self._offers] = made
-                self._post(self._peers[to], Frame(Kind.OFFER, tag, self._offers, len(data), about))
+            elif self._peers[to].later or not self._begin(self._peers[to], tag, about, made):
+                self._peers[to].later.append((tag, about, made))
         self._tell()
         return made
 
@@ -134,7 +140,9 @@ class Mail:
                 doing = "waits for a message from " + (f"rank {self._ranks[source]}" if source >= 0 else "any rank")
             else:
                 assert isinstance(pending, Send)
-                offered = self._peers[pending.to].offered
+                peer = self._peers[pending.to]
+                peer.later = deque(each for each in peer.later if each[2] is not pending)
+                offered = peer.offered
                 for number in [number for number, each in offered.items() if each is pending]:
                     del offered[number]
                 doing = f"waits until rank {self._ranks[pending.to]} receives"
@@ -252,6 +260,26 @@ class Mail:
             peer.post(frame, data, then)
             self._write(peer)
 
+    def _begin(self, peer: Peer, tag: int, about: str, made: Send) -> bool:
+        """Send a small message within the credit, or offer it. False: that rank must first ask for others."""
+        size = len(made.data)
+        if size <= LETTER_BYTES and peer.charged + letter_cost(size) <= CREDIT_BYTES:
+            peer.charged += letter_cost(size)
+            self._post(peer, Frame(Kind.LETTER, tag, 0, size, about), bytes(made.data))
+            self._end(made)
+        elif peer.announced < OFFERS:
+            peer.announced += 1
+            self._offers += 1
+            peer.offered[self._offers] = made
+            self._post(peer, Frame(Kind.OFFER, tag, self._offers, size, about))
+        else:
+            return False
+        return True
+
+    def _begin_later(self, peer: Peer) -> None:
+        while peer.later and self._begin(peer, *peer.later[0]):
+            peer.later.popleft()
+
     def _write(self, peer: Peer) -> None:
         try:
             for sent in peer.write():
@@ -290,6 +318,8 @@ class Mail:
             if wanted is None or len(wanted.into) != frame.size:
                 raise ConnectionError("it sent what nobody had asked for")
             return wanted.into
+        if frame.kind in (Kind.LETTER, Kind.OFFER):
+            peer.accept(frame)
         if frame.kind not in (Kind.LETTER, Kind.GAVE_UP):
             return memoryview(b"")
         if frame.size > LETTER_BYTES:
@@ -302,10 +332,15 @@ class Mail:
             self._deliver(Letter(peer.position, frame, data))
         elif frame.kind == Kind.OFFER:
             self._deliver(Letter(peer.position, frame))
+        elif frame.kind == Kind.TAKEN:
+            peer.charged = max(0, peer.charged - frame.size)
+            self._begin_later(peer)
         elif frame.kind == Kind.WANT:
+            peer.announced -= 1
             sent: Send | None = peer.offered.pop(frame.number, None)
             if sent is not None:  # it may have been given up
                 self._post(peer, Frame(Kind.DATA, 0, frame.number, len(sent.data)), sent.data, sent)
+            self._begin_later(peer)
         elif frame.kind == Kind.DATA:
             received: Receive | None = peer.wanted.pop(frame.number, None)
             if received is not None:
@@ -339,9 +374,14 @@ class Mail:
         elif letter.data is not None:
             receive.into[:] = letter.data
             self._end(receive, source=letter.source)
+            if letter.source != self._position:
+                credit = self._peers[letter.source].take(letter.size)
+                if credit:
+                    self._post(self._peers[letter.source], Frame(Kind.TAKEN, size=credit))
         elif self._peers[letter.source].gone:
             self._end(receive, self._lost(receive.what, letter.source))
         else:
+            self._peers[letter.source].offers -= 1
             self._peers[letter.source].wanted[letter.number] = receive
             self._post(self._peers[letter.source], Frame(Kind.WANT, number=letter.number))
 

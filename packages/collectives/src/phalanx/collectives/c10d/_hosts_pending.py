@@ -83,6 +83,9 @@ class Pending:
             raise self.error
         return True
 
+    def expire(self, timeout_ms: int = 0) -> None:
+        self.wait(1)  # its time is over, which the error says
+
     def wait(self, timeout_ms: int = 0) -> None:
         if not self._ended.wait(timeout_ms / 1000) and not self._ended.wait(self._patience_s()):
             over = time.monotonic() - self._begun_s >= self.timeout_ms / 1000  # then it is asked without waiting

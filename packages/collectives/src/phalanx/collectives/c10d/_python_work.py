@@ -1,4 +1,4 @@
-"""Works of the backend in Python, and the thread that completes their futures. As work.cpp and engine.cpp."""
+"""Works of the backend in Python, and the threads that complete their futures. As work.cpp and engine.cpp."""
 
 import threading
 import time
@@ -16,6 +16,7 @@ from phalanx.core import Work as CoreWork
 
 _DRAIN_S = 5.0  # what close waits for peers
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.00005, 0.0005
+_IDLE_THREADS = 2  # more end when they have nothing to do
 _SWEPT = 8  # works that a call looks at, in case their owners dropped them
 
 
@@ -39,7 +40,7 @@ def fail(what: str, error: PhalanxError) -> NoReturn:
 
 
 class Work(_torch_compat.WorkBase):  # type: ignore[misc]
-    """What was started. Complete when somebody waits or asks, or, once it has a future, by the engine's thread.
+    """What was started. Complete when somebody waits or asks, or, once it has a future, by a thread of the engine.
 
     Args:
         engine: Of the group.
@@ -114,11 +115,21 @@ class Work(_torch_compat.WorkBase):  # type: ignore[misc]
                 self._settle(None)
         return self._done
 
+    def is_over(self) -> bool:
+        """Whether it is complete, successfully or not, or its time is over: then `poll` completes it."""
+        core = self._core
+        if core is None:
+            return self._done
+        try:
+            return core.test() or time.monotonic() >= self._deadline
+        except PhalanxError:
+            return True
+
     def poll(self) -> bool:
-        """Ask the core. Returns whether it is complete, successfully or not."""
+        """Ask the core. Returns whether it is complete, successfully or not; then callbacks of its future have run."""
         if self._ask(lambda core: core.test()):
             return True
-        return time.monotonic() >= self._deadline and self._ask(lambda core: core.wait(1))
+        return time.monotonic() >= self._deadline and self._ask(lambda core: core.expire(self._timeout_ms))
 
     def drain(self, until: float, failed: bool) -> None:
         """For the end of the group: wait until then, at most. `failed`: the group has failed, and so will this."""
@@ -140,8 +151,13 @@ class Work(_torch_compat.WorkBase):  # type: ignore[misc]
     def synchronize(self) -> None:
         self.wait()
 
+    @property
+    def has_future(self) -> bool:
+        """Whether a thread of the engine completes it, and runs the callbacks of the future."""
+        return self._future is not None
+
     def is_completed(self) -> bool:
-        return self._done or self.poll()
+        return self._done or (not self.has_future and self.poll())
 
     def is_success(self) -> bool:
         return self._done and self._error is None
@@ -219,8 +235,12 @@ class Engine:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._under_way: dict[int, Work] = {}
+        # Threads that complete the futures of watched works. One of them at a time looks at the works; the others run
+        # callbacks or are idle. So a callback may wait for another future, or take long, and holds up nobody.
         self._watched: list[Work] = []
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._looking = self._called = False  # one of them looks; one will, because it was woken or begun
+        self._idle = 0
         self._closed = False
         self._aborted = ""
 
@@ -267,32 +287,60 @@ class Engine:
                 self._under_way[key] = self._under_way.pop(key)
                 looked_at.append(self._under_way[key])
         for work in looked_at:
-            work.poll()
+            if not work.has_future:
+                work.poll()
 
     def watch(self, work: Work) -> None:
         with self._lock:
             self._watched.append(work)
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="phalanx_futures", daemon=True)
-                self._thread.start()
+            self._ensure_looked_at()
+
+    def _ensure_looked_at(self) -> None:
+        """With the lock held: if nobody looks at the watched works, an idle thread does from now on, or a new one."""
+        if self._looking or self._called or not self._watched:
+            return
+        self._called = True
+        if self._idle:
             self._changed.notify()
+            return
+        thread = threading.Thread(target=self._run, name="phalanx_futures", daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()]
+        self._threads.append(thread)
+        thread.start()
 
     def _run(self) -> None:
-        # Waits for none of them: a wait would keep other threads from starting collectives.
+        # The thread that finds a work complete lets another one look at the rest before it completes the future,
+        # because that runs the callbacks of the user.
+        while True:
+            with self._lock:
+                self._called = False
+                while self._looking or not self._watched:
+                    if self._closed or self._idle >= _IDLE_THREADS:
+                        return
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                    self._called = False
+                self._looking = True
+            complete = self._look_for_complete()
+            with self._lock:
+                self._looking = False
+                self._watched.remove(complete)
+                self._ensure_looked_at()
+            complete.poll()
+
+    def _look_for_complete(self) -> Work:
+        """Look at the watched works, and move them on, until one is complete. Waits for none of them: a wait would keep
+        other threads from starting collectives."""
         pause = _SHORTEST_PAUSE_S
         while True:
             with self._lock:
-                while not self._watched and not self._closed:
-                    self._changed.wait()
-                if self._closed and not self._watched:
-                    return
                 watched = list(self._watched)
-            complete = {id(work) for work in watched if work.poll()}
-            with self._lock:
-                self._watched = [work for work in self._watched if id(work) not in complete]
-                pause = _SHORTEST_PAUSE_S if complete else min(2 * pause, _LONGEST_PAUSE_S)
-                if not complete and not self._closed:
-                    self._changed.wait(pause)
+            for work in watched:
+                if work.is_over():
+                    return work
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def abort(self, reason: str) -> None:
         """Every call that waits, in any thread and on any rank, ends with this reason. Then as close."""
@@ -308,7 +356,6 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            thread = self._thread
         until = time.monotonic() + _DRAIN_S
         for work in self._works():
             work.drain(until, False)
@@ -319,7 +366,9 @@ class Engine:
             for work in left:
                 work.drain(until, True)
         with self._lock:
-            self._changed.notify()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            self._changed.notify_all()
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
         self.connection.close()

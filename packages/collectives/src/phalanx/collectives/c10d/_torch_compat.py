@@ -33,6 +33,26 @@ def register_backend(name: str, create: Callable[[Any, Any], Any], devices: list
         dist.Backend.register_backend(name, create, extended_api=True, devices=devices)
 
 
+_kept: list[Any] = []  # what is registered lives as long as it
+
+
+def give_tensors_as_they_are() -> None:
+    """Let torch's ops of process groups give tensors with the conjugate or negative bit to a backend. Read in 2.13.
+
+    Torch's own rule for these bits gives the backend a plain copy, and does not copy the result back: what is called in
+    place would write nothing. Does nothing the second time.
+    """
+    if _kept:
+        return
+    make: Any = torch.library.Library  # public, without types
+    library = make("c10d", "IMPL")
+    _kept.append(library)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("c10d::"):
+            for key in ("Conjugate", "Negative"):
+                library.impl(name.removeprefix("c10d::"), torch.library.fallthrough_kernel, key)
+
+
 def group_named(name: str) -> dist.ProcessGroup | None:
     """The process group that this rank has under a name, or None."""
     for group, known in _c10d._world.pg_names.items():

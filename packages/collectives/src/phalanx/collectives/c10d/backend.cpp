@@ -66,7 +66,9 @@ Backend::Backend(int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::
       ranks_(std::move(ranks)),
       store_(std::move(store)),
       engine_(std::move(engine)),
-      timeout_ms_(timeout.count()) {}
+      timeout_ms_(timeout.count()) {
+  engine_->set_timeout(timeout);
+}
 
 Backend::~Backend() { engine_->close(); }
 
@@ -77,6 +79,7 @@ c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
 void Backend::setTimeout(Milliseconds timeout) {
   TORCH_CHECK_VALUE(timeout.count() > 0, "a timeout must be positive");
   timeout_ms_ = timeout.count();
+  engine_->set_timeout(timeout);
 }
 
 Milliseconds Backend::limit(Milliseconds wish) const {

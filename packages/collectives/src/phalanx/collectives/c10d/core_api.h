@@ -33,7 +33,9 @@ namespace phalanx {
   X(group_retain)                 \
   X(group_release)                \
   X(group_revoke)                 \
+  X(group_set_timeout)            \
   X(work_test)                    \
+  X(work_expire)                  \
   X(work_wait)                    \
   X(work_source)                  \
   X(work_retain)                  \

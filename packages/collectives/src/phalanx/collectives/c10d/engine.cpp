@@ -1,10 +1,16 @@
 #include "engine.h"
 
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
+#include <atomic>
+#include <utility>
 
 namespace phalanx {
 namespace {
@@ -16,6 +22,34 @@ constexpr auto kLongestPause = std::chrono::microseconds(200);
 constexpr int kYields = 500;                           // before the first pause
 constexpr auto kMoved = std::chrono::microseconds(4);  // a look that took longer has moved data
 constexpr size_t kSwept = 8;                           // works that a call looks at, in turn
+constexpr int kIdleThreads = 2;                        // more end when they have nothing to do
+
+// Completes the future of a work that is over.
+void run_callbacks(Work &work) {
+  try {
+    work.poll(true);
+  } catch (const std::exception &error) {  // a callback in C++ has thrown, and nobody else is there to take it
+    TORCH_WARN("phalanx: a callback of a future raised: ", error.what());
+  }
+}
+
+// How many forks lie between this process and the one that loaded this module.
+std::atomic<uint32_t> forks{0};
+const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+
+// Signals are for the threads of the application: a thread that is started meanwhile takes none.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
 
 }  // namespace
 
@@ -37,13 +71,28 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
 }
 
 Engine::Engine(const Core &core, std::string name, Hooks hooks)
-    : core_(core), name_(std::move(name)), hooks_(std::move(hooks)) {}
+    : core_(core), name_(std::move(name)), hooks_(std::move(hooks)), made_in_(forks.load(std::memory_order_relaxed)) {
+  static_cast<void>(forks_are_counted);
+}
+
+bool Engine::is_inherited() const { return made_in_ != forks.load(std::memory_order_relaxed); }
+
+void Engine::refuse_fork(const char *title) const {
+  if (!is_inherited()) return;
+  throw_status(
+      PHX_ERR_UNSUPPORTED,
+      named(title, "group '" + name_ + "' belongs to the process from which this one (" + std::to_string(getpid()) +
+                       ") was forked: threads and connections do not survive a fork. Call init_process_group "
+                       "after the fork, or start processes with the 'spawn' method."));
+}
 
 Engine::~Engine() {
-  if (thread_.joinable()) thread_.detach();  // it is the thread that runs this
+  for (auto &[id, thread] : threads_) ended_.push_back(std::move(thread));
+  for (std::thread &thread : ended_) thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
 }
 
 Engine::GroupRef Engine::met() const {
+  if (is_inherited()) return nullptr;
   const std::lock_guard<std::mutex> guard(lock_);
   return group_;
 }
@@ -57,6 +106,7 @@ Hooks::Connection Engine::connect(Milliseconds timeout, const char *title) const
 }
 
 Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
+  refuse_fork(title);
   if (GroupRef found = met()) return found;
   const std::lock_guard<std::mutex> turn(meeting_);
   {
@@ -71,12 +121,23 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
     const std::lock_guard<std::mutex> guard(lock_);
     if (!closed_) {
       group_ = GroupRef(core_.group_retain(made.group), core_.group_release);
+      if (timeout_.count() > 0) core_.group_set_timeout(group_.get(), timeout_.count());
       token_ = made.token;
       return group_;
     }
   }
   hooks_.disconnect();
   C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed while its ranks met");
+}
+
+void Engine::set_timeout(Milliseconds timeout) {
+  GroupRef group;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    timeout_ = timeout;
+    group = group_;
+  }
+  if (group) core_.group_set_timeout(group.get(), timeout.count());
 }
 
 std::string Engine::token(Milliseconds timeout, const char *title) {
@@ -116,56 +177,105 @@ void Engine::watch(const WorkRef &work) {
   const std::lock_guard<std::mutex> guard(lock_);
   if (stop_) return;  // close has completed it
   watched_.push_back(work);
-  if (!thread_.joinable()) {
-    thread_ = std::thread([self = shared_from_this()] { self->run_thread(); });
-  }
-  changed_.notify_one();
+  ensure_looked_at();
 }
 
-// Looks at the works with futures, and moves them on, while there are any. It waits for none of them: a wait would
-// keep other threads from starting collectives, and a message may need another one first.
+// With the lock held: if nobody looks at the watched works, an idle thread does from now on, or a new one.
+void Engine::ensure_looked_at() {
+  if (looking_ || called_ || stop_ || watched_.empty()) return;
+  called_ = true;
+  if (idle_ > 0) return changed_.notify_one();
+  const SignalsBlocked blocked;
+  std::thread begun([self = shared_from_this()] { self->run_thread(); });
+  const std::thread::id id = begun.get_id();
+  threads_.emplace(id, std::move(begun));
+  for (std::thread &thread : std::exchange(ended_, {})) thread.join();  // they hold no lock any more
+}
+
+// The thread that finds a work complete lets another one look at the rest before it completes the future, because that
+// runs the callbacks of the user.
 void Engine::run_thread() {
   c10::setThreadName("phalanx_futures");
-  std::vector<WorkRef> looked_at;  // before the lock, so that it goes after it: works may end with it
-  int looks = 0;
   std::unique_lock<std::mutex> guard(lock_);
   while (!stop_) {
-    if (watched_.empty()) {
-      looks = 0;
+    called_ = false;
+    if (looking_ || watched_.empty()) {
+      if (idle_ >= kIdleThreads) break;
+      ++idle_;
       changed_.wait(guard);
+      --idle_;
       continue;
     }
+    looking_ = true;
+    WorkRef complete = look_for_complete(guard);
+    looking_ = false;
+    ensure_looked_at();
+    guard.unlock();
+    if (complete) run_callbacks(*complete);
+    complete.reset();  // may be the last reference, whose end must not happen under the lock
+    guard.lock();
+  }
+  const auto self = threads_.find(std::this_thread::get_id());
+  if (self == threads_.end()) return;  // stop_threads has taken it
+  ended_.push_back(std::move(self->second));
+  threads_.erase(self);
+}
+
+// Looks at the works with futures, and moves them on, until one of them is complete. It waits for none of them: a wait
+// would keep other threads from starting collectives, and a message may need another one first. Returns null when this
+// was stopped, or nothing is watched any more. `guard` holds the lock, which is let go of meanwhile.
+WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
+  std::vector<WorkRef> looked_at;
+  int looks = 0;
+  while (!stop_ && !watched_.empty()) {
     looked_at = watched_;
     guard.unlock();
     const Clock::time_point began = Clock::now();
-    const auto complete = std::remove_if(looked_at.begin(), looked_at.end(), [](const WorkRef &work) {
-      return !work->poll(true);  // runs what hangs on its future
-    });
-    looked_at.erase(complete, looked_at.end());
+    WorkRef complete;
+    for (const WorkRef &work : looked_at) {
+      if (!work->is_over()) continue;
+      complete = work;
+      break;
+    }
     // A large operation takes many looks, and the peers wait for each: no pause while it moves.
-    const bool moved = !looked_at.empty() || Clock::now() - began > kMoved;
-    guard.lock();
-    for (const WorkRef &work : looked_at) watched_.erase(std::find(watched_.begin(), watched_.end(), work));
-    guard.unlock();
+    const bool moved = Clock::now() - began > kMoved;
     looked_at.clear();  // may be the last references, whose end must not happen under the lock
     looks = moved ? 0 : looks + 1;
-    if (!moved && looks <= kYields) std::this_thread::yield();
+    if (!complete && !moved && looks <= kYields) std::this_thread::yield();
     guard.lock();
+    if (complete) {
+      const auto place = std::find(watched_.begin(), watched_.end(), complete);
+      if (place != watched_.end()) watched_.erase(place);
+      return complete;
+    }
     if (looks > kYields && !stop_)
       changed_.wait_for(guard, std::min(kShortestPause * (looks - kYields), std::chrono::microseconds(kLongestPause)));
   }
-  looked_at = std::exchange(watched_, {});  // close has completed them
+  return {};
 }
 
-void Engine::stop_thread() {
-  std::thread thread;
+// Ends the threads, and waits for callbacks that still run; but not for that of the calling thread.
+void Engine::stop_threads() {
+  std::vector<std::thread> threads;
+  std::vector<WorkRef> watched;  // close has completed them; released after the lock
   {
     const std::lock_guard<std::mutex> guard(lock_);
     stop_ = true;
-    changed_.notify_one();
-    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread = std::move(thread_);
+    changed_.notify_all();
+    threads = std::move(ended_);
+    for (auto &[id, thread] : threads_) {
+      if (id == std::this_thread::get_id())
+        thread.detach();
+      else
+        threads.push_back(std::move(thread));
+    }
+    threads_.clear();
+    watched = std::move(watched_);
+    watched_.clear();
   }
-  if (thread.joinable()) hooks_.unlocked([&] { thread.join(); });
+  hooks_.unlocked([&] {
+    for (std::thread &thread : threads) thread.join();
+  });
 }
 
 void Engine::check(const char *title) const {
@@ -177,6 +287,7 @@ void Engine::check(const char *title) const {
 }
 
 void Engine::abort(const std::string &reason) {
+  if (is_inherited()) return;
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (aborted_.empty()) aborted_ = reason;
@@ -185,7 +296,27 @@ void Engine::abort(const std::string &reason) {
   close();
 }
 
+void Engine::complete() {
+  if (is_inherited()) return;
+  std::vector<WorkRef> works;
+  Milliseconds timeout;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    works.assign(under_way_.begin(), under_way_.end());
+    timeout = timeout_;
+  }
+  hooks_.unlocked([&] {
+    const auto until = Clock::now() + timeout;
+    for (const WorkRef &work : works)
+      if (!work->is_message()) work->drain(until, false);
+  });
+}
+
 void Engine::close() {
+  if (is_inherited()) {
+    new std::shared_ptr<Engine>(shared_from_this());  // never destroyed: its locks and its thread are the parent's
+    return;
+  }
   GroupRef group;
   {
     const std::lock_guard<std::mutex> guard(lock_);
@@ -207,7 +338,7 @@ void Engine::close() {
       for (const WorkRef &work : left) work->drain(until, true);
     }
   });
-  stop_thread();
+  stop_threads();
   group.reset();
   hooks_.disconnect();
 }

@@ -1,9 +1,10 @@
-// What a backend and its works share: the core's group, the works under way, and the thread that completes futures.
+// What a backend and its works share: the core's group, the works under way, and the threads that complete futures.
 #pragma once
 
 #include <condition_variable>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -49,37 +50,55 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // about, and the next call says so.
   void check(const char *title) const;
 
-  void add(const WorkRef &work);    // started
-  void remove(const Work *work);    // complete
-  void sweep();                     // lets go of works that nobody else has, if they are complete by now
-  void watch(const WorkRef &work);  // has a future, which nobody may wait for in a way that moves the core on
+  void add(const WorkRef &work);           // started
+  void remove(const Work *work);           // complete
+  void sweep();                            // lets go of works that nobody else has, if they are complete by now
+  void watch(const WorkRef &work);         // has a future, which nobody may wait for in a way that moves the core on
+  void set_timeout(Milliseconds timeout);  // of what is called on the core's group without a timeout of its own
+
+  // Whether this process is a forked child of the one that made this. There it is only looked at: its threads are the
+  // parent's, and a lock may have been held at the fork.
+  bool is_inherited() const;
+  void refuse_fork(const char *title) const;  // throws, if it is
 
   // Every call that waits, in any thread and on any rank, ends with this reason. Then as close.
   void abort(const std::string &reason);
-  // Completes what is under way, or fails it if peers take longer than a few seconds.
+  // Completes what is under way, or fails it if peers take longer than a few seconds. Nothing in a forked child.
   void close();
+  // At the end of the process: waits, for the timeout of the group at most, for collectives that are under way.
+  void complete();
 
  private:
   Hooks::Connection connect(Milliseconds timeout, const char *title) const;
   void run_thread();
-  void stop_thread();
+  WorkRef look_for_complete(std::unique_lock<std::mutex> &guard);
+  void ensure_looked_at();
+  void stop_threads();
 
   const Core core_;
   const std::string name_;
   const Hooks hooks_;
+  const uint32_t made_in_;  // the count of forks
 
   std::mutex meeting_;  // of one thread at a time
   mutable std::mutex lock_;
   GroupRef group_;
   std::string token_;
   bool closed_ = false;
-  std::string aborted_;  // why, if it was
+  std::string aborted_;      // why, if it was
+  Milliseconds timeout_{0};  // of the core's group; 0: that of its world
   std::list<WorkRef> under_way_;
   std::unordered_map<const Work *, std::list<WorkRef>::iterator> places_;
 
+  // Threads that complete the futures of watched works. One of them at a time looks at the works; the others run
+  // callbacks or are idle. So a callback may wait for another future, or take long, and holds up nobody.
   std::condition_variable changed_;
   std::vector<WorkRef> watched_;
-  std::thread thread_;
+  bool looking_ = false;  // one of the threads looks at what is watched
+  bool called_ = false;   // one will: it was woken, or begun
+  int idle_ = 0;
+  std::map<std::thread::id, std::thread> threads_;
+  std::vector<std::thread> ended_;  // to be joined
   bool stop_ = false;
 };
 

@@ -3,6 +3,8 @@
 // Compiled on first use for the torch and the Python that are installed, and loaded only by these.
 #include <torch/csrc/utils/pybind.h>
 
+#include <pthread.h>
+
 #include <algorithm>
 
 #include "backend.h"
@@ -30,6 +32,7 @@ class Callable {
     try {
       use(*function_);
     } catch (py::error_already_set &error) {
+      if (!error.matches(PyExc_Exception)) throw;  // such as Ctrl-C
       const std::string text = py::str(error.value());
       if (error.matches(PyExc_ValueError)) C10_THROW_ERROR(ValueError, text);
       if (error.matches(PyExc_NotImplementedError)) C10_THROW_ERROR(NotImplementedError, text);
@@ -50,6 +53,26 @@ void unlocked(const std::function<void()> &run) {
   }
 }
 
+// What phalanx.core keeps of signal handlers (phalanx.core.interrupts.slots): the type, the exception, the main thread.
+void **kept = nullptr;
+
+class Interrupted final : public py::builtin_exception {
+ public:
+  explicit Interrupted(const std::string &text) : builtin_exception(text) {}
+  void set_error() const override {  // a work that failed throws it again to whoever waits again
+    PyObject *const exception = static_cast<PyObject *>(std::exchange(kept[1], nullptr));
+    if (exception != nullptr)
+      PyErr_SetObject(static_cast<PyObject *>(kept[0]), exception);
+    else
+      PyErr_SetString(PyExc_RuntimeError, what());
+  }
+};
+
+void throw_kept(const std::string &text) {
+  if (kept != nullptr && kept[1] != nullptr && reinterpret_cast<uintptr_t>(kept[2]) == pthread_self())
+    throw Interrupted(text);
+}
+
 // Those that may still live. Python's lock is held by whoever looks.
 std::vector<std::weak_ptr<phalanx::Engine>> &engines() {
   static auto *const all = new std::vector<std::weak_ptr<phalanx::Engine>>;
@@ -60,6 +83,8 @@ std::vector<std::weak_ptr<phalanx::Engine>> &engines() {
 // At the end of the interpreter, before which the threads must end.
 void close_all() {
   const auto all = engines();
+  for (const auto &each : all)
+    if (const auto engine = each.lock()) engine->complete();
   for (const auto &each : all)
     if (const auto engine = each.lock()) engine->close();
 }
@@ -94,6 +119,10 @@ c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, u
 PYBIND11_MODULE(phalanx_c10d, module) {
   module.def("create", &create);
   module.def("close_all", &close_all);
+  module.def("set_interrupted", [](uintptr_t slots) {
+    kept = reinterpret_cast<void **>(slots);
+    phalanx::throw_interruption = throw_kept;
+  });
 #define X(name) "phx_" #name,
   module.attr("functions") = std::vector<std::string>{PHALANX_CORE_FUNCTIONS(X)};
 #undef X

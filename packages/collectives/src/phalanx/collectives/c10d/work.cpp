@@ -15,7 +15,10 @@ c10::Stream current_stream(const at::Device &device) {
 
 }  // namespace
 
+void (*throw_interruption)(const std::string &text) = [](const std::string &) {};
+
 void throw_status(phx_status status, const std::string &text) {
+  throw_interruption(text);
   switch (status) {
     case PHX_ERR_INVALID: C10_THROW_ERROR(ValueError, text);
     case PHX_ERR_UNSUPPORTED: C10_THROW_ERROR(NotImplementedError, text);
@@ -92,8 +95,9 @@ void Work::settle(phx_status status, const char *text) {
   engine_->core().work_release(released);
   if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   recordFunctionEndCallback_ = nullptr;
+  const WorkRef self = WorkRef::unsafe_reclaim_from_nonowning(this);
+  engine_->remove(this);  // first: a callback may end the group, which waits for what is not complete
   if (future) mark(future);
-  engine_->remove(this);  // may be the last reference
 }
 
 void Work::mark(const c10::intrusive_ptr<c10::ivalue::Future> &future) {
@@ -103,12 +107,21 @@ void Work::mark(const c10::intrusive_ptr<c10::ivalue::Future> &future) {
     future->markCompleted(c10::IValue(buffers_.outputs));
 }
 
+bool Work::is_over() const {
+  phx_work *handle = this->handle();
+  if (handle == nullptr) return done_.load(std::memory_order_acquire);
+  const bool over = engine_->core().work_test(handle) != PHX_IN_PROGRESS || Clock::now() >= deadline_;
+  engine_->core().work_release(handle);
+  return over;
+}
+
 bool Work::poll(bool enforce) {
   phx_work *handle = this->handle();
   if (handle == nullptr) return done_.load(std::memory_order_acquire);
   const Core &core = engine_->core();
   phx_status status = core.work_test(handle);
-  if (status == PHX_IN_PROGRESS && enforce && Clock::now() >= deadline_) status = core.work_wait(handle, 1);
+  if (status == PHX_IN_PROGRESS && enforce && Clock::now() >= deadline_)
+    status = core.work_expire(handle, timeout_.count());
   const std::string text = status < 0 ? core.last_error() : "";
   core.work_release(handle);
   if (status == PHX_IN_PROGRESS) return false;
@@ -130,7 +143,15 @@ void Work::drain(Clock::time_point until, bool failed) {
 
 bool Work::receives() const { return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE; }
 
-bool Work::isCompleted() { return (done_.load(std::memory_order_acquire) || poll(true)) && has_passed(); }
+bool Work::isCompleted() {
+  if (done_.load(std::memory_order_acquire)) return has_passed();
+  engine_->refuse_fork(title_);
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (future_) return false;  // a thread of the engine completes it, and runs the callbacks: they may take long
+  }
+  return poll(true) && has_passed();
+}
 
 bool Work::isSuccess() const { return done_.load(std::memory_order_acquire) && !error_ && has_passed(); }
 
@@ -149,7 +170,9 @@ void Work::rethrow() const {
 }
 
 bool Work::wait(Milliseconds timeout) {
-  if (phx_work *handle = this->handle(); handle != nullptr) {
+  const bool done = done_.load(std::memory_order_acquire);
+  if (!done) engine_->refuse_fork(title_);
+  if (phx_work *handle = done ? nullptr : this->handle(); handle != nullptr) {
     const Core &core = engine_->core();
     const auto limit = timeout > kNoTimeout ? timeout : timeout_;
     const phx_status status = core.work_wait(handle, limit.count());
@@ -172,6 +195,7 @@ void Work::abort() { engine_->abort("a work was aborted"); }
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool done = false;
+  engine_->refuse_fork(title_);
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (future_) return future_;

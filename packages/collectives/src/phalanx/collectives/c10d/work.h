@@ -34,6 +34,10 @@ struct Buffers {
 // Exceptions that Python sees as ValueError, NotImplementedError or torch.distributed.DistBackendError.
 [[noreturn]] void throw_status(phx_status status, const std::string &text);
 
+// Throws what a signal handler of Python has raised while this thread waited in the core, if there is something. Set by
+// module.cpp, which knows Python.
+extern void (*throw_interruption)(const std::string &text);
+
 // The text of an error of the core, which begins with the name of what was called through torch.
 std::string named(const char *title, const std::string &text);
 
@@ -56,13 +60,16 @@ class Work final : public c10d::Work {
   void put_on(const c10::Stream &stream);
   // Before that: what it reads and writes is used on another stream than the one that it was made on.
   void used_on(const c10::Stream &stream) const;
-  // Asks the core. Returns whether it is complete, successfully or not. `enforce`: raises the timeout of the operation,
-  // which otherwise shows in wait only.
+  // Whether it is complete, successfully or not, or its time is over: then poll completes it. Runs no callbacks.
+  bool is_over() const;
+  // Asks the core. Returns whether it is complete, successfully or not; then its future is, and callbacks have run.
+  // `enforce`: raises the timeout of the operation, which otherwise shows in wait only.
   bool poll(bool enforce);
   // For the end of the group: waits until then, at most. `failed`: the group has failed, and so will this.
   void drain(Clock::time_point until, bool failed);
 
   const char *title() const { return title_; }
+  bool is_message() const { return receives() || opType_ == c10d::OpType::SEND; }
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;

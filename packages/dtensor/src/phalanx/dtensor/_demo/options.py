@@ -82,6 +82,8 @@ def _problem(options: Options) -> str | None:
     for name in ("ranks", "steps", "layers", "hidden", "heads", "batch", "sequence", "rounds", "text_bytes"):
         if getattr(options, name) < 1:
             return f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1"
+    if not 0 < options.learning_rate < float("inf"):
+        return f"--learning-rate is {options.learning_rate}; it must be a positive number"
     if options.checked_steps < 0 or options.seed < 0:
         return "--checked-steps and --seed must not be negative"
     if options.hidden % options.heads:
@@ -98,6 +100,12 @@ def _problem(options: Options) -> str | None:
             f"--compile needs the package phalanx-inductor, which is not installed: there is no module {PLUGIN}. "
             "Install it, or name a backend that is there: --compile inductor"
         )
+    if options.compile:
+        from torch.compiler import list_backends
+
+        known = list_backends(exclude_tags=())
+        if options.compile not in known:
+            return f"--compile {options.compile}: torch.compile has no such backend; it has {', '.join(sorted(known))}"
     if options.text_bytes <= options.sequence:
         return f"--text-bytes {options.text_bytes} is not more than --sequence {options.sequence}"
     return None

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from phalanx.collectives import bits
 from phalanx.symm_mem._ops import experts, fused, offsets, reductions, scaled, transfers, words
 
 _libraries: list[Any] = []
@@ -55,6 +56,7 @@ def _register() -> None:
             for key in ("CPU", "CUDA"):
                 library.impl(name, kernel, key)
             torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
+            bits.register(library, {name: getattr(torch.ops.phalanx, name).default})
             if schema.endswith("-> ()"):  # kept in graphs though nothing comes of them
                 torch.fx.node.has_side_effect(getattr(torch.ops.phalanx, name).default)
 

@@ -22,6 +22,7 @@ cuda.py       pools on GPUs, which are torch's
 """
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ class MemPool:
 
 _pools: weakref.WeakKeyDictionary[RankContext, MemPool] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()  # of short sections
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def get_mem_pool(device: torch.device | str = "cpu") -> "MemPool | CudaMemPool":

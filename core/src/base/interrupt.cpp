@@ -1,0 +1,61 @@
+#include "base/interrupt.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "base/deadline.h"
+#include "base/error.h"
+
+namespace phx {
+namespace {
+
+struct Hook {
+  phx_interrupt_fn check = nullptr;
+  void *arg = nullptr;
+  pid_t pid = 0;          // a forked child has the memory of the thread, but must not run its hook
+  int64_t ask_at_ns = 0;  // not before
+  bool running = false;
+};
+thread_local Hook t_hook;
+
+std::atomic<int> running_hooks{0};  // of all threads, so that calls need not look at the thread's own hook
+
+}  // namespace
+
+bool interrupt_requested() {
+  Hook &hook = t_hook;
+  if (hook.check == nullptr || hook.running) return false;
+  if (now_ns() < hook.ask_at_ns || hook.pid != getpid()) return false;
+  const int error_number = errno;
+  const phx_error_info before = last_error();  // the hook may call functions that fail
+  hook.running = true;
+  running_hooks.fetch_add(1, std::memory_order_relaxed);
+  const bool requested = hook.check(hook.arg) != 0;
+  running_hooks.fetch_sub(1, std::memory_order_relaxed);
+  hook.running = false;
+  hook.ask_at_ns = requested ? 0 : now_ns() + kInterruptSliceNs;
+  set_last_error(before);
+  errno = error_number;
+  return requested;
+}
+
+bool in_interrupt_hook() { return running_hooks.load(std::memory_order_relaxed) != 0 && t_hook.running; }
+
+phx_status timeout_or_interrupt(const char *operation) {
+  if (!interrupt_requested()) return PHX_ERR_TIMEOUT;
+  return fail(PHX_ERR_INTERRUPTED, operation, "%s: the wait was interrupted by the hook of phx_set_interrupt",
+              operation);
+}
+
+}  // namespace phx
+
+extern "C" phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg) {
+  phx::Hook &hook = phx::t_hook;
+  hook.check = check;
+  hook.arg = check == nullptr ? nullptr : arg;
+  hook.pid = getpid();
+  hook.ask_at_ns = 0;
+  return PHX_OK;
+}

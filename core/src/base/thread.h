@@ -1,0 +1,31 @@
+// Threads of the library.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <thread>
+#include <utility>
+
+namespace phx {
+
+// Starts a thread of the library. It has a name of at most 15 characters, which debuggers and `top -H` show, and it
+// takes no signals: these are for the threads of the application. Throws std::system_error, as std::thread does.
+template <class Body>
+std::thread start_thread(const char *name, Body body) {
+  struct SignalsBlocked {
+    sigset_t before;
+    SignalsBlocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+  } const blocked;  // the new thread inherits it
+  return std::thread([name, body = std::move(body)]() mutable {
+    pthread_setname_np(pthread_self(), name);
+    body();
+  });
+}
+
+}  // namespace phx

@@ -1,0 +1,94 @@
+#include "symm/pads.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace phx {
+
+Pads::Pad Pads::at(int i, const Place &place) const {
+  const SharedMappingRef &segment = segments_[i][place.segment];
+  return {segment, segment->bytes() + place.index * pad_bytes_};
+}
+
+void Pads::collect() {
+  const auto freed_by_all = [this](const Retired &retired) {
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      // Pairs with the store in ~Symm: whatever that rank did to any pad of the allocation lies before it.
+      const uint64_t freed = at(static_cast<int>(i), retired.places[i]).header().freed.load(std::memory_order_acquire);
+      if (freed < retired.number) return false;
+    }
+    return true;
+  };
+  const auto kept = std::stable_partition(retired_.begin(), retired_.end(),
+                                          [&](const Retired &retired) { return !freed_by_all(retired); });
+  for (auto retired = kept; retired != retired_.end(); ++retired) free_.push_back(retired->places[self_]);
+  retired_.erase(kept, retired_.end());
+}
+
+phx_status Pads::take(const char *operation, uint64_t number, Place *place, Pad *pad, Fd *fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty()) collect();
+  if (free_.empty()) {
+    phx_status status = create_segment(operation, "phalanx-pads", kInSegment * pad_bytes_, fd);
+    if (status == PHX_OK)
+      status = map_segment(operation, fd->get(), kInSegment * pad_bytes_, pad_bytes_, &pad->segment);
+    if (status != PHX_OK) return status;
+    *place = {static_cast<uint32_t>(segments_[self_].size()), 0, kInSegment};
+    pad->begin = pad->segment->bytes();
+  } else {
+    const Pad reused = at(self_, free_.back());
+    const phx_status status = populate(operation, reused.begin, pad_bytes_);
+    if (status != PHX_OK) return status;
+    *place = free_.back();
+    *pad = reused;
+    free_.pop_back();
+    pad->header().sleepers.store(0, std::memory_order_relaxed);
+    auto *word = reinterpret_cast<SharedWord *>(pad->begin + sizeof(PadHeader));
+    auto *const end = reinterpret_cast<SharedWord *>(pad->begin + pad_bytes_);
+    for (; word != end; ++word) word->store(0, std::memory_order_relaxed);  // the peers learn of it by a message
+  }
+  pad->header().met.store(met_ok(number) - 1, std::memory_order_relaxed);
+  return PHX_OK;
+}
+
+phx_status Pads::find(const char *operation, int i, const Place &place, int fd, Pad *out) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const size_t known = segments_[i].size();
+  const bool possible = place.made == 0 ? place.segment < known && place.index < kInSegment
+                                        : place.segment == known && place.index == 0 && place.made == kInSegment;
+  if (!possible)
+    return fail(PHX_ERR_ABI, operation, "%s: it is said to have pad %u of segment %u, which does not exist", operation,
+                place.index, place.segment);
+  if (place.made == 0) {
+    *out = at(i, place);
+    return PHX_OK;
+  }
+  const size_t size = kInSegment * pad_bytes_;
+  phx_status status = verify_segment(operation, fd, size);
+  if (status == PHX_OK) status = map_segment(operation, fd, size, 0, &out->segment);
+  if (status == PHX_OK) out->begin = out->segment->bytes();
+  return status;
+}
+
+void Pads::keep(const std::vector<Place> &places, const std::vector<Pad> &pads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < places.size(); ++i)
+    if (places[i].made != 0) segments_[i].push_back(pads[i].segment);
+  const Place &own = places[self_];
+  for (uint32_t index = own.made; index > 1; --index) free_.push_back({own.segment, index - 1, 0});
+}
+
+void Pads::give_back(const Place &place) {
+  if (place.made != 0) return;  // a new segment, which nobody keeps
+  const std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(place);
+}
+
+void Pads::retire(uint64_t number, std::vector<Place> places) {
+  for (Place &place : places) place.made = 0;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  retired_.push_back({number, std::move(places)});
+}
+
+}  // namespace phx

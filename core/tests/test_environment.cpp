@@ -1,0 +1,384 @@
+// What a process finds around it: signals, a container that refuses system calls, ranks of another build, of another
+// network namespace, of another host id.  C2
+#include <dirent.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <set>
+
+#include "pipe.h"
+#include "ranks.h"
+#include "world/monitor.h"
+#include "world/world.h"
+
+namespace {
+
+// Runs `body` in a forked child and returns its wait status. A child that hangs is ended by SIGALRM.
+template <class Body>
+int in_child(Body body) {
+  const pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    alarm(60);
+    int code = 1;
+    try {
+      body();
+      code = 0;
+    } catch (const check::Skipped &) {
+      code = 77;
+    } catch (const std::exception &) {
+    }
+    _exit(code);
+  }
+  int status = -1;
+  waitpid(pid, &status, 0);
+  return status;
+}
+
+bool says(const char *text) {
+  if (std::strstr(phx_last_error(), text) != nullptr) return true;
+  std::fprintf(stderr, "    not said: %s\n    but: %s\n", text, phx_last_error());
+  return false;
+}
+
+// ---- threads
+
+struct ThreadSeen {
+  std::string name;
+  uint64_t blocked;
+};
+std::vector<ThreadSeen> other_threads() {
+  std::vector<ThreadSeen> all;
+  DIR *tasks = opendir("/proc/self/task");
+  CHECK(tasks != nullptr);
+  while (const dirent *entry = readdir(tasks)) {
+    if (entry->d_name[0] == '.' || std::atoi(entry->d_name) == getpid()) continue;
+    std::ifstream status("/proc/self/task/" + std::string(entry->d_name) + "/status");
+    ThreadSeen seen{};
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("Name:", 0) == 0) seen.name = line.substr(6);
+      if (line.rfind("SigBlk:", 0) == 0) seen.blocked = std::stoull(line.substr(8), nullptr, 16);
+    }
+    all.push_back(seen);
+  }
+  closedir(tasks);
+  return all;
+}
+
+TEST(threads_of_the_library_have_names_and_take_no_signals) {
+  const int status = in_child([] {
+    phx_world *world = ranks::make_world(0, 1, nullptr);
+    phx_store *store = nullptr;
+    uint16_t port = 0;
+    CHECK_OK(phx_store_tcp_serve("127.0.0.1", "0123456789abcdef", 16, &port, &store));
+    std::set<std::string> names;
+    for (int i = 0; i < 2000 && names.size() < 2; ++i) {  // a new thread names itself
+      names.clear();
+      for (const ThreadSeen &thread : other_threads())
+        if (thread.name.rfind("phx-", 0) == 0) names.insert(thread.name);
+      usleep(1000);
+    }
+    CHECK(names == (std::set<std::string>{"phx-monitor", "phx-store"}));
+    for (const ThreadSeen &thread : other_threads())
+      for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD, SIGALRM, SIGPIPE})
+        CHECK((thread.blocked >> (number - 1) & 1) != 0);
+    // What the application blocks from now on stays pending for it.
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    CHECK(sigprocmask(SIG_BLOCK, &one, nullptr) == 0);
+    CHECK(kill(getpid(), SIGUSR1) == 0);
+    const timespec limit{20, 0};
+    CHECK(sigtimedwait(&one, nullptr, &limit) == SIGUSR1);
+    phx_store_release(store);
+    phx_world_release(world);
+  });
+  CHECK(status == 0);
+}
+
+class Listener final : public phx::GroupListener {
+ public:
+  explicit Listener(bool fails) : fails_(fails) {}
+  bool has_peer(const phx::Uuid &) const override {
+    if (fails_) throw std::bad_alloc();
+    return false;
+  }
+  void on_peer_gone(const phx::Link &, phx::LinkState, bool) override {}
+  void on_revoked(const phx_error_info &cause) override { told_.send(cause); }
+  phx_error_info told() const { return told_.receive<phx_error_info>(); }
+
+ private:
+  const bool fails_;
+  Pipe told_;
+};
+
+TEST(an_exception_in_the_monitor_fails_the_groups_and_not_the_process) {
+  phx_world *seen = ranks::make_world(0, 1, nullptr);
+  const auto broken = std::make_shared<Listener>(true), healthy = std::make_shared<Listener>(false);
+  phx::Monitor &monitor = seen->ptr->monitor();
+  monitor.watch(1, broken);
+  monitor.watch(2, healthy);
+  phx::Dial dialed;
+  const phx::Uuid self{1, 2};
+  CHECK_OK(phx::dial(seen->ptr->record(), self, 1, phx::Deadline::after_ms(20000), &dialed));
+  phx::LinkRef link;
+  CHECK_OK(phx::finish_dial(seen->ptr->record(), &dialed, phx::Deadline::after_ms(20000), &link));
+  CHECK(monitor.await_link(self, phx::Deadline::after_ms(20000)) != nullptr);
+  link->close();  // which the monitor is to tell the groups
+  for (const Listener *listener : {broken.get(), healthy.get()}) {
+    const phx_error_info cause = listener->told();
+    CHECK(cause.status == PHX_ERR_NO_MEMORY && cause.rank == 0);
+    CHECK(std::strstr(cause.text, "monitor thread of rank 0") != nullptr);
+  }
+  const auto late = std::make_shared<Listener>(false);  // a group that is made later
+  monitor.watch(3, late);
+  CHECK(late->told().status == PHX_ERR_NO_MEMORY);
+  phx_world_release(seen);
+}
+
+// ---- system calls that a container refuses
+
+void refuse(const std::vector<int> &calls, int error) {
+  std::vector<sock_filter> code = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const int call : calls) {
+    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
+    code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)));
+  }
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+  CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) check::skip("seccomp filters");
+}
+
+void expect_passed(int status) {
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) check::skip("seccomp filters");
+  CHECK(status == 0);
+}
+
+TEST(a_world_is_made_where_getrandom_is_refused) {
+  for (const int error : {EPERM, ENOSYS})
+    expect_passed(in_child([&] {
+      refuse({SYS_getrandom}, error);
+      phx_world *world = ranks::make_world(0, 1, nullptr);
+      phx_group *group = ranks::make_group(world);
+      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK(phx::random_uuid() != phx::random_uuid());
+      phx_group_release(group);
+      phx_world_release(world);
+    }));
+}
+
+TEST(a_world_says_so_where_nothing_gives_random_bytes) {
+  expect_passed(in_child([] {
+    refuse({SYS_getrandom, SYS_openat}, EPERM);
+    phx_world_params params{};
+    params.struct_size = sizeof params;
+    params.size = 1;
+    phx_world *world = nullptr;
+    CHECK(phx_world_create(&params, &world) == PHX_ERR_PERMISSION);
+    CHECK(says("getrandom") && says("/dev/urandom") && says("seccomp"));
+  }));
+}
+
+TEST(ranks_work_together_where_what_they_can_do_without_is_refused) {
+  for (const int error : {EPERM, ENOSYS}) {
+    ranks::FileStore file;
+    const auto rank = [&](int self) {
+      refuse({434 /* pidfd_open */, SYS_membarrier, SYS_getrandom, SYS_sched_getaffinity}, error);
+      phx_store *store = nullptr;
+      CHECK_OK(phx_store_file(file.path().c_str(), &store));
+      phx_world *world = ranks::make_world(self, 2, store);
+      phx_group *group = ranks::make_group(world);
+      const float in = static_cast<float>(self + 1);
+      float out = 0;
+      CHECK_OK(phx_all_reduce(group, &in, &out, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      CHECK(out == 3);
+      if (self == 1) _exit(0);  // dies, as far as the other one is concerned: seen by the socket alone
+      CHECK(phx_group_barrier(group, 0) == PHX_ERR_PEER_DEAD);
+    };
+    const pid_t other = fork();
+    CHECK(other >= 0);
+    if (other == 0) {
+      alarm(60);
+      try {
+        rank(1);
+      } catch (const check::Skipped &) {
+      } catch (const std::exception &) {
+      }
+      _exit(1);
+    }
+    const int status = in_child([&] { rank(0); });
+    int others = -1;
+    waitpid(other, &others, 0);
+    expect_passed(status);
+    CHECK(others == 0);
+  }
+}
+
+TEST(a_group_names_the_system_call_that_it_cannot_do_without) {
+  expect_passed(in_child([] {
+    refuse({SYS_memfd_create}, EPERM);
+    phx_world *world = ranks::make_world(0, 1, nullptr);
+    const int32_t self = 0;
+    phx_group *group = nullptr;
+    CHECK(phx_group_create(world, "alone", &self, 1, 0, &group) == PHX_ERR_PERMISSION);
+    CHECK(says("memfd_create"));
+  }));
+}
+
+// ---- ranks of another build
+
+// A store that shows this rank the records of others as if another build had written them.
+struct OtherBuild {
+  phx_store *base;
+  static bool is_record(const char *key) { return std::strstr(key, "/member/") != nullptr; }
+  static phx_status set(void *self, const char *key, const void *value, size_t size) {
+    return phx_store_set(static_cast<OtherBuild *>(self)->base, key, value, size);
+  }
+  static phx_status get(void *self, const char *key, void *value, size_t capacity, size_t *size, int64_t timeout_ms) {
+    const phx_status status =
+        phx_store_get(static_cast<OtherBuild *>(self)->base, key, value, capacity, size, timeout_ms);
+    constexpr size_t at = offsetof(phx::PeerRecord, build) + offsetof(phx::Build, fingerprint);
+    if (status == PHX_OK && is_record(key) && capacity >= *size && *size > at + 4)
+      std::memcpy(static_cast<char *>(value) + at, "0000", 4);
+    return status;
+  }
+  static phx_status add(void *self, const char *key, int64_t delta, int64_t *result) {
+    return phx_store_add(static_cast<OtherBuild *>(self)->base, key, delta, result);
+  }
+  static phx_status remove(void *self, const char *key) {
+    return phx_store_remove(static_cast<OtherBuild *>(self)->base, key);
+  }
+};
+
+phx_store *with_other_builds(OtherBuild *view) {
+  phx_store_ops ops{};
+  ops.struct_size = sizeof ops;
+  ops.set = OtherBuild::set;
+  ops.get = OtherBuild::get;
+  ops.add = OtherBuild::add;
+  ops.remove = OtherBuild::remove;
+  phx_store *store = nullptr;
+  CHECK_OK(phx_store_wrap(&ops, view, &store));
+  return store;
+}
+
+TEST(ranks_of_different_builds_do_not_meet_and_each_names_both_builds) {
+  ranks::all_zero(ranks::as_processes(3, [](int self, phx_world *world) {
+    OtherBuild view{world->ptr->store()};
+    phx_store *store = with_other_builds(&view);
+    phx_group *group = nullptr;
+    CHECK(phx_group_attach(world, "mixed", self, 3, store, 0, &group) == PHX_ERR_ABI);
+    const phx::Build mine = phx::this_build();
+    phx::Build other = mine;
+    std::memcpy(other.fingerprint, "0000", 4);
+    CHECK(says(phx::text_of(mine).c_str()) && says(phx::text_of(other).c_str()) && says("Install one build"));
+    phx_store_release(store);
+  }));
+}
+
+TEST(a_record_of_an_older_layout_is_refused_as_what_it_is) {
+  ranks::all_zero(ranks::as_processes(2, [](int self, phx_world *world) {
+    if (self == 1) return;
+    const char old[] = "PHXPEER\n and whatever it held";
+    const int32_t members[2] = {0, 1};
+    const std::string key =
+        "phalanx/group/g/" + std::to_string(phx::hash_bytes(members, sizeof members)) + "/0/member/1";
+    CHECK_OK(phx_store_set(world->ptr->store(), key.c_str(), old, sizeof old));
+    phx_group *group = nullptr;
+    CHECK(phx_group_create(world, "g", members, 2, 0, &group) == PHX_ERR_ABI);
+    CHECK(says("older"));
+  }));
+}
+
+TEST(the_build_is_told_by_phx_build_info) {
+  const std::string fingerprint(phx::this_build().fingerprint, sizeof phx::Build::fingerprint);
+  CHECK(fingerprint.find_first_not_of("0123456789abcdef") == std::string::npos);
+  CHECK(std::string(phx_build_info()).find("\"build\": \"" + fingerprint + "\"") != std::string::npos);
+}
+
+// ---- ranks that share no host, or do not know it
+
+phx::PeerRecord record_of(uint64_t boot, uint64_t network, uint64_t given = 0) {
+  phx::PeerRecord record{};
+  record.host = {boot, network};
+  record.host_given = given != 0;
+  record.host_id = given != 0 ? given : phx::host_id_of(record.host);
+  return record;
+}
+
+TEST(the_reason_why_ranks_share_no_memory_is_told) {
+  const auto why = [](const phx::PeerRecord &a, const phx::PeerRecord &b) { return phx::why_apart(a, 3, b, 5); };
+  const auto has = [](const std::string &text, const char *part) { return text.find(part) != std::string::npos; };
+  CHECK(why(record_of(1, 2), record_of(1, 2)).empty());
+  CHECK(why(record_of(0, 0), record_of(0, 0)).empty());  // no /proc on either: the sockets will tell
+  CHECK(why(record_of(0, 2, 7), record_of(1, 0, 7)).empty());
+  CHECK(has(why(record_of(1, 2), record_of(9, 2)), "ranks 3 and 5 are on different hosts"));
+  CHECK(has(why(record_of(1, 2), record_of(1, 4)), "different network namespaces (net:[2] and net:[4])"));
+  CHECK(has(why(record_of(1, 2, 7), record_of(1, 4, 7)), "different network namespaces"));
+  CHECK(has(why(record_of(1, 2, 7), record_of(9, 2, 7)), "different hosts"));
+  CHECK(has(why(record_of(1, 2, 7), record_of(1, 2, 8)), "rank 3 was given 7 and rank 5 was given 8"));
+  CHECK(has(why(record_of(1, 2), record_of(1, 2, 8)), "PHALANX_HOST_ID"));
+  CHECK(has(why(record_of(0, 0), record_of(1, 2)), "rank 3 cannot read /proc"));
+  CHECK(has(why(record_of(1, 2), record_of(1, 0)), "rank 5 cannot read /proc"));
+}
+
+TEST(ranks_in_different_network_namespaces_say_so_at_once) {
+  ranks::FileStore file;
+  const auto rank = [&](int self) {
+    if (self == 1 && unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
+      check::skip("network namespaces");
+    phx_store *store = nullptr;
+    CHECK_OK(phx_store_file(file.path().c_str(), &store));
+    phx_world *world = ranks::make_world(self, 2, store);
+    const int32_t members[2] = {0, 1};
+    phx_group *group = nullptr;
+    CHECK(phx_group_create(world, "g", members, 2, 0, &group) == PHX_ERR_UNSUPPORTED);
+    CHECK(says("different network namespaces"));
+  };
+  const pid_t other = fork();
+  CHECK(other >= 0);
+  if (other == 0) {
+    alarm(60);
+    int code = 1;
+    try {
+      rank(1);
+      code = 0;
+    } catch (const check::Skipped &) {
+      code = 77;
+    } catch (const std::exception &) {
+    }
+    _exit(code);
+  }
+  const pid_t first = fork();
+  CHECK(first >= 0);
+  if (first == 0) {
+    alarm(60);
+    int code = 1;
+    try {
+      rank(0);
+      code = 0;
+    } catch (const std::exception &) {
+    }
+    _exit(code);
+  }
+  int status = -1;
+  waitpid(other, &status, 0);
+  if (status == 77 << 8) kill(first, SIGKILL);
+  int firsts = -1;
+  waitpid(first, &firsts, 0);
+  if (status == 77 << 8) check::skip("network namespaces");
+  CHECK(status == 0 && firsts == 0);
+}
+
+}  // namespace
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }

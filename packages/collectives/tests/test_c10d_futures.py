@@ -1,0 +1,154 @@
+"""Callbacks of futures of the backend `phalanx`: they may wait, take long and raise, and disturb nobody."""
+
+import contextlib
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from c10d_groups import implementations, join, run_groups
+from phalanx.collectives import c10d
+from ranks import scratch
+
+LONG = 30  # seconds, after which a test has hung
+
+
+def futures_threads():
+    names = []
+    for each in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append(each.read_text().strip())
+    return sum("phalanx_futures" in name for name in names)
+
+
+def begin(tensor):
+    return dist.all_reduce(tensor, async_op=True).get_future()
+
+
+def nested(rank, size):
+    join(rank, size)
+
+    def deeper(depth):
+        def callback(done):
+            x = done.value()[0]
+            return x if depth == 0 else begin(x * 2).then(deeper(depth - 1)).wait()
+
+        return callback
+
+    for count in (1, 1 << 16):
+        for _ in range(10):
+            assert begin(torch.ones(count)).then(deeper(4)).wait()[0].item() == size * (2 * size) ** 4
+    dist.destroy_process_group()
+    assert futures_threads() == 0
+
+
+@implementations
+def test_callbacks_wait_for_futures_four_levels_deep(how):
+    run_groups(nested, 2, how)
+
+
+def slow_beside_fast(rank, size):
+    join(rank, size)
+    goes_on = threading.Event()
+    slow = begin(torch.ones(1)).then(lambda done: goes_on.wait(LONG))
+    fast = [begin(torch.full((8,), float(i))).then(lambda done: done.value()[0].sum().item()) for i in range(5)]
+    assert [each.wait() for each in fast] == [8.0 * size * i for i in range(5)]
+    work = dist.isend(torch.ones(4), 1 - rank)
+    got = torch.zeros(4)
+    receive = dist.irecv(got, 1 - rank).get_future().then(lambda done: done.value()[0].sum().item())
+    assert receive.wait() == 4
+    work.wait()
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for value in (1.0, 2.0):
+            dist.all_reduce(torch.full((2,), value))
+    both = [work.get_future().then(lambda done: begin(torch.ones(1)).wait()[0].item()) for work in manager.works]
+    assert [each.wait() for each in both] == [size] * len(both)
+    assert not slow.done()
+    goes_on.set()
+    assert slow.wait() is True
+    dist.destroy_process_group()
+    assert futures_threads() == 0
+
+
+@implementations
+def test_a_slow_callback_holds_up_no_other(how):
+    run_groups(slow_beside_fast, 2, how)
+
+
+def raising(rank, size):
+    join(rank, size)
+
+    def callback(done):
+        raise KeyError("of a callback")
+
+    first = begin(torch.ones(1))
+    chained = first.then(callback)
+    first.add_done_callback(callback)
+    assert first.wait()[0].item() == size
+    with pytest.raises(RuntimeError, match="of a callback"):
+        chained.wait()
+    assert begin(torch.ones(1)).then(lambda done: done.value()[0].item()).wait() == size
+    many = [begin(torch.full((4,), float(i))) for i in range(40)]
+    order = []
+    for i, each in enumerate(many):
+        each.add_done_callback(lambda done, i=i: order.append(i))
+    assert [each.wait()[0][0].item() for each in many] == [size * float(i) for i in range(40)]
+    dist.destroy_process_group()
+    assert sorted(order) == list(range(40))
+    # A callback that ends the group itself.
+    join(rank, size, name="second")
+    dist.barrier()
+    ended = begin(torch.ones(1)).then(lambda done: dist.destroy_process_group())
+    ended.wait()
+    assert not dist.is_initialized()
+
+
+@implementations
+def test_a_callback_that_raises_or_ends_the_group_does_no_harm(how):
+    run_groups(raising, 2, how)
+
+
+def power_sgd(rank, size):
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    join(rank, size)
+    torch.manual_seed(3)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.full((2, 64), 1.0 + rank)).sum().backward()
+    for parameter in model.parameters():
+        sums = [torch.empty_like(parameter.grad) for _ in range(size)]
+        dist.all_gather(sums, parameter.grad)
+        assert torch.equal(sums[0], sums[1]) and sums[0].isfinite().all()
+    dist.destroy_process_group()
+
+
+def test_the_power_sgd_hook_of_ddp_works():
+    run_groups(power_sgd, 2, "cpp")
+
+
+def real_timeout(rank, size, what):
+    join(rank, size)
+    dist.barrier()
+    c10d.set_timeout(timedelta(milliseconds=1300))
+    over = dist.FileStore(str(scratch() / "over"), 1)
+    if rank == 0:
+        begun = begin(torch.ones(4)) if what == "all_reduce" else dist.irecv(torch.ones(1), 1).get_future()
+        with pytest.raises(RuntimeError, match=f"{what}.*after 1300 ms"):
+            begun.wait()
+        over.set("over", b"")
+    else:
+        over.wait(["over"], timedelta(seconds=LONG))
+
+
+@implementations
+@pytest.mark.parametrize("what", ["all_reduce", "recv"])
+def test_a_future_names_the_real_timeout(how, what):
+    run_groups(real_timeout, 2, how, what)

@@ -1,0 +1,187 @@
+"""Process groups that are made by hand, by frameworks and elastic managers: attached by their own facts."""  # T5
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
+
+import phalanx.collectives as pc
+from c10d_groups import join, run_groups
+from phalanx.collectives import c10d
+from phalanx.core import errors as pc_errors
+from ranks import run_ranks, scratch
+
+LIMIT = timedelta(seconds=30)
+
+
+def make(backend, position, size, name="update", store="update"):
+    """As frameworks make a group for weight updates."""
+    c10d.register()
+    base = PrefixStore(name, dist.FileStore(str(scratch() / store), size))
+    made, _ = _new_process_group_helper(size, position, [], dist.Backend(backend), base, group_name=name, timeout=LIMIT)
+    _world.pg_group_ranks[made] = {i: i for i in range(size)}
+    return made
+
+
+def use(group, position, size):
+    """Every kind of call, whose result tells which rank had which part."""
+    total = float(sum(range(size)))
+    x = torch.full((3,), float(position))
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [total] * 3
+    y = torch.full((1,), float(position))
+    dist.broadcast(y, group_src=1, group=group)
+    assert y.item() == 1
+    parts = [torch.empty(1) for _ in range(size)]
+    dist.all_gather(parts, torch.tensor([float(position)]), group=group)
+    assert [part.item() for part in parts] == list(range(size))
+    work = dist.all_reduce(x, group=group, async_op=True)
+    assert work.get_future().wait()[0].tolist() == [size * total] * 3
+    z = torch.full((2,), float(position))
+    assert pc.all_reduce(z, "sum", group).tolist() == [total] * 2
+    assert pc.all_gather_tensor(z[:1], 0, group).tolist() == list(range(size))
+    assert torch.ops.phalanx.blocking_all_reduce(z, "sum", group.group_name).tolist() == [total] * 2  # T6
+    assert pc.enable_group(group) and pc.core_group(group).group_rank == position
+
+
+def joins_two_worlds(rank, size, backend):
+    name, own, count = ("trainer", 0, 1) if rank == 0 else ("engines", rank - 1, 2)
+    join(own, count, name=name, backend=backend)
+    dist.barrier()
+    use(make(backend, rank, size), rank, size)
+    dist.all_reduce(x := torch.ones(1))
+    assert x.item() == count
+    assert pc.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item() == count
+    dist.destroy_process_group()
+
+
+def in_another_order(rank, size, backend):
+    join(rank, size, backend=backend)
+    position = size - 1 - rank
+    use(make(backend, position, size), position, size)
+    use(dist.group.WORLD, rank, size)
+    again = PrefixStore("same store", dist.distributed_c10d._get_default_store())  # some numbers are the same in both
+    made, _ = _new_process_group_helper(size, position, [], dist.Backend(backend), again, "same", timeout=LIMIT)
+    _world.pg_group_ranks[made] = {i: i for i in range(size)}
+    use(made, position, size)
+    dist.destroy_process_group()
+
+
+def without_a_world(rank, size, backend):
+    assert not dist.is_initialized()
+    use(make(backend, rank, size), rank, size)
+
+
+KINDS = [joins_two_worlds, in_another_order, without_a_world]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_made_by_hand_has_its_own_ranks(kind):
+    run_groups(kind, 3, "cpp", "phalanx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_made_by_hand_has_its_own_ranks_in_python(kind):
+    run_groups(kind, 3, "python", "phalanx")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_functional_collectives_serve_groups_of_gloo_that_were_made_by_hand(kind):
+    run_ranks(kind, 3, "gloo")
+
+
+def alone(store, rank, size, name="alone"):
+    """As torchft makes its groups: neither init_process_group nor torch's table of groups knows them."""
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.group_id = store, rank, size, name
+    options.timeout, options.global_ranks_in_group = LIMIT, list(range(size))
+    made = dist.Backend._plugins["PHALANX"].creator_fn(options, None)
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, made)
+    return group, made
+
+
+def unknown_to_torch(rank, size):
+    c10d.register()
+    store = dist.FileStore(str(scratch() / "store"), size)
+    for generation in range(3):  # of the same name; the later ones with ranks in another order
+        position = rank if generation == 0 else size - 1 - rank
+        group, made = alone(PrefixStore(f"generation {generation}", store), position, size)
+        x = torch.tensor([float(position)])
+        group.allreduce([x]).wait()
+        assert x.item() == sum(range(size))
+        parts = [torch.empty(1) for _ in range(size)]
+        group.allgather([parts], [torch.tensor([float(position)])]).wait()
+        assert [part.item() for part in parts] == list(range(size))
+        if generation == 1:
+            made.abort()
+        else:
+            made.shutdown()
+        with pytest.raises(dist.DistBackendError, match=r"destroyed|aborted"):
+            group.allreduce([x]).wait()
+
+
+def test_groups_of_one_name_follow_each_other_without_torch_knowing_them():
+    run_groups(unknown_to_torch, 3, "cpp")
+
+
+def survivors(rank, size):
+    """Rank 0 was there before; rank 1 is new in every generation. The group has the same name each time."""
+    if rank == 0:
+        for generation in range(3):
+            join(0, 2, name=f"generation {generation}")
+            group = make("phalanx", 0, 2, store=f"update {generation}")
+            use(dist.group.WORLD, 0, 2)
+            use(group, 0, 2)
+            dist.destroy_process_group()
+    else:
+        for generation in range(3):
+            pid = os.fork()
+            if pid == 0:
+                join(1, 2, name=f"generation {generation}")
+                group = make("phalanx", 1, 2, store=f"update {generation}")
+                use(dist.group.WORLD, 1, 2)
+                use(group, 1, 2)
+                dist.destroy_process_group()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_survivor_meets_newcomers_in_groups_of_the_same_name():
+    run_groups(survivors, 2, "cpp")
+
+
+def of_one_timeout(rank, size, how):
+    """WORLD has a minute, or its store has; the group has a second."""
+    if how == "store":
+        store = dist.FileStore(str(scratch() / "store"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=1))
+        group = dist.group.WORLD
+    else:
+        join(rank, size, seconds=60, backend="gloo")
+        group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1), backend=how)
+    met = dist.FileStore(str(scratch() / "met"), 1)
+    if rank == 0:
+        with pytest.raises(pc_errors.WaitTimeoutError, match="1000 ms"):
+            pc.all_reduce(torch.ones(2), "sum", group).tolist()
+        met.set("first", b"")
+    else:
+        met.wait(["first"], timedelta(seconds=30))
+    assert pc.all_reduce(torch.ones(1), "sum", group).item() == size  # it may be tried again
+    if rank == 0:
+        with pytest.raises(pc_errors.WaitTimeoutError, match="1000 ms"):
+            pc.all_reduce(torch.ones(2), "sum", group).tolist()
+        met.set("second", b"")
+    else:
+        met.wait(["second"], timedelta(seconds=30))
+
+
+def test_functional_collectives_have_the_timeout_of_their_group():
+    for how in ("store", "gloo"):
+        run_ranks(of_one_timeout, 2, how)
+    run_groups(of_one_timeout, 2, "cpp", "phalanx")
