@@ -355,7 +355,7 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Complete what is under way, or fail it if peers take longer than a few seconds. In a forked child, nothing."""
+        """Complete what is under way, or fail it if peers take longer than some seconds. In a forked child, nothing."""
         if self._pid != os.getpid():
             return
         with self._lock:
