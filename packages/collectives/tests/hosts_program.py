@@ -21,7 +21,7 @@ def over_gloo(group):
     """all_reduce and all_gather of the group as they are for GPUs, with gloo in the place of NCCL."""
     entry = _registry.entry_of(group)
     store = _torch_compat.PrefixStore("carried", _torch_compat.default_store())
-    places, inside, limit_ms = entry.hosts.places, entry.hosts.inside, entry._rank.timeout_ms
+    places, inside, limit_ms = entry.hosts.places, entry.hosts.inside, entry._timeout_ms
     made = span_on_gpus(entry.name, entry.ranks, places, inside, "gloo", store, limit_ms)
     return (
         lambda x, reduction, _: made.run("all_reduce", x, reduction),

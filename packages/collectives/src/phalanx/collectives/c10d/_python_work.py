@@ -1,5 +1,6 @@
 """Works of the backend in Python, and the threads that complete their futures. As work.cpp and engine.cpp."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -232,6 +233,7 @@ class Engine:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._under_way: dict[int, Work] = {}
@@ -344,6 +346,8 @@ class Engine:
 
     def abort(self, reason: str) -> None:
         """Every call that waits, in any thread and on any rank, ends with this reason. Then as close."""
+        if self._pid != os.getpid():  # in a forked child, nothing
+            return
         self._aborted = self._aborted or reason
         group = self.connection.known()
         if group is not None and not self._closed:
@@ -351,7 +355,9 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Complete what is under way, or fail it if peers take longer than a few seconds."""
+        """Complete what is under way, or fail it if peers take longer than some seconds. In a forked child, nothing."""
+        if self._pid != os.getpid():
+            return
         with self._lock:
             if self._closed:
                 return
