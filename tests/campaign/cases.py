@@ -18,13 +18,11 @@ TIMEOUT_MS = 400  # of the world, where ranks stop or are late
 CREATE_MS = 800  # of making a group in which a rank fails: some wait for one that never comes
 LATE_MS = 1000  # how long a late rank sleeps: beyond both
 MANY = 60  # groups that a rank belongs to in the phase groups
-CALLS_BEYOND = 12  # the call at which a rank fails once all counters have wrapped
 SHRINK_MS = 3000  # where a rank is silent in it: half of it is waited for that rank
 REST_MS = 15_000  # of what must work again
 
 MISMATCHES = ("size", "dtype", "op", "root", "collective", "order")
 KINDS = ("kill", "stop", "late", *MISMATCHES, "nofile", "nomem", "fork", "stranger", "garbage")
-FIRST_EPOCHS = {"wrap31": 2**31 - 3, "wrap32": 2**32 - 3}  # modes in which all counters begin just before they wrap
 TITLES = {
     "kill": "SIGKILL",
     "stop": "SIGSTOP",
@@ -48,13 +46,13 @@ COLLECTIVE_STEPS = 7
 @dataclass(frozen=True)
 class Case:
     kind: str
-    phase: str  # create, rendezvous, collective, agree, shrink, groups, knock; handmade, nested: with torch
+    phase: str  # create, rendezvous, collective, agree, shrink, groups, knock
     ranks: int
     call: str = ""  # the collective; in knock: what is done meanwhile
     step: str = ""  # a failpoint; "": before the call, by hand
     at: int = 1  # at which passing of it
     size: str = "small"  # large: several rounds
-    mode: str = "blocking"  # started: split-phase, two at a time; wrap31, wrap32: blocking, see FIRST_EPOCHS
+    mode: str = "blocking"  # started: split-phase, two at a time
     ending: str = ""  # of a stopped rank: killed, or continued
 
     @property
@@ -85,16 +83,6 @@ class Case:
         if self.step.startswith("places."):  # rank 0 passes none
             return 1 + zlib.crc32(self.name.encode()) % (self.ranks - 1)
         return zlib.crc32(self.name.encode()) % self.ranks
-
-    @property
-    def turn(self) -> int:
-        """By hand: at which call of the group, counted from 0, it fails or deviates."""
-        return CALLS_BEYOND if self.mode in FIRST_EPOCHS else 1
-
-    @property
-    def named(self) -> int:
-        """The victim's number in the errors of the others: a group made by hand has the ranks in reverse."""
-        return self.ranks - 1 - self.victim if self.phase == "handmade" else self.victim
 
     @property
     def first_victim(self) -> int:
@@ -233,22 +221,6 @@ def crowds(ranks: int) -> Iterator[Case]:
         yield Case(kind, "groups", ranks, "all_reduce")
 
 
-def wraps(ranks: int) -> Iterator[Case]:
-    """All counters pass 2^31 and 2^32 in the first calls; then a rank is killed, or deviates, or does neither."""
-    for mode in FIRST_EPOCHS:
-        for call in calls.ALL:
-            yield Case("kill", "collective", ranks, call, mode=mode)
-        for call in ("all_reduce", "all_gather", "coalesced", "symm_all_reduce", "messages"):
-            yield Case("size", "collective", ranks, call, mode=mode)
-
-
-def with_torch(ranks: int) -> Iterator[Case]:
-    """A rank of a process group made by hand, or of works whose futures wait for others, fails between two calls."""
-    for kind in ("kill", "stop"):
-        for phase in ("handmade", "nested"):
-            yield Case(kind, phase, ranks, "all_reduce")
-
-
 def knocks(kind: str, ranks: int) -> Iterator[Case]:
     for call in ("group_create", "symm_rendezvous", "all_reduce"):
         yield Case(kind, "knock", ranks, call)
@@ -263,8 +235,6 @@ def full(sizes: Sequence[int]) -> list[Case]:
         cases += disagreements(ranks)
         cases += forks(ranks)
         cases += crowds(ranks)
-        cases += wraps(ranks)
-        cases += with_torch(ranks)
         for kind in ("nofile", "nomem"):
             cases += shortages(kind, ranks)
         for kind in ("stranger", "garbage"):

@@ -1,8 +1,7 @@
-"""A forked child of a rank: it tries every way into the library, and ends as programs end."""
+"""A forked child of a rank: it tries every way into the library, lets go of what it has, and ends."""
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
@@ -24,13 +23,14 @@ def fork_and_try(world: Any, group: Any) -> str:
     pid = os.fork()
     if pid == 0:
         signal.alarm(SECONDS)
-        text = "".join(f"{name}: {found}\n" for name, attempt in _attempts(world, group, raw) if (found := _try(attempt)))
+        text = "".join(
+            f"{name}: {found}\n" for name, attempt in _attempts(world, group, raw) if (found := _try(attempt))
+        )
         os.write(writer, text.encode())
-        group.release()
         world.finalize()
+        del group
         gc.collect()
-        atexit._run_exitfuncs()
-        os._exit(0)
+        os._exit(0)  # the functions of atexit are those of the campaign, too
     os.close(writer)
     began = time.monotonic()
     with os.fdopen(reader) as pipe:

@@ -22,8 +22,7 @@ from typing import Any
 import calls
 import children
 import leaks
-import with_torch
-from cases import CREATE_MS, FIRST_EPOCHS, LATE_MS, MANY, MISMATCHES, REST_MS, SHRINK_MS, TIMEOUT_MS, Case
+from cases import CREATE_MS, LATE_MS, MANY, MISMATCHES, REST_MS, SHRINK_MS, TIMEOUT_MS, Case
 
 from phalanx.core import FileStore, PhalanxError, RevokedError, World
 
@@ -61,10 +60,6 @@ class Rank:
         if self.fails and self.case.step:
             os.environ["PHALANX_FAILPOINT"] = f"{self.case.step}@{self.case.at}={self.case.action}"
             os.environ["PHALANX_FAILPOINT_LOG"] = str(self.directory / "fault")
-        if self.case.phase in ("handmade", "nested"):
-            return with_torch.live(self)
-        if self.case.mode in FIRST_EPOCHS:
-            os.environ["PHALANX_FIRST_EPOCH"] = str(FIRST_EPOCHS[self.case.mode])
         timed = self.case.kind in ("stop", "late")
         store = FileStore(self.directory / "store")
         timeout_ms = TIMEOUT_MS if timed else LONG_MS
@@ -180,8 +175,8 @@ class Rank:
         """The number-th call of the case's collective, with the result checked; or two, when they are started."""
         name, started = self.case.collective, self.case.mode == "started" and number > 0
         arguments = self.arguments if number > 0 else self.small
-        odd = self.fails and self.case.kind in MISMATCHES and number == self.case.turn
-        if self.fails and number == self.case.turn and not self.case.step:
+        odd = self.fails and self.case.kind in MISMATCHES and number == 1
+        if self.fails and number == 1 and not self.case.step:
             self.fail_by_hand(group)
         if odd:
             name, arguments = deviate(self.case.kind, name, arguments)
