@@ -31,12 +31,13 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
                              static_cast<int32_t>(round), operation.record, deadline.budget_ms());
 }
 
-// Another thread of this rank has been inside this channel for the whole timeout of this one.
-phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline) {
+// Another thread of this rank has been inside this channel for the whole timeout of this one. `revokes`: the call is
+// not made, so this rank is out of step; who only waited may wait again.
+phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes) {
   const Recorded last = lane_->history_of(group_->group_rank()).newest();
   const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
                            ". Use another channel for it";
-  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), true);
+  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), revokes);
 }
 
 // Whether a new operation can be published now: all older ones are, and a slot is free here.
@@ -185,7 +186,7 @@ phx_status Engine::begin(Operation &operation) {
 phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
-  if (!take_turn(turn, until)) return raise_turn(name_of(operation), until);
+  if (!take_turn(turn, until)) return raise_turn(name_of(operation), until, true);
   phx_status status = begin(operation);
   if (status != PHX_OK) return status;
   status = run_in_turn(operation, until);
@@ -216,7 +217,7 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   Operation &started = work->operation();
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
-  if (!take_turn(turn, until)) return raise_turn(name_of(started), until);
+  if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
   // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
   phx_status status = started.record.operation == static_cast<uint8_t>(Kind::kRefused) ? PHX_OK : begin(started);
   if (status != PHX_OK) return status;
@@ -238,7 +239,8 @@ phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
   if (work.complete()) return work.report();
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
-  if (!take_turn(turn, until)) return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until);
+  if (!take_turn(turn, until))
+    return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until, false);
   while (!work.complete()) {
     publish_queued(until);  // an error of it shows again when its operation comes to the front
     complete_front(until, true);

@@ -63,7 +63,7 @@ class Engine final : public ProgressSource {
   void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
   LazyDeadline deadline(int64_t timeout_ms);
-  phx_status raise_turn(const char *operation, const LazyDeadline &deadline);
+  phx_status raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes);
 
   Group *const group_;
   Lane *const lane_;
