@@ -39,7 +39,7 @@ def install(ffi: Any, lib: Any) -> None:
 
 
 def slots() -> Any:
-    """Where native code looks for what is kept: void *[3], the type, the exception (or NULL) and the main thread.
+    """Where native code looks for what is kept: three pointers, the type, the exception (or NULL) and the main thread.
 
     Native code that raises the exception sets the second to NULL.
     """
