@@ -171,7 +171,7 @@ TEST(barriers_and_signals_pass_the_end_of_the_counters) {
     }
 }
 
-// Of any size, in both directions, before and after their receives are posted.
+// Messages of any size, in both directions, before and after their receives are posted.
 void send_and_receive(int rank, phx_world *world) {
   constexpr size_t kSizes[] = {0, 1, 100, 40000, 700000, 64, 3};
   phx_group *group = ranks::make_group(world);

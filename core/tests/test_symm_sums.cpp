@@ -95,7 +95,7 @@ TEST(a_rank_reads_only_what_it_sums_of_the_inputs_of_others) {
         expect(member.self == 1);
         CHECK_OK(phx_symm_reduce(member.symm, 0, out.data(), count, PHX_I32, PHX_SUM, 1, nullptr, nullptr));
         expect(member.self == 1);
-        // Of a list too, by whichever way.
+        // The same for a list, by whichever path.
         phx_call calls[2] = {};
         for (phx_call &call : calls) {
           call.struct_size = sizeof call;

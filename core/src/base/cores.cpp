@@ -19,7 +19,7 @@ namespace {
 // A kernel for many cores refuses a mask that is shorter than its own.
 constexpr size_t kMostMaskBytes = size_t{64} << 10;
 
-// Of one control group: quota and period in microseconds. False: it has no limit.
+// One control group: quota and period in microseconds. False: it has no limit.
 bool read_limit(const std::string &directory, bool unified, double *quota, double *period) {
   if (unified) {
     std::ifstream file(directory + "/cpu.max");

@@ -60,7 +60,7 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
   }
 }
 
-// Of a message that could not be sent.
+// The error of a message that could not be sent.
 phx_status Group::raise_send(const char *operation, int i, phx_status status) {
   if (failed()) return raise_in_flight(operation, 0);
   if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it has left, or its end is not known here yet

@@ -46,7 +46,7 @@ struct GroupParams {
   StoreRef store;         // where the members meet
   std::string key;        // under which prefix
   bool of_world = false;  // `ranks` are those of the world
-  // Of a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
+  // For a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
   // this rank's earlier attempts whose failure may still be in the store.
   std::string name_key;
   uint64_t attempt = 0;

@@ -189,7 +189,7 @@ void Lane::wake_waiters() const {
   // A peer may die while the group is being made; nobody can be waiting here before it is.
   if (!open_.load(std::memory_order_acquire)) return;
   for (const Peer &peer : peers_) {
-    // Who announces itself after this look sees the interruption within a slice of its sleep.
+    // A thread that announces itself after this look sees the interruption within a slice of its sleep.
     if (peer.control->sleepers.load(std::memory_order_seq_cst) == 0) continue;
     wake_all(peer.control->done);
     for (uint64_t slot = 0; slot < kSlots; ++slot) {

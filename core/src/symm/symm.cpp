@@ -51,7 +51,7 @@ Symm::~Symm() {
 }
 
 bool Symm::is_everywhere() const {
-  // relaxed: a hint. Who misses it finds out in the kernel.
+  // relaxed: a hint. A caller that misses it finds out in the kernel.
   return std::none_of(pad_segments_.begin(), pad_segments_.end(), [this](const Pads::Pad &pad) {
     return pad.header().freed.load(std::memory_order_relaxed) >= number();
   });

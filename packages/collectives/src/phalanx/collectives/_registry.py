@@ -257,7 +257,7 @@ class _ProcessGroupEntry(Entry):
             rank.store.use(None)
 
     def _store(self, group: dist.ProcessGroup) -> Any:
-        """Of this group alone: groups of other ranks may have its name and its store."""
+        """A store of this group alone: groups of other ranks may have its name and its store."""
         return _torch_compat.PrefixStore(f"phalanx/{self.name}/{members(self.ranks)}", _torch_compat.store_of(group))
 
     def release(self) -> None:
