@@ -46,8 +46,8 @@ struct GroupParams {
   StoreRef store;         // where the members meet
   std::string key;        // under which prefix
   bool of_world = false;  // `ranks` are those of the world
-  // For a group that is made in a store: the prefix without the number of the attempt, that number, and the first one of
-  // this rank's earlier attempts whose failure may still be in the store.
+  // For a group that is made in a store: the prefix without the number of the attempt, that number, and the first one
+  // of this rank's earlier attempts whose failure may still be in the store.
   std::string name_key;
   uint64_t attempt = 0;
   uint64_t first_failed = 0;
