@@ -1,6 +1,7 @@
 // Ranks that are members of a group with small chunks, so that small inputs reach the deep paths.
 #pragma once
 
+#include "base/sanitizers.h"
 #include "collective_case.h"
 #include "ranks.h"
 
@@ -8,13 +9,7 @@ namespace members {
 
 using collective::Member;
 
-#if defined(__has_feature)
-#define PHX_HAS_FEATURE(x) __has_feature(x)
-#else
-#define PHX_HAS_FEATURE(x) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || PHX_HAS_FEATURE(address_sanitizer) || \
-    PHX_HAS_FEATURE(thread_sanitizer)
+#ifdef PHX_SANITIZED
 constexpr size_t kThinner = 4;  // how much less is done: these runs are for races and bounds
 #else
 constexpr size_t kThinner = 1;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "memory_use.h"
 #include "ranks.h"
 #include "world/identity.h"
 #include "world/recent_ids.h"
@@ -34,28 +35,9 @@ extern "C" int madvise(void *begin, size_t bytes, int advice) noexcept {
 
 namespace {
 
-#if defined(__has_feature)
-#define PHX_HAS_FEATURE(x) __has_feature(x)
-#else
-#define PHX_HAS_FEATURE(x) 0
-#endif
-// A sanitizer has a heap of its own, and mappings.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || PHX_HAS_FEATURE(address_sanitizer) || \
-    PHX_HAS_FEATURE(thread_sanitizer)
-constexpr bool kCounts = false;
-#else
-constexpr bool kCounts = true;
-#endif
+using memory_use::kCounts;
 
-long pss_kib() {
-  FILE *file = std::fopen("/proc/self/smaps_rollup", "r");
-  if (file == nullptr) return -1;
-  char line[256];
-  long kib = -1;
-  while (kib < 0 && std::fgets(line, sizeof line, file) != nullptr) std::sscanf(line, "Pss: %ld", &kib);
-  std::fclose(file);
-  return kib;
-}
+long pss_kib() { return memory_use::kib("/proc/self/smaps_rollup", "Pss:"); }
 
 struct Held {
   long maps = 0, fds = 0;

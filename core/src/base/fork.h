@@ -9,7 +9,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <new>
+#include <type_traits>
 
 namespace phx {
 
@@ -81,17 +83,22 @@ inline ForkHook::~ForkHook() {
 
 // A mutex that a fork takes first, so that the child finds it free and what it guards whole. Only for data that is the
 // child's as well as the parent's. Whoever holds it must wait for nothing that the forking thread may hold (such as
-// Python's lock), must not fork, must take no second one, and must make or destroy no
-// ForkHook.
+// Python's lock), must not fork, must take no second one, and must make or destroy no ForkHook.
 //
-// The child makes it anew: std::shared_mutex can only be unlocked by the thread that locked it, which has another
-// number in the child. Nobody else was inside, as the fork had it alone.
+// A std::shared_mutex can only be unlocked by the thread that locked it, which has another number in the child, so the
+// child makes a new one in its place. Nobody else was inside, as the fork had it alone. A std::mutex has no such check:
+// the child unlocks it, which the thread sanitizer sees as well.
 template <class Mutex>
 class AcrossForks final : public Mutex, private ForkHook {
  private:
   void before_fork() override { this->lock(); }
   void after_fork_in_parent() override { this->unlock(); }
-  void after_fork_in_child() override { new (static_cast<Mutex *>(this)) Mutex; }
+  void after_fork_in_child() override {
+    if constexpr (std::is_same_v<Mutex, std::mutex>)
+      this->unlock();
+    else
+      new (static_cast<Mutex *>(this)) Mutex;
+  }
 };
 
 }  // namespace phx

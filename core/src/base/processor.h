@@ -5,14 +5,7 @@
 #include <cpuid.h>
 #endif
 
-// What an instruction of ours moves, sanitizers do not see.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define PHX_SANITIZED
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define PHX_SANITIZED
-#endif
-#endif
+#include "base/sanitizers.h"
 
 namespace phx {
 
@@ -28,7 +21,7 @@ inline bool is_amd() {
 // Whether `rep movsb` is the fastest way to copy much: it takes over the lines that it fills without fetching them, and
 // reads far ahead. So measured on AMD's Zen 5 (family 1Ah); other processors keep what was measured on them.
 inline bool has_fast_strings() {
-#if defined(__x86_64__) && !defined(PHX_SANITIZED)
+#if defined(__x86_64__) && !defined(PHX_SANITIZED)  // sanitizers do not see what an instruction of ours moves
   static const bool fast = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!is_amd() || __get_cpuid(1, &a, &b, &c, &d) == 0) return false;

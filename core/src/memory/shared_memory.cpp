@@ -11,15 +11,9 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/sanitizers.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define PHX_ALIAS_MAPPINGS 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define PHX_ALIAS_MAPPINGS 1
-#endif
-#endif
-#ifdef PHX_ALIAS_MAPPINGS
+#ifdef PHX_SANITIZES_THREADS
 #include <map>
 #include <mutex>
 #endif
@@ -31,7 +25,7 @@
 namespace phx {
 namespace {
 
-#ifdef PHX_ALIAS_MAPPINGS
+#ifdef PHX_SANITIZES_THREADS
 // ThreadSanitizer knows memory by address. With ranks as threads, two mappings of one memfd would hide every race
 // between ranks, so under it all ranks of the process share one mapping per inode. (Such builds only: state of the
 // process.)
@@ -105,7 +99,7 @@ phx_status populate(const char *operation, void *begin, size_t bytes) {
 }
 
 phx_status map_segment(const char *operation, int fd, size_t size, size_t prefault_bytes, SharedMappingRef *out) {
-#ifdef PHX_ALIAS_MAPPINGS
+#ifdef PHX_SANITIZES_THREADS
   struct stat info;
   if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: fstat failed", operation);
   std::lock_guard<std::mutex> lock(aliases().mutex);
@@ -134,7 +128,7 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
     return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
   }
   *out = SharedMappingRef(mapping, unmap);
-#ifdef PHX_ALIAS_MAPPINGS
+#ifdef PHX_SANITIZES_THREADS
   aliases().by_inode[info.st_ino] = *out;
 #endif
   return PHX_OK;
