@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 
 #include "base/deadline.h"
@@ -19,8 +18,6 @@ struct Hook {
   bool running = false;
 };
 thread_local Hook t_hook;
-
-std::atomic<int> running_hooks{0};  // of all threads, so that calls need not look at the thread's own hook
 
 }  // namespace
 
@@ -41,7 +38,7 @@ bool interrupt_requested() {
   return requested;
 }
 
-bool in_interrupt_hook() { return running_hooks.load(std::memory_order_relaxed) != 0 && t_hook.running; }
+bool runs_own_hook() { return t_hook.running; }
 
 phx_status timeout_or_interrupt(const char *operation) {
   if (!interrupt_requested()) return PHX_ERR_TIMEOUT;

@@ -4,6 +4,7 @@
 // its time were over; who reports a timeout reports the interruption instead.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "phalanx/phalanx.h"
@@ -17,8 +18,13 @@ inline constexpr int64_t kInterruptSliceNs = int64_t{100} * 1000000;
 // while it says yes. Threads without a hook get false at once. The caller holds no lock that Python code may need.
 bool interrupt_requested();
 
+// How many threads are inside their hooks, so that calls need not look at the thread's own.
+inline std::atomic<int> running_hooks{0};
+bool runs_own_hook();
 // Whether the calling thread is inside its hook. Then it must not wait again: it holds the locks of the outer wait.
-bool in_interrupt_hook();
+inline bool in_interrupt_hook() {
+  return __builtin_expect(running_hooks.load(std::memory_order_relaxed) != 0, 0) && runs_own_hook();
+}
 
 // The status of a call of `operation` whose wait has timed out: PHX_ERR_INTERRUPTED, with a text, where the hook is
 // why.

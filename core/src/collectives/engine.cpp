@@ -65,15 +65,6 @@ phx_status Engine::hold(const Operation &operation) {
   return group_->raise_in_flight(name_of(operation), operation.sequence);
 }
 
-// What an operation needs may grow once it is known what the others have.
-inline phx_status Engine::put(Operation &operation, uint32_t round, uint64_t epoch) {
-  if (!lane_->holds(operation.reach)) {
-    if (const phx_status status = hold(operation); status != PHX_OK) return status;
-  }
-  operation.put(*lane_, round, epoch);
-  return PHX_OK;
-}
-
 // Fills and publishes the next round of `operation`; nothing younger has been published.
 phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   const uint64_t epoch = lane_->last_epoch() + 1;
@@ -81,7 +72,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   if (const AwaitResult room = lane_->reserve(deadline); !room)
     return raise(room, operation, operation.published, deadline);
   PHX_FAILPOINT(name_of(operation), 2);
-  if (const phx_status status = put(operation, operation.published, epoch); status != PHX_OK) return status;
+  operation.put(*lane_, operation.published, epoch);
   uint64_t done = epoch - 1;  // all that came before has been taken, except:
   if (operation.published > 0) {
     done = operation.done_after(epoch - 1);
@@ -116,10 +107,14 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
 // otherwise they put it now. Every rank looks at the same places, so all do the same.
 phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
   const Place place = std::exchange(operation.place, {});
-  if (operation.takes_from_places(*lane_, epoch)) return PHX_OK;
+  const bool from_places = operation.takes_from_places(*lane_, epoch);
+  if (!lane_->holds(operation.reach)) {  // now it is known what the operation needs
+    if (const phx_status status = hold(operation); status != PHX_OK) return status;
+  }
+  if (from_places) return PHX_OK;
   if (place.leaves_slot_empty()) {
     PHX_FAILPOINT("places", 1);
-    if (const phx_status status = put(operation, 0, epoch); status != PHX_OK) return status;
+    operation.put(*lane_, 0, epoch);
     PHX_FAILPOINT("places", 2);
     lane_->publish_staged(epoch);
   }

@@ -54,7 +54,6 @@ class Engine final : public ProgressSource {
   phx_status run_in_turn(Operation &operation, LazyDeadline &until);
   bool has_room() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);
-  phx_status put(Operation &operation, uint32_t round, uint64_t epoch);
   phx_status hold(const Operation &operation);
   phx_status publish_queued(LazyDeadline &deadline);
   phx_status advance(Operation &operation, LazyDeadline &deadline, bool may_block);

@@ -160,6 +160,7 @@ class SymmetricSum final : public OnSymm {
         part_(part_elements(buffers.count, buffers.item, n_)),
         chunk_(std::min(part_, plan.chunk_elements(buffers.item))) {
     rounds = 1 + (part_ == 0 ? 1 : rounds_for(part_, chunk_));
+    reach = chunk_ * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {

@@ -75,8 +75,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   World &world() const { return *world_; }
   // As that of the world, but with the default of the group where it has one.
   phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
-    const int64_t own = timeout_ms == 0 ? timeout_ms_.load(std::memory_order_relaxed) : 0;
-    return world_->resolve_timeout(operation, own != 0 ? own : timeout_ms, out);
+    if (timeout_ms == 0) timeout_ms = timeout_ms_.load(std::memory_order_relaxed);
+    return world_->resolve_timeout(operation, timeout_ms, out);
   }
   void set_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   const std::shared_ptr<World> &world_ref() const { return world_; }

@@ -30,12 +30,6 @@ constexpr int64_t kBusySliceNs = 50 * 1000;    // the first one of a rank that m
 // rank that is waited for, and otherwise it saves a call of the kernel that costs as much as a small collective.
 thread_local uint32_t core_is_shared = 0;
 
-void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
-  timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
-  // Not FUTEX_PRIVATE: the word lies in memory that other processes share. Spurious returns are fine: the caller loops.
-  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
-}
-
 // Leaves the core to the writer, which is on it. A scheduler that is fair by time used (EEVDF, Linux 6.6 and later)
 // gives a yielded core only to a thread that has had no more of it than the others: a rank that has worked for long
 // while this one waited would get it back once this one has burned as much time in yields. No fence is needed: between
@@ -44,11 +38,17 @@ void futex_wait(const SharedWord &word, uint32_t seen, int64_t ns) {
 void nap(const SharedWord &word, uint32_t target, SharedWord &sleepers, int64_t most_ns) {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = word.load(std::memory_order_seq_cst);
-  if (!reached(seen, target)) futex_wait(word, seen, most_ns < kSliceNs ? most_ns : kSliceNs);
+  if (!reached(seen, target)) sleep_while(word, seen, most_ns < kSliceNs ? most_ns : kSliceNs);
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace
+
+void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns) {
+  timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+  // Not FUTEX_PRIVATE: most words lie in memory that other processes share.
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+}
 
 void fence_others() { syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
 
@@ -153,7 +153,7 @@ WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const st
     const LazyDeadline::Elsewhere elsewhere = deadline.poll();
     busy_slice = elsewhere == LazyDeadline::Elsewhere::kMoved ? kBusySliceNs : std::min(2 * busy_slice, kSliceNs);
     const int64_t slice = elsewhere == LazyDeadline::Elsewhere::kNothing ? kSliceNs : busy_slice;
-    futex_wait(word, seen, std::min(left, slice));
+    sleep_while(word, seen, std::min(left, slice));
   }
   // One more look: what arrived meanwhile wins over the interruption and the deadline.
   return reached(word.load(std::memory_order_acquire), target) ? WaitResult::kReached : result;

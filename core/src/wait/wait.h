@@ -108,6 +108,8 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
 }
 
+// Sleeps for `ns` at most, until wake_all, while `word` is `seen`. May return early: the caller looks and loops.
+void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns);
 void wake_all(const SharedWord &word);
 
 // Lets this process be fenced by others (membarrier). False where kernel or container have not got it.

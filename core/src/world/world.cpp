@@ -61,18 +61,15 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
 
 World::~World() { finalize(); }
 
-phx_status World::resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
+phx_status World::refuse_to_wait(const char *operation, int64_t timeout_ms) const {
   if (timeout_ms < 0)
     return fail(PHX_ERR_INVALID, operation,
                 "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
                 static_cast<long long>(timeout_ms));
-  if (in_interrupt_hook())
-    return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: called while this thread waits in another call, by the hook of phx_set_interrupt or by a signal "
-                "handler of Python; call it after that wait has ended",
-                operation);
-  *out = timeout_ms == 0 ? default_timeout_ms() : timeout_ms;
-  return PHX_OK;
+  return fail(PHX_ERR_UNSUPPORTED, operation,
+              "%s: called while this thread waits in another call, by the hook of phx_set_interrupt or by a signal "
+              "handler of Python; call it after that wait has ended",
+              operation);
 }
 
 // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.

@@ -52,7 +52,11 @@ class World : public std::enable_shared_from_this<World> {
   int64_t default_timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
   void set_default_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   // 0 means the default; a negative one is PHX_ERR_INVALID.
-  phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const;
+  phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
+    if (timeout_ms < 0 || in_interrupt_hook()) return refuse_to_wait(operation, timeout_ms);
+    *out = timeout_ms == 0 ? default_timeout_ms() : timeout_ms;
+    return PHX_OK;
+  }
 
   Monitor &monitor() { return monitor_; }
   AllocatorRegistry &allocators() { return allocators_; }
@@ -86,6 +90,8 @@ class World : public std::enable_shared_from_this<World> {
   void finalize();
 
  private:
+  // The error of resolve_timeout.
+  phx_status refuse_to_wait(const char *operation, int64_t timeout_ms) const;
   phx_status try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out);
   World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
 
