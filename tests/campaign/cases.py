@@ -46,7 +46,7 @@ COLLECTIVE_STEPS = 7
 @dataclass(frozen=True)
 class Case:
     kind: str
-    phase: str  # create, rendezvous, collective, agree, shrink, groups, knock
+    phase: str  # create, rendezvous, collective, agree, shrink, groups, knock; handmade, nested: see with_torch.py
     ranks: int
     call: str = ""  # the collective; in knock: what is done meanwhile
     step: str = ""  # a failpoint; "": before the call, by hand
@@ -83,6 +83,11 @@ class Case:
         if self.step.startswith("places."):  # rank 0 passes none
             return 1 + zlib.crc32(self.name.encode()) % (self.ranks - 1)
         return zlib.crc32(self.name.encode()) % self.ranks
+
+    @property
+    def named(self) -> int:
+        """The victim's number in the errors of the others: a group made by hand has the ranks in reverse."""
+        return self.ranks - 1 - self.victim if self.phase == "handmade" else self.victim
 
     @property
     def first_victim(self) -> int:
@@ -221,6 +226,13 @@ def crowds(ranks: int) -> Iterator[Case]:
     yield Case("kill", "groups", ranks, "all_reduce")
 
 
+def with_torch(ranks: int) -> Iterator[Case]:
+    """A rank of a process group made by hand, or of works whose futures wait for others, fails between two calls."""
+    for kind in ("kill", "stop"):
+        for phase in ("handmade", "nested"):
+            yield Case(kind, phase, ranks, "all_reduce")
+
+
 def knocks(kind: str, ranks: int) -> Iterator[Case]:
     for call in ("group_create", "symm_rendezvous", "all_reduce"):
         yield Case(kind, "knock", ranks, call)
@@ -235,6 +247,7 @@ def full(sizes: Sequence[int]) -> list[Case]:
         cases += disagreements(ranks)
         cases += forks(ranks)
         cases += crowds(ranks)
+        cases += with_torch(ranks)
         for kind in ("nofile", "nomem"):
             cases += shortages(kind, ranks)
         for kind in ("stranger", "garbage"):

@@ -120,8 +120,8 @@ def _loss(outcome: Outcome) -> list[str]:
             wrong.append(f"{who} raised {error['status']} instead of {' or '.join(expected)}: {error['text']}")
         elif case.call == calls.MESSAGES and case.kind != "kill":
             pass  # each waits for the one before it, and names that one
-        elif not _names(error["text"], case.victim):
-            wrong.append(f"{who} does not name rank {case.victim}: {error['text']}")
+        elif not _names(error["text"], case.named):
+            wrong.append(f"{who} does not name rank {case.named}: {error['text']}")
         elif _pid_is_known(case) and str(outcome.ranks[case.victim].pid) not in error["text"]:
             wrong.append(f"{who} does not give the process of rank {case.victim}: {error['text']}")
         elif case.kind == "stop" and _pid_is_known(case) and "stopped" not in error["text"]:

@@ -22,6 +22,7 @@ from typing import Any
 import calls
 import children
 import leaks
+import with_torch
 from cases import CREATE_MS, LATE_MS, MANY, MISMATCHES, REST_MS, SHRINK_MS, TIMEOUT_MS, Case
 
 from phalanx.core import FileStore, PhalanxError, RevokedError, World
@@ -60,6 +61,8 @@ class Rank:
         if self.fails and self.case.step:
             os.environ["PHALANX_FAILPOINT"] = f"{self.case.step}@{self.case.at}={self.case.action}"
             os.environ["PHALANX_FAILPOINT_LOG"] = str(self.directory / "fault")
+        if self.case.phase in ("handmade", "nested"):
+            return with_torch.live(self)
         timed = self.case.kind in ("stop", "late")
         store = FileStore(self.directory / "store")
         timeout_ms = TIMEOUT_MS if timed else LONG_MS

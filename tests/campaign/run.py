@@ -33,6 +33,7 @@ def main() -> int:
     import gloo
     import table
     import torch
+    import with_torch
 
     from phalanx.core import lib
 
@@ -47,6 +48,8 @@ def main() -> int:
     if options.list:
         print(*(each.name for each in chosen), sep="\n")
         return 0
+    if any(each.phase in ("handmade", "nested") for each in chosen):
+        with_torch.build()
     gc.freeze()  # so that ranks need not look through torch's objects for what is garbage
     began = time.monotonic()
     # First those that measure, one after another; then those that mostly wait.
