@@ -85,6 +85,11 @@ class Case:
         return zlib.crc32(self.name.encode()) % self.ranks
 
     @property
+    def with_torch(self) -> bool:
+        """Whether it is about process groups of torch, which have errors of their own and no shrink."""
+        return self.phase in ("handmade", "nested")
+
+    @property
     def named(self) -> int:
         """The victim's number in the errors of the others: a group made by hand has the ranks in reverse."""
         return self.ranks - 1 - self.victim if self.phase == "handmade" else self.victim

@@ -125,7 +125,7 @@ def conduct(case: Case, ranks: list[Process], directory: Path) -> None:
     survivors = [ranks[each] for each in case.survivors]
     if case.kind == "stop" and case.ending == "killed" and all(each.said("error") for each in survivors):
         victim.signal(signal.SIGKILL)
-    recovered = "sum" if case.phase == "create" else "shrunk"
+    recovered = "sum" if case.phase == "create" or case.with_torch else "shrunk"
     over = [each.exit is not None or bool(each.said(recovered) or each.said("wrong")) for each in survivors]
     if case.shut_out and all(over):
         victim.signal(signal.SIGCONT)

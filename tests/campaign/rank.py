@@ -61,7 +61,7 @@ class Rank:
         if self.fails and self.case.step:
             os.environ["PHALANX_FAILPOINT"] = f"{self.case.step}@{self.case.at}={self.case.action}"
             os.environ["PHALANX_FAILPOINT_LOG"] = str(self.directory / "fault")
-        if self.case.phase in ("handmade", "nested"):
+        if self.case.with_torch:
             return with_torch.live(self)
         timed = self.case.kind in ("stop", "late")
         store = FileStore(self.directory / "store")

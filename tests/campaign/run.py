@@ -48,7 +48,7 @@ def main() -> int:
     if options.list:
         print(*(each.name for each in chosen), sep="\n")
         return 0
-    if any(each.phase in ("handmade", "nested") for each in chosen):
+    if any(each.with_torch for each in chosen):
         with_torch.build()
     gc.freeze()  # so that ranks need not look through torch's objects for what is garbage
     began = time.monotonic()

@@ -52,14 +52,19 @@ def live(rank: Any) -> None:
     try:
         step(rank, group, 0, position)
         _call_until_error(rank, group, step, position)
+        if rank.fails and case.shut_out:
+            _find_shut_out(rank, group, step, position)
     finally:
         group.abort()
-    if case.kind in ("kill", "stop"):
+
+    def meet_again() -> None:
         members = case.survivors
         rest = make(str(rank.directory / "rest"), members.index(rank.rank), len(members), REST_MS)
         step(rank, rest, 3, members.index(rank.rank))
         rank.say("sum", ranks=members)
         rest.shutdown()
+
+    rank.shut_out_or(meet_again)
 
 
 def _call_until_error(rank: Any, group: Any, step: Any, position: int) -> None:
@@ -75,6 +80,15 @@ def _call_until_error(rank: Any, group: Any, step: Any, position: int) -> None:
         except RuntimeError as error:
             rank.say_error("error", error, time.monotonic_ns())
             return
+
+
+def _find_shut_out(rank: Any, group: Any, step: Any, position: int) -> None:
+    """A rank that was stopped learns that the others went on without it."""
+    try:
+        step(rank, group, 0, position)
+        rank.say("wrong", text="a rank that the others had given up completed a call")
+    except RuntimeError as error:
+        rank.say_error("shut out", error)
 
 
 def plain(rank: Any, group: Any, number: int, position: int) -> None:
