@@ -286,7 +286,8 @@ TEST(ranks_of_different_builds_do_not_meet_and_each_names_both_builds) {
     phx::Build other = mine;
     std::memcpy(other.fingerprint, "0000", 4);
     CHECK(says(phx::text_of(mine).c_str()) && says(phx::text_of(other).c_str()));
-    // Stays until all have met: a rank that comes after the others have ended cannot tell their job from an earlier one.
+    // Stays until all have met: a rank that comes after the others have ended cannot tell their job from an earlier
+    // one.
     int64_t done = 0;
     const char *all_done = "all done";
     CHECK_OK(phx_store_add(view.base, "done", 1, &done));

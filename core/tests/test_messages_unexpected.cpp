@@ -31,9 +31,7 @@ long private_kib() {
   return kib;
 }
 
-bool grew_by_less_than(long before_kib, long kib) {
-  return !memory_use::kCounts || private_kib() - before_kib < kib;
-}
+bool grew_by_less_than(long before_kib, long kib) { return !memory_use::kCounts || private_kib() - before_kib < kib; }
 
 // Starts `count` sends of one buffer to rank 1, with tags from `first` on.
 std::vector<phx_work *> start_many(phx_group *group, uint32_t first, uint32_t count, const std::vector<char> &data) {

@@ -62,7 +62,8 @@ class Rank:
             os.environ["PHALANX_FAILPOINT"] = f"{self.case.step}@{self.case.at}={self.case.action}"
             os.environ["PHALANX_FAILPOINT_LOG"] = str(self.directory / "fault")
         if self.case.with_torch:
-            return with_torch.live(self)
+            with_torch.live(self)
+            return
         timed = self.case.kind in ("stop", "late")
         store = FileStore(self.directory / "store")
         timeout_ms = TIMEOUT_MS if timed else LONG_MS
