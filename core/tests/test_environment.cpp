@@ -194,7 +194,7 @@ TEST(ranks_work_together_where_what_they_can_do_without_is_refused) {
     ranks::FileStore file;
     const auto rank = [&](int self) {
       std::vector<int> calls = {434 /* pidfd_open */, SYS_membarrier, SYS_getrandom};
-#ifndef PHX_SANITIZES_THREADS  // which asks for the stack of each thread, and that fails without it
+#ifndef PHX_SANITIZED  // which asks for the stack of each thread, and that fails without it
       calls.push_back(SYS_sched_getaffinity);
 #endif
       refuse(calls, error);
