@@ -113,7 +113,7 @@ void Group::note_launches() {
                                        " has freed. Free it on all ranks before the call, or on none."
                            : differs ? describe(peer) + " sends another number of elements than " + self +
                                            " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
-                                     : "a kernel of " + self + " timed out (the timeout_ms of its call) waiting for " +
+                                     : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
                                            describe(peer) + ". Look at why it is late, or raise timeout_ms.";
   copy_text(cause.text, sizeof cause.text, text.c_str());
   fail_with(cause, true);
