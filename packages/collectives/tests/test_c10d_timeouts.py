@@ -1,5 +1,6 @@
 """What a timeout means on process groups. Gloo is the judge where it accepts the value."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -48,7 +49,7 @@ def zero(rank, size, backend):
             with pytest.raises(RuntimeError, match=r"[Tt]imed out") as caught:
                 over_at_once(group)[number](value)
             if backend == "phalanx":
-                assert "timed out after 1 ms (the timeout of this call)" in str(caught.value)
+                assert re.search(r"timed out after 1 ms \(the timeout(_ms)? of this call\)", str(caught.value))
                 if number == 2:  # no collective was under way: the group is as good as before
                     continue
                 with pytest.raises(dist.DistBackendError, match="timed out after 1 ms"):  # names the first cause
@@ -132,12 +133,10 @@ def defaults(rank, size):
         x = torch.ones(1)
         dist.all_reduce(x, group=group)
         assert x.item() == size
-    c10d_internals._set_pg_timeout(timedelta.max, group)
+    c10d.set_timeout(timedelta.max, group)
     dist.barrier(group)
     with pytest.raises(ValueError, match="must not be negative"):
-        c10d_internals._set_pg_timeout(timedelta(seconds=-3), group)
-    with pytest.raises(ValueError, match="must not be negative"):
-        c10d.set_timeout(timedelta(milliseconds=-1), group)
+        c10d.set_timeout(timedelta(seconds=-3), group)
     zero = dist.new_group([0, 1], timeout=timedelta(0))  # gloo makes it too
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"timed out after 1 ms \(the timeout of the group\)"):
