@@ -434,7 +434,7 @@ TEST(a_message_that_does_not_come_is_named_after_the_timeout) {
           }
           const phx_error_info info = me.failure();
           CHECK(info.status == PHX_ERR_TIMEOUT && info.peer == 1);
-          CHECK(std::strstr(info.text, "has waited for its whole timeout for rank 1") != nullptr);
+          CHECK(std::strstr(info.text, "timed out (the timeout of its launch) waiting for rank 1") != nullptr);
           CHECK(recv(me, me.out(), 1, 1 - rank) != PHX_OK);
         },
         small());

@@ -114,7 +114,7 @@ TEST(a_message_that_never_comes_is_named_at_the_deadline) {
       if (rank == 1) CHECK_OK(phx_send(group, &y, 1, PHX_I16, 0, 8, nullptr, nullptr));
       CHECK_OK(phx_group_barrier(group, 0));
       if (rank == 0) {
-        CHECK_FAILS(PHX_ERR_TIMEOUT, "after 50 ms rank 0 still waits for",
+        CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 50 ms (the timeout_ms of this call): rank 0 still waits for",
                     phx_recv(group, x, 5, PHX_I16, from, 9, &options, nullptr));
         CHECK(says("recv(int16, 5, tag 9)") && says("send(int16, 1, tag 8) from rank 1"));
         CHECK(says(from == 1 ? "rank 1 (pid" : "any rank"));

@@ -297,7 +297,8 @@ TEST(a_timeout_holds_while_another_thread_of_the_rank_waits_for_messages) {
       });
       char x = 0;
       const phx_options options = within(50);
-      CHECK_FAILS(PHX_ERR_TIMEOUT, "after 50 ms", phx_recv(group, &x, 1, PHX_U8, 1, 2, &options, nullptr));
+      CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 50 ms (the timeout_ms of this call)",
+                  phx_recv(group, &x, 1, PHX_U8, 1, 2, &options, nullptr));
       other.join();
     } else {
       while (phx_world_check(world) == PHX_OK) std::this_thread::yield();

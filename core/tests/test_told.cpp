@@ -340,6 +340,57 @@ TEST(a_timeout_is_positive_or_zero_for_the_default_and_may_be_as_long_as_its_typ
   });
 }
 
+TEST(every_timeout_says_that_it_timed_out_and_what_set_the_limit) {
+  ranks::Options options;
+  options.timeout_ms = 60;
+  ranks::as_threads(
+      2,
+      [](int rank, phx_world *world) {
+        const int32_t both[] = {0, 1};
+        phx_group *group = nullptr, *none = nullptr;
+        CHECK_OK(phx_group_create(world, "g", both, 2, kLongMs, &group));
+        phx_symm *symm = nullptr;
+        CHECK_OK(phx_symm_alloc(group, nullptr, 64, kLongMs, &symm));
+        CHECK_OK(phx_group_barrier(group, kLongMs));
+        if (rank == 0) {
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 60 ms (the default of the world)",
+                      phx_symm_wait_signal(symm, 1, 1, 0));
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 60 ms (the default of the world)",
+                      phx_group_create(world, "lonely", both, 2, 0, &none));
+          CHECK_OK(phx_group_set_timeout(group, 40));
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 40 ms (the timeout of the group)",
+                      phx_symm_wait_signal(symm, 1, 1, 0));
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 60 ms (the timeout_ms of this call)",
+                      phx_symm_wait_signal(symm, 1, 1, 60));
+          phx_store *store = nullptr;
+          CHECK_OK(phx_store_memory(&store));
+          char byte = 0;
+          size_t size = 0;
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 20 ms (the timeout_ms of this call)",
+                      phx_store_get(store, "none", &byte, 1, &size, 20));
+          phx_store_release(store);
+          // A wait that the caller has kept the time of, as long as the default of the group.
+          float a = 1, b = 0;
+          const phx_options long_enough = within(kLongMs);
+          phx_work *work = nullptr;
+          CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &long_enough, &work));
+          CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -1", phx_work_expire(work, -1));
+          CHECK(phx_work_test(work) == PHX_IN_PROGRESS);
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 40 ms (the timeout of the group)", phx_work_expire(work, 0));
+          phx_work_release(work);
+        } else {
+          while (phx_world_check(world) == PHX_OK) std::this_thread::yield();
+          const phx_options long_enough = within(kLongMs);
+          float a = 1, b = 0;
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 40 ms (the timeout of the group)",
+                      phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &long_enough, nullptr));
+        }
+        phx_symm_release(symm);
+        phx_group_release(group);
+      },
+      options);
+}
+
 // ---- many groups
 
 ranks::Options small_groups() {

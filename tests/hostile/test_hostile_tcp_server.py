@@ -126,7 +126,7 @@ def say_before(data):
 def test_a_server_that_does_not_finish_its_greeting_ends_a_connect_with_a_timeout(data):
     error, _, text = attack("say_before", data, use=connect_soon)
     assert error == "WaitTimeoutError"
-    assert "could not reach a store at 127.0.0.1:" in text and "within 500 ms" in text
+    assert "could not reach a store at 127.0.0.1:" in text and "timed out after 500 ms" in text
 
 
 NOISE = random.Random(0).randbytes(1 << 20)
@@ -191,13 +191,13 @@ def answer_with(data, drip):
 def test_a_server_that_never_answers_ends_a_call_with_a_timeout():
     error, _, text = attack("answer_with", b"", False, use=get_soon)
     assert error == "WaitTimeoutError"
-    assert "did not answer within" in text
+    assert "timed out after" in text and "did not answer" in text
 
 
 def test_an_answer_that_comes_too_slowly_ends_a_call_with_a_timeout():
     error, _, text = attack("answer_with", struct.pack("<I", 1 << 16), True, use=get_soon)
     assert error == "WaitTimeoutError"
-    assert "did not answer within" in text
+    assert "timed out after" in text and "did not answer" in text
 
 
 OK = struct.pack("<iq", 0, 0)

@@ -171,7 +171,10 @@ def test_whoever_listens_in_place_of_a_rank_is_told_from_it():
 
 def test_nobody_waits_longer_than_the_timeout():
     store, short = DictStore(), timedelta(milliseconds=300)
-    with pytest.raises(WaitTimeoutError, match=r"after 300 ms rank 11 still waits for a connection with rank\(s\) 10"):
+    with pytest.raises(
+        WaitTimeoutError,
+        match=r"timed out after 300 ms \(.* group\): rank 11 still waits for a connection with rank\(s\) 10",
+    ):
         connect(store, 1, [10, 11], short, "g")
     result, _ = listen(DictStore(), hosts=3, timeout=short)
     error = result()

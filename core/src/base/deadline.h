@@ -16,7 +16,11 @@ inline int64_t now_ns() {
 
 class Deadline {
  public:
+  static constexpr int64_t kMaxMs = int64_t{1} << 40;  // 34 years, the longest wait: keeps the sum in range
   static Deadline after_ms(int64_t ms) { return Deadline(ms, now_ns() + clamp(ms) * 1000000); }
+
+  // In `ms` from now, as a part of this one: errors name the whole.
+  Deadline part(int64_t ms) const { return Deadline(budget_ms_, after_ms(ms).at_ns_); }
 
   // Or the calling thread is interrupted, which ends a wait in the same way.
   bool passed() const { return now_ns() >= at_ns_ || interrupt_requested(); }
@@ -35,7 +39,6 @@ class Deadline {
  private:
   Deadline(int64_t budget_ms, int64_t at_ns) : at_ns_(at_ns), budget_ms_(budget_ms) {}
   static int64_t clamp(int64_t ms) { return ms < 0 ? 0 : (ms > kMaxMs ? kMaxMs : ms); }
-  static constexpr int64_t kMaxMs = int64_t{1} << 40;  // 34 years: keeps the sum in range
 
   int64_t at_ns_;
   int64_t budget_ms_;

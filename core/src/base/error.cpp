@@ -93,6 +93,10 @@ phx_status fail_errno(int error_number, const char *operation, const char *forma
   return status;
 }
 
+std::string timed_out(int64_t timeout_ms, const char *origin) {
+  return "timed out after " + std::to_string(timeout_ms) + " ms (" + origin + ")";
+}
+
 void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer) {
   if (operation != nullptr) copy_text(t_last.operation, sizeof t_last.operation, operation);
   if (group != nullptr) copy_text(t_last.group, sizeof t_last.group, group);

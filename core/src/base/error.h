@@ -1,6 +1,8 @@
 // Error reporting: every failing call fills one thread-local phx_error_info and returns its status.
 #pragma once
 
+#include <string>
+
 #include "phalanx/phalanx.h"
 
 namespace phx {
@@ -21,6 +23,11 @@ __attribute__((format(printf, 3, 4))) phx_status fail(phx_status status, const c
 // Likewise for a failed system call: appends the text of `error_number` and records it.
 __attribute__((format(printf, 3, 4))) phx_status fail_errno(int error_number, const char *operation, const char *format,
                                                             ...);
+
+// "timed out after 4000 ms (the timeout of the group)": in the text of every PHX_ERR_TIMEOUT, and built here only.
+// `origin`: what set the limit. Groups, worlds and stores have a `timed_out` that knows it.
+std::string timed_out(int64_t timeout_ms, const char *origin);
+inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
 
 // Adds where it happened to the thread's last error: nothing else of it changes.
 void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer);

@@ -38,11 +38,10 @@ bool Group::hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opin
   return true;
 }
 
-phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opinion) {
+phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *opinion) {
   const uint64_t number = ++agreements_;
   // Late messages of the agreements before.
   world_->monitor().discard(id_, agreement_ordinal(0, 0), agreement_ordinal(number, 0));
-  const Deadline whole = Deadline::after_ms(timeout_ms);
   Opinion mine = *opinion;
   for (uint64_t round = 0;; ++round) {
     // A rank that is alive but silent uses up half of the time, or, once it has spoken, three quarters of what is left;
@@ -87,8 +86,8 @@ phx_status Group::agree(const char *operation, int64_t timeout_ms, Opinion *opin
     }
     if (!unanimous && mine.decided == 0 && whole.passed()) {
       // Who decided now would decide alone.
-      fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': the living ranks did not agree within %lld ms", operation,
-           name().c_str(), static_cast<long long>(timeout_ms));
+      fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: the living ranks did not agree", operation,
+           name().c_str(), timed_out(whole.budget_ms()).c_str());
       amend_last_error(nullptr, name().c_str(), self_rank(), -1);
       return PHX_ERR_TIMEOUT;
     }

@@ -129,9 +129,9 @@ struct GroupMaker {
       if (group.group_rank() == 0) forget_failures();
       return PHX_OK;
     }
-    fail(PHX_ERR_TIMEOUT, kOperation,
-         "%s '%s': after %lld ms rank %d still waits for rank(s) %s to make the same call.", kOperation,
-         group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(), late.c_str());
+    fail(PHX_ERR_TIMEOUT, kOperation, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
+         kOperation, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
+         late.c_str());
     amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(first_late));
     return PHX_ERR_TIMEOUT;
   }
@@ -411,9 +411,9 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
 }
 
 phx_status Group::create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
-                              int64_t timeout_ms, bool needs_parent, std::shared_ptr<Group> *out) {
+                              const Deadline &deadline, bool needs_parent, std::shared_ptr<Group> *out) {
   std::shared_ptr<Group> group(new Group(parent.world_, std::move(params)));
-  GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*parent.world_, nullptr, ""}};
+  GroupMaker maker{*group, deadline, {*parent.world_, nullptr, ""}};
   maker.inherit(parent, members);
   if (needs_parent)
     group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split", 0) : PHX_OK; };

@@ -16,6 +16,8 @@ struct Side {  // what a rank says in a split
 constexpr const char *kSameGroup = "group with a call that makes a group or agrees. Make such calls from one thread";
 
 int64_t left_ms(const Deadline &deadline) { return std::max<int64_t>(deadline.left_ms(), 1); }
+// The rest of it, which is never nothing.
+Deadline left(const Deadline &deadline) { return deadline.part(left_ms(deadline)); }
 
 }  // namespace
 
@@ -59,7 +61,7 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
   std::sort(found.begin(), found.end());
   std::vector<int> members;
   for (const auto &each : found) members.push_back(each.second);
-  return create_from(*this, members, derived(name, members, number), left_ms(deadline), true, out);
+  return create_from(*this, members, derived(name, members, number), left(deadline), true, out);
 }
 
 phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
@@ -68,7 +70,7 @@ phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
     return raise_turn("group_agree", kSameGroup, timeout_ms, false);
   Opinion opinion{*bits, 0, {}};
-  const phx_status status = agree("group_agree", left_ms(deadline), &opinion);
+  const phx_status status = agree("group_agree", left(deadline), &opinion);
   if (status != PHX_OK) return status;
   *bits = opinion.bits;
   for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = opinion.absent[i] ? 0 : 1;
@@ -83,7 +85,7 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     return raise_turn(operation, kSameGroup, timeout_ms, false);
   for (;;) {
     Opinion survivors{~uint64_t{0}, 0, {}};
-    phx_status status = agree(operation, left_ms(deadline), &survivors);
+    phx_status status = agree(operation, left(deadline), &survivors);
     if (status != PHX_OK) return status;
     const std::string number = "shrink" + std::to_string(agreements_);  // the same on all that have agreed
     std::vector<int> members;
@@ -91,10 +93,11 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
       if (!survivors.absent[i]) members.push_back(i);
     std::shared_ptr<Group> made;
     // Half of the time is left for the agreement on whether all of them have it, and for another attempt.
-    status = create_from(*this, members, derived(name, members, number), (left_ms(deadline) + 1) / 2, false, &made);
+    status = create_from(*this, members, derived(name, members, number), deadline.part((left_ms(deadline) + 1) / 2),
+                         false, &made);
     const phx_error_info error = last_error();
     Opinion outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
-    const phx_status agreed = agree(operation, left_ms(deadline), &outcome);
+    const phx_status agreed = agree(operation, left(deadline), &outcome);
     if (agreed != PHX_OK) return agreed;
     if (outcome.bits == 1) {
       *out = std::move(made);
@@ -102,8 +105,8 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     }
     if (!deadline.passed() && outcome.absent != survivors.absent) continue;  // another one died meanwhile
     if (status != PHX_OK) return set_last_error(error);
-    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': not all survivors could make the new group within %lld ms",
-         operation, this->name().c_str(), static_cast<long long>(timeout_ms));
+    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: not all survivors could make the new group", operation,
+         this->name().c_str(), timed_out(timeout_ms).c_str());
     amend_last_error(nullptr, this->name().c_str(), self_rank(), -1);
     return PHX_ERR_TIMEOUT;
   }

@@ -47,7 +47,8 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
     if (sent == Sent::kFailed) return send_failed(link, error);
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
     if (deadline.passed()) {
-      fail(PHX_ERR_TIMEOUT, "send", "%s takes no messages", describe(i).c_str());
+      fail(PHX_ERR_TIMEOUT, "send", "%s: %s takes no messages", timed_out(deadline.budget_ms()).c_str(),
+           describe(i).c_str());
       amend_last_error(nullptr, nullptr, -1, link.rank);
       return PHX_ERR_TIMEOUT;
     }
@@ -148,9 +149,8 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     parcels[i].fds = std::move(message.fds);
   }
   if (late.first >= 0) {
-    fail(PHX_ERR_TIMEOUT, operation,
-         "%s on group '%s': after %lld ms rank %d still waits for %s to make the same call.", operation, name().c_str(),
-         static_cast<long long>(deadline.budget_ms()), self_rank(), late.ranks.c_str());
+    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: rank %d still waits for %s to make the same call.",
+         operation, name().c_str(), timed_out(deadline.budget_ms()).c_str(), self_rank(), late.ranks.c_str());
     amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(late.first));
     reported_.store(true);
     return fail_with(last_error(), true);
@@ -225,9 +225,9 @@ phx_status Group::await_road(const char *operation, int i, const Deadline &deadl
   }
   if (interrupt_requested()) return raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s': after %lld ms rank %d still waits for %s to send or receive its first message. Look at why "
+       "%s on group '%s': %s: rank %d still waits for %s to send or receive its first message. Look at why "
        "it is late, or raise timeout_ms.",
-       operation, name().c_str(), static_cast<long long>(deadline.budget_ms()), self_rank(), describe(i).c_str());
+       operation, name().c_str(), timed_out(deadline.budget_ms()).c_str(), self_rank(), describe(i).c_str());
   amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
   reported_.store(true);
   return fail_with(last_error(), true);

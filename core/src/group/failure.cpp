@@ -113,7 +113,7 @@ void Group::note_launches() {
                                        " has freed. Free it on all ranks before the call, or on none."
                            : differs ? describe(peer) + " sends another number of elements than " + self +
                                            " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
-                                     : "a kernel of " + self + " has waited for its whole timeout for " +
+                                     : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
                                            describe(peer) + ". Look at why it is late, or raise timeout_ms.";
   copy_text(cause.text, sizeof cause.text, text.c_str());
   fail_with(cause, true);
@@ -256,11 +256,10 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
       late += describe(i, lane);
     }
     if (late.empty()) late = describe(result.group_rank(), lane) + " with an earlier collective";
-    std::snprintf(
-        info.text, sizeof info.text,
-        "%s #%" PRIu64
-        " on group '%s': after %lld ms rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
-        operation, sequence, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), late.c_str());
+    std::snprintf(info.text, sizeof info.text,
+                  "%s #%" PRIu64
+                  " on group '%s': %s: rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
+                  operation, sequence, name().c_str(), timed_out(timeout_ms).c_str(), self_rank(), late.c_str());
   }
   reported_.store(true);
   return fail_with(info, true);
@@ -269,10 +268,9 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
 phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
   if (interrupt_requested()) return raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s': after %lld ms rank %d still waits for its turn: another thread of this rank is inside the "
-       "same "
-       "%s, or raise timeout_ms.",
-       operation, name().c_str(), static_cast<long long>(timeout_ms), self_rank(), what);
+       "%s on group '%s': %s: rank %d still waits for its turn: another thread of this rank is inside the same %s, or "
+       "raise timeout_ms.",
+       operation, name().c_str(), timed_out(timeout_ms).c_str(), self_rank(), what);
   amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
   if (!revokes) return PHX_ERR_TIMEOUT;
   reported_.store(true);

@@ -69,7 +69,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // The same over the connections of a group that has all members, without a store. `members`: ranks in that group.
   // needs_parent: a failure of the parent ends this, because then not all members will come.
   static phx_status create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
-                                int64_t timeout_ms, bool needs_parent, std::shared_ptr<Group> *out);
+                                const Deadline &deadline, bool needs_parent, std::shared_ptr<Group> *out);
   ~Group() override;
 
   World &world() const { return *world_; }
@@ -77,6 +77,12 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
     if (timeout_ms == 0) timeout_ms = timeout_ms_.load(std::memory_order_relaxed);
     return world_->resolve_timeout(operation, timeout_ms, out);
+  }
+  // The text for a wait of that length that is over. A call that gives the default itself is told of the default.
+  std::string timed_out(int64_t timeout_ms) const {
+    const int64_t own = timeout_ms_.load(std::memory_order_relaxed);
+    if (own == 0) return world_->timed_out(timeout_ms);
+    return phx::timed_out(timeout_ms, timeout_ms == own ? "the timeout of the group" : kLimitOfCall);
   }
   void set_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   const std::shared_ptr<World> &world_ref() const { return world_; }
@@ -229,7 +235,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Keeps the cause if it is the first, and returns whether it is.
   bool keep_cause(const phx_error_info &cause, bool dumps);
   // With derive_mutex_ held. agree.cpp
-  phx_status agree(const char *operation, int64_t timeout_ms, Opinion *opinion);
+  phx_status agree(const char *operation, const Deadline &whole, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
   bool hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
   // `number` tells apart the groups that are made of this one; the same on all members.

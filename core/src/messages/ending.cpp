@@ -164,7 +164,7 @@ phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) 
   const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
   const std::string who = peer == PHX_ANY_RANK ? "any rank" : group_->describe(peer);
   const auto of = [](size_t part, size_t whole) { return std::to_string(part) + " of " + std::to_string(whole); };
-  std::string text = "after " + std::to_string(timeout_ms) + " ms rank " + std::to_string(group_->self_rank()) +
+  std::string text = group_->timed_out(timeout_ms) + ": rank " + std::to_string(group_->self_rank()) +
                      " still waits for " + who + " to ";
   if (transfer.sends) {
     text += "receive its send(" + phx::describe(transfer.head) + "), of which " + of(transfer.moved, transfer.bytes) +

@@ -1,8 +1,10 @@
 // Checks of what callers hand to the phx_store_* functions: see the header.
 #include "store/arguments.h"
 
+#include <algorithm>
 #include <cstring>
 
+#include "base/deadline.h"
 #include "base/error.h"
 #include "store/semantics.h"
 #include "store/store.h"
@@ -60,6 +62,7 @@ phx_status check_timeout(const char *operation, int64_t *timeout_ms) {
                 "%s: timeout_ms is %lld; no wait is unbounded: give milliseconds, or 0 for the default of %lld",
                 operation, static_cast<long long>(*timeout_ms), static_cast<long long>(kDefaultTimeoutMs));
   if (*timeout_ms == 0) *timeout_ms = kDefaultTimeoutMs;
+  *timeout_ms = std::min(*timeout_ms, Deadline::kMaxMs);  // a caller's own store may compute with it
   return PHX_OK;
 }
 

@@ -106,10 +106,9 @@ phx_status FileLog::lock(const char *operation, Access access, const Deadline &d
     const phx_status status = try_lock(operation, access, &taken);
     if (status != PHX_OK || taken) return status;
     if (deadline.passed())
-      return fail(
-          PHX_ERR_TIMEOUT, operation,
-          "%s: the lock of '%s' was not free within %lld ms; see whether a process that uses the file is stopped",
-          operation, path_.c_str(), static_cast<long long>(deadline.budget_ms()));
+      return fail(PHX_ERR_TIMEOUT, operation,
+                  "%s: %s: the lock of '%s' was not free; see whether a process that uses the file is stopped",
+                  operation, timed_out(deadline.budget_ms()).c_str(), path_.c_str());
     backoff.pause(deadline);
   }
 }

@@ -33,12 +33,15 @@ phx_status add_to_counter(const char *key, const std::string *current, int64_t d
   return PHX_OK;
 }
 
+std::string timed_out(int64_t timeout_ms) {
+  return phx::timed_out(timeout_ms, timeout_ms == kDefaultTimeoutMs ? "the default of stores" : kLimitOfCall);
+}
+
 phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline) {
   return fail(
       PHX_ERR_TIMEOUT, operation,
-      "%s: key '%.128s' was not set within %lld ms; see whether the rank that sets it is running, or give a longer "
-      "timeout",
-      operation, key, static_cast<long long>(deadline.budget_ms()));
+      "%s: %s: key '%.128s' was not set; see whether the rank that sets it is running, or give a longer timeout",
+      operation, timed_out(deadline.budget_ms()).c_str(), key);
 }
 
 phx_status fail_key_missing(const char *operation, const char *key) {

@@ -15,6 +15,8 @@ inline constexpr int64_t kDefaultTimeoutMs = 300000;
 // The new value of the counter whose text is `current`; NULL means that there is none yet, which counts as 0.
 phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result);
 
+// The text for a wait of that length that is over.
+std::string timed_out(int64_t timeout_ms);
 phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline);
 phx_status fail_key_missing(const char *operation, const char *key);
 

@@ -150,9 +150,8 @@ phx_status TcpClientStore::broken(const char *operation, Transfer how, int error
   if (how == Transfer::kTimedOut)
     return fail(
         PHX_ERR_TIMEOUT, operation,
-        "%s: the store at %s did not answer within %lld ms; see whether the process that serves it is stopped or "
-        "overloaded",
-        operation, endpoint_.text.c_str(), static_cast<long long>(deadline.budget_ms()));
+        "%s: %s: the store at %s did not answer; see whether the process that serves it is stopped or overloaded",
+        operation, timed_out(deadline.budget_ms()).c_str(), endpoint_.text.c_str());
   return fail(
       PHX_ERR_PEER_DEAD, operation,
       "%s: the store at %s went away (%s); the process that serves it has ended or released it, and its keys are lost",
@@ -199,9 +198,9 @@ phx_status TcpClientStore::open(const char *operation, const Deadline &deadline,
           operation, endpoint_.text.c_str(), why.c_str());
     if (deadline.passed())
       return fail(PHX_ERR_TIMEOUT, operation,
-                  "%s: could not reach a store at %s within %lld ms (last: %s); see whether the rank that serves it is "
-                  "running, and whether address and port are right",
-                  operation, endpoint_.text.c_str(), static_cast<long long>(deadline.budget_ms()), why.c_str());
+                  "%s: %s: could not reach a store at %s (last: %s); see whether the rank that serves it is running, "
+                  "and whether address and port are right",
+                  operation, timed_out(deadline.budget_ms()).c_str(), endpoint_.text.c_str(), why.c_str());
     backoff.pause(deadline);
   }
 }

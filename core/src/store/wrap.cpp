@@ -70,9 +70,9 @@ class WrapStore final : public phx_store {
     if (status != PHX_ERR_TIMEOUT) return judge("store_wait", keys[0], status);
     return fail(
         PHX_ERR_TIMEOUT, "store_wait",
-        "store_wait: not all of %zu keys ('%.128s' is the first) were set within %lld ms; see whether the ranks "
-        "that set them are running, or give a longer timeout",
-        count, keys[0], static_cast<long long>(timeout_ms));
+        "store_wait: %s: not all of %zu keys ('%.128s' is the first) were set; see whether the ranks that set them are "
+        "running, or give a longer timeout",
+        timed_out(timeout_ms).c_str(), count, keys[0]);
   }
 
   // Asks again with a larger buffer as long as the value does not fit. value may be NULL.

@@ -208,8 +208,8 @@ struct Rendezvous {
       if (result == WaitResult::kInterrupted) return group.raise_in_flight(kOperation, 0);
       if (result == WaitResult::kTimeout) {
         fail(PHX_ERR_TIMEOUT, kOperation,
-             "%s on group '%s': after %lld ms rank %d still waits for %s to map the memory of all ranks.", kOperation,
-             group.name().c_str(), static_cast<long long>(deadline.budget_ms()), group.self_rank(),
+             "%s on group '%s': %s: rank %d still waits for %s to map the memory of all ranks.", kOperation,
+             group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
              group.describe(i).c_str());
         amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
         group.fail_with(last_error(), true);

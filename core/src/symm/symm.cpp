@@ -132,8 +132,8 @@ phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channe
   if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
   if (interrupt_requested()) return group_->raise_interrupted(operation);
   fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s', channel %u: after %lld ms rank %d still waits for %s. It may be tried again.", operation,
-       group_->name().c_str(), channel, static_cast<long long>(timeout_ms), group_->self_rank(),
+       "%s on group '%s', channel %u: %s: rank %d still waits for %s. It may be tried again.", operation,
+       group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(), group_->self_rank(),
        group_->describe(group_rank).c_str());
   amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), group_->rank_of(group_rank));
   return PHX_ERR_TIMEOUT;

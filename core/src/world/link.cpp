@@ -67,9 +67,9 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
       return PHX_ERR_SYSTEM;
     }
     if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, "group_create",
-                  "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms", record.rank, record.pid,
-                  process_state(record.pid), static_cast<long long>(deadline.budget_ms()));
+      return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
+                  timed_out(deadline.budget_ms(), kLimitOfCall).c_str(), record.rank, record.pid,
+                  process_state(record.pid));
     usleep(200);  // EAGAIN: its queue of waiting connections is full; the kernel offers nothing to wait on
   }
 }

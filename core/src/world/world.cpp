@@ -88,8 +88,8 @@ phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadl
     }
     if (status != PHX_ERR_TIMEOUT) return status;
     if (!deadline.passed()) continue;
-    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) accepted no connection within %lld ms",
-         peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
+         timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid));
     amend_last_error(nullptr, nullptr, rank(), peer.rank);
     return PHX_ERR_TIMEOUT;
   }
@@ -157,8 +157,8 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, cons
     status = look();
     if (status != PHX_OK) return status;
     if (!deadline.passed()) continue;
-    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: rank %d (pid %d, %s) did not connect within %lld ms",
-         peer.rank, peer.pid, process_state(peer.pid), static_cast<long long>(deadline.budget_ms()));
+    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) did not connect",
+         timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid));
     amend_last_error(nullptr, nullptr, rank(), peer.rank);
     return PHX_ERR_TIMEOUT;
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/cores.h"
+#include "base/error.h"
 #include "base/fork.h"
 #include "base/guard.h"
 #include "memory/allocator.h"
@@ -56,6 +57,11 @@ class World : public std::enable_shared_from_this<World> {
     if (timeout_ms < 0 || in_interrupt_hook()) return refuse_to_wait(operation, timeout_ms);
     *out = timeout_ms == 0 ? default_timeout_ms() : timeout_ms;
     return PHX_OK;
+  }
+
+  // The text for a wait of that length that is over.
+  std::string timed_out(int64_t timeout_ms) const {
+    return phx::timed_out(timeout_ms, timeout_ms == default_timeout_ms() ? "the default of the world" : kLimitOfCall);
   }
 
   Monitor &monitor() { return monitor_; }

@@ -46,7 +46,9 @@ def late(rank, size):
     everybody_is_done(rank, range(size))
     dist.barrier()  # late, but not too late
     if rank != 1:
-        with pytest.raises(dist.DistBackendError, match=r"rank\(s\) 1 did not reach it in 1000 ms"):  # P29
+        with pytest.raises(
+            dist.DistBackendError, match=r"timed out after 1000 ms \(.* call\): rank\(s\) 1 did not reach it"
+        ):  # P29
             c10d.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
     else:
         dist.FileStore(str(scratch() / "done"), 1).wait(["over0", "over2"], timedelta(seconds=30))
@@ -59,8 +61,8 @@ def late(rank, size):
     dist.all_reduce(x)  # the group is as good as before
     assert x.item() == size
     c10d.set_timeout(timedelta(seconds=1))
-    with pytest.raises(ValueError, match="positive"):
-        c10d.set_timeout(timedelta(0))
+    with pytest.raises(ValueError, match="must not be negative"):
+        c10d.set_timeout(timedelta(seconds=-1))
     if rank != 1:
         with pytest.raises(dist.DistBackendError, match=r"all_reduce.*1000 ms.*rank 1"):
             dist.all_reduce(torch.ones(1))

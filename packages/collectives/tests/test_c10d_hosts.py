@@ -168,7 +168,9 @@ def late_messages(rank, size):
     """A message that does not come is no harm to the group."""
     if rank == 0:
         request = dist.irecv(torch.empty(1), 3, tag=9)
-        with pytest.raises(dist.DistBackendError, match="recv on group '0': after 100 ms rank 0 still waits .* rank 3"):
+        with pytest.raises(
+            dist.DistBackendError, match=r"recv on group '0': timed out after 100 ms .*: rank 0 still waits .* rank 3"
+        ):
             request.wait(timedelta(milliseconds=100))
     dist.barrier()
     c10d.monitored_barrier()
@@ -263,7 +265,9 @@ def come_and_go(rank, size):
         with pytest.raises(dist.DistBackendError, match="has left the group|destroyed group"):
             receive.wait()
     if rank == 0:  # the other ranks do not make the group
-        with pytest.raises(dist.DistBackendError, match=r"group '0': after 1000 ms .* rank\(s\) 1, 2 to make it too"):
+        with pytest.raises(
+            dist.DistBackendError, match=r"group '0': timed out after 1000 ms .* rank\(s\) 1, 2 to make it too"
+        ):
             join(rank, size, seconds=1, name="alone")
 
 
@@ -280,7 +284,7 @@ def late(rank, size):
     done = dist.FileStore(str(scratch() / "done"), 1)
     if rank == 0:
         future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-        told = r"all_reduce.* after 2000 ms rank 0 still waits for rank\(s\) 1 on another host"
+        told = r"all_reduce.* timed out after 2000 ms .*: rank 0 still waits for rank\(s\) 1 on another host"
         for wait in (lambda: dist.all_reduce(torch.ones(1)), future.wait):
             with pytest.raises(RuntimeError, match=told):
                 wait()

@@ -376,7 +376,10 @@ def test_a_rank_that_dies_gives_up_or_is_late_is_named_on_all_hosts(what):
         ("differs", ("all_reduce", "broadcast")),
         ("exchanges", ("all_to_all on GPUs", "gather to 0 on GPUs")),
         ("tags", ("tag 0", "tag 1")),
-        ("lonely", ("recv on group '0': after 3000 ms rank 0 still waits for rank(s) 1",)),
+        (
+            "lonely",
+            ("recv on group '0': timed out after 3000 ms (the timeout of the group): rank 0 still waits for rank(s)",),
+        ),
     ],
 )
 def test_calls_that_do_not_match_are_both_named(what, texts):

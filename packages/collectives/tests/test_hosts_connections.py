@@ -165,7 +165,10 @@ def test_more_than_the_kernel_holds_goes_both_ways_at_once(two):
 
 def test_a_rank_that_does_not_come_is_named(two):
     trade, _ = begin(two[0], 0)
-    with pytest.raises(WaitTimeoutError, match=r"after 500 ms rank 4 still waits for rank\(s\) 6") as caught:
+    with pytest.raises(
+        WaitTimeoutError,
+        match=r"timed out after 500 ms \(the timeout of the group\): rank 4 still waits for rank\(s\) 6",
+    ) as caught:
         two[0].finish(trade)
     assert (caught.value.rank, caught.value.peer, caught.value.operation) == (4, 6, "sum #1")
     two[0].give_up(caught.value)

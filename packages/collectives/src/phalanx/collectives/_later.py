@@ -67,7 +67,7 @@ class BodyWork(Work):
         """Wait until all are complete, and their results are where they belong. A later call returns at once.
 
         Args:
-            timeout: How long; None or zero is the default of the process group.
+            timeout: How long; None or zero is the default of the process group, as with torch.
 
         Returns:
             True.

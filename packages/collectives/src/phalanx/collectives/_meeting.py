@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from phalanx.core import AbiError, PeerDeadError, WaitTimeoutError, ffi, lib
+from phalanx.core.timeouts import timed_out
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
@@ -49,6 +50,7 @@ class Meeting:
         position: Of this rank among them.
         timeout_ms: How long to wait for the others.
         check_peer: Raises PeerDeadError if it knows that a rank, by its global number, has ended.
+        default_ms: The timeout of the group; None where `timeout_ms` is that.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Meeting:
         position: int,
         timeout_ms: int,
         check_peer: Callable[[int], None] = lambda _: None,
+        default_ms: int | None = None,
     ) -> None:
         self._store = store
         self._name = name
@@ -66,6 +69,7 @@ class Meeting:
         self._position = position
         self._timeout_ms = timeout_ms
         self._check_peer = check_peer
+        self._default_ms = default_ms
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._pause_s = _FIRST_PAUSE_S
 
@@ -150,9 +154,9 @@ class Meeting:
             names = ", ".join(str(self._ranks[i]) for i in late)
             me = self._ranks[self._position]
             raise WaitTimeoutError(
-                f"group '{self._name}': after {self._timeout_ms} ms rank {me} still waits for rank(s) {names} to call "
-                "their first collective on it. The first collective on a group is where its ranks meet: every rank of "
-                "the group must call it.",
+                f"group '{self._name}': {timed_out(self._timeout_ms, self._default_ms)}: rank {me} still waits for "
+                f"rank(s) {names} to call their first collective on it. The first collective on a group is where its "
+                "ranks meet: every rank of the group must call it.",
                 rank=me,
                 peer=self._ranks[late[0]],
                 operation="enable_group",

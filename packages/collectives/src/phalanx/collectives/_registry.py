@@ -12,7 +12,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from phalanx.core import (
     WaitTimeoutError,
     World,
 )
+from phalanx.core.timeouts import milliseconds
 from phalanx.core.world import abort_after_error
 
 # Backends whose ranks are processes and have a store. Others (fake, threaded, mpi, ...) stay with torch.distributed.
@@ -225,7 +225,7 @@ class _ProcessGroupEntry(Entry):
         if not ordinary and connection is None:
             return None, None
         base = _torch_compat.store_of(group)
-        self._timeout_ms = timeout_ms = _torch_compat.timeout_ms_of(group) or _milliseconds(base.timeout)
+        self._timeout_ms = timeout_ms = _torch_compat.timeout_ms_of(group) or milliseconds(base.timeout)
         if self._rank is None:
             self._rank, self._rank_is_own = rank_of(self.ranks, self.group_rank, base, timeout_ms)
         rank = self._rank
@@ -280,10 +280,6 @@ class _ProcessGroupEntry(Entry):
             return None
         own = _torch_compat.PrefixStore(answer.token, store)
         return span_on_gpus(self.name, self.ranks, hosts.places, hosts.inside, "nccl", own, timeout_ms)
-
-
-def _milliseconds(timeout: timedelta) -> int:
-    return max(1, round(timeout.total_seconds() * 1000))
 
 
 def members(ranks: Sequence[int]) -> str:

@@ -15,6 +15,8 @@ from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-de
 from torch.distributed import distributed_c10d as _c10d
 from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
 
+from phalanx.core.timeouts import milliseconds
+
 # ---- dispatch -------------------------------------------------------------------------------------------------------
 
 # Read in 2.13: True while Dynamo traces the caller, and a constant for Dynamo. (torch.compiler.is_dynamo_compiling is
@@ -216,7 +218,7 @@ def timeout_ms_of(group: dist.ProcessGroup) -> int:
             timeout: timedelta = cast(Any, group)._get_backend(device).options._timeout
         except (RuntimeError, AttributeError):  # it has no backend for that; or one whose options are not known
             continue
-        return max(1, round(timeout.total_seconds() * 1000))
+        return milliseconds(timeout)
     return 0
 
 

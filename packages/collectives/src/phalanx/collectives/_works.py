@@ -13,6 +13,7 @@ from torch.distributed import Work
 from phalanx.collectives import _errors
 from phalanx.collectives._streams import Mark
 from phalanx.core import PhalanxError, check, ffi, lib
+from phalanx.core.timeouts import milliseconds
 from phalanx.core.uncopied import Uncopied
 
 _IN_PROGRESS = 1  # PHX_IN_PROGRESS
@@ -95,7 +96,8 @@ class CoreWork(Uncopied, Work):
         """Wait until it is complete. A later call returns at once, or raises the same.
 
         Args:
-            timeout: How long; None or zero is the default of the process group.
+            timeout: How long; None or zero is the default of the process group, as with torch, and less is over at
+                once.
 
         Returns:
             True.
@@ -106,7 +108,7 @@ class CoreWork(Uncopied, Work):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            check(lib.phx_work_wait(self._pointer, _milliseconds(timeout)))
+            check(lib.phx_work_wait(self._pointer, milliseconds(timeout) if timeout else 0))
         except PhalanxError as error:
             self._error = error
             _errors.keep(error)  # torch's wait_tensor passes only a text on
@@ -183,10 +185,3 @@ class StreamWork(Work):
     def exception(self) -> Any:
         """None."""
         return None
-
-
-def _milliseconds(timeout: timedelta | None) -> int:
-    if timeout is None:
-        return 0
-    milliseconds = timeout.total_seconds() * 1000
-    return max(1, round(milliseconds)) if milliseconds > 0 else 0

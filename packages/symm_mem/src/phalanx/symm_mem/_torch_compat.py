@@ -21,6 +21,8 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _world,
 )
 
+from phalanx.core.timeouts import milliseconds
+
 
 def process_group_named(name: str) -> dist.ProcessGroup | None:
     """The torch process group of this name, or None.
@@ -62,7 +64,7 @@ def timeout_ms_of(group: dist.ProcessGroup) -> int:
             timeout: timedelta = cast(Any, group)._get_backend(device).options._timeout
         except (RuntimeError, AttributeError):  # it has no backend for that; or one whose options are not known
             continue
-        return max(1, round(timeout.total_seconds() * 1000))
+        return milliseconds(timeout)
     return 0
 
 

@@ -20,11 +20,13 @@ import torch
 from phalanx.collectives._hosts.connect import connect
 from phalanx.collectives._hosts.stream import OtherCall, Stream, Trade
 from phalanx.core import MismatchError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError
+from phalanx.core.timeouts import milliseconds, timed_out
 
 _ByHost = dict[int, torch.Tensor]
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _GAVE_UP = "!"  # begins what is sent in place of a call
 _TELL_S = 0.2
+_LONGEST_POLL_S = 86400.0  # poll() takes 24 days at most
 _LINGER_S = 0.1  # what came and was not read ends a connection with a reset, which overtakes what was sent
 _ERRORS: dict[str, type[PhalanxError]] = {
     each.__name__: each for each in (MismatchError, PeerDeadError, RevokedError, WaitTimeoutError)
@@ -130,7 +132,7 @@ class Bridge:
                 if not by_fd:
                     raise self._was_closed(call)
                 left = until - time.monotonic()
-                for fd, events in poll.poll(max(left, 0) * 1000):
+                for fd, events in poll.poll(min(max(left, 0), _LONGEST_POLL_S) * 1000):
                     if events & ~select.POLLOUT:
                         self._step(call, by_fd[fd], Stream.receive)
                     if events & ~select.POLLIN:
@@ -201,7 +203,7 @@ class Bridge:
         late = sorted(trade.to_come or trade.to_go)
         names = ", ".join(str(self._ranks[host]) for host in late)
         return WaitTimeoutError(
-            f"{trade.call} on group '{self._group}': after {self._timeout.total_seconds() * 1000:.0f} ms rank "
+            f"{trade.call} on group '{self._group}': {timed_out(milliseconds(self._timeout))}: rank "
             f"{self._ranks[self._host]} still waits for rank(s) {names} on another host. Look at that host and at the "
             "network between the two.",
             **self._known(trade.call, late[0]),

@@ -21,6 +21,7 @@ import torch
 from phalanx.collectives._hosts.stream import Trade
 from phalanx.collectives._streams import Mark
 from phalanx.core import PeerDeadError, PhalanxError, UnsupportedError, WaitTimeoutError
+from phalanx.core.timeouts import milliseconds, timed_out
 
 _ByHost = dict[int, torch.Tensor]
 _LOOK_S = 0.05  # between looks of the thread while something is under way
@@ -260,11 +261,10 @@ class Carrier:
     def _late(self, load: Load) -> WaitTimeoutError:
         if not load.word.is_done:
             return self._words.late(load.word)
-        limit_ms = round(self._timeout.total_seconds() * 1000)
         return WaitTimeoutError(
-            f"{load.call} on group '{self._group}': all hosts called it, but after {limit_ms} ms this rank's stream "
-            "has not ended it. Other work on a rank's stream may take longer than the timeout; or look at the network "
-            "between the hosts.",
+            f"{load.call} on group '{self._group}': {timed_out(milliseconds(self._timeout))}: all hosts called it, but "
+            "this rank's stream has not ended it. Other work on a rank's stream may take longer than the timeout; or "
+            "look at the network between the hosts.",
             operation=load.call.partition("(")[0],
             group=self._group,
         )

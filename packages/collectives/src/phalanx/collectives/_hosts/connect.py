@@ -26,12 +26,14 @@ from typing import Any
 
 from phalanx.collectives._hosts.address import INTERFACE_VARIABLES, own_address
 from phalanx.core import PeerDeadError, PhalanxError, WaitTimeoutError
+from phalanx.core.timeouts import milliseconds, timed_out
 
 _HELLO = struct.Struct("<8sII16s")
 _MAGIC, _VERSION = b"PHXHOSTS", 1
 _NONCE, _PROOF = 16, hashlib.sha256().digest_size
 _NEWCOMERS = 64  # that have not yet proved anything
 _PAUSE_S = 0.01
+_LONGEST_STEP_S = 86400.0  # sockets take 24 days at most
 # How long a host or a network may be silent. (A process that is stopped is not: its kernel answers.)
 _SILENT_S = 30
 _PROBE_S = 5
@@ -207,12 +209,12 @@ class _Meeting:
     # ---- what goes wrong ---------------------------------------------------------------------------------------------
 
     def _left(self) -> float:
-        return self._deadline - time.monotonic()
+        return min(self._deadline - time.monotonic(), _LONGEST_STEP_S)
 
     def _late(self, hosts: Sequence[int], where: str = "") -> PhalanxError:
         names = ", ".join(str(self._ranks[host]) for host in hosts)
         text = (
-            f"after {self._timeout.total_seconds() * 1000:.0f} ms rank {self._ranks[self._host]} still waits for a "
+            f"{timed_out(milliseconds(self._timeout))}: rank {self._ranks[self._host]} still waits for a "
             f"connection with rank(s) {names}{where}. {_ADVICE}"
         )
         return self._error(WaitTimeoutError, text, hosts[0])

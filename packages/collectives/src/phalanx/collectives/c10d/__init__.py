@@ -64,34 +64,33 @@ def monitored_barrier(
 
     Args:
         group: Of this backend; None is the default group.
-        timeout: How long to wait; None is the timeout of the group.
+        timeout: How long to wait; None is the timeout of the group, and zero or less is over at once, as with gloo.
         wait_all_ranks: Whether to name all that are missing, not just the first.
 
     Raises:
         torch.distributed.DistBackendError: Ranks did not come in time. All that came get the same text.
     """
     made: Any = _group(group)
-    made.monitored_barrier(
-        timeout=timedelta(milliseconds=-1) if timeout is None else timeout, wait_all_ranks=wait_all_ranks
-    )
+    made.monitored_barrier(timeout=_torch_compat.UNSET if timeout is None else timeout, wait_all_ranks=wait_all_ranks)
 
 
 def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
     """Set how long later collectives and messages of this rank wait for others. Not collective.
 
     Args:
-        timeout: Of each, its start and its wait.
+        timeout: Of each, its start and its wait. Zero is 1 ms, as in init_process_group.
         group: Of this backend; None is the default group.
 
     Raises:
-        ValueError: The timeout is not positive.
+        ValueError: The timeout is negative.
     """
     from phalanx.collectives.c10d._connect import connections
+    from phalanx.core.timeouts import milliseconds
 
     found = _group(group)
     _torch_compat.backend_of(found, BACKEND).set_timeout(timeout)
     if (connection := connections.get(found.group_name)) is not None:
-        connection.set_timeout(max(1, round(timeout.total_seconds() * 1000)))
+        connection.set_timeout(milliseconds(timeout))
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

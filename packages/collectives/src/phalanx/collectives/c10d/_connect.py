@@ -3,15 +3,29 @@
 import os
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from phalanx.collectives import _registry
 from phalanx.collectives._meeting import Meeting
 from phalanx.collectives._torch_compat import PrefixStore
 from phalanx.core import Group, PhalanxError, RevokedError, UnsupportedError, WaitTimeoutError, ffi
+from phalanx.core.timeouts import milliseconds
 
 # By name of the process group, while it is not destroyed.
 connections: dict[str, "Connection"] = {}
+
+
+def default_ms(name: str, timeout: timedelta) -> int:
+    """The timeout of a group in milliseconds.
+
+    Raises:
+        ValueError: It is negative, which gloo refuses as well.
+    """
+    found = milliseconds(timeout)
+    if timeout < timedelta(0) and found == 1:
+        raise ValueError(f"group '{name}': a timeout must not be negative, and this is {timeout.total_seconds()} s")
+    return found
 
 
 class Facts(NamedTuple):
@@ -154,7 +168,7 @@ class Connection:
     def _meeting(self, store: Any, timeout_ms: int) -> Meeting:
         base = StoreOfMeeting(store, self)
         assert self._rank is not None
-        return Meeting(base, self.name, self.ranks, self.position, timeout_ms, self._rank.check_peer)
+        return Meeting(base, self.name, self.ranks, self.position, timeout_ms, self._rank.check_peer, self.timeout_ms)
 
     def _make(self, rank: _registry.Rank, store: Any, timeout_ms: int) -> Group:
         """The core's group, when the ranks have met. `store` is theirs alone."""

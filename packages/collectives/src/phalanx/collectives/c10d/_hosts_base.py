@@ -12,6 +12,7 @@ from phalanx.collectives._hosts import Spanning
 from phalanx.collectives.c10d._hosts_mail import Mail
 from phalanx.collectives.c10d._hosts_pending import Joined, Pending, revoked, told
 from phalanx.core import Group, PhalanxError, RevokedError, WaitTimeoutError
+from phalanx.core.timeouts import timed_out
 
 _LONGER_S = 11.0  # than its timeout a Spanning may take to say who is to blame
 _HEAR_S = 2.0  # between the end of a connection and the message that says why
@@ -204,7 +205,7 @@ class BaseRoad:
     def late(self, pending: Pending, timeout_ms: int) -> PhalanxError:
         """The error of a collective that took too long. The ranks are out of step then."""
         rank = self._ranks[self._position]
-        text = f"{pending.what} on group '{self._name}': it did not end within {timeout_ms} ms on rank {rank}"
+        text = f"{pending.what} on group '{self._name}': {timed_out(timeout_ms)}: it did not end on rank {rank}"
         if isinstance(pending, Joined):
             text = next((str(part.late(part, timeout_ms)) for part in pending.parts if not part.is_over), text)
         error = WaitTimeoutError(text, rank=rank, operation=pending.what, group=self._name)

@@ -26,6 +26,7 @@ from phalanx.collectives.c10d._hosts_frames import (
 )
 from phalanx.collectives.c10d._hosts_pending import Pending, Receive, Send, revoked, told
 from phalanx.core import ANY_RANK, MismatchError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError
+from phalanx.core.timeouts import timed_out
 
 _FLUSH_S = 2.0  # for what was sent, at the end
 _FLUSH_FAILED_S = 0.2
@@ -147,7 +148,7 @@ class Mail:
                     del offered[number]
                 doing = f"waits until rank {self._ranks[pending.to]} receives"
         me = self._ranks[self._position]
-        text = f"{pending.what} on group '{self._name}': after {timeout_ms} ms rank {me} still {doing}"
+        text = f"{pending.what} on group '{self._name}': {timed_out(timeout_ms)}: rank {me} still {doing}"
         return WaitTimeoutError(text, rank=me, operation=pending.what, group=self._name)
 
     def stop_receiving(self, error: PhalanxError) -> None:

@@ -10,6 +10,7 @@ from phalanx.collectives._hosts.stream import Trade
 from phalanx.collectives.c10d._hosts_mail import Mail
 from phalanx.collectives.c10d._hosts_pending import Pending
 from phalanx.core import PhalanxError, WaitTimeoutError
+from phalanx.core.timeouts import milliseconds, timed_out
 
 
 class MailWords:
@@ -79,7 +80,7 @@ class MailWords:
 
     @property
     def _limit_ms(self) -> int:
-        return round(self._timeout.total_seconds() * 1000)
+        return milliseconds(self._timeout)
 
     def look(self, call: str) -> None:
         """Raise what has gone wrong with any of them."""
@@ -96,7 +97,7 @@ class MailWords:
             late = [self._ranks[each] for each in sorted(trade.to_come)]
         me = self._ranks[self._position]
         return WaitTimeoutError(
-            f"{trade.call} on group '{self._name}': after {self._limit_ms} ms rank {me} still waits for rank(s) "
+            f"{trade.call} on group '{self._name}': {timed_out(self._limit_ms)}: rank {me} still waits for rank(s) "
             f"{', '.join(str(each) for each in late)} on another host to call it",
             rank=me,
             peer=late[0] if late else -1,

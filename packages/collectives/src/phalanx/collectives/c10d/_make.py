@@ -12,7 +12,7 @@ from phalanx.collectives._meeting import Meeting
 from phalanx.collectives._registry import members
 from phalanx.collectives._torch_compat import PrefixStore, backends_of
 from phalanx.collectives.c10d import BACKEND, _build
-from phalanx.collectives.c10d._connect import Connection, Facts
+from phalanx.collectives.c10d._connect import Connection, Facts, default_ms
 from phalanx.core import PhalanxError, WaitTimeoutError, World
 
 _python_groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,6 +27,7 @@ def make(options: Any) -> Any:
 
     Raises:
         DistBackendError: Ranks did not come in time; the text names them.
+        ValueError: The timeout is negative.
     """
     default = dist.group.WORLD
     # new_group gives the global ranks, and only the default group has none; but so has one that was made by hand, as by
@@ -34,7 +35,7 @@ def make(options: Any) -> Any:
     by_hand = default is not None and not options.global_ranks_in_group
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     rank, store, name = int(options.group_rank), options.store, options.group_id
-    timeout_ms = max(1, round(options.timeout.total_seconds() * 1000))
+    timeout_ms = default_ms(name, options.timeout)
     try:
         hosts = _hosts_of(name, ranks, rank, store, timeout_ms, by_hand)
     except WaitTimeoutError as error:

@@ -8,11 +8,12 @@ import torch
 
 from phalanx.collectives._streams import Beside, where
 from phalanx.collectives.c10d import _torch_compat
-from phalanx.collectives.c10d._connect import Connection
+from phalanx.collectives.c10d._connect import Connection, default_ms
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor
 from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
 from phalanx.core import Group, PhalanxError
+from phalanx.core.timeouts import milliseconds
 
 _CHANNEL = 1  # see backend.cpp
 _MESSAGES = ("send", "recv")  # which do not count as collectives
@@ -73,9 +74,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         return self._count
 
     def set_timeout(self, timeout: timedelta) -> None:
-        if timeout <= timedelta(0):
-            raise ValueError("a timeout must be positive")
-        self._timeout_ms = round(timeout.total_seconds() * 1000)
+        self._timeout_ms = default_ms(self._engine.connection.name, timeout)
 
     def abort(self) -> None:
         connection = self._engine.connection
@@ -109,8 +108,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         return group
 
     def _limit_ms(self, opts: Any) -> int:
-        wish_ms = round(opts.timeout.total_seconds() * 1000) if opts is not None else -1
-        return wish_ms if wish_ms > 0 else self._timeout_ms
+        return self._timeout_ms if opts is None or opts.timeout == _torch_compat.UNSET else milliseconds(opts.timeout)
 
     def _issue(self, what: str, opts: Any, buffers: Buffers, call: Issue, **extra: Any) -> AnyWork:
         """Start it, or run it to its end if torch waits for it anyway."""

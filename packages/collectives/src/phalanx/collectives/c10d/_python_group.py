@@ -16,7 +16,8 @@ from phalanx.collectives.c10d._python_base import Tensors
 from phalanx.collectives.c10d._python_messages import Messages
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor, elements_of
-from phalanx.collectives.c10d._torch_compat import options
+from phalanx.collectives.c10d._torch_compat import UNSET, options
+from phalanx.core.timeouts import milliseconds, timed_out
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 _DELAY_S = 2.0  # what an answer may take that was given in time
@@ -111,8 +112,8 @@ class PythonGroup(Messages):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Through the store, so that the group is no worse for a rank that does not come."""
-        wish_ms = round(timeout.total_seconds() * 1000) if timeout is not None else -1
-        timeout_ms = wish_ms if wish_ms > 0 else self._timeout_ms
+        timeout_ms = self._timeout_ms if timeout is None or timeout == UNSET else milliseconds(timeout)
+        over = timed_out(timeout_ms, self._timeout_ms)
         connection = self._engine.connection
         self._engine.group(timeout_ms, "monitored_barrier")
         everything = f"monitored_barrier/{connection.token}/"
@@ -135,8 +136,8 @@ class PythonGroup(Messages):
             # Rank 0 answers when it has waited as long as it may.
             if not (came("0", deadline) and came("answer", time.monotonic() + timeout_ms / 1000 + _DELAY_S)):
                 raise dist.DistBackendError(
-                    f"{about}: rank {ranks[self._position]} reached it, and rank {ranks[0]} did not reach or end it in "
-                    f"{timeout_ms} ms"
+                    f"{about}: {over}: rank {ranks[self._position]} reached it, and rank {ranks[0]} did not reach or "
+                    "end it"
                 )
             answer = bytes(self._store.get(f"{base}answer")).decode()
             if answer != "all":
@@ -146,7 +147,7 @@ class PythonGroup(Messages):
         for position in range(1, self._count):
             if (wait_all_ranks or not missing) and not came(str(position), deadline):
                 missing.append(str(ranks[position]))
-        answer = f"{about}: rank(s) {', '.join(missing)} did not reach it in {timeout_ms} ms" if missing else "all"
+        answer = f"{about}: {over}: rank(s) {', '.join(missing)} did not reach it" if missing else "all"
         self._store.set(f"{base}answer", answer)
         if missing:
             raise dist.DistBackendError(answer)

@@ -14,6 +14,7 @@ from phalanx.collectives.c10d._connect import Connection
 from phalanx.collectives.c10d._python_tensors import Buffers
 from phalanx.core import Group, InvalidArgumentError, PeerDeadError, PhalanxError, UnsupportedError
 from phalanx.core import Work as CoreWork
+from phalanx.core.timeouts import milliseconds
 
 _DRAIN_S = 5.0  # what close waits for peers
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.00005, 0.0005
@@ -143,8 +144,8 @@ class Work(_torch_compat.WorkBase):  # type: ignore[misc]
     # ---- as torch.distributed.Work ------------------------------------------------------------------
 
     def wait(self, timeout: Any = None) -> bool:
-        limit_ms = round(timeout.total_seconds() * 1000) if timeout else 0
-        self._ask(lambda core: core.wait(limit_ms if limit_ms > 0 else self._timeout_ms))
+        limit_ms = milliseconds(timeout) if timeout else self._timeout_ms  # zero is torch's kNoTimeout
+        self._ask(lambda core: core.wait(limit_ms))
         if self._error is not None:
             raise self._error
         return True

@@ -1,6 +1,7 @@
 """What the backend relies on that torch keeps private or does not list. Read in 2.13."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,9 @@ GroupBase: Any = dist.ProcessGroup
 
 # C++ calls the wait and get_future of this one.
 WorkBase: Any = torch._C._distributed_c10d.Work
+
+# What an options object has where nobody gave a timeout: kUnsetTimeout, the default of the group.
+UNSET = timedelta(milliseconds=-1)
 
 CUSTOM: Any = dist.ProcessGroup.BackendType.CUSTOM
 

@@ -77,13 +77,15 @@ c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
 }
 
 void Backend::setTimeout(Milliseconds timeout) {
-  TORCH_CHECK_VALUE(timeout.count() > 0, "a timeout must be positive");
-  timeout_ms_ = timeout.count();
-  engine_->set_timeout(timeout);
+  const Milliseconds kept = limited(timeout);
+  TORCH_CHECK_VALUE(timeout.count() >= 0 || kept == kLongest, "group '", engine_->name(),
+                    "': a timeout must not be negative, and this is ", timeout.count(), " ms");
+  timeout_ms_ = kept.count();
+  engine_->set_timeout(kept);
 }
 
 Milliseconds Backend::limit(Milliseconds wish) const {
-  return wish.count() > 0 ? wish : Milliseconds(timeout_ms_.load());
+  return wish == c10d::kUnsetTimeout ? Milliseconds(timeout_ms_.load()) : limited(wish);
 }
 
 uint64_t Backend::getSequenceNumberForGroup() { return sequence_.load(); }
@@ -324,15 +326,16 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
       std::this_thread::sleep_for(pause);
     }
   };
-  const std::string about = "monitored_barrier on group '" + engine_->name() + "': ";
-  const std::string in_time = " in " + std::to_string(timeout.count()) + " ms";
+  const std::string about = "monitored_barrier on group '" + engine_->name() + "': timed out after " +
+                            std::to_string(timeout.count()) + " ms (the timeout of " +
+                            (timeout.count() == timeout_ms_.load() ? "the group" : "this call") + "): ";
   const auto name = [&](int rank) { return std::to_string(ranks_[rank]); };
   store_->set(base + std::to_string(rank_), std::string("here"));
   if (rank_ != 0) {
     // Rank 0 answers when it has waited as long as it may.
     if (!wait_for("0", deadline) || !wait_for("answer", Clock::now() + timeout + kDelay))
-      C10_THROW_ERROR(DistBackendError, about + "rank " + name(rank_) + " reached it, and rank " + name(0) +
-                                            " did not reach or end it" + in_time);
+      C10_THROW_ERROR(DistBackendError,
+                      about + "rank " + name(rank_) + " reached it, and rank " + name(0) + " did not reach or end it");
     if (const std::string answer = store_->get_to_str(base + "answer"); answer != "all")
       C10_THROW_ERROR(DistBackendError, answer);
     return;
@@ -344,7 +347,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
     if (!wait_all_ranks) break;
   }
   std::string answer = "all";
-  if (!missing.empty()) answer = about + "rank(s) " + missing + " did not reach it" + in_time;
+  if (!missing.empty()) answer = about + "rank(s) " + missing + " did not reach it";
   store_->set(base + "answer", answer);
   if (!missing.empty()) C10_THROW_ERROR(DistBackendError, answer);
   for (int rank = 1; rank < size_; ++rank) store_->deleteKey(base + std::to_string(rank));

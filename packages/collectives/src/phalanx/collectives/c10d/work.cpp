@@ -174,7 +174,7 @@ bool Work::wait(Milliseconds timeout) {
   if (!done) engine_->refuse_fork(title_);
   if (phx_work *handle = done ? nullptr : this->handle(); handle != nullptr) {
     const Core &core = engine_->core();
-    const auto limit = timeout > kNoTimeout ? timeout : timeout_;
+    const auto limit = timeout == kNoTimeout ? timeout_ : limited(timeout);
     const phx_status status = core.work_wait(handle, limit.count());
     const std::string text = status < 0 ? core.last_error() : "";
     core.work_release(handle);

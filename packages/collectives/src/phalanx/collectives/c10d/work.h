@@ -5,6 +5,7 @@
 #include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -23,6 +24,15 @@ class Engine;
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
+
+// A timeout as the core takes it, where 0 would be the default: zero and less are 1 ms, over at once. timedelta.max, or
+// what torch makes of it (its microseconds overflow into 185,000 years before now), is the core's longest wait. As
+// phalanx.core.timeouts.
+inline constexpr Milliseconds kLongest{int64_t{1} << 40};
+inline Milliseconds limited(Milliseconds timeout) {
+  if (timeout < Milliseconds(-(int64_t{1} << 52))) return kLongest;
+  return std::min(std::max(timeout, Milliseconds(1)), kLongest);
+}
 
 // What an operation reads and writes.
 struct Buffers {

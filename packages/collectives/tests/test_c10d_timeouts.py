@@ -1,0 +1,174 @@
+"""What a timeout means on process groups. Gloo is the judge where it accepts the value."""
+
+import re
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d_internals
+
+import phalanx.collectives as pc
+from c10d_groups import implementations, join, run_groups
+from phalanx.collectives import c10d
+from phalanx.core import PhalanxError
+from ranks import run_ranks
+
+OVER = {"zero": timedelta(0), "less than 1 ms": timedelta(microseconds=300), "negative": timedelta(milliseconds=-5)}
+LONG = timedelta(seconds=100)  # more than the test may take: what waits it fails
+
+
+def over_at_once(group):
+    """Calls with a timeout that rank 0 makes alone, each for one group."""
+
+    def all_reduce(timeout):
+        options = dist.AllreduceOptions()
+        options.timeout = timeout
+        group.allreduce([torch.ones(3)], options).wait()
+
+    def barrier(timeout):
+        options = dist.BarrierOptions()
+        options.timeout = timeout
+        group.barrier(options).wait()
+
+    def wait(timeout):
+        group.allreduce([torch.ones(3)]).wait(timeout)
+
+    return all_reduce, barrier, group.monitored_barrier, wait
+
+
+def zero(rank, size, backend):
+    join(rank, size, 100, backend)
+    store = c10d_internals._get_default_store()
+    cases = [(value, number) for value in OVER.values() for number in range(4) if number < 3 or value < timedelta(0)]
+    groups = [dist.new_group([0, 1], timeout=LONG) for _ in cases]
+    for group in groups:
+        dist.barrier(group)
+    if rank == 0:
+        for (value, number), group in zip(cases, groups, strict=True):
+            with pytest.raises(RuntimeError, match=r"[Tt]imed out") as caught:
+                over_at_once(group)[number](value)
+            if backend == "phalanx":
+                assert re.search(r"timed out after 1 ms \(the timeout(_ms)? of this call\)", str(caught.value))
+                if number == 2:  # no collective was under way: the group is as good as before
+                    continue
+                with pytest.raises(dist.DistBackendError, match="timed out after 1 ms"):  # names the first cause
+                    dist.barrier(group)
+        store.set("tried", b"")
+    store.wait(["tried"], LONG)
+    if backend == "phalanx":
+        for (_, number), group in zip(cases, groups, strict=True):
+            if number == 2:
+                x = torch.ones(1)
+                dist.all_reduce(x, group=group)
+                assert x.item() == size
+    dist.destroy_process_group()
+
+
+@implementations
+def test_zero_is_over_at_once_and_not_the_default(how):
+    run_groups(zero, 2, how, "phalanx")
+
+
+def test_gloo_says_the_same_of_zero():
+    run_ranks(zero, 2, "gloo")
+
+
+def before_they_met(rank, size):
+    join(rank, size, 100)
+    group = dist.new_group([0, 1], timeout=LONG)
+    store = c10d_internals._get_default_store()
+    if rank == 0:
+        for call in over_at_once(group)[:3]:
+            with pytest.raises(dist.DistBackendError, match=r"timed out after 1 ms .*rank\(s\) 1"):
+                call(timedelta(0))
+        store.set("tried", b"")
+    store.wait(["tried"], LONG)
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)  # nothing was sent
+    assert x.item() == size
+    dist.destroy_process_group()
+
+
+@implementations
+def test_zero_before_the_ranks_met_leaves_the_group_as_it_was(how):
+    run_groups(before_they_met, 2, how)
+
+
+def waits(rank, size):
+    """Values that wait for a rank which comes after all of them were given."""
+    join(rank, size, 100)
+    store = c10d_internals._get_default_store()
+    dist.barrier()
+    if rank == 1:
+        store.wait(["started"], LONG)
+    works, group = [], dist.group.WORLD
+    for value in (None, timedelta(milliseconds=-1), timedelta.max, timedelta(days=36500)):
+        options = dist.AllreduceOptions()
+        options.asyncOp = True
+        if value is not None:
+            options.timeout = value
+        works.append((value, torch.ones(2), options))
+    works = [(value, x, group.allreduce([x], options)) for value, x, options in works]
+    store.set("started", b"")
+    for value, x, work in works:
+        work.wait(timedelta(0) if value is None or value < timedelta(0) else value)  # zero: as none, torch's kNoTimeout
+        assert x.tolist() == [size, size]
+    c10d.monitored_barrier(timeout=None)
+    c10d.monitored_barrier(timeout=timedelta.max)
+    dist.destroy_process_group()
+
+
+@implementations
+def test_unset_is_the_default_and_the_longest_timedelta_does_not_overflow(how):
+    run_groups(waits, 2, how)
+
+
+def defaults(rank, size):
+    with pytest.raises(ValueError, match="must not be negative"):
+        join(rank, size, -3, name="negative")
+    join(rank, size)
+    for value in (None, timedelta.max, timedelta(days=36500)):
+        group = dist.new_group([0, 1], timeout=value)
+        x = torch.ones(1)
+        dist.all_reduce(x, group=group)
+        assert x.item() == size
+    c10d.set_timeout(timedelta.max, group)
+    dist.barrier(group)
+    with pytest.raises(ValueError, match="must not be negative"):
+        c10d.set_timeout(timedelta(seconds=-3), group)
+    zero = dist.new_group([0, 1], timeout=timedelta(0))  # gloo makes it too
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match=r"timed out after 1 ms \(the timeout of the group\)"):
+            dist.barrier(zero)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@implementations
+def test_a_group_may_wait_as_long_as_a_timedelta_says_and_no_less_than_nothing(how):
+    run_groups(defaults, 2, how)
+
+
+def functional(rank, size):
+    join(rank, size, 100, "gloo")
+    store = c10d_internals._get_default_store()
+    pc.enable_group(dist.group.WORLD)
+    x = torch.zeros(1)
+    if rank == 0:
+        works = [pc.irecv(x, 1), pc.irecv(torch.zeros(1), 1, tag=1)]
+        store.set("asked", b"")
+        works[0].wait(timedelta(0))  # as torch: no timeout of its own
+        assert x.item() == 7
+        with pytest.raises(PhalanxError, match=r"timed out after 1 ms \(the timeout_ms of this call\)"):
+            works[1].wait(timedelta(seconds=-1))
+        store.set("over", b"")
+    else:
+        store.wait(["asked"], LONG)
+        pc.send(torch.full((1,), 7.0), 0)
+        store.wait(["over"], LONG)
+    dist.destroy_process_group()
+
+
+def test_a_functional_work_takes_zero_as_torch_does():
+    run_ranks(functional, 2)
