@@ -11,11 +11,13 @@ reasons.py says where the two differ, and why. The exit status is 1 if something
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,8 +30,10 @@ for folder in (HERE, HERE.parent / "support"):
 import rank as ranks_side  # noqa: E402
 from calls import Case, tensor_cases  # noqa: E402
 from others import Other, other_cases  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+from ranks import RanksFailed, run_ranks  # noqa: E402
 from reasons import REASONS  # noqa: E402
+
+PART = 400  # cases for one set of processes
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Report:
         """`rows`: for each rank what gloo did, and what phalanx did."""
         gloo, ours = (_worst([row[side][0] for row in rows]) for side in (0, 1))
         self.counts["cases"] += 1
-        if gloo == ours and gloo not in ("wrong", "undefined", "Timeout"):
+        if gloo == ours and gloo not in ("wrong", "undefined", "Timeout", "died"):
             self.counts["equal"] += 1
             return
         for reason in REASONS:
@@ -66,7 +70,7 @@ class Report:
 
 def _worst(outcomes: Sequence[str]) -> str:
     """Of all ranks: what is not right comes first."""
-    order = ("Timeout", "wrong", "undefined")
+    order = ("died", "Timeout", "wrong", "undefined")
     for each in order:
         if each in outcomes:
             return each
@@ -84,10 +88,25 @@ def sweep(sizes: Sequence[int], pattern: str = "*", sample: int = 1, env: dict[s
     report = Report()
     for size in sizes:
         cases = cases_of(size, pattern, sample)
-        with tempfile.TemporaryDirectory(prefix="phx-differential-") as folder:
-            by_rank = run_ranks(ranks_side.sweep, size, cases, folder, timeout=1200, env=env)
-        for number, case in enumerate(cases):
-            report.add(case, size, [rows[number] for rows in by_rank])
+        begin = 0
+        while begin < len(cases):
+            part = cases[begin : begin + PART]
+            with tempfile.TemporaryDirectory(prefix="phx-differential-") as folder:
+                died = ""
+                try:
+                    run_ranks(ranks_side.sweep, size, part, folder, timeout=600, env=env)
+                except RanksFailed as error:
+                    called = [Path(folder, f"called.{rank}").read_text() for rank in range(size)]
+                    died = "\n".join([*called, *(text[-1500:] for text in error.failures.values())])
+                found = [Path(folder, f"found.{rank}") for rank in range(size)]
+                by_rank = [[json.loads(line) for line in file.read_text().splitlines()] for file in found if file.exists()]
+            done = min(map(len, by_rank), default=0)
+            for number in range(done):
+                report.add(part[number], size, [rows[number] for rows in by_rank])
+            if died:
+                report.add(part[done], size, [[("died", died)] * 2])
+            begin += done + bool(died)
+            print(f"{size} ranks: {begin} of {len(cases)} cases", file=sys.stderr, flush=True)
     return report
 
 
@@ -100,12 +119,8 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="print the cases that differ without a reason")
     given = parser.parse_args()
     env = {"PHALANX_C10D": given.implementation}
-    with open(os.devnull, "w") as nothing:  # the names of the cases, which a rank that dies leaves in its report
-        out, sys.stdout = sys.stdout, nothing
-        try:
-            report = sweep([int(each) for each in given.ranks.split(",")], given.only, given.sample, env)
-        finally:
-            sys.stdout = out
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # what ranks print
+        report = sweep([int(each) for each in given.ranks.split(",")], given.only, given.sample, env)
     for why, count in report.reasons.most_common():
         print(f"{count:5} {why}")
     for text in report.wrong if given.verbose else report.wrong[:20]:
