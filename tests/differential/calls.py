@@ -1,9 +1,9 @@
 """What a case is: a call of torch.distributed with its memory, and what one process computes for it.
 
-A case is one row of data, the same on all ranks. `arguments` makes the tensors of one rank, as views of larger pieces of
-memory. `expected` makes those of every rank in one process, and writes the results where they belong: the inputs of all
-ranks are read before anything is written. Whatever a rank's call leaves in its memory, within the views and around them,
-must be what `expected` has there.
+A case is one row of data, the same on all ranks. `arguments` makes the tensors of one rank, as views of larger pieces
+of memory. `expected` makes those of every rank in one process, and writes the results where they belong: the inputs of
+all ranks are read before anything is written. Whatever a rank's call leaves in its memory, within the views and around
+them, must be what `expected` has there.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _shape(case: Case, blocks: int = 1) -> tuple[int, ...]:
     return (2 * blocks, 3)
 
 
-def _tensors(case: Case, rank: int, shapes: Sequence[Sequence[int]], made: Arguments, first: int = 0) -> list[torch.Tensor]:
+def _tensors(
+    case: Case, rank: int, shapes: Sequence[Sequence[int]], made: Arguments, first: int = 0
+) -> list[torch.Tensor]:
     """Several tensors, of which some layouts are about the list."""
     if case.layout == "same":
         one = _view(case, rank, first, shapes[0], made, "contiguous")
@@ -131,7 +133,10 @@ def _tensors(case: Case, rank: int, shapes: Sequence[Sequence[int]], made: Argum
         inside = whole[PADDING : PADDING + count * numel]
         if case.layout == "chunks":
             return [part.view(tuple(shapes[0])) for part in inside.split(numel)]
-        return [part.unflatten(0, tuple(shapes[0])) if shapes[0] else part[0] for part in inside.view(numel, count).unbind(1)]
+        return [
+            part.unflatten(0, tuple(shapes[0])) if shapes[0] else part[0]
+            for part in inside.view(numel, count).unbind(1)
+        ]
     return [_view(case, rank, first + i, shape, made, case.layout) for i, shape in enumerate(shapes)]
 
 
@@ -194,7 +199,9 @@ _OF_LISTS = ("same", "chunks", "columns", "overlapping")
 
 def _blocks(case: Case, rank: int, size: int, made: Arguments) -> None:
     many, one = _shape(case, size), _shape(case)
-    ins, outs = {"all_gather_into_tensor": (one, many), "reduce_scatter_tensor": (many, one)}.get(case.kind, (many, many))
+    ins, outs = {"all_gather_into_tensor": (one, many), "reduce_scatter_tensor": (many, one)}.get(
+        case.kind, (many, many)
+    )
     if case.layout == "stacked":  # the blocks in a dim of their own
         ins, outs = ((2, 3), (size, 2, 3)) if case.kind == "all_gather_into_tensor" else ((size, 2, 3), (2, 3))
     if case.layout == "uneven":
@@ -285,8 +292,10 @@ def _results(case: Case, given: list[list[torch.Tensor]], every: list[Arguments]
     if kind == "all_to_all":
         return [[each[rank] for each in given] for rank in ranks]
     if kind == "all_to_all_single":
-        splits = [each.extra.get("splits") or [len(rows[0]) // len(ranks)] * len(ranks)
-                  for each, rows in zip(every, given, strict=True)]
+        splits = [
+            each.extra.get("splits") or [len(rows[0]) // len(ranks)] * len(ranks)
+            for each, rows in zip(every, given, strict=True)
+        ]
         parts = [rows[0].split(split) for rows, split in zip(given, splits, strict=True)]
         return [[torch.cat([each[rank] for each in parts])] for rank in ranks]
     if kind == "messages":
@@ -349,7 +358,7 @@ def _scattered(case: Case, a: Arguments, group: Any) -> Any:
 
 
 def _dist(name: str, *of: str, **fixed: Any) -> Entry:
-    """A function of torch.distributed. `of`: its arguments; "in" and "out" are the tensors, "ins" and "outs" the lists."""
+    """A function of torch.distributed. `of`: its arguments; "in" and "out" are tensors, "ins" and "outs" are lists."""
 
     def call(group: dist.ProcessGroup, case: Case, a: Arguments) -> Any:
         values: dict[str, Any] = {"in": a.ins[:1] and a.ins[0], "out": a.outs[:1] and a.outs[0]}
@@ -526,8 +535,8 @@ LAYOUTS = {
     "all_gather_into_tensor_coalesced": (*ALWAYS, "same"),
     "reduce_scatter_tensor_coalesced": (*ALWAYS, "same"),
 }
-# What only the root of a collective can refuse.
-_REFUSED_AT_ROOT = {"gather": ("same", "overlapping", "expanded"), "reduce": ("expanded",)}
+# What only some ranks can refuse.
+_REFUSED_BY_SOME = {"gather": ("same", "overlapping", "expanded"), "reduce": ("expanded",), "broadcast": ("expanded",)}
 
 
 def tensor_cases(size: int) -> list[Case]:
@@ -540,7 +549,7 @@ def tensor_cases(size: int) -> list[Case]:
             for layout in LAYOUTS.get(kind, ALWAYS):
                 dtype = "complex64" if layout == "conj" else "float32"
                 for root in roots:
-                    if layout in _REFUSED_AT_ROOT.get(kind, ()) and (root == 0 or entry != next(iter(entries))):
+                    if layout in _REFUSED_BY_SOME.get(kind, ()) and (root == 0 or entry != next(iter(entries))):
                         continue  # the others wait until their limit, so one is enough
                     for is_async in (False, True) if can_be_async else (False,):
                         made[Case(kind, entry, layout, dtype, "SUM", root, is_async)] = None

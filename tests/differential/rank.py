@@ -27,7 +27,15 @@ def _same(got: torch.Tensor, want: torch.Tensor, rounded: bool) -> bool:
     if not rounded or not (got.dtype.is_floating_point or got.dtype.is_complex):
         return False
     wide = torch.complex128 if got.dtype.is_complex else torch.float64
-    step = 2.0**-6 if got.dtype == torch.bfloat16 else 0.25 if got.dtype.itemsize == 1 else 1e-2 if got.dtype.itemsize == 2 else 1e-6
+    step = (
+        2.0**-6
+        if got.dtype == torch.bfloat16
+        else 0.25
+        if got.dtype.itemsize == 1
+        else 1e-2
+        if got.dtype.itemsize == 2
+        else 1e-6
+    )
     return torch.allclose(got.to(wide), want.to(wide), rtol=step, atol=0)
 
 
@@ -47,7 +55,7 @@ def _tried(case: Case | Other, group: dist.ProcessGroup, rank: int, size: int) -
         return kind, str(error).split("\nException raised from")[0]
 
 
-def _judged(case: Case | Other, rank: int, size: int, outcome: tuple[str, Any]) -> tuple[str, str]:
+def judged(case: Case | Other, rank: int, size: int, outcome: tuple[str, Any]) -> tuple[str, str]:
     """ "right", "wrong", "undefined" (it returned, and has no one meaning) or the type of an error; and a text."""
     how, left = outcome
     if how != "returned":
@@ -87,7 +95,7 @@ def sweep(rank: int, size: int, cases: Sequence[Case | Other], folder: str) -> N
             (Path(folder) / f"called.{rank}").write_text(f"{name}: {case.name}")
             torch.manual_seed(0)
             outcome = _tried(case, group, rank, size)
-            row.append(_judged(case, rank, size, outcome))
+            row.append(judged(case, rank, size, outcome))
             # 0: it returned; 1 and more: a kind of error. A group is used further if all ranks had the same.
             code = 0 if outcome[0] == "returned" else 1 + sum(outcome[0].encode())
             codes = torch.tensor([code, -code])

@@ -1,5 +1,7 @@
-"""Tensors that share memory, in one call on the backend `phalanx`: inputs are read before anything is written. What then
-has one meaning works, and what has none is refused before anything is sent."""
+"""Tensors that share memory, in one call on the backend `phalanx`: inputs are read before anything is written.
+
+What then has one meaning works, and what has none is refused before anything is sent.
+"""
 
 import pytest
 import torch

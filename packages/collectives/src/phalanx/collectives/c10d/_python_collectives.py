@@ -164,7 +164,9 @@ class Collectives(BaseGroup):
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_coalesced", opts or options.AllgatherOptions()
         if len(outputs) != self._count:
-            raise ValueError(f"{what}: {self._count} lists of outputs are needed, one for each rank, not {len(outputs)}")
+            raise ValueError(
+                f"{what}: {self._count} lists of outputs are needed, one for each rank, not {len(outputs)}"
+            )
         for blocks in outputs:
             for output, tensor in _pairs(blocks, inputs, what):
                 check_tensor(output, what, tensor)

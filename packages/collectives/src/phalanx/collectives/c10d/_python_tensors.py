@@ -48,7 +48,8 @@ def reduced_dtype(tensor: torch.Tensor) -> DType:
     """Of a tensor that is reduced: its dtype must be one of the core's."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise ValueError(f"phalanx does not reduce tensors of dtype {tensor.dtype}; convert them to another dtype")
+        text = f"phalanx does not reduce tensors of dtype {tensor.dtype}; convert them to another dtype"
+        raise NotImplementedError(text)
     return dtype
 
 
@@ -89,7 +90,9 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_no_internal_overlap(tensor: torch.Tensor) -> None:
     """Raise RuntimeError, in torch's words, if two elements of a tensor that is written are one in memory."""
-    if tensor.numel() and any(not stride and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if tensor.numel() and any(
+        not stride and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."
@@ -98,10 +101,11 @@ def check_no_internal_overlap(tensor: torch.Tensor) -> None:
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of memory, read in the same way."""
-    return (
-        (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
-        and (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
-    )
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride()) and (
+        a.dtype,
+        a.is_conj(),
+        a.is_neg(),
+    ) == (b.dtype, b.is_conj(), b.is_neg())
 
 
 class _Span(NamedTuple):
@@ -137,8 +141,8 @@ def share_memory(written: Sequence[torch.Tensor], alike: Callable[[int, int], bo
     """Whether some of the tensors, which a call writes, share memory.
 
     Raises:
-        RuntimeError: In torch's words: some do and `alike`, of two positions in the list, is false; then what is written
-            depends on the order.
+        RuntimeError: In torch's words: some do and `alike`, of two positions in the list, is false; then what is
+            written depends on the order.
     """
     spans = sorted(_span(tensor, position) for position, tensor in enumerate(written) if tensor.numel())
     share = False
@@ -250,7 +254,11 @@ class Buffers:
             self._keep.append(tensor)
         else:
             given = _plain(tensor) if read_too else tensor
-            made = (given.clone() if self.staged else given) if read_too else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            made = (
+                (given.clone() if self.staged else given)
+                if read_too
+                else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            )
             self._keep.append(made)
             if copy_back:
                 self._copies.append((tensor.detach(), made))

@@ -159,8 +159,8 @@ int64_t numel_of(const std::vector<at::Tensor> &tensors) {
 
 int32_t reduced_dtype(const at::Tensor &tensor) {
   const int32_t dtype = core_dtype(tensor.scalar_type());
-  TORCH_CHECK_VALUE(dtype != 0, "phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
-                    "; convert them to another dtype");
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype != 0, "phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
+                              "; convert them to another dtype");
   return dtype;
 }
 
