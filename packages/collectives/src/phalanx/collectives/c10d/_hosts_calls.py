@@ -221,12 +221,10 @@ class Calls(ABC):
         self, source: int, in_counts: Sequence[int], out: int, out_counts: Sequence[int], dtype: Any, **more: Any
     ) -> Pending | None:
         kind, owner = as_dtype(dtype), more.get("owner")
-        # In place: what comes must not overwrite what is still to go.
-        sent = self._blocks(source, in_counts, kind, owner, apart=source == out)
+        sent = self._blocks(source, in_counts, kind, owner)
         got = self._blocks(out, out_counts, kind, owner)
         return self._exchange("all_to_all", "all_to_all", sent, got, kind, **more)
 
-    def _blocks(self, address: int, counts: Sequence[int], kind: DType, owner: Any, apart: bool = False) -> Blocks:
-        """Those of all ranks, one after another; `apart`: copies of them."""
-        whole = self._at(address, sum(counts), kind, owner)
-        return dict(enumerate(torch.split(whole.clone() if apart else whole, list(counts))))
+    def _blocks(self, address: int, counts: Sequence[int], kind: DType, owner: Any) -> Blocks:
+        """Those of all ranks, one after another."""
+        return dict(enumerate(torch.split(self._at(address, sum(counts), kind, owner), list(counts))))

@@ -15,6 +15,8 @@ from phalanx.collectives.c10d._python_tensors import (
     only,
     reduced_dtype,
     reduction_of,
+    same_view,
+    share_memory,
 )
 from phalanx.collectives.c10d._python_work import Work
 from phalanx.collectives.c10d._torch_compat import options
@@ -29,6 +31,17 @@ def _pairs(
     if len(outputs) != len(inputs):
         raise ValueError(f"{what}: {len(outputs)} outputs for {len(inputs)} inputs")
     return zip(outputs, inputs, strict=True)
+
+
+def _addresses(buffers: Buffers, outputs: Tensors, inputs: Tensors) -> list[tuple[int, int]]:
+    """Of each output and its input."""
+
+    def repeated(one: int, other: int) -> bool:
+        return same_view(outputs[one], outputs[other]) and same_view(inputs[one], inputs[other])
+
+    buffers.staged = share_memory(outputs, repeated)
+    outs = [(buffers.writable(output), output.nbytes) for output in outputs]
+    return [(out, buffers.apart_from_all(tensor, outs)) for (out, _), tensor in zip(outs, inputs, strict=True)]
 
 
 class Collectives(BaseGroup):
@@ -48,9 +61,16 @@ class Collectives(BaseGroup):
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_reduce_coalesced", opts or options.AllreduceCoalescedOptions()
         op, scale = reduction_of(opts.reduceOp)
-        buffers, calls = Buffers(tensors), []
         for tensor in tensors:
             check_tensor(tensor, what)
+        buffers, calls = Buffers(tensors), []
+
+        def alike(one: int, other: int) -> bool:  # then, wherever an element is found twice, its sum is the same
+            a, b = tensors[one], tensors[other]
+            return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
+
+        buffers.staged = share_memory(tensors, alike)
+        for tensor in tensors:
             data = buffers.writable(tensor, read_too=True)
             calls.append(Call.all_reduce(data, data, tensor.numel(), reduced_dtype(tensor), op))
         return self._coalesced(what, opts, buffers, calls, scale)
@@ -114,31 +134,58 @@ class Collectives(BaseGroup):
         self, what: str, buffers: Buffers, output: torch.Tensor, tensor: torch.Tensor, block: int, whole: torch.Tensor
     ) -> tuple[int, int]:
         """Addresses of an output and an input of which the whole one has as many blocks as there are ranks."""
+        self._check_blocks(what, output, tensor, block, whole)
+        out = buffers.writable(output)
+        return out, buffers.apart(buffers.readable(tensor), tensor.nbytes, out, output.nbytes)
+
+    def _check_blocks(
+        self, what: str, output: torch.Tensor, tensor: torch.Tensor, block: int, whole: torch.Tensor
+    ) -> None:
         check_tensor(output, what)
         check_tensor(tensor, what, output)
         if whole.numel() != self._count * block:
             side = "output" if whole is output else "input"
             raise ValueError(f"{what}: the {side} has {whole.numel()} elements and needs {self._count} times {block}")
-        out = buffers.writable(output)
-        return out, buffers.apart(buffers.readable(tensor), tensor.nbytes, out, output.nbytes)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_into_tensor_coalesced", opts or options.AllgatherOptions()
-        buffers, calls = Buffers(outputs), []
+        buffers = Buffers(outputs)
         for output, tensor in _pairs(outputs, inputs, what):
-            out, source = self._blocks(what, buffers, output, tensor, tensor.numel(), output)
-            calls.append(Call.all_gather(source, out, *elements_of(tensor)))
+            self._check_blocks(what, output, tensor, tensor.numel(), output)
+        addresses = _addresses(buffers, outputs, inputs)
+        calls = [
+            Call.all_gather(source, out, *elements_of(tensor))
+            for (out, source), tensor in zip(addresses, inputs, strict=True)
+        ]
         return self._coalesced(what, opts, buffers, calls)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_coalesced", opts or options.AllgatherOptions()
-        buffers, calls = Buffers([each for output in outputs for each in output]), []
-        for output, tensor in _pairs(outputs, inputs, what):
-            check_tensor(tensor, what)
-            self._check_sizes(output, tensor, what)
-            calls.append(Call.all_gather(buffers.readable(tensor), buffers.all_writable(output), *elements_of(tensor)))
+        if len(outputs) != self._count:
+            raise ValueError(
+                f"{what}: {self._count} lists of outputs are needed, one for each rank, not {len(outputs)}"
+            )
+        for blocks in outputs:
+            for output, tensor in _pairs(blocks, inputs, what):
+                check_tensor(output, what, tensor)
+                if output.numel() != tensor.numel():
+                    raise ValueError(f"{what}: an output has {output.numel()} elements, and its input {tensor.numel()}")
+        count, every = len(inputs), [each for blocks in outputs for each in blocks]
+        buffers = Buffers(every)
+
+        def repeated(one: int, other: int) -> bool:  # one input twice, into the same outputs
+            given = same_view(inputs[one % count], inputs[other % count])
+            return one // count == other // count and given and same_view(every[one], every[other])
+
+        buffers.staged = share_memory(every, repeated)
+        by_input = list(zip(*outputs, strict=True))
+        outs = [(buffers.all_writable(blocks), sum(each.nbytes for each in blocks)) for blocks in by_input]
+        calls = [
+            Call.all_gather(buffers.apart_from_all(tensor, outs), out, *elements_of(tensor))
+            for (out, _), tensor in zip(outs, inputs, strict=True)
+        ]
         return self._coalesced(what, opts, buffers, calls)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
@@ -214,11 +261,14 @@ class Collectives(BaseGroup):
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter_tensor_coalesced", opts or options.ReduceScatterOptions()
         op, scale = reduction_of(opts.reduceOp)
-        buffers, calls = Buffers(outputs), []
+        buffers = Buffers(outputs)
         for output, tensor in _pairs(outputs, inputs, what):
-            n, dtype = output.numel(), reduced_dtype(output)
-            out, source = self._blocks(what, buffers, output, tensor, n, tensor)
-            calls.append(Call.reduce_scatter(source, out, n, dtype, op))
+            self._check_blocks(what, output, tensor, output.numel(), tensor)
+        addresses = _addresses(buffers, outputs, inputs)
+        calls = [
+            Call.reduce_scatter(source, out, output.numel(), reduced_dtype(output), op)
+            for (out, source), output in zip(addresses, outputs, strict=True)
+        ]
         return self._coalesced(what, opts, buffers, calls, scale)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

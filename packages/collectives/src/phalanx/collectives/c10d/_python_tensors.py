@@ -1,6 +1,7 @@
 """Tensors as the core takes them: addresses of contiguous memory, dtypes and reductions by number. As tensors.cpp."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +48,8 @@ def reduced_dtype(tensor: torch.Tensor) -> DType:
     """Of a tensor that is reduced: its dtype must be one of the core's."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise ValueError(f"phalanx does not reduce tensors of dtype {tensor.dtype}; convert them to another dtype")
+        text = f"phalanx does not reduce tensors of dtype {tensor.dtype}; convert them to another dtype"
+        raise NotImplementedError(text)
     return dtype
 
 
@@ -86,6 +88,79 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def check_no_internal_overlap(tensor: torch.Tensor) -> None:
+    """Raise RuntimeError, in torch's words, if two elements of a tensor that is written are one in memory."""
+    if tensor.numel() and any(
+        not stride and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+
+
+def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of memory, read in the same way."""
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride()) and (
+        a.dtype,
+        a.is_conj(),
+        a.is_neg(),
+    ) == (b.dtype, b.is_conj(), b.is_neg())
+
+
+class _Span(NamedTuple):
+    """The memory between the first and the last element of a tensor of a list."""
+
+    begin: int
+    end: int
+    position: int
+
+
+def _span(tensor: torch.Tensor, position: int) -> _Span:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return _Span(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size(), position)
+
+
+def _have_common_bytes(tensors: Sequence[torch.Tensor], spans: Sequence[_Span]) -> bool:
+    """Whether two tensors have a byte in common. Their spans, ordered by beginning, have no gap."""
+    begin, end = spans[0].begin, max(span.end for span in spans)
+    unit = math.gcd(*(tensors[span.position].element_size() for span in spans), *(span.begin - begin for span in spans))
+    taken = torch.zeros((end - begin) // unit, dtype=torch.bool)
+    for span in spans:
+        tensor = tensors[span.position]
+        units = tensor.element_size() // unit
+        strides = [stride * units for stride in tensor.stride()]
+        here = taken.as_strided((*tensor.shape, units), (*strides, 1), (span.begin - begin) // unit)
+        if here.any():
+            return True
+        here.fill_(True)
+    return False
+
+
+def share_memory(written: Sequence[torch.Tensor], alike: Callable[[int, int], bool]) -> bool:
+    """Whether some of the tensors, which a call writes, share memory.
+
+    Raises:
+        RuntimeError: In torch's words: some do and `alike`, of two positions in the list, is false; then what is
+            written depends on the order.
+    """
+    spans = sorted(_span(tensor, position) for position, tensor in enumerate(written) if tensor.numel())
+    share = False
+    while spans:
+        end, count = spans[0].end, 1
+        while count < len(spans) and spans[count].begin < end:
+            end, count = max(end, spans[count].end), count + 1
+        cluster, spans = spans[:count], spans[count:]
+        if count > 1 and _have_common_bytes(written, cluster):
+            if not all(alike(cluster[0].position, span.position) for span in cluster):
+                raise RuntimeError(
+                    "unsupported operation: more than one element of the written-to tensors refers to a single memory "
+                    "location. Please clone() the tensors before performing the operation."
+                )
+            share = True
+    return share
+
+
 def _are_adjacent(tensors: Sequence[torch.Tensor]) -> bool:
     following = None
     for tensor in tensors:
@@ -108,10 +183,12 @@ class Buffers:
 
     Attributes:
         outputs: The value of its future.
+        staged: Whether tensors that are written share memory: then all are copied to at the end.
     """
 
     def __init__(self, outputs: Sequence[torch.Tensor] = ()) -> None:
         self.outputs = list(outputs)
+        self.staged = False
         self._keep: list[torch.Tensor] = []
         self._read: list[torch.Tensor] = []  # by the last `readable` or `all_readable`
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # destination, source
@@ -171,10 +248,17 @@ class Buffers:
             read_too: Whether the elements are of use before.
             copy_back: False if nobody writes to it on this rank.
         """
-        if _is_plain(tensor):
+        if copy_back:
+            check_no_internal_overlap(tensor)
+        if _is_plain(tensor) and not self.staged:
             self._keep.append(tensor)
         else:
-            made = _plain(tensor) if read_too else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            given = _plain(tensor) if read_too else tensor
+            made = (
+                (given.clone() if self.staged else given)
+                if read_too
+                else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            )
             self._keep.append(made)
             if copy_back:
                 self._copies.append((tensor.detach(), made))
@@ -189,9 +273,13 @@ class Buffers:
 
     def all_writable(self, tensors: Sequence[torch.Tensor]) -> int:
         """As `writable`, one after another."""
-        if _are_adjacent(tensors):
-            self._keep.extend(tensors)
-            return _address(tensors)
+        for tensor in tensors:
+            check_no_internal_overlap(tensor)
+        if not self.staged:
+            if _are_adjacent(tensors):
+                self._keep.extend(tensors)
+                return _address(tensors)
+            share_memory(tensors, lambda one, other: one == other)
         flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         self._copies += [(to.detach(), part.view(to.shape)) for to, part in zip(tensors, parts, strict=True)]
@@ -199,11 +287,21 @@ class Buffers:
         return flat.data_ptr()
 
     def apart(self, source: int, source_bytes: int, out: int, out_bytes: int) -> int:
-        """What was given to `readable` last, or a copy of it if it overlaps the output in a way that the core does not
-        take."""
+        """What was given to `readable` last, or a copy of it if it overlaps the output."""
         if not source_bytes or not out_bytes or source + source_bytes <= out or out + out_bytes <= source:
-            return source
-        if source == out and source_bytes == out_bytes:
             return source
         self._keep.append(torch.cat([each.detach().reshape(-1) for each in self._read]))
         return self._keep[-1].data_ptr()
+
+    def apart_from_all(self, tensor: torch.Tensor, outs: Sequence[tuple[int, int]]) -> int:
+        """The address of the elements of a tensor, or of a copy of them if they overlap an output.
+
+        Args:
+            tensor: What is read.
+            outs: The address and the bytes of each output.
+        """
+        source = given = self.readable(tensor)
+        for out, out_bytes in outs:
+            if source == given:
+                source = self.apart(source, tensor.nbytes, out, out_bytes)
+        return source

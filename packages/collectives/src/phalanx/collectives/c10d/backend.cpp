@@ -180,11 +180,10 @@ C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector
   const auto block_bytes = [](const phx_call &call) { return bytes_of({call.dtype, call.count}); };
   const size_t size = size_;
   for (phx_call &reader : calls) {
+    if (reader.kind == PHX_CALL_ALL_REDUCE) continue;  // in place, and what is written shares no memory
     const size_t in_bytes = block_bytes(reader) * (reader.kind == PHX_CALL_REDUCE_SCATTER ? size : 1);
     for (const phx_call &writer : calls) {
-      if (&reader == &writer && reader.in == reader.out && reader.kind == PHX_CALL_ALL_REDUCE) continue;
       const size_t out_bytes = block_bytes(writer) * (writer.kind == PHX_CALL_ALL_GATHER ? size : 1);
-      if (&reader != &writer && reader.in == reader.out) continue;  // two outputs that overlap: the core says so
       reader.in = apart(reader.in, in_bytes, writer.out, out_bytes, buffers);
     }
   }

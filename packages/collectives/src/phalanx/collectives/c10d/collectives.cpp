@@ -49,6 +49,11 @@ void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *w
   }
 }
 
+// Whether two pairs of an output and an input are the same.
+Alike repeated(const Tensors &outputs, const Tensors &inputs) {
+  return [&](size_t i, size_t j) { return same_view(outputs[i], outputs[j]) && same_view(inputs[i], inputs[j]); };
+}
+
 // The bytes that the blocks of all ranks have together.
 size_t total_bytes(const Tensors &tensors) {
   return static_cast<size_t>(numel_of(tensors)) * tensors[0].element_size();
@@ -84,11 +89,16 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
 
 C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
   const Reduction reduction = reduction_of(opts.reduceOp);
+  for (const at::Tensor &tensor : tensors) check_tensor(tensor, "all_reduce_coalesced");
   Buffers buffers;
   buffers.outputs = tensors;
+  // Wherever an element is found twice, its sum is the same.
+  buffers.staged = share_memory(tensors, [&](size_t i, size_t j) {
+    const at::Tensor &a = tensors[i], &b = tensors[j];
+    return a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+  });
   std::vector<phx_call> calls;
   for (const at::Tensor &tensor : tensors) {
-    check_tensor(tensor, "all_reduce_coalesced");
     void *data = readable_and_writable(tensor, buffers);
     const Elements elements{reduced_dtype(tensor), static_cast<size_t>(tensor.numel())};
     calls.push_back(call_of(PHX_CALL_ALL_REDUCE, data, data, elements, reduction.op));
@@ -103,8 +113,7 @@ C10dWork Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts
   const int from = root(opts.rootRank, "broadcast");
   Buffers buffers;
   buffers.outputs = tensors;
-  void *data = readable_and_writable(tensor, buffers);
-  if (from == rank_) buffers.copies.clear();
+  void *data = from == rank_ ? const_cast<void *>(readable(tensor, buffers)) : writable(tensor, buffers);
   const auto call = [&, elements = elements_of(tensor)](auto *group, auto *options, auto **work) {
     return core().broadcast(group, data, elements.count, elements.dtype, from, options, work);
   };
@@ -168,19 +177,31 @@ C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c
 
 C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
   const char *const what = "all_gather_coalesced";
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " lists of outputs for ",
-                    inputs.size(), " inputs");
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), what, ": ", size_,
+                    " lists of outputs are needed, one for each rank, not ", outputs.size());
+  const size_t count = inputs.size();
   Buffers buffers;
-  std::vector<phx_call> calls;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check_tensor(inputs[i], what);
-    check_list(outputs[i].size(), what);
-    check_tensors(outputs[i], inputs[i], what);
-    for (const at::Tensor &each : outputs[i])
-      TORCH_CHECK_VALUE(each.numel() == inputs[i].numel(), what, ": an output has ", each.numel(),
+  for (const Tensors &list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == count, what, ": a list of outputs has ", list.size(), " tensors for ", count,
+                      " inputs");
+    for (size_t i = 0; i < count; ++i) {
+      check_tensor(inputs[i], what);
+      check_tensor(list[i], what);
+      check_same_dtype(list[i], inputs[i]);
+      TORCH_CHECK_VALUE(list[i].numel() == inputs[i].numel(), what, ": an output has ", list[i].numel(),
                         " elements, and its input ", inputs[i].numel());
-    buffers.outputs.insert(buffers.outputs.end(), outputs[i].begin(), outputs[i].end());
-    void *out = writable(outputs[i], buffers);
+    }
+    buffers.outputs.insert(buffers.outputs.end(), list.begin(), list.end());
+  }
+  buffers.staged = share_memory(buffers.outputs, [&](size_t i, size_t j) {  // one input twice, into the same outputs
+    return i / count == j / count && same_view(inputs[i % count], inputs[j % count]) &&
+           same_view(buffers.outputs[i], buffers.outputs[j]);
+  });
+  std::vector<phx_call> calls;
+  for (size_t i = 0; i < count; ++i) {
+    Tensors blocks;
+    for (const Tensors &list : outputs) blocks.push_back(list[i]);
+    void *out = writable(blocks, buffers);
     const void *in = readable(inputs[i], buffers);
     calls.push_back(call_of(PHX_CALL_ALL_GATHER, in, out, elements_of(inputs[i]), 0));
   }
@@ -203,6 +224,9 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
     TORCH_CHECK_VALUE(outputs[i].numel() == size_ * inputs[i].numel(), what, ": output ", i, " has ",
                       outputs[i].numel(), " elements and needs ", size_, " times the ", inputs[i].numel(),
                       " of its input");
+  }
+  buffers.staged = share_memory(outputs, repeated(outputs, inputs));
+  for (size_t i = 0; i < inputs.size(); ++i) {
     void *out = writable(outputs[i], buffers);
     const void *in = readable(inputs[i], buffers);
     calls.push_back(call_of(PHX_CALL_ALL_GATHER, in, out, elements_of(inputs[i]), 0));
@@ -319,6 +343,9 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
     check_same_dtype(outputs[i], inputs[i]);
     TORCH_CHECK_VALUE(inputs[i].numel() == size_ * outputs[i].numel(), what, ": input ", i, " has ", inputs[i].numel(),
                       " elements and needs ", size_, " times the ", outputs[i].numel(), " of its output");
+  }
+  buffers.staged = share_memory(outputs, repeated(outputs, inputs));
+  for (size_t i = 0; i < inputs.size(); ++i) {
     void *out = writable(outputs[i], buffers);
     const void *in = readable(inputs[i], buffers);
     const Elements elements{reduced_dtype(outputs[i]), static_cast<size_t>(outputs[i].numel())};

@@ -1,5 +1,10 @@
 #include "tensors.h"
 
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+#include <numeric>
+
 namespace phalanx {
 namespace {
 
@@ -70,7 +75,71 @@ const at::Tensor &first_of(const std::vector<at::Tensor> &tensors) {
   return tensors.front();
 }
 
+// The memory between the first and the last element of a tensor of a list.
+struct Span {
+  const char *begin, *end;
+  size_t position;
+};
+
+Span span_of(const at::Tensor &tensor, size_t position) {
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  const char *begin = static_cast<const char *>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size()), position};
+}
+
+// Whether two tensors have a byte in common. Their spans, ordered by beginning, have no gap.
+bool have_common_bytes(const std::vector<at::Tensor> &tensors, const Span *first, const Span *last) {
+  const char *end = first->end;
+  int64_t unit = 0;
+  for (const Span *span = first; span != last; ++span) {
+    end = std::max(end, span->end);
+    unit = std::gcd(std::gcd(unit, static_cast<int64_t>(tensors[span->position].element_size())),
+                    static_cast<int64_t>(span->begin - first->begin));
+  }
+  const at::Tensor taken = at::zeros({(end - first->begin) / unit}, at::kByte);
+  for (const Span *span = first; span != last; ++span) {
+    const at::Tensor &tensor = tensors[span->position];
+    const int64_t units = static_cast<int64_t>(tensor.element_size()) / unit;
+    std::vector<int64_t> sizes = tensor.sizes().vec(), strides = tensor.strides().vec();
+    for (int64_t &stride : strides) stride *= units;
+    sizes.push_back(units);
+    strides.push_back(1);
+    const at::Tensor here = taken.as_strided(sizes, strides, (span->begin - first->begin) / unit);
+    if (here.any().item<bool>()) return true;
+    here.fill_(1);
+  }
+  return false;
+}
+
 }  // namespace
+
+bool same_view(const at::Tensor &a, const at::Tensor &b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+}
+
+bool share_memory(const std::vector<at::Tensor> &written, const Alike &alike) {
+  std::vector<Span> spans;
+  for (size_t i = 0; i < written.size(); ++i)
+    if (written[i].numel() > 0) spans.push_back(span_of(written[i], i));
+  std::sort(spans.begin(), spans.end(), [](const Span &a, const Span &b) { return a.begin < b.begin; });
+  const at::NoGradGuard no_grad;
+  bool share = false;
+  for (auto first = spans.begin(); first != spans.end();) {
+    auto last = first + 1;
+    for (const char *end = first->end; last != spans.end() && last->begin < end; ++last) end = std::max(end, last->end);
+    const bool are_alike = std::all_of(first, last, [&](auto &span) { return alike(first->position, span.position); });
+    if (last - first > 1 && have_common_bytes(written, &*first, &*first + (last - first))) {
+      TORCH_CHECK(are_alike,
+                  "unsupported operation: more than one element of the written-to tensors refers to a single memory "
+                  "location. Please clone() the tensors before performing the operation.");
+      share = true;
+    }
+    first = last;
+  }
+  return share;
+}
 
 Elements elements_of(const at::Tensor &tensor, int64_t numel) {
   const int32_t dtype = core_dtype(tensor.scalar_type());
@@ -90,8 +159,8 @@ int64_t numel_of(const std::vector<at::Tensor> &tensors) {
 
 int32_t reduced_dtype(const at::Tensor &tensor) {
   const int32_t dtype = core_dtype(tensor.scalar_type());
-  TORCH_CHECK_VALUE(dtype != 0, "phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
-                    "; convert them to another dtype");
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype != 0, "phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
+                              "; convert them to another dtype");
   return dtype;
 }
 
@@ -140,7 +209,8 @@ const void *readable(const at::Tensor &tensor, Buffers &buffers) {
 }
 
 void *writable(const at::Tensor &tensor, Buffers &buffers) {
-  if (is_plain(tensor)) {
+  at::assert_no_internal_overlap(tensor);
+  if (is_plain(tensor) && !buffers.staged) {
     buffers.keep.push_back(tensor);
   } else {
     buffers.keep.push_back(at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
@@ -150,8 +220,10 @@ void *writable(const at::Tensor &tensor, Buffers &buffers) {
 }
 
 void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers) {
-  buffers.keep.push_back(is_plain(tensor) ? tensor : plain(tensor));
-  if (!is_plain(tensor)) buffers.copies.emplace_back(tensor, buffers.keep.back());
+  at::assert_no_internal_overlap(tensor);
+  const bool direct = is_plain(tensor) && !buffers.staged;
+  buffers.keep.push_back(direct ? tensor : is_plain(tensor) ? tensor.detach().clone() : plain(tensor));
+  if (!direct) buffers.copies.emplace_back(tensor, buffers.keep.back());
   return buffers.keep.back().data_ptr();
 }
 
@@ -168,10 +240,12 @@ const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
 }
 
 void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
-  if (adjacent(tensors)) {
+  for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
+  if (!buffers.staged && adjacent(tensors)) {
     buffers.keep.insert(buffers.keep.end(), tensors.begin(), tensors.end());
     return first_of(tensors).data_ptr();
   }
+  if (!buffers.staged) share_memory(tensors, [](size_t a, size_t b) { return a == b; });
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(tensors[0].scalar_type()).device(tensors[0].device());
   const at::Tensor flat = at::empty({numel_of(tensors)}, options);
@@ -188,7 +262,6 @@ const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_b
   const auto *a = static_cast<const char *>(in);
   const auto *b = static_cast<const char *>(out);
   if (in_bytes == 0 || out_bytes == 0 || a + in_bytes <= b || b + out_bytes <= a) return in;
-  if (a == b && in_bytes == out_bytes) return in;
   const auto options = at::TensorOptions().dtype(at::kByte).device(buffers.keep.front().device());
   const at::Tensor given = at::for_blob(const_cast<void *>(in), {static_cast<int64_t>(in_bytes)})
                                .target_device(options.device())

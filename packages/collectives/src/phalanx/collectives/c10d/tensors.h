@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include <functional>
 #include <vector>
 
 #include "work.h"
@@ -35,14 +36,22 @@ void check_same_dtype(const at::Tensor &a, const at::Tensor &b);
 // The one tensor of a list.
 at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what);
 
-// Addresses. What they need is kept, and copied back, by `buffers`.
+// Whether two tensors are the same elements of memory, read in the same way.
+bool same_view(const at::Tensor &a, const at::Tensor &b);
+// Whether some of the tensors, which a call writes, share memory. Raises RuntimeError in the words of torch where they
+// do and `alike`, of two positions in the list, is false: then what is written depends on the order.
+using Alike = std::function<bool(size_t, size_t)>;
+bool share_memory(const std::vector<at::Tensor> &written, const Alike &alike);
+
+// Addresses. What they need is kept, and copied back, by `buffers`. A tensor that is written must not have two elements
+// in one place, and the tensors of a list must not share memory: RuntimeError in the words of torch.
 const void *readable(const at::Tensor &tensor, Buffers &buffers);
 void *writable(const at::Tensor &tensor, Buffers &buffers);  // its old contents are not needed
 void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers);
 // Of several tensors of one dtype, one after another.
 const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
 void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
-// The input, or a copy of it if it overlaps the output in a way that the core does not take.
+// The input, or a copy of it if it overlaps the output.
 const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
 
 // Where all of it is; the CPU where there is nothing. Raises ValueError where that is several devices.

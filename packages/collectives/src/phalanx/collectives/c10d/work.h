@@ -39,6 +39,7 @@ struct Buffers {
   std::vector<at::Tensor> keep;                           // alive until the operation is complete
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (destination, source), made when it is complete
   std::vector<at::Tensor> outputs;                        // the value of the future
+  bool staged = false;                                    // tensors that are written share memory: `copies` for all
 };
 
 // Exceptions that Python sees as ValueError, NotImplementedError or torch.distributed.DistBackendError.

@@ -1,0 +1,82 @@
+"""The differential sweep (run.py): a sample of it, the whole of it where slow tests run, and that it can fail."""
+
+import pytest
+import torch
+from calls import Case, arguments, expected
+from others import Other
+from rank import judged
+from reasons import REASONS
+from run import Report, sweep
+
+from c10d_groups import has_compiler, native_folder
+
+CASE = Case("all_reduce", "dist.all_reduce", "strided")
+
+
+def environment(how):
+    if how == "cpp" and not has_compiler():
+        pytest.skip("needs a C++ compiler")
+    return {"PHALANX_C10D": how, "PHALANX_NATIVE": native_folder() if how == "cpp" else ""}
+
+
+def test_a_sample_of_calls_leaves_what_one_process_computes():
+    report = sweep([2], sample=61, env=environment("cpp"))
+    assert not report.wrong, "\n".join(report.wrong)
+    assert report.counts["cases"] > 40 and report.counts["equal"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("how", "size", "sample"), [("cpp", 2, 1), ("cpp", 3, 7), ("cpp", 4, 11), ("python", 2, 11)])
+def test_every_call_leaves_what_one_process_computes(how, size, sample):
+    report = sweep([size], sample=sample, env=environment(how))
+    assert not report.wrong, "\n".join(report.wrong)
+
+
+def test_what_is_written_beside_a_view_is_seen():
+    memory = expected(CASE, 0, 2)
+    assert memory is not None
+    assert judged(CASE, 0, 2, ("returned", memory))[0] == "right"
+    for element in (0, 1, -1):  # in the view, between its elements, after them
+        spoilt = [memory[0].clone()]
+        spoilt[0][element] += 1
+        assert judged(CASE, 0, 2, ("returned", spoilt))[0] == "wrong"
+    untouched = arguments(CASE, 0, 2).memory
+    assert judged(CASE, 0, 2, ("returned", untouched))[0] == "wrong"
+
+
+def test_one_process_computes_the_sum_of_the_values_of_all_ranks():
+    case = Case("all_reduce", "dist.all_reduce")
+    values = [arguments(case, rank, 3).memory[0] for rank in range(3)]
+    memory = expected(case, 1, 3)
+    assert memory is not None
+    assert torch.equal(memory[0], values[0] + values[1] + values[2])
+
+
+def test_outputs_that_share_memory_have_no_one_meaning():
+    assert expected(Case("all_gather", "dist.all_gather", "same"), 0, 2) is None
+    assert expected(Case("all_reduce_coalesced", "dist.all_reduce_coalesced", "same"), 0, 2) is not None
+
+
+@pytest.mark.parametrize(
+    ("gloo", "ours", "key"),
+    [
+        ("right", "right", "equal"),
+        ("RuntimeError", "NotImplementedError", "equal"),
+        ("right", "wrong", "wrong"),
+        ("wrong", "wrong", "wrong"),
+        ("right", "Timeout", "wrong"),
+        ("wrong", "right", "different"),
+        ("right", "died", "wrong"),
+    ],
+)
+def test_what_no_reason_explains_counts_as_wrong(gloo, ours, key):
+    report = Report()
+    report.add(CASE, 2, [[("right", ""), ("right", "")], [(gloo, "a text"), (ours, "another")]])
+    assert report.counts[key] == 1
+    assert bool(report.wrong) == (key == "wrong")
+
+
+def test_each_reason_has_a_text_that_says_who_differs():
+    assert all(reason.why and reason.gloo != reason.ours for reason in REASONS)
+    assert not any(reason.fits(Other("objects", "all_gather_object"), "right", "wrong") for reason in REASONS)
