@@ -72,6 +72,9 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
   const at::Tensor &tensor = only(tensors, "all_reduce");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(tensor);
+  const Recording recording = record([&] {
+    return Comms{"allreduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = tensors;
   void *data = readable_and_writable(tensor, buffers);
@@ -84,6 +87,9 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
 
 C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
   const Reduction reduction = reduction_of(opts.reduceOp);
+  const Recording recording = record([&] {
+    return Comms{"allreduce_coalesced", tensors, tensors, numel_of(tensors), numel_of(tensors), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = tensors;
   std::vector<phx_call> calls;
@@ -101,6 +107,9 @@ C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoa
 C10dWork Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
   const at::Tensor &tensor = only(tensors, "broadcast");
   const int from = root(opts.rootRank, "broadcast");
+  const Recording recording = record([&] {
+    return Comms{"broadcast", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, from};
+  });
   Buffers buffers;
   buffers.outputs = tensors;
   void *data = readable_and_writable(tensor, buffers);
@@ -116,6 +125,9 @@ C10dWork Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
   const int to = root(opts.rootRank, "reduce");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(tensor);
+  const Recording recording = record([&] {
+    return Comms{"reduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, to};
+  });
   Buffers buffers;
   buffers.outputs = tensors;
   const void *in = to == rank_ ? readable_and_writable(tensor, buffers) : readable(tensor, buffers);
@@ -135,6 +147,9 @@ C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::A
   check_tensors(list, input, "all_gather");
   TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "all_gather: the input has ", input.numel(),
                     " elements, and the output for this rank ", list[rank_].numel());
+  const Recording recording = record([&] {
+    return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = list;
   void *out = writable(list, buffers);
@@ -156,6 +171,9 @@ C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c
   check_same_dtype(output, input);
   TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "all_gather_into_tensor: the output has ", output.numel(),
                     " elements and needs ", size_, " times the ", input.numel(), " of the input");
+  const Recording recording = record([&] {
+    return Comms{"_allgather_base", inputs, outputs, input.numel(), output.numel(), opts.asyncOp};
+  });
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
   const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
@@ -170,6 +188,12 @@ C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, con
   const char *const what = "all_gather_coalesced";
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " lists of outputs for ",
                     inputs.size(), " inputs");
+  const Recording recording = record([&] {
+    Comms comms{"allgather_coalesced", inputs, {}, numel_of(inputs), 0, opts.asyncOp};
+    for (const Tensors &list : outputs) comms.outputs.insert(comms.outputs.end(), list.begin(), list.end());
+    comms.out_count = numel_of(comms.outputs);
+    return comms;
+  });
   Buffers buffers;
   std::vector<phx_call> calls;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -193,6 +217,9 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
   const char *const what = "all_gather_into_tensor_coalesced";
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
                     " inputs");
+  const Recording recording = record([&] {
+    return Comms{"allgather_into_tensor_coalesced", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   std::vector<phx_call> calls;
@@ -214,6 +241,9 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
 C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) {
   const at::Tensor &input = only(inputs, "gather");
   const int to = root(opts.rootRank, "gather");
+  const Recording recording = record([&] {
+    return Comms{"gather", inputs, outputs.empty() ? inputs : outputs[0], input.numel(), input.numel() * size_, opts.asyncOp, to};
+  });
   Buffers buffers;
   void *out = nullptr;
   const void *in = readable(input, buffers);
@@ -239,6 +269,9 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
 C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
   const at::Tensor &output = only(outputs, "scatter");
   const int from = root(opts.rootRank, "scatter");
+  const Recording recording = record([&] {
+    return Comms{"scatter", inputs.empty() ? outputs : inputs[0], outputs, output.numel() * size_, output.numel(), opts.asyncOp, from};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
@@ -270,6 +303,9 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
                     " elements, and the input for this rank ", list[rank_].numel());
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(output);
+  const Recording recording = record([&] {
+    return Comms{"reduce_scatter", list, outputs, numel_of(list), output.numel(), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
@@ -292,6 +328,9 @@ C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, co
                     " elements and needs ", size_, " times the ", output.numel(), " of the output");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(output);
+  const Recording recording = record([&] {
+    return Comms{"_reduce_scatter_base", {input}, {output}, input.numel(), output.numel(), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = {output};
   void *out = writable(output, buffers);
@@ -310,6 +349,9 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
                     " inputs");
   const Reduction reduction = reduction_of(opts.reduceOp);
+  const Recording recording = record([&] {
+    return Comms{"reduce_scatter_tensor_coalesced", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   std::vector<phx_call> calls;
