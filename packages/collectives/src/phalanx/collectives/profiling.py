@@ -1,4 +1,4 @@
-"""What torch's profilers see of collectives that are called from Python, past the ops of torch.ops.phalanx.
+"""What torch's profilers see of collectives that are called from Python, and the flight recorder of the same collectives.
 
 The events are those of torch's NCCL back end (docs/howto/profile.md). The module that writes them is compiled with the
 back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.implementation()` was
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from phalanx.collectives import _registry
 from phalanx.collectives._torch_compat import is_watched
 from phalanx.core import Group
 
@@ -50,3 +52,20 @@ def shown(
         collective, list(inputs), list(outputs), *who, number, peer, message
     )
     return made
+
+
+def flight_record() -> str:
+    """The flight recorder of this rank and the peers that it has met, as JSON, which `phalanx trace` reads.
+
+    Its collectives have the numbers that the events of a profile have ("Seq"). Not collective.
+
+    Raises:
+        RuntimeError: No group of the default group's ranks has run anything on the core yet.
+    """
+    default = dist.group.WORLD
+    rank = _registry.rank_of_default() if default is not None else None
+    if rank is None:
+        raise RuntimeError(
+            "flight_record: there is nothing on record; call init_process_group, and a collective that Phalanx serves"
+        )
+    return rank.world().dump()
