@@ -163,7 +163,9 @@ def picture(out: Path, world_size: int) -> str:
                 f'<rect x="{x:.1f}" y="{y + 8 * (place % 2)}" width="{wide:.1f}" height="14" fill="{colour}" '
                 f'fill-opacity="0.8"><title>{text}</title></rect>'
             )
-            lines.append(f'<text x="{x + 2:.1f}" y="{y + 11 + 8 * (place % 2)}" font-size="9">#{label[1:].split()[0]}</text>')
+            lines.append(
+                f'<text x="{x + 2:.1f}" y="{y + 11 + 8 * (place % 2)}" font-size="9">#{label[1:].split()[0]}</text>'
+            )
     y = len(rows) * height + 14
     lines.append(f'<line x1="{left}" y1="{y}" x2="{width - 20}" y2="{y}" stroke="#888"/>')
     for part in range(5):

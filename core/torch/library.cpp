@@ -108,7 +108,8 @@ std::atomic<void (*)(void *)> span_end{nullptr};
 template <size_t I>
 void shown_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
   const phxt_around shown = around.load(std::memory_order_acquire);
-  if (__builtin_expect(shown != nullptr, 0)) return shown(kOps[I].name, kOps[I].kernel, stack, inputs, outputs, &open_span);
+  if (__builtin_expect(shown != nullptr, 0))
+    return shown(kOps[I].name, kOps[I].kernel, stack, inputs, outputs, &open_span);
   kOps[I].kernel(stack, inputs, outputs);
 }
 template <size_t I>

@@ -173,3 +173,22 @@ def functional(rank, size):
 
 def test_functional_collectives_and_messages_write_them_too():
     run_groups(functional, 2, "cpp")
+
+
+def symmetric(rank, size):
+    import phalanx.symm_mem as symm_mem
+
+    join(rank, size)
+    dist.barrier()
+    x = symm_mem.empty(8, dtype=torch.float32)
+    symm_mem.rendezvous(x, dist.group.WORLD)
+    x.fill_(rank)
+    comms, _, _ = profiled(lambda: torch.ops.phalanx.one_shot_all_reduce(x, "sum", "0"))
+    assert [(c["Collective name"], c["In msg nelems"], c["Process Group Name"]) for c in comms] == [
+        ("allreduce", 8, "0")
+    ]
+    dist.destroy_process_group()
+
+
+def test_sums_of_symmetric_memory_write_them_too():
+    run_groups(symmetric, 2, "cpp")

@@ -19,6 +19,11 @@ from phalanx.core import Group
 _NOTHING = contextlib.nullcontext()
 
 
+def is_shown() -> bool:
+    """Whether a profiler, an observer or a mode of torch runs, so that `shown` may be of use."""
+    return is_watched()
+
+
 def shown(
     collective: str,
     inputs: Sequence[torch.Tensor],
@@ -28,6 +33,7 @@ def shown(
     name: str = "",
     peer: int = -1,
     message: bool = False,
+    numbered: bool = True,
 ) -> contextlib.AbstractContextManager[Any]:
     """A context in which one collective or message runs, or is started. Costs one look where no profiler runs.
 
@@ -38,6 +44,7 @@ def shown(
         name: Of the group in torch, where that is another one.
         peer: The root or the other rank within the group; -1: there is none.
         message: Whether it is a message, which has no number in the flight recorder.
+        numbered: Whether it is one collective of the core, which the flight recorder counts.
     """
     if group is None or not is_watched():
         return _NOTHING
@@ -46,7 +53,7 @@ def shown(
     module = _build.loaded()
     if module is None or not module.is_recorded():
         return _NOTHING
-    number = -1 if message else group.sequence + 1
+    number = group.sequence + 1 if numbered and not message else -1
     who = (name or group.name, group.group_rank, list(group.ranks))
     made: contextlib.AbstractContextManager[Any] = module.Recording(
         collective, list(inputs), list(outputs), *who, number, peer, message

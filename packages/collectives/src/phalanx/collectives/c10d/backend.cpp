@@ -237,8 +237,15 @@ C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vect
   const std::vector<size_t> in_counts = counts(input, input_splits, "input");
   const Recording recording = record([&] {
     const bool even = input_splits.empty() && output_splits.empty();
-    return Comms{even ? "all_to_all" : "all_to_allv", {input}, {output}, input.numel(), output.numel(), opts.asyncOp,
-                 -1, input_splits, output_splits};
+    return Comms{even ? "all_to_all" : "all_to_allv",
+                 {input},
+                 {output},
+                 input.numel(),
+                 output.numel(),
+                 opts.asyncOp,
+                 -1,
+                 input_splits,
+                 output_splits};
   });
   Buffers buffers;
   buffers.outputs = {output};
@@ -260,9 +267,8 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
       check_same_dtype(each, outputs[0]);
       (list == &outputs ? out_counts : in_counts).push_back(elements_of(each).count);
     }
-  const Recording recording = record([&] {
-    return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
-  });
+  const Recording recording =
+      record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
   void *out = writable(outputs, buffers);
   const int32_t dtype = elements_of(outputs[0]).dtype;
   const auto bytes = [&](const Tensors &list) { return static_cast<size_t>(numel_of(list)) * list[0].element_size(); };

@@ -72,9 +72,8 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
   const at::Tensor &tensor = only(tensors, "all_reduce");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(tensor);
-  const Recording recording = record([&] {
-    return Comms{"allreduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp};
-  });
+  const Recording recording =
+      record([&] { return Comms{"allreduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = tensors;
   void *data = readable_and_writable(tensor, buffers);
@@ -107,9 +106,8 @@ C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoa
 C10dWork Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
   const at::Tensor &tensor = only(tensors, "broadcast");
   const int from = root(opts.rootRank, "broadcast");
-  const Recording recording = record([&] {
-    return Comms{"broadcast", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, from};
-  });
+  const Recording recording =
+      record([&] { return Comms{"broadcast", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, from}; });
   Buffers buffers;
   buffers.outputs = tensors;
   void *data = readable_and_writable(tensor, buffers);
@@ -125,9 +123,8 @@ C10dWork Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
   const int to = root(opts.rootRank, "reduce");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(tensor);
-  const Recording recording = record([&] {
-    return Comms{"reduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, to};
-  });
+  const Recording recording =
+      record([&] { return Comms{"reduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, to}; });
   Buffers buffers;
   buffers.outputs = tensors;
   const void *in = to == rank_ ? readable_and_writable(tensor, buffers) : readable(tensor, buffers);
@@ -147,9 +144,8 @@ C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::A
   check_tensors(list, input, "all_gather");
   TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "all_gather: the input has ", input.numel(),
                     " elements, and the output for this rank ", list[rank_].numel());
-  const Recording recording = record([&] {
-    return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp};
-  });
+  const Recording recording =
+      record([&] { return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = list;
   void *out = writable(list, buffers);
@@ -171,9 +167,8 @@ C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c
   check_same_dtype(output, input);
   TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "all_gather_into_tensor: the output has ", output.numel(),
                     " elements and needs ", size_, " times the ", input.numel(), " of the input");
-  const Recording recording = record([&] {
-    return Comms{"_allgather_base", inputs, outputs, input.numel(), output.numel(), opts.asyncOp};
-  });
+  const Recording recording =
+      record([&] { return Comms{"_allgather_base", inputs, outputs, input.numel(), output.numel(), opts.asyncOp}; });
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
   const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
@@ -242,7 +237,8 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
   const at::Tensor &input = only(inputs, "gather");
   const int to = root(opts.rootRank, "gather");
   const Recording recording = record([&] {
-    return Comms{"gather", inputs, outputs.empty() ? inputs : outputs[0], input.numel(), input.numel() * size_, opts.asyncOp, to};
+    return Comms{"gather",     inputs, outputs.empty() ? inputs : outputs[0], input.numel(), input.numel() * size_,
+                 opts.asyncOp, to};
   });
   Buffers buffers;
   void *out = nullptr;
@@ -270,7 +266,9 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
   const at::Tensor &output = only(outputs, "scatter");
   const int from = root(opts.rootRank, "scatter");
   const Recording recording = record([&] {
-    return Comms{"scatter", inputs.empty() ? outputs : inputs[0], outputs, output.numel() * size_, output.numel(), opts.asyncOp, from};
+    return Comms{
+        "scatter", inputs.empty() ? outputs : inputs[0], outputs, output.numel() * size_, output.numel(), opts.asyncOp,
+        from};
   });
   Buffers buffers;
   buffers.outputs = outputs;
@@ -303,9 +301,8 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
                     " elements, and the input for this rank ", list[rank_].numel());
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(output);
-  const Recording recording = record([&] {
-    return Comms{"reduce_scatter", list, outputs, numel_of(list), output.numel(), opts.asyncOp};
-  });
+  const Recording recording =
+      record([&] { return Comms{"reduce_scatter", list, outputs, numel_of(list), output.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
@@ -328,9 +325,8 @@ C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, co
                     " elements and needs ", size_, " times the ", output.numel(), " of the output");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(output);
-  const Recording recording = record([&] {
-    return Comms{"_reduce_scatter_base", {input}, {output}, input.numel(), output.numel(), opts.asyncOp};
-  });
+  const Recording recording = record(
+      [&] { return Comms{"_reduce_scatter_base", {input}, {output}, input.numel(), output.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = {output};
   void *out = writable(output, buffers);

@@ -23,7 +23,8 @@ int stride_of(const std::vector<int64_t> &ranks) {
 
 // Before torch 2.13 the description has no sequence number; the inputs of the event have it always.
 template <class Given>
-auto set_sequence(Given &info, int64_t sequence, bool message, int) -> decltype(info.setSequenceInfo(sequence, message)) {
+auto set_sequence(Given &info, int64_t sequence, bool message, int)
+    -> decltype(info.setSequenceInfo(sequence, message)) {
   info.setSequenceInfo(sequence, message);
 }
 template <class Given>
@@ -67,12 +68,12 @@ struct Recording::Event {
 
   static std::shared_ptr<Info> describe(const Members &members, const Comms &comms, const std::vector<at::Tensor> &some,
                                         int64_t sequence) {
-    auto made = make_info<Info>(
-        comms.async, std::tuple<std::string, std::string>{members.name, members.description},
-        static_cast<int>(comms.rank < 0 ? members.rank : comms.rank), std::string(comms.name), comms.in_count,
-        comms.out_count, some.empty() ? at::kByte : some.front().scalar_type(), Splits(comms.in_splits),
-        Splits(comms.out_splits), members.ranks.empty() ? 0 : static_cast<int>(members.ranks.front()),
-        stride_of(members.ranks), static_cast<int>(members.ranks.size()));
+    auto made = make_info<Info>(comms.async, std::tuple<std::string, std::string>{members.name, members.description},
+                                static_cast<int>(comms.rank < 0 ? members.rank : comms.rank), std::string(comms.name),
+                                comms.in_count, comms.out_count, some.empty() ? at::kByte : some.front().scalar_type(),
+                                Splits(comms.in_splits), Splits(comms.out_splits),
+                                members.ranks.empty() ? 0 : static_cast<int>(members.ranks.front()),
+                                stride_of(members.ranks), static_cast<int>(members.ranks.size()));
     set_sequence(*made, sequence, comms.message, 0);
     return made;
   }

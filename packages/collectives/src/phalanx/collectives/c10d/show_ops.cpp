@@ -70,8 +70,7 @@ class Arguments {
   }
   const char *text(std::string_view name) const {
     const char *data = "";
-    if (const StableIValue *const found = find(name))
-      torch_string_c_str(reinterpret_cast<StringHandle>(*found), &data);
+    if (const StableIValue *const found = find(name)) torch_string_c_str(reinterpret_cast<StringHandle>(*found), &data);
     return data;
   }
 
