@@ -128,6 +128,11 @@ phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_t
   return PHX_OK;
 }
 
+phx_group *phxt_group_find(const char *name) {
+  const GroupRef group = name ? find_group(name) : nullptr;
+  return group ? phx_group_retain(group->handle) : nullptr;
+}
+
 int32_t phxt_group_has(uint64_t context, const char *name) {
   return name != nullptr && find_group(context, name) ? 1 : 0;
 }

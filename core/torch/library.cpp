@@ -1,6 +1,7 @@
 // Registers the ops when the library is loaded, so that torch.ops.load_library, dlopen and AOTInductor packages all
 // work.
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <string>
@@ -100,11 +101,28 @@ bool define(TorchLibraryHandle library, const Op &op, const std::string &schema)
   return shim.library_def_with_tags(library, schema.c_str(), tags, op.wants_contiguous ? 2 : 1) == 0;
 }
 
+std::atomic<phxt_around> around{nullptr};
+std::atomic<void (*)(void *)> span_end{nullptr};
+
+// The kernel, or what is called in its place: see phxt_set_around.
+template <size_t I>
+void shown_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
+  const phxt_around shown = around.load(std::memory_order_acquire);
+  if (__builtin_expect(shown != nullptr, 0))
+    return shown(kOps[I].name, kOps[I].kernel, stack, inputs, outputs, &open_span);
+  kOps[I].kernel(stack, inputs, outputs);
+}
+template <size_t I>
+constexpr Kernel *registered() {
+  constexpr bool on_group = std::string_view(kOps[I].arguments).find("group_name") != std::string_view::npos;
+  return on_group && kOps[I].kind != Kind::factory ? shown_kernel<I> : kOps[I].kernel;
+}
+
 // The kernel of blocking_<name>: complete on return.
 template <size_t I>
 void blocking_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
   const CompletionScope scope(true);
-  kOps[I].kernel(stack, inputs, outputs);
+  registered<I>()(stack, inputs, outputs);
 }
 std::string blocking(std::string name_or_schema) { return name_or_schema.insert(0, "blocking_"); }
 
@@ -114,13 +132,17 @@ template <size_t I>
 void ordered_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
   const Tensor order(stack[inputs - 2]);
   const CompletionScope scope(stack[inputs - 1] == 0);
-  kOps[I].kernel(stack, inputs - 2, outputs);
+  registered<I>()(stack, inputs - 2, outputs);
 }
 // A result that is a list goes with no written argument in torch's compilers, so there `order` is only read.
 std::string ordered_schema(std::string schema) {
   const bool gives_list = schema.find("-> Tensor[]") != std::string::npos;
   return schema.replace(schema.find(") ->"), 1,
                         std::string(", Tensor") + (gives_list ? "" : "(o!)") + " order, bool start=False)");
+}
+template <size_t... I>
+constexpr std::array<Kernel *, sizeof...(I)> registered_kernels(std::index_sequence<I...>) {
+  return {registered<I>()...};
 }
 template <size_t... I>
 constexpr std::array<Kernel *, sizeof...(I)> blocking_kernels(std::index_sequence<I...>) {
@@ -131,6 +153,7 @@ constexpr std::array<Kernel *, sizeof...(I)> ordered_kernels(std::index_sequence
   return {ordered_kernel<I>...};
 }
 constexpr size_t kOpCount = std::size(kOps);
+constexpr std::array<Kernel *, kOpCount> kKernels = registered_kernels(std::make_index_sequence<kOpCount>());
 constexpr std::array<Kernel *, kOpCount> kBlockingKernels = blocking_kernels(std::make_index_sequence<kOpCount>());
 constexpr std::array<Kernel *, kOpCount> kOrderedKernels = ordered_kernels(std::make_index_sequence<kOpCount>());
 
@@ -145,7 +168,7 @@ bool implement(const char *key) {
   if (aoti_torch_library_init_impl("phalanx_ordered", key, "libphalanx_torch.so", 0, &ordered) != 0) return false;
   for (size_t i = 0; i < kOpCount; ++i) {
     if (!implements(kOps[i], key)) continue;
-    if (torch_library_impl(ours, kOps[i].name, kOps[i].kernel, kTorchVersion) != 0) return false;
+    if (torch_library_impl(ours, kOps[i].name, kKernels[i], kTorchVersion) != 0) return false;
     if (kOps[i].kind != Kind::collective) continue;
     if (torch_library_impl(ours, blocking(kOps[i].name).c_str(), kBlockingKernels[i], kTorchVersion) != 0) return false;
     if (torch_library_impl(ordered, kOps[i].name, kOrderedKernels[i], kTorchVersion) != 0) return false;
@@ -184,9 +207,19 @@ __attribute__((constructor)) void on_load() {
 }
 
 }  // namespace
+
+void end_span(void *span) {
+  if (const auto end = span_end.load(std::memory_order_acquire); end != nullptr) end(span);
+}
+
 }  // namespace phxt
 
 extern "C" {
+
+void phxt_set_around(phxt_around around, void (*end)(void *span)) {
+  if (end != nullptr) phxt::span_end.store(end, std::memory_order_release);
+  phxt::around.store(around, std::memory_order_release);
+}
 
 uint32_t phxt_abi_version(void) { return PHXT_ABI_VERSION; }
 const char *phxt_version(void) { return PHX_VERSION_STRING; }

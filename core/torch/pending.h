@@ -2,18 +2,29 @@
 // an address is unique in the process.
 #pragma once
 
+#include <utility>
+
 #include "groups.h"
 #include "tensors.h"
 
 namespace phxt {
 
+// What the function given to phxt_set_around has opened for the op that runs on this thread; a collective that is left
+// pending takes it over.
+inline thread_local void *open_span = nullptr;
+void end_span(void *span);
+
 struct Pending {
-  ~Pending() { phx_work_release(work); }
+  ~Pending() {
+    phx_work_release(work);
+    if (span != nullptr) end_span(span);
+  }
   uintptr_t storage = 0;
   Range output;
   GroupRef group;
   Tensor tensor;  // keeps the memory until the work is done, and its address from being used again
   phx_work *work = nullptr;
+  void *span = std::exchange(open_span, nullptr);
 };
 
 uint64_t pending_count();

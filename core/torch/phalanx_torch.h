@@ -101,6 +101,16 @@ PHX_API uint64_t phxt_fallback_count(void); /* calls that went to phalanx_c10d *
 typedef void (*phxt_kernel)(uint64_t *stack, uint64_t inputs, uint64_t outputs);
 PHX_API phxt_kernel phxt_kernel_of(const char *op);
 
+/* For a binding that shows collectives to torch's profilers: from then on, `around` is called in place of the kernel of
+ * each op on a group, in its threads, and must call the kernel with the same arguments; NULL: not any more. Where the
+ * op leaves its collective pending, `end` is called with what `around` has put into *span, once the collective is known
+ * to be complete, in any thread; else *span is left to `around`. */
+typedef void (*phxt_around)(const char *op, phxt_kernel kernel, uint64_t *stack, uint64_t inputs, uint64_t outputs,
+                            void **span);
+PHX_API void phxt_set_around(phxt_around around, void (*end)(void *span));
+/* The group of that name which ops of this thread use, retained (phx_group_release); NULL when there is none. */
+PHX_API phx_group *phxt_group_find(const char *name);
+
 /* What torch.ops.phalanx.blocking_all_reduce does with a contiguous CPU tensor of `numel` elements, without tensors and
  * without torch: `out` is `in`, or as much memory beside it. torch_dtype: torch's number. 1 when it is done; 0 where
  * the op must be called instead: it is no group of ours, or something is pending. Throws what the op raises. */

@@ -16,6 +16,7 @@ from phalanx.collectives._groups import GroupLike, find, meet
 from phalanx.collectives._later import source_of
 from phalanx.collectives._torch_compat import group_named
 from phalanx.collectives._works import CoreWork
+from phalanx.collectives.profiling import shown
 from phalanx.core import ANY_RANK, ffi, lib
 
 _MOST_TAG = 2**32 - 1
@@ -237,7 +238,10 @@ class Message(NamedTuple):
         arguments = (memory.data_ptr(), memory.numel() * lanes, code, self.peer, self.tag, ffi.NULL)
         address, *others = arguments
         begin = partial(function, self.entry.core.pointer, ffi.cast("void *", address), *others)
-        work = CoreWork(begin, (memory,), self.entry.ranks, is_message=True)
+        title = "send" if self.sends else "recv"
+        core = self.entry.core
+        with shown(title, [memory], [memory], core, name=self.entry.name, peer=self.peer, message=True):
+            work = CoreWork(begin, (memory,), self.entry.ranks, is_message=True)
         if not self.sends and not memory.is_inference():
             increment_version(memory)
         return work

@@ -22,6 +22,7 @@ from phalanx.collectives._later import LaterWork, Together
 from phalanx.collectives._layout import joined_at, parts_first
 from phalanx.collectives._streams import where
 from phalanx.collectives._works import CoreWork, StreamWork
+from phalanx.collectives.profiling import shown
 from phalanx.core import Group, RevokedError, check, ffi, lib
 
 _OPEN, _ISSUED, _DONE, _DROPPED = "open", "issued", "done", "dropped"
@@ -328,7 +329,8 @@ class Recorder:
             rows = _calls.packed(self._rows, count)
             assert core is not None
             begin = partial(lib.phx_coalesced, core.pointer, rows, count, ffi.NULL)
-            self.works.append(CoreWork(begin, (*self._kept, *self._calls), self.entry.ranks))
+            with shown("coalesced", *self._on(False), core, name=self.entry.name):
+                self.works.append(CoreWork(begin, (*self._kept, *self._calls), self.entry.ranks))
         for device, rows in self._rows_on.items():
             assert core is not None
             self._put_on_stream(core, device, rows)
@@ -348,6 +350,11 @@ class Recorder:
         options.device.type, options.device.index = lib.PHX_DEV_CUDA, device.index
         check(lib.phx_coalesced(core.pointer, _calls.packed(rows, count), count, options, ffi.NULL))
         self.works.append(StreamWork(device))
+
+    def _on(self, gpus: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the calls on GPUs, or the others, read and write."""
+        calls = [call for call in self._calls if call[1].is_cuda == gpus]
+        return [call[0] for call in calls], [call[1] for call in calls]
 
     def _give_sources(self) -> None:
         """Let broadcasts from here send their sources, which others can perhaps read where they lie, not the copies.

@@ -104,6 +104,12 @@ class Rank:
             world.finalize()
 
 
+def rank_of_default() -> Rank | None:
+    """The rank that serves groups of the default group's ranks, once there is one."""
+    with _lock:
+        return _ranks.get(id(dist.group.WORLD))
+
+
 def rank_of(
     ranks: Sequence[int], position: int, store: Any, timeout_ms: int, by_hand: bool = False
 ) -> tuple[Rank, bool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import phalanx.core
 from phalanx.collectives import building
-from phalanx.core import ffi, interrupts, lib
+from phalanx.core import ffi, interrupts, lib, load_torch_ops
 
 log = logging.getLogger("phalanx.collectives")
 
@@ -22,6 +22,7 @@ _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _MODULE = "phalanx_c10d"  # as module.cpp says
 _STRUCTS = ("phx_options", "phx_call", "phx_error_info")
+_OPS_FUNCTIONS = ("phxt_set_around", "phxt_group_find")
 
 
 def choice() -> str:
@@ -86,10 +87,21 @@ def _load() -> Any:
         module = building.load_file(_MODULE, where)
         if interrupts.slots() is not None:
             module.set_interrupted(int(ffi.cast("uintptr_t", interrupts.slots())))
+        _show_ops(module)
         _loaded.append(module)
         return module
     except (RuntimeError, OSError, ImportError) as error:
         return error
+
+
+def _show_ops(module: Any) -> None:
+    """From now on a profiler sees what the ops of torch.ops.phalanx send."""
+    try:
+        ops = load_torch_ops()
+    except ImportError:  # there are none
+        return
+    addresses = [int(ops.ffi.cast("uintptr_t", getattr(ops.lib, name))) for name in _OPS_FUNCTIONS]
+    module.show_ops(*addresses, *functions(["phx_group_get_info", "phx_group_release"]).values())
 
 
 def _compile(where: Path) -> None:

@@ -132,7 +132,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
   const Milliseconds timeout = limit(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
   engine_->sweep();
-  const uint64_t sequence = plan.message ? sequence_.load() : ++sequence_;
+  const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
   phx_options options{};
   options.struct_size = sizeof options;
@@ -142,7 +142,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
   phx_work *handle = nullptr;
   const bool async = plan.async || coalescing_;
   const phx_status status = call(group.get(), &options, async ? &handle : nullptr);
-  if (status < 0) throw_status(status, named(plan.title, core().last_error()));
+  if (status < 0) fail(plan, status);
   if (async) {
     work->started(handle);
     engine_->add(work);
@@ -157,7 +157,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
 C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call) {
   const Milliseconds timeout = limit(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
-  const uint64_t sequence = plan.message ? sequence_.load() : ++sequence_;
+  const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
   const c10::DeviceGuard guard(device);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -169,10 +169,20 @@ C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Dev
   options.stream = stream.native_handle();
   options.device = {PHX_DEV_CUDA, stream.device_index()};
   const phx_status status = call(group.get(), &options, nullptr);
-  if (status < 0) throw_status(status, named(plan.title, core().last_error()));
+  if (status < 0) fail(plan, status);
   work->put_on(stream);
   if (coalescing_) coalesce(work);
   return work;
+}
+
+// The core gives no number to what it refuses.
+void Backend::fail(const Plan &plan, phx_status status) {
+  if (!plan.message && (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED)) --sequence_;
+  throw_status(status, named(plan.title, core().last_error()));
+}
+
+Members Backend::members() const {
+  return {getGroupUid().empty() ? engine_->name() : getGroupUid(), getGroupDesc(), rank_, ranks_};
 }
 
 C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls) {
@@ -226,6 +236,18 @@ C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vect
   };
   const std::vector<size_t> out_counts = counts(output, output_splits, "output");
   const std::vector<size_t> in_counts = counts(input, input_splits, "input");
+  const Recording recording = record([&] {
+    const bool even = input_splits.empty() && output_splits.empty();
+    return Comms{even ? "all_to_all" : "all_to_allv",
+                 {input},
+                 {output},
+                 input.numel(),
+                 output.numel(),
+                 opts.asyncOp,
+                 -1,
+                 input_splits,
+                 output_splits};
+  });
   Buffers buffers;
   buffers.outputs = {output};
   void *out = writable(output, buffers);
@@ -246,6 +268,8 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
       check_same_dtype(each, outputs[0]);
       (list == &outputs ? out_counts : in_counts).push_back(elements_of(each).count);
     }
+  const Recording recording =
+      record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
   void *out = writable(outputs, buffers);
   const int32_t dtype = elements_of(outputs[0]).dtype;
   const auto bytes = [&](const Tensors &list) { return static_cast<size_t>(numel_of(list)) * list[0].element_size(); };
@@ -293,6 +317,7 @@ C10dWork Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOption
 }
 
 C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
+  const Recording recording = record([&] { return Comms{"barrier", {}, {}, 0, 0, opts.asyncOp}; });
   if (opts.device && opts.device->is_cuda()) {
     const at::Device device(opts.device->type(), opts.device->has_index()
                                                      ? opts.device->index()

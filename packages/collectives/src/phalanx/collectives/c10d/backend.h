@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine.h"
+#include "record.h"
 
 namespace phalanx {
 
@@ -83,6 +84,7 @@ class Backend final : public c10d::Backend {
   C10dWork issue(const Plan &plan, Buffers buffers, const Issue &call);
   // On the current stream of that GPU; returns at once.
   C10dWork put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call);
+  [[noreturn]] void fail(const Plan &plan, phx_status status);  // what the core said of the call
   void coalesce(const C10dWork &work);
   C10dWork issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls);
   C10dWork exchange(const Plan &plan, Buffers buffers, const void *in, const std::vector<size_t> &in_counts, void *out,
@@ -93,6 +95,15 @@ class Backend final : public c10d::Backend {
   C10dWork put_message(const WorkRef &work, const phx_message &message, const at::Device &device);
   void send_posted();  // what was called for while it was coalescing, as one
   void put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, const Issue &call);
+  // What profilers see of the call that follows, until this ends. `describe` makes its Comms, if one runs.
+  template <class Describe>
+  Recording record(Describe describe) const {
+    if (!is_recorded()) return {};
+    Comms comms = describe();
+    const uint64_t sequence = (comms.message ? messages_ : sequence_).load() + 1;
+    return Recording(members(), std::move(comms), sequence);
+  }
+  Members members() const;
   int root(int64_t rank, const char *what) const;
   void check_list(size_t count, const char *what) const;
 
@@ -104,7 +115,8 @@ class Backend final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Engine> engine_;
   std::atomic<int64_t> timeout_ms_;
-  std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> sequence_{0};  // of the last collective: the core's number of it on this channel
+  std::atomic<uint64_t> messages_{0};  // so many were called for
   std::atomic<uint64_t> monitored_{0};
   std::atomic<bool> coalescing_{false};
   std::vector<C10dWork> coalesced_;

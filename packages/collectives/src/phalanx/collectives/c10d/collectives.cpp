@@ -77,6 +77,8 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
   const at::Tensor &tensor = only(tensors, "all_reduce");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(tensor);
+  const Recording recording =
+      record([&] { return Comms{"allreduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = tensors;
   void *data = readable_and_writable(tensor, buffers);
@@ -90,6 +92,9 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
 C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
   const Reduction reduction = reduction_of(opts.reduceOp);
   for (const at::Tensor &tensor : tensors) check_tensor(tensor, "all_reduce_coalesced");
+  const Recording recording = record([&] {
+    return Comms{"allreduce_coalesced", tensors, tensors, numel_of(tensors), numel_of(tensors), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = tensors;
   // Wherever an element is found twice, its sum is the same.
@@ -111,6 +116,8 @@ C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoa
 C10dWork Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
   const at::Tensor &tensor = only(tensors, "broadcast");
   const int from = root(opts.rootRank, "broadcast");
+  const Recording recording =
+      record([&] { return Comms{"broadcast", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, from}; });
   Buffers buffers;
   buffers.outputs = tensors;
   void *data = from == rank_ ? const_cast<void *>(readable(tensor, buffers)) : writable(tensor, buffers);
@@ -125,6 +132,8 @@ C10dWork Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
   const int to = root(opts.rootRank, "reduce");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(tensor);
+  const Recording recording =
+      record([&] { return Comms{"reduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, to}; });
   Buffers buffers;
   buffers.outputs = tensors;
   const void *in = to == rank_ ? readable_and_writable(tensor, buffers) : readable(tensor, buffers);
@@ -144,6 +153,8 @@ C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::A
   check_tensors(list, input, "all_gather");
   TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "all_gather: the input has ", input.numel(),
                     " elements, and the output for this rank ", list[rank_].numel());
+  const Recording recording =
+      record([&] { return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = list;
   void *out = writable(list, buffers);
@@ -165,6 +176,8 @@ C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c
   check_same_dtype(output, input);
   TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "all_gather_into_tensor: the output has ", output.numel(),
                     " elements and needs ", size_, " times the ", input.numel(), " of the input");
+  const Recording recording =
+      record([&] { return Comms{"_allgather_base", inputs, outputs, input.numel(), output.numel(), opts.asyncOp}; });
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
   const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
@@ -180,6 +193,12 @@ C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, con
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), what, ": ", size_,
                     " lists of outputs are needed, one for each rank, not ", outputs.size());
   const size_t count = inputs.size();
+  const Recording recording = record([&] {
+    Comms comms{"allgather_coalesced", inputs, {}, numel_of(inputs), 0, opts.asyncOp};
+    for (const Tensors &list : outputs) comms.outputs.insert(comms.outputs.end(), list.begin(), list.end());
+    comms.out_count = numel_of(comms.outputs);
+    return comms;
+  });
   Buffers buffers;
   for (const Tensors &list : outputs) {
     TORCH_CHECK_VALUE(list.size() == count, what, ": a list of outputs has ", list.size(), " tensors for ", count,
@@ -214,6 +233,9 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
   const char *const what = "all_gather_into_tensor_coalesced";
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
                     " inputs");
+  const Recording recording = record([&] {
+    return Comms{"allgather_into_tensor_coalesced", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   std::vector<phx_call> calls;
@@ -238,6 +260,10 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
 C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) {
   const at::Tensor &input = only(inputs, "gather");
   const int to = root(opts.rootRank, "gather");
+  const Recording recording = record([&] {
+    return Comms{"gather",     inputs, outputs.empty() ? inputs : outputs[0], input.numel(), input.numel() * size_,
+                 opts.asyncOp, to};
+  });
   Buffers buffers;
   void *out = nullptr;
   const void *in = readable(input, buffers);
@@ -263,6 +289,11 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
 C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
   const at::Tensor &output = only(outputs, "scatter");
   const int from = root(opts.rootRank, "scatter");
+  const Recording recording = record([&] {
+    return Comms{
+        "scatter", inputs.empty() ? outputs : inputs[0], outputs, output.numel() * size_, output.numel(), opts.asyncOp,
+        from};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
@@ -294,6 +325,8 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
                     " elements, and the input for this rank ", list[rank_].numel());
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(output);
+  const Recording recording =
+      record([&] { return Comms{"reduce_scatter", list, outputs, numel_of(list), output.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
@@ -316,6 +349,8 @@ C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, co
                     " elements and needs ", size_, " times the ", output.numel(), " of the output");
   const Reduction reduction = reduction_of(opts.reduceOp);
   const int32_t dtype = reduced_dtype(output);
+  const Recording recording = record(
+      [&] { return Comms{"_reduce_scatter_base", {input}, {output}, input.numel(), output.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = {output};
   void *out = writable(output, buffers);
@@ -334,6 +369,9 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
                     " inputs");
   const Reduction reduction = reduction_of(opts.reduceOp);
+  const Recording recording = record([&] {
+    return Comms{"reduce_scatter_tensor_coalesced", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
+  });
   Buffers buffers;
   buffers.outputs = outputs;
   std::vector<phx_call> calls;

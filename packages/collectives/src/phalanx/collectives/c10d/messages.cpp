@@ -22,6 +22,10 @@ C10dWork Backend::message(OpType type, const char *title, Tensors &tensors, int 
   if (!tensor.is_cpu() && type == OpType::RECVANYSOURCE)
     C10_THROW_ERROR(NotImplementedError, "recv_anysource: a receive into memory of a GPU names the rank it is from");
   const bool sends = type == OpType::SEND;
+  const Recording recording = record([&] {
+    return Comms{sends ? "send" : "recv", tensors, tensors, tensor.numel(), tensor.numel(), true, peer, {}, {}, true};
+  });
+  ++messages_;
   Buffers buffers;
   buffers.outputs = tensors;
   const void *in = sends ? readable(tensor, buffers) : nullptr;
@@ -36,7 +40,7 @@ C10dWork Backend::message(OpType type, const char *title, Tensors &tensors, int 
                               peer,
                               static_cast<uint32_t>(tag),
                               0};
-    auto work = c10::make_intrusive<Work>(engine_, type, title, std::move(buffers), sequence_.load(),
+    auto work = c10::make_intrusive<Work>(engine_, type, title, std::move(buffers), messages_.load(),
                                           limit(c10d::kUnsetTimeout));
     return put_message(work, message, tensor.device());
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "backend.h"
+#include "show_ops.h"
 
 namespace py = pybind11;
 
@@ -119,6 +120,7 @@ c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, u
 PYBIND11_MODULE(phalanx_c10d, module) {
   module.def("create", &create);
   module.def("close_all", &close_all);
+  phalanx::add_recording(module);
   module.def("set_interrupted", [](uintptr_t slots) {
     kept = reinterpret_cast<void **>(slots);
     phalanx::throw_interruption = throw_kept;

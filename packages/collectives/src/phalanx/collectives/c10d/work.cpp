@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "engine.h"
+#include "record.h"
 
 namespace phalanx {
 namespace {
@@ -34,7 +35,7 @@ std::string named(const char *title, const std::string &text) {
 
 Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
            Milliseconds timeout)
-    : c10d::Work(-1, type, title),
+    : c10d::Work(-1, type, title, Recording::inputs()),
       engine_(std::move(engine)),
       title_(title),
       buffers_(std::move(buffers)),

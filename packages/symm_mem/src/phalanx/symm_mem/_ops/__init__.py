@@ -21,11 +21,13 @@ does for a reduction, not another result.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from phalanx.collectives import bits
+from phalanx.collectives import bits, profiling
+from phalanx.symm_mem._groups import resolve
 from phalanx.symm_mem._ops import experts, fused, offsets, reductions, scaled, transfers, words
 
 _libraries: list[Any] = []
@@ -53,12 +55,39 @@ def _register() -> None:
         for schema, kernel, fake in module.OPS:
             name = schema.partition("(")[0]
             library.define(schema)
+            run = _shown(schema, kernel) if module in (experts, offsets, reductions) else kernel
             for key in ("CPU", "CUDA"):
-                library.impl(name, kernel, key)
+                library.impl(name, run, key)
             torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
             bits.register(library, {name: getattr(torch.ops.phalanx, name).default})
             if schema.endswith("-> ()"):  # kept in graphs though nothing comes of them
                 torch.fx.node.has_side_effect(getattr(torch.ops.phalanx, name).default)
+
+
+_COLLECTIVES = {"all_reduce": "allreduce", "reduce_scatter": "_reduce_scatter_base", "all_to_all": "all_to_allv"}
+
+
+def _shown(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, which torch's profilers see as a collective once the ranks of the group have met."""
+    listed = schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", ")
+    names = [each.split()[-1].partition("=")[0] for each in listed if each != "*"]
+    if "group_name" not in names:
+        return kernel
+    name = schema.partition("(")[0]
+    collective = next((known for part, known in _COLLECTIVES.items() if part in name), name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not profiling.is_shown():
+            return kernel(*args, **kwargs)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        inputs = [each for each in given.values() if isinstance(each, torch.Tensor)][:1]
+        out = given.get("out")
+        outputs = [out] if isinstance(out, torch.Tensor) else inputs
+        group = resolve(given["group_name"])
+        with profiling.shown(collective, inputs, outputs, group.met(), name=group.name, numbered=False):
+            return kernel(*args, **kwargs)
+
+    return run
 
 
 def op(name: str) -> Any:

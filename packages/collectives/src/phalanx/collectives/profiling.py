@@ -1,0 +1,78 @@
+"""What torch's profilers see of collectives that are called from Python, and the flight recorder of the same collectives.
+
+The events are those of torch's NCCL back end (docs/howto/profile.md). The module that writes them is compiled with the
+back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.implementation()` was
+called.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from phalanx.collectives import _registry
+from phalanx.collectives._torch_compat import is_watched
+from phalanx.core import Group
+
+_NOTHING = contextlib.nullcontext()
+
+
+def is_shown() -> bool:
+    """Whether a profiler, an observer or a mode of torch runs, so that `shown` may be of use."""
+    return is_watched()
+
+
+def shown(
+    collective: str,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    group: Group | None,
+    *,
+    name: str = "",
+    peer: int = -1,
+    message: bool = False,
+    numbered: bool = True,
+) -> contextlib.AbstractContextManager[Any]:
+    """A context in which one collective or message runs, or is started. Costs one look where no profiler runs.
+
+    Args:
+        collective: Its name, as torch's NCCL back end has it where it has one.
+        inputs, outputs: What this rank reads and writes.
+        group: The group; None where the core does not serve it, and nothing is shown.
+        name: Of the group in torch, where that is another one.
+        peer: The root or the other rank within the group; -1: there is none.
+        message: Whether it is a message, which has no number in the flight recorder.
+        numbered: Whether it is one collective of the core, which the flight recorder counts.
+    """
+    if group is None or not is_watched():
+        return _NOTHING
+    from phalanx.collectives.c10d import _build
+
+    module = _build.loaded()
+    if module is None or not module.is_recorded():
+        return _NOTHING
+    number = group.sequence + 1 if numbered and not message else -1
+    who = (name or group.name, group.group_rank, list(group.ranks))
+    made: contextlib.AbstractContextManager[Any] = module.Recording(
+        collective, list(inputs), list(outputs), *who, number, peer, message
+    )
+    return made
+
+
+def flight_record() -> str:
+    """The flight recorder of this rank and the peers that it has met, as JSON, which `phalanx trace` reads.
+
+    Its collectives have the numbers that the events of a profile have ("Seq"). Not collective.
+
+    Raises:
+        RuntimeError: No group of the default group's ranks has run anything on the core yet.
+    """
+    default = dist.group.WORLD
+    rank = _registry.rank_of_default() if default is not None else None
+    if rank is None:
+        raise RuntimeError(
+            "flight_record: there is nothing on record; call init_process_group, and a collective that Phalanx serves"
+        )
+    return rank.world().dump()
