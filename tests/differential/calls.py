@@ -190,7 +190,8 @@ def arguments(case: Case, rank: int, size: int) -> Arguments:
         made.outs = made.ins if case.layout == "aliased" else _tensors(case, rank, counts, made, 5)
     elif case.kind == "messages":
         made.ins = [_view(case, rank, 0, block, made, case.layout)]
-        made.outs = [_view(case, rank, 5, block, made, case.layout)]
+        # A receive that is refused would leave the message to the next case.
+        made.outs = [_view(case, rank, 5, block, made, "contiguous" if case.layout == "expanded" else case.layout)]
     return made
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 # Calls that end the process in gloo.
 GLOO_CRASHES: tuple[Callable[[Any], bool], ...] = (
+    # It reads and writes past the ends of its memory.
+    lambda case: case.entry in ("all_to_all_single: negative split", "all_to_all_single: no multiple"),
+    lambda case: case.entry == "pg.send: negative rank",
     lambda case: case.kind.startswith("reduce_scatter_tensor") and case.layout == "scalar",
 )
 
@@ -78,7 +81,16 @@ REASONS: tuple[Reason, ...] = (
     Reason("RuntimeError", "right", "gloo gathers tensors of one shape only", kind="all_gather_uneven"),
     Reason("RuntimeError", "right", "gloo does not take blocks of another shape in a whole", layout="stacked|scalar"),
     Reason("Timeout", "right", "gloo raises on some ranks only, and the others wait", layout="conj"),
+    Reason("RuntimeError", "right", "gloo exchanges tensors of one shape only", kind="all_to_all", layout="uneven"),
+    Reason("RuntimeError|Timeout", "right", "gloo receives no empty tensor from any rank", kind="messages"),
     # ---- different on purpose ----
+    Reason("*", "NotImplementedError", "dtypes that the core does not reduce", dtype="complex32|float8_*fnuz"),
+    Reason("RuntimeError|Timeout|crash", "ValueError", "a wrong argument raises ValueError", kind="refusals"),
+    Reason(
+        "undefined", "ValueError", "one tensor for each rank: gloo takes several", entry="pg.allreduce: two tensors"
+    ),
+    Reason("right", "ValueError", "torch has monitored_barrier for gloo only", entry="dist.monitored_barrier"),
+    Reason("ValueError", "RuntimeError", "expanded outputs are refused in torch's words", layout="expanded"),
     Reason(
         "undefined|wrong",
         "RuntimeError",

@@ -185,10 +185,10 @@ def several(rank, size):
         dist.all_to_all_single(z, torch.arange(3) + 10 * rank)
     manager.wait()
     assert y.tolist() == [1, 1] and z.tolist() == [rank, 10 + rank, 20 + rank]
-    lists = [[torch.empty(2) for _ in range(size)], [torch.empty(1) for _ in range(size)]]
+    lists = [[torch.empty(2), torch.empty(1)] for _ in range(size)]
     dist.group.WORLD.allgather_coalesced(lists, [torch.full((2,), float(rank)), torch.tensor([rank + 0.5])]).wait()
-    assert [each.tolist() for each in lists[0]] == [[0, 0], [1, 1], [2, 2]]
-    assert [each.item() for each in lists[1]] == [0.5, 1.5, 2.5]
+    assert [each[0].tolist() for each in lists] == [[0, 0], [1, 1], [2, 2]]
+    assert [each[1].item() for each in lists] == [0.5, 1.5, 2.5]
     sparse = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (5,))
     dist.all_reduce(sparse)
     assert sparse.to_dense().tolist() == [1, 1, 1, 6, 0]
