@@ -1,9 +1,10 @@
 """The backend `phalanx` of torch.distributed: process groups of CPUs and GPUs on the core.
 
-    import phalanx.collectives
     import torch.distributed as dist
 
     dist.init_process_group("phalanx")                  # "cpu:phalanx,cuda:phalanx"; or "cpu:phalanx,cuda:nccl"
+
+No import of phalanx is needed: torch finds the backend by an entry point, see `phalanx_torch_autoload`.
 
 Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
 checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+import phalanx_torch_autoload
 from phalanx.collectives.c10d import _torch_compat
 
 __all__ = ["BACKEND", "implementation", "monitored_barrier", "register", "set_timeout"]
@@ -35,9 +37,11 @@ BACKEND = "phalanx"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
-    if dist.is_available():
-        _torch_compat.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+    """Make the backend known to torch.distributed, where `import torch` has not done it.
+
+    Importing phalanx.collectives does it. Does nothing the second time.
+    """
+    phalanx_torch_autoload.autoload()
 
 
 def implementation() -> str:
@@ -101,8 +105,8 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return found
 
 
-def _create(options: Any, _: Any) -> Any:
-    """What torch calls for each new group."""
+def create(options: Any, _: Any) -> Any:
+    """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
     from phalanx.collectives.c10d import _make
 
     _torch_compat.give_tensors_as_they_are()
