@@ -2,12 +2,12 @@
 
 Every group that a test makes by the name gloo is one of ours, and torch says "gloo" of it, as the tests expect. Ranks
 are forked from a process that has imported everything, which saves seconds for each.
-
-    python tests/upstream/adapter.py TEST WORLD_SIZE BACKEND    # one test: exit status 0, 1, or 77 if it is skipped
+run.py runs them.
 """
 
 import os
 import sys
+import tempfile
 import unittest
 
 
@@ -36,7 +36,9 @@ def tests(world_size: int, backend: str) -> type:
         world_size: How many ranks each has.
         backend: "phalanx", or "gloo" for torch's own.
     """
-    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", TEMP_DIR="/tmp")
+    os.environ.update(
+        BACKEND="gloo", WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", TEMP_DIR=tempfile.gettempdir()
+    )
     import torch
     from torch.testing._internal.distributed import distributed_test
 
@@ -56,18 +58,10 @@ def tests(world_size: int, backend: str) -> type:
     return TestDistBackend
 
 
-def main() -> int:
-    """Run one test."""
-    name, world_size, backend = sys.argv[1:]
+def run_one(case: type, name: str) -> int:
+    """Run one test: 0 if it passed, 77 if it was skipped, 1 otherwise; says why on stderr."""
     result = unittest.TestResult()
-    tests(int(world_size), backend)(name).run(result)
+    case(name).run(result)
     for _, text in [*result.errors, *result.failures]:
-        print(text, file=sys.stderr)
-    if result.skipped:
-        print(result.skipped[0][1])
-        return 77
-    return 0 if result.wasSuccessful() else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(text, file=sys.stderr, flush=True)
+    return 77 if result.skipped else 0 if result.wasSuccessful() else 1

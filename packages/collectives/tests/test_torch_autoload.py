@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+# What the programs below write as START.
 START = "dist.init_process_group('phalanx', init_method='file://' + path, rank=0, world_size=1)"
 HEAD = "import sys, warnings; warnings.simplefilter('error', UserWarning); path = sys.argv[1]\n"
 OURS = "[name for name in sys.modules if name.partition('.')[0] == 'phalanx']"
@@ -130,3 +131,14 @@ def test_the_entry_point_of_torch_2_14_registers_at_once(tmp_path):
         f"print('PHALANX' in dist.Backend._plugins, {OURS})"
     )
     assert run(tmp_path, code) == "True []"
+
+
+def test_it_warns_where_ignite_would_train_without_synchronising(tmp_path):
+    code = (
+        "import types; sys.modules['ignite.distributed'] = types.ModuleType('ignite.distributed')\n"
+        "import torch.distributed as dist\n"
+        "with warnings.catch_warnings(record=True) as caught:\n    warnings.simplefilter('always'); START\n"
+        "print([str(each.message)[:34] for each in caught if 'ignite' in str(each.message)])\n"
+        "dist.destroy_process_group()"
+    )
+    assert run(tmp_path, code) == "['ignite.distributed.auto_model does']"

@@ -35,7 +35,7 @@ def register() -> None:
     autoload()
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None:
-        getattr(c10d.Backend, KEY, None)
+        getattr(c10d.Backend, KEY, None)  # looked up: see _WhenLookedUp
 
 
 def _offer(backend: Any) -> None:

@@ -23,12 +23,14 @@ over TCP, or by NCCL for tensors of GPUs. Torch 2.13 makes no other backend besi
 "cpu:phalanx,cuda:nccl" such a group serves GPUs itself; use "cpu:gloo,cuda:nccl" where that is not wanted.
 """
 
+import sys
+import warnings
 from datetime import timedelta
 from typing import Any
 
+import phalanx_torch_autoload
 import torch.distributed as dist
 
-import phalanx_torch_autoload
 from phalanx.collectives.c10d import _torch_compat
 
 __all__ = ["BACKEND", "implementation", "monitored_barrier", "register", "set_timeout"]
@@ -109,5 +111,11 @@ def create(options: Any, _: Any) -> Any:
     """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
     from phalanx.collectives.c10d import _make
 
+    if "ignite.distributed" in sys.modules:
+        warnings.warn(
+            "ignite.distributed.auto_model does not wrap a model in DistributedDataParallel for the backend 'phalanx': "
+            "the ranks would train without synchronising. Wrap the model in DistributedDataParallel yourself",
+            stacklevel=2,
+        )
     _torch_compat.give_tensors_as_they_are()
     return _make.make(options)
