@@ -30,6 +30,8 @@ MUST_HOLD = {
         "phalanx/collectives/_native/autograd.cpp",
         "phalanx/collectives/_native/core_api.h",
         "phalanx/collectives/py.typed",
+        "phalanx_torch_autoload/__init__.py",
+        "phalanx_torch_autoload/py.typed",
     ],
     "phalanx_symm_mem": [
         "phalanx/symm_mem/__init__.py",
@@ -44,6 +46,8 @@ MUST_HOLD = {
     ],
     "phalanx": [],
 }
+# Distributions that have a module outside the namespace.
+BESIDE = {"phalanx_collectives": "phalanx_torch_autoload/"}
 # Distributions whose module is called otherwise.
 MODULES = {"phalanx_inductor": "inductor_plugin"}
 
@@ -63,7 +67,8 @@ def problems_of(wheel: Path) -> list[str]:
     found += [f"{name} is missing" for name in MUST_HOLD[distribution] if name not in names]
     found += [f"{name} breaks the namespace" for name in names if name == "phalanx/__init__.py"]
     own = f"phalanx/{MODULES.get(distribution, distribution.removeprefix('phalanx_'))}/"
-    outside = [name for name in names if not name.startswith(own) and ".dist-info/" not in name]
+    places = (own, BESIDE.get(distribution, own))
+    outside = [name for name in names if not name.startswith(places) and ".dist-info/" not in name]
     found += [f"{name} lies outside {own}" for name in outside]
     if not any(name.endswith("LICENSE") for name in names):
         found.append("no LICENSE")

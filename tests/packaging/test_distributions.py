@@ -75,6 +75,15 @@ def test_torch_finds_the_backend_by_its_name() -> None:
     assert callable(found.load())
 
 
+@pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
+def test_torch_finds_the_process_group_backend_without_an_import(group: str) -> None:
+    (found,) = importlib.metadata.entry_points(group=group, name="phalanx")
+    assert found.dist is not None and found.dist.name == "phalanx-collectives"
+    assert callable(found.load())
+    # pip removes in the order of names: the entry point must go before the module that it names.
+    assert found.module > "phalanx_collectives"
+
+
 def test_importing_core_loads_neither_torch_nor_the_library() -> None:
     code = "import sys, phalanx.core; print('torch' in sys.modules, 'libphalanx' in open('/proc/self/maps').read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

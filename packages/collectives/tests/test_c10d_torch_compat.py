@@ -12,9 +12,10 @@ MOVED = f"torch {torch.__version__} has changed "
 
 def test_a_backend_can_be_registered_and_is_so_once():
     c10d.register()
+    assert dist.Backend.PHALANX == "phalanx"
     known = dist.Backend._plugins["PHALANX"]
     c10d.register()
-    assert dist.Backend._plugins["PHALANX"] is known, MOVED + "Backend.register_backend"
+    assert dist.Backend._plugins["PHALANX"] is known, MOVED + "Backend._plugins"
     assert known.extended_api, MOVED + "register_backend"
     assert dist.Backend.backend_capability["phalanx"] == ["cpu", "cuda"], MOVED + "register_backend"
     unasked = dist.Backend.default_device_backend_map

@@ -1,9 +1,10 @@
 """The backend `phalanx` of torch.distributed: process groups of CPUs and GPUs on the core.
 
-    import phalanx.collectives
     import torch.distributed as dist
 
     dist.init_process_group("phalanx")                  # "cpu:phalanx,cuda:phalanx"; or "cpu:phalanx,cuda:nccl"
+
+No import of phalanx is needed: torch finds the backend by an entry point, see `phalanx_torch_autoload`.
 
 Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
 checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
@@ -22,9 +23,12 @@ over TCP, or by NCCL for tensors of GPUs. Torch 2.13 makes no other backend besi
 "cpu:phalanx,cuda:nccl" such a group serves GPUs itself; use "cpu:gloo,cuda:nccl" where that is not wanted.
 """
 
+import sys
+import warnings
 from datetime import timedelta
 from typing import Any
 
+import phalanx_torch_autoload
 import torch.distributed as dist
 
 from phalanx.collectives.c10d import _torch_compat
@@ -35,9 +39,11 @@ BACKEND = "phalanx"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Importing phalanx.collectives does it."""
-    if dist.is_available():
-        _torch_compat.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+    """Make the backend known to torch.distributed, where `import torch` has not done it.
+
+    Importing phalanx.collectives does it. Does nothing the second time.
+    """
+    phalanx_torch_autoload.autoload()
 
 
 def implementation() -> str:
@@ -100,9 +106,15 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return found
 
 
-def _create(options: Any, _: Any) -> Any:
-    """What torch calls for each new group."""
+def create(options: Any, _: Any) -> Any:
+    """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
     from phalanx.collectives.c10d import _make
 
+    if "ignite.distributed" in sys.modules:
+        warnings.warn(
+            "ignite.distributed.auto_model does not wrap a model in DistributedDataParallel for the backend 'phalanx': "
+            "the ranks would train without synchronising. Wrap the model in DistributedDataParallel yourself",
+            stacklevel=2,
+        )
     _torch_compat.give_tensors_as_they_are()
     return _make.make(options)

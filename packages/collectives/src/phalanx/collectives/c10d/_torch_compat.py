@@ -1,6 +1,5 @@
 """What the backend relies on that torch keeps private or does not list. Read in 2.13."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -23,18 +22,6 @@ WorkBase: Any = torch._C._distributed_c10d.Work
 UNSET = timedelta(milliseconds=-1)
 
 CUSTOM: Any = dist.ProcessGroup.BackendType.CUSTOM
-
-
-def register_backend(name: str, create: Callable[[Any, Any], Any], devices: list[str]) -> None:
-    """Let init_process_group find a backend. Does nothing the second time.
-
-    Args:
-        name: In lower case.
-        create: Called with torch's description of a group and the options of the user.
-        devices: Types that it is for, as a list: a string would be taken apart into its characters.
-    """
-    if name.upper() not in _c10d.Backend._plugins:
-        dist.Backend.register_backend(name, create, extended_api=True, devices=devices)
 
 
 _kept: list[Any] = []  # what is registered lives as long as it

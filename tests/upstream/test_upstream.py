@@ -1,0 +1,14 @@
+"""A sample of torch's own tests of process groups; `.ci/run upstream` runs all of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_a_sample_of_torchs_own_tests_passes_in_gloos_place():
+    program = Path(__file__).parent / "run.py"
+    done = subprocess.run([sys.executable, program, "--every", "12"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
