@@ -147,7 +147,7 @@ def picture(out: Path, world_size: int) -> str:
     scale = (width - left - 20) / end_us
     total = len(rows) * height + 40
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" viewBox="0 0 {width} {total}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" viewBox="0 0 {width} {total}"',
         'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="#222">',
         f'<rect width="{width}" height="{total}" fill="#fff"/>',
     ]
