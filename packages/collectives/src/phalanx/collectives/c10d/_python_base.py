@@ -123,7 +123,8 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         blocking = opts is not None and not opts.asyncOp and self._batch is None
         more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **self._kept(buffers)}
         try:
-            made = call(group, {**more, **extra})
+            with _torch_compat.event(what, buffers.outputs):
+                made = call(group, {**more, **extra})
         except PhalanxError as error:
             fail(what, error)
         if blocking:

@@ -1,11 +1,15 @@
 """What the backend relies on that torch keeps private or does not list. Read in 2.13."""
 
+import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as _c10d
+
+from phalanx.collectives._torch_compat import is_watched
 
 ReduceOp: Any = _c10d.ReduceOp
 
@@ -81,3 +85,13 @@ def premultiplied_by(op: Any) -> float:
 def new_future(device: torch.device | None = None) -> Any:
     """A future of tensors on the CPU, or on that GPU."""
     return torch.futures.Future() if device is None else torch.futures.Future(devices=[device])
+
+
+def event(what: str, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """What a profiler sees of a call of the back end in Python: its name and the shapes. Read in 2.11 to 2.13."""
+    if not is_watched():
+        return contextlib.nullcontext()
+    made: contextlib.AbstractContextManager[Any] = torch._C._profiler._RecordFunctionFast(
+        f"phalanx:{what}", list(tensors), {}
+    )
+    return made
