@@ -1,4 +1,4 @@
-"""The test of the sweep imports its modules by name, as `python tests/differential/run.py` does."""
+"""The test of the sweep imports its modules by name, as `python tests/differential/sweep.py` does."""
 
 import sys
 from pathlib import Path

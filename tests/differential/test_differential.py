@@ -1,12 +1,12 @@
-"""The differential sweep (run.py): a sample of it, the whole of it where slow tests run, and that it can fail."""
+"""The differential sweep (sweep.py): a sample of it, the whole of it where slow tests run, and that it can fail."""
 
 import pytest
 import torch
-from calls import Case, arguments, expected
 from others import Other
-from rank import judged
 from reasons import REASONS
-from run import Report, sweep
+from sweep import Report, sweep
+from sweep_calls import Case, arguments, expected
+from sweep_rank import judged
 
 from c10d_groups import has_compiler, native_folder
 

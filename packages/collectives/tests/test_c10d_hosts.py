@@ -347,7 +347,7 @@ def killed(rank, size):
         future.wait()
     waiting.join()
     with pytest.raises(dist.DistBackendError, match="revoked by an earlier failure"):
-        dist.gather(torch.ones(1), [torch.ones(1)] * 4 if rank == 0 else None)
+        dist.gather(torch.ones(1), [torch.ones(1) for _ in range(4)] if rank == 0 else None)
     assert "rank 3" in failed[0], failed
     dist.destroy_process_group()
     return str(caught.value)

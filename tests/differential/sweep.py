@@ -1,11 +1,11 @@
 """The differential sweep: torch.distributed on gloo and on phalanx, both against what one process computes.
 
-    python tests/differential/run.py [--ranks 2,3,4] [--only PATTERN] [--sample N] [--implementation cpp|python]
+    python tests/differential/sweep.py [--ranks 2,3,4] [--only PATTERN] [--sample N] [--implementation cpp|python]
         [--json FILE] [--verbose]
 
 Every function of torch.distributed that takes tensors or objects, and every method of ProcessGroup with its options,
 is called with the same values on both back ends: sync and async, all dtypes and reductions, and tensors of many layouts
-(calls.py). What is in memory afterwards, within the tensors and around them, is compared with what one process
+(sweep_calls.py). What is in memory afterwards, within the tensors and around them, is compared with what one process
 computes. reasons.py says where the two differ, and why. The exit status is 1 if something differs without a reason.
 """
 
@@ -28,10 +28,10 @@ for folder in (HERE, HERE.parent / "support"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-import rank as ranks_side  # noqa: E402
-from calls import Case, tensor_cases  # noqa: E402
+import sweep_rank as ranks_side  # noqa: E402
 from others import Other, other_cases  # noqa: E402
 from reasons import REASONS  # noqa: E402
+from sweep_calls import Case, tensor_cases  # noqa: E402
 
 from ranks import RanksFailed, run_ranks  # noqa: E402
 

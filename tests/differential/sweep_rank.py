@@ -12,9 +12,9 @@ from typing import Any
 import others
 import torch
 import torch.distributed as dist
-from calls import ENTRIES, Case, arguments, expected
 from others import Other
 from reasons import GLOO_CRASHES
+from sweep_calls import ENTRIES, Case, arguments, expected
 
 LIMIT_S = 4  # of a call; whoever waits so long has lost the others
 EITHER = ("AVG", "PREMUL_SUM")  # rounded: compared within one unit in the last place
