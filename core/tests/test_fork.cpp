@@ -304,11 +304,11 @@ TEST(a_rank_that_ended_is_gone_though_its_forked_child_lives) {
   if (pid == 0) {
     phx_world *world = ranks::make_world(0, 1, nullptr);
     const phx::PeerRecord record = world->ptr->record();
-    const pid_t grandchild = fork();
-    if (grandchild == 0)
+    if (fork() == 0) {
+      child.send(getpid());  // from the child: by now it has let go of the parent's socket
       for (;;) pause();
+    }
     records.send(record);
-    child.send(grandchild);
     for (;;) pause();
   }
   const auto record = records.receive<phx::PeerRecord>();
