@@ -87,7 +87,7 @@ class Report:
 
 
 def _worst(outcomes: Sequence[str]) -> str:
-    """Of all ranks: what is not right comes first."""
+    """The outcome of the case: the first, in order of gravity, that any rank had."""
     order = ("died", "Timeout", "wrong", "undefined")
     for each in order:
         if each in outcomes:
@@ -96,7 +96,7 @@ def _worst(outcomes: Sequence[str]) -> str:
 
 
 def cases_of(size: int, pattern: str = "*", sample: int = 1) -> list[Case | Other]:
-    """Those of a size; `sample`: every so many of them."""
+    """The cases for a number of ranks. `sample`: take only every n-th."""
     made = [case for case in (*tensor_cases(size), *other_cases()) if fnmatchcase(f"{case.kind} {case.name}", pattern)]
     return made[::sample]
 

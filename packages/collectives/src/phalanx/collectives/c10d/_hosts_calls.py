@@ -226,5 +226,5 @@ class Calls(ABC):
         return self._exchange("all_to_all", "all_to_all", sent, got, kind, **more)
 
     def _blocks(self, address: int, counts: Sequence[int], kind: DType, owner: Any) -> Blocks:
-        """Those of all ranks, one after another."""
+        """The block of each rank, by rank. They lie one after another from `address` on."""
         return dict(enumerate(torch.split(self._at(address, sum(counts), kind, owner), list(counts))))

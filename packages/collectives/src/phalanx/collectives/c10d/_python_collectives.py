@@ -34,7 +34,7 @@ def _pairs(
 
 
 def _addresses(buffers: Buffers, outputs: Tensors, inputs: Tensors) -> list[tuple[int, int]]:
-    """Of each output and its input."""
+    """The addresses of each output and its input. Outputs that are the same elements with the same input are staged."""
 
     def repeated(one: int, other: int) -> bool:
         return same_view(outputs[one], outputs[other]) and same_view(inputs[one], inputs[other])

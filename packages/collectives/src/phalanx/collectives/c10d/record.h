@@ -57,7 +57,7 @@ class Recording {
   std::unique_ptr<Event, End> event_;
 };
 
-// Of no use but to whoever looks at it while a profiler or an observer runs.
+// Whether a profiler or an observer runs. Without one, nothing is recorded and a call costs this look.
 inline bool is_recorded() { return __builtin_expect(at::hasCallbacks(), 0); }
 
 }  // namespace phalanx

@@ -19,7 +19,7 @@ using Kernel = void (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
 using Around = void (*)(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs,
                         void **span);
 
-// Of phalanx_torch.h and phalanx.h.
+// Functions of phalanx_torch.h and phalanx.h, which the binding hands over.
 struct Library {
   phx_group *(*group_find)(const char *name);
   decltype(&phx_group_get_info) group_get_info;
