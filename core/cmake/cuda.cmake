@@ -1,4 +1,4 @@
-# The kernels for NVIDIA GPUs: compiled by nvcc into one file for all of them, which src/cuda/image.cpp takes into the library.
+# The kernels for NVIDIA GPUs: compiled by nvcc into one file for all of them, which src/gpu/image.cpp takes into the library.
 set(PHX_CUDA_IMAGE "" CACHE FILEPATH "Such a file, if it is there already: then nvcc is not needed")
 if(PHX_CUDA_IMAGE)
   set(phx_cuda_image ${PHX_CUDA_IMAGE})

@@ -1,4 +1,4 @@
-// Compares what core/src/cuda/driver.h and core/torch/gpu_driver.h declare of the CUDA driver with cuda.h. Nothing of
+// Compares what core/src/gpu/driver.h and core/torch/gpu_driver.h declare of the CUDA driver with cuda.h. Nothing of
 // it is run:
 //
 //   nvcc -std=c++17 -Icore/include -Icore/src -c core/cuda/check_driver.cpp
@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "../torch/gpu_driver.h"
-#include "cuda/driver.h"
+#include "gpu/driver.h"
 
 namespace phx::cuda {
 

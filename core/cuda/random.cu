@@ -1,8 +1,8 @@
 // Random elements on a GPU, by name: phx_gpu_random_, the kind, and a dtype as phx_dtype_name calls it. Dtypes of which
-// the same bits come out have one kernel: see name_of in src/random/on_gpu.cpp. Part of the image of collectives.cu.
+// the same bits come out have one kernel: see name_of in src/gpu/random.cpp. Part of the image of collectives.cu.
 //
 //   nvcc -std=c++17 -O3 --fmad=false -Icore/include -Icore/src -cubin -arch=sm_90 core/cuda/random.cu
-#include "random/fill_gpu.h"
+#include "gpu/random_fill.h"
 
 namespace phx::random {
 

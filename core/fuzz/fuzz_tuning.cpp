@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "base/fd.h"
+#include "base/tuning.h"
 #include "input.h"
-#include "tuning/tuning.h"
 
 using phx::Tuning;
 

@@ -1,4 +1,4 @@
-/* Inputs that are read where they lie (core/src/collectives/engine.cpp, use_places): every rank decides alike, and nobody
+/* Inputs that are read where they lie (core/src/ops/engine.cpp, use_places): every rank decides alike, and nobody
  * reads a slot that is empty, or memory whose owner has gone on.
  *
  * RANKS ranks do one collective after another, for ever. Epochs are counted modulo MODULUS, as in memory modulo 2^32, and

@@ -1,4 +1,4 @@
-/* Lists of calls of which some have inputs in symmetric memory (core/src/collectives/recognised_list.cpp), and calls of
+/* Lists of calls of which some have inputs in symmetric memory (core/src/ops/recognised_list.cpp), and calls of
  * which only the root has an input (recognised_root.cpp): every rank decides alike, nobody takes a table for data or data
  * for a table, reads memory whose owner has gone on, or waits for a rest that another rank does not have.
  *

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cuda/driver.h"
+#include "gpu/driver.h"
 
 namespace gpu {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/block.h"
+#include "gpu/block.h"
 
 namespace host_blocks {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <mutex>
 
-#include "cuda/lines.h"
-#include "cuda/move.h"
-#include "cuda/reduce.h"
+#include "gpu/lines.h"
+#include "gpu/move.h"
+#include "gpu/reduce.h"
 #include "host_blocks.h"
 #include "kernel_reference.h"
 

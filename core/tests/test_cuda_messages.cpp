@@ -3,7 +3,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "cuda/road.h"
+#include "gpu/road.h"
 #include "gpu_group.h"
 
 using namespace gpu_group;

@@ -14,6 +14,7 @@
 #include <new>
 #include <set>
 
+#include "base/hash.h"
 #include "base/sanitizers.h"
 #include "pipe.h"
 #include "ranks.h"

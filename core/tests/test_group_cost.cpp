@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/hash.h"
 #include "memory_use.h"
 #include "ranks.h"
 #include "world/identity.h"

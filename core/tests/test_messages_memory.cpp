@@ -5,7 +5,7 @@
 
 #include "group/control.h"
 #include "messages.h"
-#include "messages/ring.h"
+#include "p2p/ring.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "memory_use.h"
 #include "messages.h"
-#include "messages/layout.h"
+#include "p2p/layout.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // How many rounds an operation takes, and in what chunks: decided before anything moves, alike on all ranks.
 #include "check.h"
-#include "collectives/operation.h"
 #include "group/lane.h"
+#include "ops/operation.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "base/progress.h"
 #include "members.h"
-#include "wait/progress.h"
 
 namespace {
 

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "check.h"
-#include "random/elements.h"
-#include "random/random.h"
+#include "kernels/random.h"
+#include "kernels/random_elements.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "group/history.h"
 #include "ranks.h"
-#include "recorder/history.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <cerrno>
 
 #include "base/fd.h"
+#include "base/shared_memory.h"
 #include "check.h"
-#include "memory/shared_memory.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/tuning.h"
 #include "store_fixtures.h"
-#include "tuning/tuning.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "base/wait.h"
 #include "check.h"
-#include "wait/wait.h"
 
 namespace {
 

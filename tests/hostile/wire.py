@@ -1,7 +1,7 @@
 """What crosses between ranks, written down a second time: records, handshakes, messages and shared memory.
 
 The definitions are core/src/world/identity.h and link.h, core/src/group/create.cpp, control.h and agree.h,
-core/src/messages/layout.h and core/src/symm/rendezvous.cpp. `test_lying_rank.py` fails first when they have changed.
+core/src/p2p/layout.h and core/src/symm/rendezvous.cpp. `test_lying_rank.py` fails first when they have changed.
 """
 
 from __future__ import annotations

@@ -104,6 +104,14 @@ void amend_last_error(const char *operation, const char *group, int32_t rank, in
   if (peer >= 0) t_last.peer = peer;
 }
 
+void set_log(phx_log_fn fn, void *user, int32_t min_level) {
+  LogSink &sink = log_sink();
+  std::lock_guard<std::mutex> lock(sink.mutex);
+  sink.fn = fn;
+  sink.user = user;
+  sink.min_level.store(fn == nullptr ? PHX_LOG_ERROR + 1 : min_level, std::memory_order_relaxed);
+}
+
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...) {
   LogSink &sink = log_sink();
   if (level < sink.min_level.load(std::memory_order_relaxed)) return;
@@ -117,22 +125,3 @@ void log_message(int32_t level, const char *file, int32_t line, const char *form
 }
 
 }  // namespace phx
-
-extern "C" {
-
-const char *phx_last_error(void) { return phx::last_error().text; }
-
-phx_status phx_last_error_info(phx_error_info *out) {
-  const phx_error_info info = phx::last_error();  // a copy: a failing copy_out would overwrite it
-  return phx::copy_out(info, out, "last_error_info");
-}
-
-phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {
-  phx::LogSink &sink = phx::log_sink();
-  std::lock_guard<std::mutex> lock(sink.mutex);
-  sink.fn = fn;
-  sink.user = user;
-  sink.min_level.store(fn == nullptr ? PHX_LOG_ERROR + 1 : min_level, std::memory_order_relaxed);
-  return PHX_OK;
-}
-}

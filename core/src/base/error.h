@@ -36,6 +36,7 @@ void amend_last_error(const char *operation, const char *group, int32_t rank, in
 template <class T>
 phx_status copy_out(const T &value, T *out, const char *operation);
 
+void set_log(phx_log_fn fn, void *user, int32_t min_level);  // NULL: none
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 #define PHX_LOG(level, ...) ::phx::log_message(level, __FILE__, __LINE__, __VA_ARGS__)

@@ -38,6 +38,10 @@ bool interrupt_requested() {
   return requested;
 }
 
+void set_interrupt_hook(phx_interrupt_fn check, void *arg) {
+  t_hook = {check, check == nullptr ? nullptr : arg, getpid(), 0, t_hook.running};
+}
+
 bool runs_own_hook() { return t_hook.running; }
 
 phx_status timeout_or_interrupt(const char *operation) {
@@ -47,12 +51,3 @@ phx_status timeout_or_interrupt(const char *operation) {
 }
 
 }  // namespace phx
-
-extern "C" phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg) {
-  phx::Hook &hook = phx::t_hook;
-  hook.check = check;
-  hook.arg = check == nullptr ? nullptr : arg;
-  hook.pid = getpid();
-  hook.ask_at_ns = 0;
-  return PHX_OK;
-}

@@ -17,6 +17,8 @@ inline constexpr int64_t kInterruptSliceNs = int64_t{100} * 1000000;
 // Whether the calling thread's hook ends its waits. Asks the hook at most every 100 ms while it says no, and each time
 // while it says yes. Threads without a hook get false at once. The caller holds no lock that Python code may need.
 bool interrupt_requested();
+// The hook of this thread; NULL: none.
+void set_interrupt_hook(phx_interrupt_fn check, void *arg);
 
 // How many threads are inside their hooks, so that calls need not look at the thread's own.
 inline std::atomic<int> running_hooks{0};

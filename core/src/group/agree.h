@@ -9,7 +9,7 @@
 #include <bitset>
 
 #include "base/deadline.h"
-#include "collectives/operation.h"
+#include "group/control.h"
 #include "world/link.h"
 
 namespace phx {

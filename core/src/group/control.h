@@ -13,38 +13,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "wait/wait.h"
+#include "base/wait.h"
+#include "group/call_record.h"
 
 namespace phx {
 
 inline constexpr uint64_t kControlMagic = 0x4c4f52544e4f4350ull;  // "PCONTROL"
 inline constexpr uint32_t kSlots = 4;
 inline constexpr size_t kLine = 64;
-
-// What a rank calls. Two ranks that meet in one epoch must have equal ones.
-struct CallRecord {
-  uint8_t operation = 0;  // Operation kinds of collectives/operation.h
-  uint8_t dtype = 0;
-  uint8_t op = 0;
-  uint8_t algo = 0;
-  int32_t root = -1;
-  uint64_t count = 0;
-  uint64_t aux = 0;  // the symmetric allocation and offset, the scale's bits, a hash of counts or of coalesced calls
-  bool operator==(const CallRecord &o) const {
-    return operation == o.operation && dtype == o.dtype && op == o.op && algo == o.algo && root == o.root &&
-           count == o.count && aux == o.aux;
-  }
-};
-static_assert(sizeof(CallRecord) == 24);
-
-// Where a rank's input lies if it need not be copied into the slot: `offset` bytes into its block of a symmetric
-// allocation, which is named by `key`, with all that the ranks must have in common to use it.
-struct Place {
-  uint64_t key = 0;  // 0: nowhere; odd: there, and the slot is empty; even: kReads
-  uint64_t offset = 0;
-  bool leaves_slot_empty() const { return (key & 1) != 0; }
-};
-inline constexpr uint64_t kReads = 2;  // the slot has what it must, but the rank would also read from others' places
+inline constexpr int kMaxGroupSize = 1024;  // ranks of one host; bounds arrays on the stack
 
 struct alignas(kLine) SlotHeader {
   SharedWord epoch;  // written last, with release; all below is ordered by it

@@ -10,12 +10,10 @@
 
 #include "base/cores.h"
 #include "base/failpoint.h"
+#include "base/hash.h"
 #include "group/attempt.h"
 #include "group/group.h"
-#include "messages/roads.h"
 #include "store/semantics.h"
-#include "symm/pads.h"
-#include "symm/workspace.h"
 
 namespace phx {
 namespace {
@@ -70,22 +68,15 @@ phx_status read_first_count(uint32_t *out) {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)),
-      params_(std::move(params)),
-      messenger_(this),
-      interruptions_(params_.ranks.size() + 1 + cuda::kDifferenceWords),
-      pads_(std::make_unique<Pads>(size(), group_rank(), pad_bytes_of(world_->signal_channels(), size()))),
-      workspaces_(std::make_unique<Workspaces>(*this)),
-      roads_(std::make_unique<Roads>(*this)) {
-  for (uint32_t i = 0; i < world_->channels(); ++i) channels_.emplace_back(this);
-  gpu_tuning_.adopt(builtin_gpu_tuning(size()));
+    : world_(std::move(world)), params_(std::move(params)), interruptions_(params_.ranks.size() + kReportWords) {
+  for (uint32_t i = 0; i < world_->channels(); ++i) lanes_.emplace_back();
+  attachments_ = params_.attach(*this);
 }
 
 Group::~Group() {
   if (id_ != 0) world_->monitor().unwatch(id_);
-  roads_.reset();
-  symms_.clear();  // before what knows them
-  workspaces_.reset();
+  for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) (*it)->close();
+  for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) it->reset();
 }
 
 // The steps of Group::create, in order. Each returns the thread's error.
@@ -255,8 +246,10 @@ struct GroupMaker {
     const size_t slot_bytes = std::max(group.world_->slot_bytes(), kLine * group.size());
     const uint32_t channels = group.channels();
     const uint32_t recorder_entries = group.world_->recorder_entries();
-    const size_t messages_at = lane_offset(channels, slot_bytes, recorder_entries);
-    const size_t size = round_up(messages_at + Messenger::area_bytes(group.size()), page_bytes());
+    const size_t lanes_end = lane_offset(channels, slot_bytes, recorder_entries);
+    size_t areas_end = lanes_end;
+    for (const auto &attachment : group.attachments_) areas_end += attachment->area_bytes();
+    const size_t size = round_up(areas_end, page_bytes());
     const uint32_t first_count = group.first_count_;
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
@@ -281,7 +274,11 @@ struct GroupMaker {
       char *const base = segments[group.group_rank()]->bytes();
       for (uint32_t i = 0; i < channels; ++i)
         begin_lane_at(base + lane_offset(i, slot_bytes, recorder_entries), slot_bytes, first_count);
-      Messenger::begin_area_at(base + messages_at, group.size(), first_count);
+      size_t area = lanes_end;
+      for (const auto &attachment : group.attachments_) {
+        attachment->begin_area_at(base + area, first_count);
+        area += attachment->area_bytes();
+      }
     }
 
     Geometry mine{slot_bytes,
@@ -309,24 +306,26 @@ struct GroupMaker {
     PHX_FAILPOINT(kOperation, 8);
     if (status != PHX_OK) return status;
     adopt(all);
-    open_channels(slot_bytes);
+    open_lanes(slot_bytes);
     return PHX_OK;
   }
 
-  void open_channels(size_t slot_bytes) {
+  void open_lanes(size_t slot_bytes) {
     const uint32_t recorder_entries = group.world_->recorder_entries();
     const auto at = [&](size_t offset) {
       std::vector<char *> places;
       for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
       return places;
     };
-    for (uint32_t i = 0; i < group.channels(); ++i) {
-      group.channels_[i].engine.begin_at(group.first_count_);
-      group.channels_[i].lane.open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
-                                   recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_,
-                                   group.is_crowded(), group.first_count_);
+    for (uint32_t i = 0; i < group.channels(); ++i)
+      group.lanes_[i].open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
+                           recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_, group.is_crowded(),
+                           group.first_count_);
+    size_t area = lane_offset(group.channels(), slot_bytes, recorder_entries);
+    for (const auto &attachment : group.attachments_) {
+      attachment->open(at(area));
+      area += attachment->area_bytes();
     }
-    group.messenger_.open(at(lane_offset(group.channels(), slot_bytes, recorder_entries)), group.group_rank());
   }
 
   // What depends on all ranks together, and comes out alike on all.
@@ -429,11 +428,17 @@ phx_status Group::finish(phx_status status, std::shared_ptr<Group> group, std::s
   }
   World &world = *group->world_;
   world.add_group(group);
-  for (Channel &channel : group->channels_)
-    world.progress().add(std::shared_ptr<ProgressSource>(group, &channel.engine));
-  world.progress().add(std::shared_ptr<ProgressSource>(group, &group->messenger_));
+  for (const auto &attachment : group->attachments_)
+    for (ProgressSource *source : attachment->progress_sources())
+      world.progress().add(std::shared_ptr<ProgressSource>(group, source));
   *out = std::move(group);
   return PHX_OK;
+}
+
+std::vector<std::shared_ptr<Group>> groups_of(const World &world) {
+  std::vector<std::shared_ptr<Group>> groups;
+  for (const auto &listener : world.groups()) groups.push_back(std::static_pointer_cast<Group>(listener));
+  return groups;
 }
 
 }  // namespace phx

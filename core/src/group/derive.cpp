@@ -28,6 +28,7 @@ GroupParams Group::derived(const std::string &name, const std::vector<int> &memb
     if (member == group_rank()) params.group_rank = static_cast<int>(params.ranks.size());
     params.ranks.push_back(rank_of(member));
   }
+  params.attach = params_.attach;
   params.key = params_.key + "/" + number;
   return params;
 }

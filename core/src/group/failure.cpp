@@ -4,11 +4,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "collectives/operation.h"
-#include "cuda/launch.h"
-#include "cuda/road.h"
+#include "group/dump.h"
 #include "group/group.h"
-#include "recorder/dump.h"
 
 namespace phx {
 
@@ -30,11 +27,7 @@ bool Group::keep_cause(const phx_error_info &cause, bool dumps) {
 void Group::interrupt(int only) {
   for (int i = 0; i < size(); ++i)
     if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
-  // A channel that nobody has used has no waiter, and memory that was never touched. (Who uses it for the first time
-  // just now sees the interruption within a slice of its sleep.)
-  for (const Channel &channel : channels_)
-    if (channel.engine.sequence() != 0) channel.lane.wake_waiters();
-  messenger_.wake_waiters();
+  for (const auto &attachment : attachments_) attachment->on_failed();
   world_->monitor().poke();
 }
 
@@ -59,64 +52,6 @@ void Group::after_interruption() {
   const phx_error_info before = last_error();
   dump_failure(*this, cause());
   set_last_error(before);
-}
-
-// What a kernel has found out about a message, by its word of failures and the two labels after it.
-phx_error_info Group::message_failure(int32_t seen) const {
-  const int peer = (seen - 1) % size();
-  const bool gone = seen >= cuda::has_gone(size(), 0);
-  const bool receives = seen < cuda::receives_other(size(), 0);  // this rank
-  phx_error_info cause = make_error_info();
-  cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
-  cause.rank = self_rank();
-  cause.peer = rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
-  if (gone) {
-    copy_text(cause.text, sizeof cause.text, (describe(peer) + " has left before a message was through.").c_str());
-    return cause;
-  }
-  cuda::Label labels[2];  // sent, expected
-  uint32_t words[cuda::kDifferenceWords];
-  for (size_t i = 0; i < cuda::kDifferenceWords; ++i)
-    words[i] = static_cast<uint32_t>(
-        interruptions_[static_cast<size_t>(size()) + 1 + i].load(std::memory_order_relaxed));  // after that word
-  std::memcpy(labels, words, sizeof labels);
-  const auto tell = [](const cuda::Label &label) {
-    return std::to_string(label.bytes) + " bytes of " + phx_dtype_name(static_cast<int32_t>(label.dtype)) +
-           " with tag " + std::to_string(label.tag);
-  };
-  const std::string self = "rank " + std::to_string(self_rank());
-  const std::string text = (receives ? describe(peer) : self) + " sends " + tell(labels[0]) + ", and " +
-                           (receives ? self : describe(peer)) + " receives " + tell(labels[1]) +
-                           ". On GPUs the messages of two ranks meet in the order of the calls, whatever their tags.";
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  return cause;
-}
-
-void Group::note_launches() {
-  const int32_t seen = interruptions_[static_cast<size_t>(size())].load(std::memory_order_acquire);
-  // Negative: the group had failed, and the kernel saw that. Not failed(): a rank may just have left.
-  if (seen <= 0 || interruptions_[group_rank()].load(std::memory_order_acquire) != 0) return;
-  if (seen >= cuda::sends_other(size(), 0)) {
-    fail_with(message_failure(seen), true);
-    return;
-  }
-  const bool freed = seen >= cuda::has_freed(size(), 0), differs = seen >= cuda::disagrees(size(), 0);
-  const int peer = seen - (freed ? cuda::has_freed(size(), 0) : differs ? cuda::disagrees(size(), 0) : 1);
-  phx_error_info cause = make_error_info();
-  cause.status = differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
-  cause.rank = self_rank();
-  cause.peer = rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, differs && !freed ? "all_to_all_v" : "launch");
-  const std::string self = "rank " + std::to_string(self_rank());
-  const std::string text = freed ? "the input of " + describe(peer) + " lies in symmetric memory that " + self +
-                                       " has freed. Free it on all ranks before the call, or on none."
-                           : differs ? describe(peer) + " sends another number of elements than " + self +
-                                           " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
-                                     : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
-                                           describe(peer) + ". Look at why it is late, or raise timeout_ms.";
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  fail_with(cause, true);
 }
 
 void Group::revoke(const char *operation, const char *reason) {
@@ -275,6 +210,10 @@ phx_status Group::raise_turn(const char *operation, const char *what, int64_t ti
   if (!revokes) return PHX_ERR_TIMEOUT;
   reported_.store(true);
   return fail_with(last_error(), true);
+}
+
+void Group::on_block_freed(uint64_t block_serial) {
+  for (const auto &attachment : attachments_) attachment->on_block_freed(block_serial);
 }
 
 bool Group::has_peer(const Uuid &uuid) const {

@@ -1,37 +1,30 @@
 // A named, ordered set of ranks that share memory: its members, its failure state and its collective lane.
 #pragma once
 
+#include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/adopted.h"
 #include "base/error.h"
-#include "collectives/engine.h"
+#include "base/page_words.h"
+#include "base/shared_memory.h"
+#include "base/tuning.h"
+#include "group/attachment.h"
 #include "group/lane.h"
 #include "group/turn.h"
-#include "memory/page_words.h"
-#include "memory/shared_memory.h"
-#include "messages/messenger.h"
+#include "group/work.h"
 #include "store/store.h"
-#include "tuning/adopted.h"
-#include "tuning/tuning.h"
 #include "world/monitor.h"
 #include "world/world.h"
 
 namespace phx {
 
-class Pads;
-class Roads;
-class Symm;
-class Workspaces;
 struct Opinion;
-namespace cuda {
-class DeviceWords;
-}
 
 // One rank's contribution to an exchange: up to kMaxPayload bytes and a few descriptors.
 struct Parcel {
@@ -51,14 +44,8 @@ struct GroupParams {
   std::string name_key;
   uint64_t attempt = 0;
   uint64_t first_failed = 0;
+  AttachTo attach = nullptr;  // what lives on it, and on all groups that are made of it
   std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
-};
-
-// An independent sequence of collectives of a group.
-struct Channel {
-  explicit Channel(Group *group) : engine(group, &lane) {}
-  Lane lane;
-  Engine engine;
 };
 
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
@@ -98,9 +85,14 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t members() const { return members_; }
   // Whether they cannot all have a core of their own.
   bool is_crowded() const { return size() > cores_; }
-  uint32_t channels() const { return static_cast<uint32_t>(channels_.size()); }
-  Channel &channel(uint32_t index) { return channels_[index]; }
-  Messenger &messenger() { return messenger_; }
+  // One for each channel, an independent sequence of collectives.
+  uint32_t channels() const { return static_cast<uint32_t>(lanes_.size()); }
+  Lane &lane(uint32_t channel) { return lanes_[channel]; }
+  // The attachment of class T, which says its kind.
+  template <class T>
+  T &attached() const {
+    return static_cast<T &>(*attachments_[static_cast<size_t>(T::kKind)]);
+  }
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
   // Where the counters in shared memory begin, which go on modulo 2^32: 0, or what PHALANX_FIRST_COUNT says on all
   // ranks, so that tests reach the wrap.
@@ -108,26 +100,21 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
-  const GpuTuning &gpu_tuning() const { return gpu_tuning_.get(); }
   // An operation with at most so many bytes of input has taken them all when its start returns.
   size_t eager_bytes() const;
-  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);         // collective
-  phx_status agree_gpu_tuning(const GpuTuning &wish, int64_t timeout_ms);  // likewise
-  // At every rendezvous of memory of GPUs: where this rank is, and what group rank 0's table says, which holds unless
-  // there were other values before.
-  void meet_on_gpus(const GpuPlace &place, const GpuTuning &of_first);
-  phx_status save_gpu_tuning(const char *operation, const std::string &path);
-
+  phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
+  // Collective: *out becomes what group rank 0 wishes, with `builtin` for its zeros.
+  template <class Values>
+  phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
+                          Values *out);
   // ---- failure (failure.cpp): the first cause sticks, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
   // For kernels: size() words, not 0 once it is of no use to wait for that rank.
   const int32_t *failed_words() const { return reinterpret_cast<const int32_t *>(interruptions_.data()); }
-  // The same pages, for a device to read; after the words of the ranks, one that kernels write when a wait has failed.
+  // The same pages, for a device to read. After the words of the ranks come kReportWords that a device writes.
   const PageWords &words() const { return interruptions_; }
-  std::shared_ptr<cuda::DeviceWords> &device_words() { return device_words_; }  // with symm_mutex held
-  // If a kernel has given up: for this and all later calls the group has failed.
-  void note_launches();
-  phx_error_info message_failure(int32_t seen) const;
+  static constexpr size_t kReportWords = 9;
+  const std::atomic<int32_t> &report_word(size_t index) const { return interruptions_[ranks().size() + index]; }
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
@@ -157,9 +144,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at once.
   // Each returns the thread's error, and none waits for a peer.
   phx_status refuse_exchange();
-  phx_status refuse_rendezvous();
   phx_status refuse_agreement();
-  phx_status refuse_collective(Engine &engine);
+  bool may_refuse() const;  // whether the others are to hear of it
 
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
@@ -170,6 +156,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void on_peer_gone(const Link &link, LinkState state, bool ended) override;
   void on_revoked(const phx_error_info &cause) override;
   void after_interruption() override;
+  void on_block_freed(uint64_t block_serial) override;
+  void on_finalized(const phx_error_info &cause) override { fail_with(cause, false); }
 
   // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
   // descriptors). `fds` are borrowed. A failure revokes the group.
@@ -190,17 +178,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // A negative color takes part, but gets no group.
   phx_status split(int32_t color, int32_t key, const std::string &name, int64_t timeout_ms,
                    std::shared_ptr<Group> *out);
-
-  // ---- symmetric memory: handles by block
-  TurnMutex &symm_mutex() { return symm_mutex_; }
-  std::shared_ptr<Symm> find_symm(uint64_t block_serial) const;
-  void keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm);
-  void forget_block(uint64_t block_serial);
-  void forget_symm(const Symm &symm);  // that is being destroyed
-  uint64_t next_symm_ordinal() { return symm_ordinal_++; }
-  Pads &pads() { return *pads_; }
-  Workspaces &workspaces() { return *workspaces_; }
-  Roads &roads() { return *roads_; }  // of messages between memory of GPUs
 
  private:
   friend struct GroupMaker;
@@ -229,7 +206,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
                          Late *late);
   phx_status raise_send(const char *operation, int i, phx_status status);
   bool may_tell() const;
-  bool may_refuse() const;
   phx_status raise_refused(const char *operation, int i, const std::string &payload);
   void interrupt(int only);  // waits of this process: for that rank, or all (-1)
   // Keeps the cause if it is the first, and returns whether it is.
@@ -250,23 +226,14 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t members_ = 0;
   bool watched_ = false;
   std::vector<SharedMappingRef> segments_;  // by group rank
-  std::deque<Channel> channels_;
-  Messenger messenger_;
+  std::deque<Lane> lanes_;
   bool fenced_by_sleepers_ = false;
   uint32_t first_count_ = 0;
   int cores_ = 1;  // that its ranks may use together
-  template <class Values>
-  phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
-                          Values *out);
   Adopted<Tuning> tuning_;
-  Adopted<GpuTuning> gpu_tuning_;
-  std::mutex gpu_mutex_;
-  bool gpu_chosen_ = false;  // by a caller, or by the table at the first rendezvous
-  GpuPlace gpu_place_;       // group_size 0: no memory of GPUs has been shared yet
 
   std::atomic<int32_t> failed_{0};
-  PageWords interruptions_;  // by group rank; then that of the launches, and what messages differ in
-  std::shared_ptr<cuda::DeviceWords> device_words_;
+  PageWords interruptions_;                    // by group rank; then kReportWords
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
   std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;
@@ -280,14 +247,27 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t agreements_ = 0;  // and splits: made so far, with the same number on all ranks that take part
   uint64_t splits_ = 0;
 
-  TurnMutex symm_mutex_;  // held through a rendezvous: they are collective and so have one order anyway
-  std::unique_ptr<Pads> pads_;
-  mutable std::mutex cache_mutex_;
-  std::map<uint64_t, std::shared_ptr<Symm>> symms_;
-  uint64_t symm_ordinal_ = 0;
-  std::unique_ptr<Workspaces> workspaces_;
-  std::unique_ptr<Roads> roads_;
+  std::vector<std::unique_ptr<Attachment>> attachments_;  // by kind
 };
+
+template <class Values>
+phx_status Group::agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
+                               Values *out) {
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  std::vector<Parcel> all;
+  const phx_status status =
+      exchange(operation, std::string(reinterpret_cast<const char *>(&wish), sizeof wish), {}, deadline, &all);
+  if (status != PHX_OK) return status;
+  Values first;
+  if (all[0].bytes.size() != sizeof first)
+    return fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation, name().c_str(),
+                rank_of(0));
+  std::memcpy(&first, all[0].bytes.data(), sizeof first);
+  *out = merge_tuning(first, builtin);
+  return check_tuning(operation, *out);  // the same on all ranks
+}
+
+std::vector<std::shared_ptr<Group>> groups_of(const World &world);
 
 }  // namespace phx
 
@@ -296,5 +276,23 @@ struct phx_group {
   std::shared_ptr<phx::Group> ptr;
 };
 
+// Keeps the group while it lives.
+struct phx_work {
+  std::atomic<int64_t> references{1};
+  std::shared_ptr<phx::Group> group;
+  phx::WorkRef ptr;
+};
+
 inline const phx::World &world_of(const phx_group &handle) { return handle.ptr->world(); }
 inline const phx::World &world_of(const phx_work &handle) { return handle.group->world(); }
+
+namespace phx {
+
+inline phx_work *make_work_handle(std::shared_ptr<Group> group, WorkRef work) {
+  auto *handle = new phx_work;
+  handle->group = std::move(group);
+  handle->ptr = std::move(work);
+  return handle;
+}
+
+}  // namespace phx

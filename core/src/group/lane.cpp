@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "memory/shared_memory.h"
+#include "base/shared_memory.h"
 
 namespace phx {
 namespace {

@@ -7,9 +7,9 @@
 
 #include <vector>
 
+#include "base/wait.h"
 #include "group/control.h"
-#include "recorder/history.h"
-#include "wait/wait.h"
+#include "group/history.h"
 
 namespace phx {
 

@@ -3,49 +3,13 @@
 #include <cstring>
 
 #include "base/interrupt.h"
-#include "collectives/operation.h"
 #include "group/agree.h"
 #include "group/group.h"
 
 namespace phx {
-namespace {
-
-// In the place of the call: every rank that makes the call for which this one stands in finds that the two differ.
-class Refusal final : public Operation {
- public:
-  explicit Refusal(const char *why) : Operation({}, 0), why_(why) {
-    record.operation = static_cast<uint8_t>(Kind::kRefused);
-  }
-  void put(const Lane &lane, uint32_t, uint64_t epoch) override {
-    copy_text(lane.data(lane.group_rank(), epoch), lane.slot_bytes(), why_.c_str());
-  }
-  phx_status take(const Lane &, uint32_t, uint64_t) override { return PHX_OK; }
-
- private:
-  const std::string why_;
-};
-
-}  // namespace
-
 // Nobody is to be told by a world that is over, by a child of its process, or by a hook that runs inside another call.
 bool Group::may_tell() const { return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook(); }
 bool Group::may_refuse() const { return may_tell() && !failed(); }
-
-phx_status Group::refuse_collective(Engine &engine) {
-  const phx_error_info error = last_error();
-  WorkRef work;
-  if (may_refuse()) engine.start(std::make_unique<Refusal>(error.text), world_->default_timeout_ms(), &work);
-  return set_last_error(error);
-}
-
-phx_status Group::refuse_rendezvous() {
-  const phx_error_info error = last_error();
-  LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
-  Turn turn(symm_mutex_, std::defer_lock);
-  if (!may_refuse() || !take_turn(turn, until)) return set_last_error(error);
-  next_symm_ordinal();  // the others count theirs
-  return refuse_exchange();
-}
 
 // A rank that refuses an agreement is absent from it, and says so: the others do not wait for it.
 phx_status Group::refuse_agreement() {

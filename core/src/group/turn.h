@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "wait/wait.h"
+#include "base/wait.h"
 
 namespace phx {
 

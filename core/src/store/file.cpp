@@ -1,7 +1,8 @@
 // The store in a file that the processes of one host share: what the operations mean in terms of the log.
-#include "base/guard.h"
+#include "base/error.h"
 #include "store/arguments.h"
 #include "store/file_log.h"
+#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 
@@ -89,6 +90,8 @@ class FileStore final : public phx_store {
   std::unique_ptr<FileLog> log_;
 };
 
+}  // namespace
+
 phx_status make_file_store(const char *operation, const char *path, phx_store **out) {
   phx_status status = check_out(operation, out);
   if (status != PHX_OK) return status;
@@ -105,10 +108,4 @@ phx_status make_file_store(const char *operation, const char *path, phx_store **
   return status;
 }
 
-}  // namespace
 }  // namespace phx::store
-
-extern "C" phx_status phx_store_file(const char *path, phx_store **out) {
-  constexpr const char *kOperation = "store_file";
-  return phx::guarded(kOperation, [&] { return phx::store::make_file_store(kOperation, path, out); });
-}

@@ -1,6 +1,7 @@
 // The store among the threads of one process: a Table with a handle.
-#include "base/guard.h"
+#include "base/error.h"
 #include "store/arguments.h"
+#include "store/makers.h"
 #include "store/store.h"
 #include "store/table.h"
 
@@ -44,14 +45,11 @@ class MemoryStore final : public phx_store {
 };
 
 }  // namespace
-}  // namespace phx::store
 
-extern "C" phx_status phx_store_memory(phx_store **out) {
-  constexpr const char *kOperation = "store_memory";
-  return phx::guarded(kOperation, [&]() -> phx_status {
-    const phx_status status = phx::store::check_out(kOperation, out);
-    if (status != PHX_OK) return status;
-    *out = new phx::store::MemoryStore;
-    return PHX_OK;
-  });
+phx_status make_memory_store(const char *operation, phx_store **out) {
+  const phx_status status = check_out(operation, out);
+  if (status == PHX_OK) *out = new MemoryStore;
+  return status;
 }
+
+}  // namespace phx::store

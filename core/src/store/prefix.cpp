@@ -2,8 +2,9 @@
 #include <string>
 #include <vector>
 
-#include "base/guard.h"
+#include "base/error.h"
 #include "store/arguments.h"
+#include "store/makers.h"
 #include "store/store.h"
 
 namespace phx::store {
@@ -51,6 +52,8 @@ class PrefixStore final : public phx_store {
   std::string prefix_;
 };
 
+}  // namespace
+
 phx_status make_prefix_store(const char *operation, phx_store *base, const char *prefix, phx_store **out) {
   phx_status status = check_store(operation, base);
   if (status == PHX_OK) status = check_out(operation, out);
@@ -61,10 +64,4 @@ phx_status make_prefix_store(const char *operation, phx_store *base, const char 
   return status;
 }
 
-}  // namespace
 }  // namespace phx::store
-
-extern "C" phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out) {
-  constexpr const char *kOperation = "store_prefix";
-  return phx::guarded(kOperation, [&] { return phx::store::make_prefix_store(kOperation, base, prefix, out); });
-}

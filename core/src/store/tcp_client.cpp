@@ -7,9 +7,10 @@
 #include <mutex>
 #include <vector>
 
+#include "base/error.h"
 #include "base/fork.h"
-#include "base/guard.h"
 #include "store/arguments.h"
+#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 #include "store/tcp_protocol.h"
@@ -274,8 +275,10 @@ Attempt TcpClientStore::check_server(const char *operation, const Nonce &server_
   return Attempt::kFinal;
 }
 
-phx_status connect_client(const char *operation, const char *address, uint16_t port, const void *token,
-                          size_t token_size, int64_t timeout_ms, phx_store **out) {
+}  // namespace
+
+phx_status make_tcp_client(const char *operation, const char *address, uint16_t port, const void *token,
+                           size_t token_size, int64_t timeout_ms, phx_store **out) {
   phx_status status = check_out(operation, out);
   if (status == PHX_OK) status = check_token(operation, token, token_size);
   if (status == PHX_OK) status = check_timeout(operation, &timeout_ms);
@@ -294,13 +297,4 @@ phx_status connect_client(const char *operation, const char *address, uint16_t p
   return status;
 }
 
-}  // namespace
 }  // namespace phx::store
-
-extern "C" phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size,
-                                            int64_t timeout_ms, phx_store **out) {
-  constexpr const char *kOperation = "store_tcp_connect";
-  return phx::guarded(kOperation, [&] {
-    return phx::store::connect_client(kOperation, address, port, token, token_size, timeout_ms, out);
-  });
-}

@@ -1,6 +1,7 @@
 // The handle of a served TCP store. The server lives as long as it does; its own operations work on the table directly.
-#include "base/guard.h"
+#include "base/error.h"
 #include "store/arguments.h"
+#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 #include "store/tcp_server.h"
@@ -51,8 +52,10 @@ class TcpServerStore final : public phx_store {
   std::unique_ptr<TcpServer> server_;
 };
 
-phx_status serve(const char *operation, const char *bind_address, const void *token, size_t token_size, uint16_t *port,
-                 phx_store **out) {
+}  // namespace
+
+phx_status make_tcp_server(const char *operation, const char *bind_address, const void *token, size_t token_size,
+                           uint16_t *port, phx_store **out) {
   phx_status status = check_out(operation, out);
   if (status == PHX_OK) status = check_out(operation, port);
   if (status == PHX_OK) status = check_token(operation, token, token_size);
@@ -69,12 +72,4 @@ phx_status serve(const char *operation, const char *bind_address, const void *to
   return PHX_OK;
 }
 
-}  // namespace
 }  // namespace phx::store
-
-extern "C" phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size,
-                                          uint16_t *port, phx_store **out) {
-  constexpr const char *kOperation = "store_tcp_serve";
-  return phx::guarded(kOperation,
-                      [&] { return phx::store::serve(kOperation, bind_address, token, token_size, port, out); });
-}

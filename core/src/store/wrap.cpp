@@ -4,8 +4,9 @@
 #include <string>
 
 #include "base/deadline.h"
-#include "base/guard.h"
+#include "base/error.h"
 #include "store/arguments.h"
+#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 
@@ -124,16 +125,13 @@ phx_status copy_ops(const char *operation, const phx_store_ops *ops, phx_store_o
 }
 
 }  // namespace
-}  // namespace phx::store
 
-// When it fails, `self` still belongs to the caller: destroy is not called.
-extern "C" phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out) {
-  constexpr const char *kOperation = "store_wrap";
-  return phx::guarded(kOperation, [&] {
-    phx_status status = phx::store::check_out(kOperation, out);
-    phx_store_ops copy;
-    if (status == PHX_OK) status = phx::store::copy_ops(kOperation, ops, &copy);
-    if (status == PHX_OK) *out = new phx::store::WrapStore(copy, self);
-    return status;
-  });
+phx_status make_wrapped_store(const char *operation, const phx_store_ops *ops, void *self, phx_store **out) {
+  phx_status status = check_out(operation, out);
+  phx_store_ops copy;
+  if (status == PHX_OK) status = copy_ops(operation, ops, &copy);
+  if (status == PHX_OK) *out = new WrapStore(copy, self);
+  return status;
 }
+
+}  // namespace phx::store

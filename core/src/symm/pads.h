@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/fd.h"
-#include "memory/shared_memory.h"
+#include "base/shared_memory.h"
+#include "base/wait.h"
 #include "phalanx/phalanx.h"
-#include "wait/wait.h"
 
 namespace phx {
 

@@ -5,8 +5,8 @@
 
 #include "base/failpoint.h"
 #include "group/group.h"
-#include "symm/multicast.h"
 #include "symm/symm.h"
+#include "symm/table.h"
 
 namespace phx {
 namespace {
@@ -26,9 +26,7 @@ struct SymmParcel {
   Pads::Place pad;
   uint32_t handle_size;
   char handle[PHX_HANDLE_BYTES];
-  cuda::Facts gpu;
-  GpuTuning apart;   // from the table of that rank, for the case that each has a GPU of its own,
-  GpuTuning shared;  // and that some have one in common
+  DeviceFacts device;
 };
 static_assert(sizeof(SymmParcel) <= kMaxPayload);
 
@@ -104,7 +102,7 @@ struct Rendezvous {
       status = must_agree("ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); });
     if (status == PHX_OK)
       status = must_agree("allocators", [](const SymmParcel &p) {
-        return std::string(p.gpu.present != 0 ? "memory of phalanx's CUDA allocator" : "other memory");
+        return std::string(p.device.present != 0 ? "memory of phalanx's CUDA allocator" : "other memory");
       });
     return status;
   }
@@ -131,24 +129,20 @@ struct Rendezvous {
     mine.handle_size = static_cast<uint32_t>(handle_size);
     if (pad->valid()) fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    status = cuda::Side::make(kOperation, block, symm.size(), symm.group_rank(), symm.channels(), group.first_count(),
-                              &symm.side_);
-    if (status != PHX_OK || !symm.side_) return status;
-    mine.gpu = symm.side_->facts();
-    mine.apart = load_gpu_tuning(place(false));
-    mine.shared = load_gpu_tuning(place(true));
-    status = symm.side_->export_fd(kOperation, &fd);
+    status = symms_of(group).make_device()(kOperation, block, symm.size(), symm.group_rank(), symm.channels(),
+                                           group.first_count(), &symm.device_);
+    if (status != PHX_OK || !symm.device_) return status;
+    mine.device = symm.device_->facts();
+    status = symm.device_->export_fd(kOperation, &fd);
     if (status == PHX_OK) fds->push_back(fd);
     return status;
   }
-
-  GpuPlace place(bool shared) const { return {symm.side_->gpu_name(), symm.size(), shared}; }
 
   phx_status read(const std::vector<Parcel> &parcels) {
     all.resize(parcels.size());
     for (size_t i = 0; i < parcels.size(); ++i) {
       const bool self = static_cast<int>(i) == symm.group_rank();
-      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && parcels[i].fds.size() > (symm.side_ ? 3 : 2)))
+      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && parcels[i].fds.size() > (symm.device_ ? 3 : 2)))
         return malformed(i);
       std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
       if (!self && all[i].pad.made != 0 && parcels[i].fds.empty()) return malformed(i);
@@ -189,8 +183,8 @@ struct Rendezvous {
     if (status != PHX_OK) return status;
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
     symm.buffers_[i] = base;
-    if (!symm.side_) return PHX_OK;
-    return symm.side_->adopt(kOperation, i, all[i].gpu, fd_of());
+    if (!symm.device_) return PHX_OK;
+    return symm.device_->adopt(kOperation, i, all[i].device, fd_of());
   }
 
   // All have what they need, or all fail with the text of the first that has not. Each rank says in its pad whether it
@@ -220,32 +214,25 @@ struct Rendezvous {
     return all_met ? PHX_OK : group.confirm(kOperation, status, deadline);
   }
 
-  std::vector<cuda::Facts> gpus() const {
-    std::vector<cuda::Facts> facts;
-    for (const SymmParcel &parcel : all) facts.push_back(parcel.gpu);
+  std::vector<DeviceFacts> devices() const {
+    std::vector<DeviceFacts> facts;
+    for (const SymmParcel &parcel : all) facts.push_back(parcel.device);
     return facts;
   }
 
   phx_status finish() {
-    if (!symm.side_) return PHX_OK;
-    return symm.side_->finish(kOperation, group, symm.block_, symm.buffers(), gpus());
+    if (!symm.device_) return PHX_OK;
+    return symm.device_->finish(kOperation, group, symm.block_, symm.buffers(), devices());
   }
 
-  // Once all have finished, so that the ranks choose alike.
-  void adopt_tuning() {
-    if (!symm.side_) return;
-    const bool shared = cuda::share_gpus(gpus());
-    group.meet_on_gpus(place(shared), shared ? all[0].shared : all[0].apart);
-  }
-
-  phx_status multicast(const Deadline &deadline) {
-    if (!symm.side_) return PHX_OK;
-    return agree_on_multicast(kOperation, group, symm.block(), *symm.side_, gpus(), deadline);
+  phx_status agree_on_device(const Deadline &deadline) {
+    if (!symm.device_) return PHX_OK;
+    return symm.device_->agree(kOperation, group, symm.block(), devices(), deadline);
   }
 };
 
 phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline &deadline, std::shared_ptr<Symm> *out) {
-  std::shared_ptr<Symm> symm(new Symm(group, block, group.next_symm_ordinal()));
+  std::shared_ptr<Symm> symm(new Symm(group, block, symms_of(group).next_ordinal()));
   Rendezvous meeting{group, *symm, {}, {}};
   Fd pad;
   std::vector<int> fds;
@@ -269,10 +256,9 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   PHX_FAILPOINT(kOperation, 5);
   if (status != PHX_OK) return status;
   if (symm->pad_places_[group.group_rank()].segment != Pads::kOwn)
-    group.pads().keep(symm->pad_places_, symm->pad_segments_);
+    symms_of(group).pads().keep(symm->pad_places_, symm->pad_segments_);
   symm->complete_ = true;
-  meeting.adopt_tuning();
-  status = meeting.multicast(deadline);
+  status = meeting.agree_on_device(deadline);
   if (status != PHX_OK) return status;
   *out = std::move(symm);
   return PHX_OK;

@@ -6,9 +6,10 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "group/group.h"
 #include "symm/directory.h"
-#include "symm/workspace.h"
+#include "symm/table.h"
 
 namespace phx {
 namespace {
@@ -43,11 +44,11 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
 Symm::~Symm() {
   SymmDirectory::of_process().remove(this);
   const bool shares_pads = pad_places_[self_].segment != Pads::kOwn;
-  if (shares_pads && !complete_) group_->pads().give_back(pad_places_[self_]);
+  if (shares_pads && !complete_) symms_of(*group_).pads().give_back(pad_places_[self_]);
   // Pairs with the load in Pads::collect: after this nothing of the allocation is touched from here.
   if (complete_) pad_segments_[self_].header().freed.store(number(), std::memory_order_release);
-  if (shares_pads && complete_) group_->pads().retire(number(), std::move(pad_places_));
-  if (side_ != nullptr) group_->forget_symm(*this);
+  if (shares_pads && complete_) symms_of(*group_).pads().retire(number(), std::move(pad_places_));
+  if (device_ != nullptr) device_->on_gone(*this);
 }
 
 bool Symm::is_everywhere() const {
@@ -81,7 +82,7 @@ phx_status Symm::take_pad(const char *operation, Fd *fd) {
     if (status == PHX_OK) pad.begin = pad.segment->bytes();
     if (status == PHX_OK) pad.header().met.store(met_ok(number()) - 1, std::memory_order_relaxed);
   } else {
-    status = group_->pads().take(operation, number(), &place, &pad, fd);
+    status = symms_of(*group_).pads().take(operation, number(), &place, &pad, fd);
   }
   if (status == PHX_OK) adopt_pad(self_, place, std::move(pad));
   return status;
@@ -96,7 +97,7 @@ phx_status Symm::find_pad(const char *operation, int of, const Pads::Place &plac
     if (status == PHX_OK) status = map_segment(operation, fd, bytes, bytes, &pad.segment);
     if (status == PHX_OK) pad.begin = pad.segment->bytes();
   } else {
-    status = group_->pads().find(operation, of, place, fd, &pad);
+    status = symms_of(*group_).pads().find(operation, of, place, fd, &pad);
   }
   if (status == PHX_OK) adopt_pad(of, place, std::move(pad));
   return status;
@@ -190,7 +191,7 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   if (!take_turn(turn, deadline))
     return group_->raise_turn(operation, "channel of the same allocation. Use another channel for it", timeout_ms,
                               false);
-  const Lane &lane = group_->channel(0).lane;
+  const Lane &lane = group_->lane(0);
   if (!state.pending) {
     lane.note_core();
     store_and_wake(barrier_word(self_, channel), ++state.epoch, sleepers(self_), group_->fenced_by_sleepers());
@@ -248,23 +249,6 @@ phx_status Symm::agree(const char *operation, const CallRecord &record, uint64_t
   return compare(operation, record);
 }
 
-phx_status Symm::launch(const char *operation, const std::string &kernel, cuda::Launch launch, const CallRecord *record,
-                        int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream) {
-  group_->note_launches();
-  if (group_->failed()) return group_->raise_revoked(operation);
-  const std::lock_guard<std::mutex> lock(launch_mutex_);
-  if (record != nullptr) {
-    const phx_status same = compare(operation, *record);
-    if (same != PHX_OK) return same;
-  }
-  if (kernel.empty()) return PHX_OK;
-  constexpr int64_t kMostMs = int64_t{1} << 40;
-  launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
-  const phx_status status = side_->launch(operation, kernel, launch, bytes, lists, stream);
-  if (status == PHX_OK || status == PHX_ERR_UNSUPPORTED) return status;
-  return group_->fail_with(last_error(), true);
-}
-
 phx_symm *Symm::handle() {
   std::lock_guard<std::mutex> lock(handle_mutex_);
   if (handle_count_++ == 0) {
@@ -284,34 +268,6 @@ void Symm::drop_handle() {
     group = std::move(keep_group_);
   }
   self.reset();  // before its group, which it tells that it goes
-}
-
-// ---- the group's cache
-
-std::shared_ptr<Symm> Group::find_symm(uint64_t block_serial) const {
-  std::lock_guard<std::mutex> lock(cache_mutex_);
-  auto found = symms_.find(block_serial);
-  return found == symms_.end() ? nullptr : found->second;
-}
-
-void Group::keep_symm(uint64_t block_serial, std::shared_ptr<Symm> symm) {
-  if (!symm->block().on_device()) SymmDirectory::of_process().add(symm);  // the host reads what it finds there
-  if (symm->side() != nullptr) workspaces_->know(*symm);
-  std::lock_guard<std::mutex> lock(cache_mutex_);
-  symms_[block_serial] = std::move(symm);
-}
-
-void Group::forget_symm(const Symm &symm) {
-  if (workspaces_) workspaces_->forget(symm);
-}
-
-void Group::forget_block(uint64_t block_serial) {
-  std::shared_ptr<Symm> gone;
-  std::lock_guard<std::mutex> lock(cache_mutex_);
-  auto found = symms_.find(block_serial);
-  if (found == symms_.end()) return;
-  gone = std::move(found->second);
-  symms_.erase(found);
 }
 
 }  // namespace phx

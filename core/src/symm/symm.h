@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "cuda/side.h"
+#include "base/shared_memory.h"
+#include "base/wait.h"
 #include "group/control.h"
 #include "group/turn.h"
-#include "memory/allocator.h"
-#include "memory/shared_memory.h"
 #include "phalanx/phalanx.h"
+#include "symm/device.h"
 #include "symm/gathered.h"
 #include "symm/pads.h"
-#include "wait/wait.h"
+#include "world/allocator.h"
 
 namespace phx {
 class Group;
@@ -74,18 +74,25 @@ class Symm : public std::enable_shared_from_this<Symm> {
   uint32_t *pad(int group_rank) const { return static_cast<uint32_t *>(pads_[group_rank]); }
   void *const *buffers() const { return buffers_.data(); }
   void *const *pads() const { return pads_.data(); }
-  cuda::Side *side() const { return side_.get(); }  // NULL: not in memory of our CUDA allocator
+  SymmDevice *device() const { return device_.get(); }  // NULL: in memory that the host reads
   GatheredRanges &gathered() { return gathered_; }
   // Compares a collective that is going to be put on a stream, the one of that number, with those of the ranks that
   // have come before.
   phx_status agree(const char *operation, const CallRecord &record, uint64_t number);
   // Whether all ranks have it still, as far as is known here.
   bool is_everywhere() const;
-  // Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
-  // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty
-  // kernel: nothing is to be done.
-  phx_status launch(const char *operation, const std::string &kernel, cuda::Launch launch, const CallRecord *record,
-                    int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream);
+  // Calls that are put on streams one after another, so that their numbers are in the order of the streams.
+  class OrderedCalls {
+   public:
+    explicit OrderedCalls(Symm &symm) : symm_(symm), lock_(symm.launch_mutex_) {}
+    phx_status compare(const char *operation, const CallRecord &record) const {
+      return symm_.compare(operation, record);
+    }
+
+   private:
+    Symm &symm_;
+    const std::lock_guard<std::mutex> lock_;
+  };
 
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   phx_status put_signal(int group_rank, uint32_t channel);
@@ -129,7 +136,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   bool complete_ = false;  // the rendezvous went well on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
-  std::unique_ptr<cuda::Side> side_;  // after what its kernels use
+  std::unique_ptr<SymmDevice> device_;  // after what its kernels use
   GatheredRanges gathered_;
 
   std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]

@@ -15,6 +15,7 @@
 #include "base/entropy.h"
 #include "base/fd.h"
 #include "base/fork.h"
+#include "base/hash.h"
 
 namespace phx {
 namespace {
@@ -69,13 +70,6 @@ Uuid process_uuid() {
     generation = process_generation();
   }
   return uuid;
-}
-
-uint64_t hash_bytes(const void *data, size_t size, uint64_t seed) {
-  uint64_t hash = seed;
-  for (const unsigned char *p = static_cast<const unsigned char *>(data), *end = p + size; p != end; ++p)
-    hash = (hash ^ *p) * 0x100000001b3ull;
-  return hash;
 }
 
 HostFacts read_host_facts() {

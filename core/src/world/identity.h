@@ -20,19 +20,6 @@ struct Uuid {
 Uuid random_uuid();   // from the kernel's generator: not guessable
 Uuid process_uuid();  // of this process; another one after a fork
 
-// FNV-1a. Not for secrets.
-uint64_t hash_bytes(const void *data, size_t size, uint64_t seed = 0xcbf29ce484222325ull);
-// The same purpose, a word at a time: for what is in the way of a call.
-template <size_t kWords>
-uint64_t hash_words(const uint64_t (&words)[kWords]) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (const uint64_t word : words) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
 // By what ranks can tell whether they share a host. Zero: it could not be read, as where /proc is not mounted.
 struct HostFacts {
   uint64_t boot;     // a hash of the kernel's boot id

@@ -27,6 +27,9 @@ class GroupListener {
   virtual void on_revoked(const phx_error_info &cause) = 0;
   // What takes time (a dump of the group), once all groups have been interrupted.
   virtual void after_interruption() {}
+  // This rank's world has freed the block of that serial number, or ends.
+  virtual void on_block_freed(uint64_t) {}
+  virtual void on_finalized(const phx_error_info &) {}
 };
 
 class Monitor : private ForkHook {

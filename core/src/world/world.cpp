@@ -8,10 +8,10 @@
 
 #include "base/entropy.h"
 #include "base/error.h"
-#include "group/group.h"
-#include "memory/shared_memory.h"
-#include "recorder/ticks.h"
-#include "wait/wait.h"
+#include "base/hash.h"
+#include "base/shared_memory.h"
+#include "base/ticks.h"
+#include "base/wait.h"
 
 namespace phx {
 namespace {
@@ -182,7 +182,7 @@ void World::forget_failed_attempts(const std::string &key) {
   attempts_[hash_bytes(key.data(), key.size())].failed = 0;
 }
 
-void World::add_group(const std::shared_ptr<Group> &group) {
+void World::add_group(const std::shared_ptr<GroupListener> &group) {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t kept = 0;  // sweep the groups that are gone
   for (auto &entry : groups_)
@@ -191,8 +191,8 @@ void World::add_group(const std::shared_ptr<Group> &group) {
   groups_.push_back(group);
 }
 
-std::vector<std::shared_ptr<Group>> World::groups() const {
-  std::vector<std::shared_ptr<Group>> all;
+std::vector<std::shared_ptr<GroupListener>> World::groups() const {
+  std::vector<std::shared_ptr<GroupListener>> all;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto &entry : groups_)
     if (auto group = entry.lock()) all.push_back(std::move(group));
@@ -200,7 +200,7 @@ std::vector<std::shared_ptr<Group>> World::groups() const {
 }
 
 void World::forget_block(const BlockRef &block) {
-  for (const auto &group : groups()) group->forget_block(block->serial);
+  for (const auto &group : groups()) group->on_block_freed(block->serial);
 }
 
 void World::finalize() {
@@ -210,10 +210,28 @@ void World::finalize() {
   cause.rank = rank();
   copy_text(cause.operation, sizeof cause.operation, "world_finalize");
   copy_text(cause.text, sizeof cause.text, "this rank's world was finalized");
-  for (const auto &group : groups()) group->fail_with(cause, false);
+  for (const auto &group : groups()) group->on_finalized(cause);
   monitor_.stop();
   std::lock_guard<std::mutex> lock(dial_mutex_);
   dials_.clear();
+}
+
+phx_status check_world(const char *operation, const phx_world *world) {
+  if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
+  if (world->ptr->forked()) return refuse_fork(operation, *world->ptr);
+  if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
+  return PHX_OK;
+}
+
+phx_status refuse_fork(const char *operation, const World &world) {
+  fail(
+      PHX_ERR_UNSUPPORTED, operation,
+      "%s: the world of rank %d, and all that was made with it, belongs to process %d, and this process (%d) is a fork "
+      "of it: threads and connections do not survive a fork. Make a world and groups after the fork, or start "
+      "processes with the 'spawn' method.",
+      operation, world.rank(), world.record().pid, getpid());
+  amend_last_error(nullptr, nullptr, world.rank(), -1);
+  return PHX_ERR_UNSUPPORTED;
 }
 
 }  // namespace phx

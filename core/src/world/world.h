@@ -15,15 +15,13 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/guard.h"
-#include "memory/allocator.h"
+#include "base/progress.h"
 #include "store/store.h"
-#include "wait/progress.h"
+#include "world/allocator.h"
 #include "world/identity.h"
 #include "world/monitor.h"
 
 namespace phx {
-
-class Group;
 
 inline constexpr int64_t kDefaultTimeoutMs = 300000;
 inline constexpr size_t kDefaultSlotBytes = size_t{256} << 10;  // a chunk of one stays in the second-level cache
@@ -87,9 +85,9 @@ class World : public std::enable_shared_from_this<World> {
   void note_failed_attempt(const std::string &key, uint64_t attempt);
   void forget_failed_attempts(const std::string &key);
 
-  void add_group(const std::shared_ptr<Group> &group);
-  void forget_block(const BlockRef &block);  // in the caches of all groups
-  std::vector<std::shared_ptr<Group>> groups() const;
+  void add_group(const std::shared_ptr<GroupListener> &group);
+  void forget_block(const BlockRef &block);                    // in the caches of all groups
+  std::vector<std::shared_ptr<GroupListener>> groups() const;  // all of them are Groups
   bool finalized() const { return finalized_.load(); }
   // Whether this process is a forked child of the one that made the world. One relaxed load.
   bool forked() const { return generation_ != process_generation(); }
@@ -126,7 +124,7 @@ class World : public std::enable_shared_from_this<World> {
   };
   // By the hash of the key. This stays for every name: the peers count alike, and each may use it again at any time.
   std::unordered_map<uint64_t, Attempts> attempts_;
-  std::vector<std::weak_ptr<Group>> groups_;
+  std::vector<std::weak_ptr<GroupListener>> groups_;
   std::map<int32_t, PeerRecord> ranks_;  // the newest record of each that this rank has met
   Monitor monitor_;                      // last: its thread ends before anything it uses
 };

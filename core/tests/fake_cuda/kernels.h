@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cuda/launch.h"
-#include "cuda/road.h"
 #include "fake_cuda/streams.h"
-#include "random/device_box.h"
+#include "gpu/launch.h"
+#include "gpu/road.h"
+#include "kernels/random_device_box.h"
 
 namespace fake_cuda {
 

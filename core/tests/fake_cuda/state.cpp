@@ -1,6 +1,6 @@
 // A CUDA driver without a GPU, for tests: memfds are its memory, and as long as no kernel runs no processor of the host
 // can read them where they are "mapped", so that a test fails if the core tries. Kernels run on threads of the host.
-// Only what core/src/cuda/driver.h names, copies, and what tests/support/fake_torch_cuda calls beside it.
+// Only what core/src/gpu/driver.h names, copies, and what tests/support/fake_torch_cuda calls beside it.
 //
 //   FAKE_CUDA_DEVICES=N      how many GPUs there are (2)
 //   FAKE_CUDA_PROCESSORS=N   how many blocks run at once, on each of them (6)

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/driver.h"
 #include "fake_cuda/kernels.h"
+#include "gpu/driver.h"
 
 namespace fake_cuda {
 

@@ -5,7 +5,7 @@
 #include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
 
-#include "cuda/driver.h"
+#include "gpu/driver.h"
 
 namespace fake_torch {
 

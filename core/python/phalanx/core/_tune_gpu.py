@@ -19,7 +19,7 @@ from phalanx.core.tuning import NEVER, GpuTuning
 from phalanx.core.world import World
 
 _KIB, _MIB = 1 << 10, 1 << 20
-_LINE_RANKS = 16  # kLineRanks in core/src/cuda/launch.h: larger groups send nothing beside flags
+_LINE_RANKS = 16  # kLineRanks in core/src/gpu/launch.h: larger groups send nothing beside flags
 _PACK = 16  # bytes that switches and threads move at once
 
 

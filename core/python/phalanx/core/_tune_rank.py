@@ -18,7 +18,7 @@ from phalanx.core.tuning import Tuning
 from phalanx.core.world import World
 
 _KIB, _MIB = 1 << 10, 1 << 20
-_FEW_RANKS = 4  # up to which push_bytes changes nothing: kFewRanks in core/src/collectives/symmetric.cpp
+_FEW_RANKS = 4  # up to which push_bytes changes nothing: kFewRanks in core/src/ops/symmetric.cpp
 _NEVER = 1 << 40  # a size that no result has
 
 

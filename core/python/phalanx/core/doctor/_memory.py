@@ -48,7 +48,7 @@ def check_dev_shm(host: Host) -> Iterator[Finding]:
 
 
 def check_huge_pages(host: Host) -> Iterator[Finding]:
-    """Transparent ones, which blocks of 2 MiB and more ask for (core/src/memory/shared_memory.cpp)."""
+    """Transparent ones, which blocks of 2 MiB and more ask for (core/src/base/shared_memory.cpp)."""
     folder = f"{_PAGES}/transparent_hugepage"
     modes = {name: _chosen(host.read(f"{folder}/{name}")) for name in ("enabled", "shmem_enabled")}
     shared = modes["shmem_enabled"]

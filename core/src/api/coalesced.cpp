@@ -1,0 +1,148 @@
+// phx_coalesced.
+#include <algorithm>
+#include <cstring>
+
+#include "base/guard.h"
+#include "base/read_in.h"
+#include "ops/on_gpu.h"
+#include "ops/recognised.h"
+
+using phx::Call;
+using phx::CoalescedCall;
+using phx::Kind;
+
+namespace {
+
+constexpr const char *kName = "coalesced";
+constexpr size_t kMostCalls = size_t{1} << 20;
+
+Kind kind_of(int32_t kind) {
+  switch (kind) {
+    case PHX_CALL_ALL_REDUCE: return Kind::kAllReduce;
+    case PHX_CALL_ALL_GATHER: return Kind::kAllGather;
+    case PHX_CALL_REDUCE_SCATTER: return Kind::kReduceScatter;
+    case PHX_CALL_ALL_TO_ALL: return Kind::kAllToAll;
+    case PHX_CALL_BROADCAST: return Kind::kBroadcast;
+    case PHX_CALL_REDUCE: return Kind::kReduce;
+    case PHX_CALL_GATHER: return Kind::kGather;
+    case PHX_CALL_SCATTER: return Kind::kScatter;
+    default: return Kind::kNone;
+  }
+}
+
+// What a call reads and writes on this rank, in parts of `count` elements, and where an in-place input begins.
+struct Extent {
+  size_t in_parts;
+  size_t out_parts;
+  bool alias_allowed;
+  size_t in_offset;  // of the input from the output, in parts, modulo 2^64
+};
+
+Extent extent_of(Kind kind, size_t all, size_t self, size_t root) {
+  switch (kind) {
+    case Kind::kAllGather: return {1, all, true, self};
+    case Kind::kReduceScatter: return {all, 1, true, 0 - self};
+    case Kind::kAllToAll: return {all, all, false, 0};
+    case Kind::kReduce: return {1, size_t{self == root}, true, 0};
+    case Kind::kGather: return {1, self == root ? all : 0, true, self};
+    case Kind::kScatter: return {self == root ? all : 0, 1, true, 0 - self};
+    default: return {1, 1, true, 0};
+  }
+}
+
+bool has_root(Kind kind) {
+  return kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
+}
+bool has_op(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce; }
+
+struct Range {
+  const char *begin;
+  const char *end;
+  bool written;
+  size_t call;
+};
+
+phx_status check_one(phx_group *group, const phx_options *options, const phx_call &given, size_t index,
+                     CoalescedCall *out, phx::Volume *volume, std::vector<Range> *ranges) {
+  const Kind kind = kind_of(given.kind);
+  if (kind == Kind::kNone || given.flags != 0)
+    return phx::fail(PHX_ERR_INVALID, kName,
+                     "%s: call %zu: kind is %d and flags %u; they must be one of PHX_CALL_*, and 0", kName, index,
+                     given.kind, given.flags);
+  Call call(kind, group, options, true);
+  if (!call.ok()) return call.status();
+  const int self = call.group().group_rank();
+  const Extent extent = extent_of(kind, call.group_size(), self, given.root_group_rank);
+  const void *in = kind == Kind::kBroadcast ? given.out : given.in;
+  if (kind == Kind::kBroadcast && given.in != given.out)
+    return phx::fail(PHX_ERR_INVALID, kName, "%s: call %zu: a broadcast's in and out are the same buffer", kName,
+                     index);
+  call.data(in, extent.in_parts, given.out, extent.out_parts, given.count, given.dtype);
+  call.overlap(extent.in_parts * given.count, extent.out_parts * given.count, extent.in_offset * given.count,
+               extent.alias_allowed);
+  if (has_op(kind)) call.reduce(given.op);
+  if (has_root(kind)) call.root(given.root_group_rank);
+  if (!call.ok()) return call.status();
+  const size_t bytes = given.count * call.buffers().item;
+  const auto add = [&](const char *begin, size_t parts, bool written) {
+    if (bytes * parts != 0) ranges->push_back({begin, begin + bytes * parts, written, index});
+  };
+  add(call.buffers().in, extent.in_parts, false);
+  add(call.buffers().out, extent.out_parts, true);
+  const bool root = self == given.root_group_rank;
+  *volume = {extent.in_parts * bytes, extent.out_parts * bytes,
+             (kind == Kind::kScatter ? call.group_size() : extent.in_parts) * bytes};
+  if (kind == Kind::kBroadcast) (root ? volume->out : volume->in) = 0;
+  *out = {kind, call.buffers(), call.reduction(), has_root(kind) ? given.root_group_rank : -1, call.record()};
+  return PHX_OK;
+}
+
+// No call may write what another reads or writes: their order inside is not promised.
+phx_status check_overlaps(std::vector<Range> *ranges) {
+  std::sort(ranges->begin(), ranges->end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
+  const Range *written = nullptr, *any = nullptr;  // those that reach furthest so far
+  for (const Range &range : *ranges) {
+    const Range *other = written != nullptr && written->end > range.begin && written->call != range.call ? written
+                         : range.written && any != nullptr && any->end > range.begin && any->call != range.call
+                             ? any
+                             : nullptr;
+    if (other != nullptr)
+      return phx::fail(PHX_ERR_INVALID, kName, "%s: calls %zu and %zu overlap, and one writes there", kName,
+                       std::min(other->call, range.call), std::max(other->call, range.call));
+    if (range.written && (written == nullptr || range.end > written->end)) written = &range;
+    if (any == nullptr || range.end > any->end) any = &range;
+  }
+  return PHX_OK;
+}
+
+}  // namespace
+
+extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, size_t count, const phx_options *options,
+                                    phx_work **work) {
+  return phx::guarded(kName, [&]() -> phx_status {
+    Call all(Kind::kCoalesced, group, options);
+    if (!all.ok()) return all.status();
+    if ((calls == nullptr && count != 0) || count > kMostCalls)
+      return all
+          .refuse(phx::fail(PHX_ERR_INVALID, kName, "%s: calls is NULL, or there are more than %zu", kName, kMostCalls))
+          .status();
+    std::vector<CoalescedCall> checked(count);
+    std::vector<phx::Volume> volumes(count);
+    std::vector<Range> ranges;
+    ranges.reserve(2 * count);
+    const char *at = reinterpret_cast<const char *>(calls);
+    uint32_t stride = 0;
+    if (count != 0) std::memcpy(&stride, at, sizeof stride);
+    for (size_t i = 0; i < count; ++i, at += stride) {
+      phx_call given;
+      phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &given, kName);
+      if (status == PHX_OK && given.struct_size != stride)
+        status = phx::fail(PHX_ERR_ABI, kName, "%s: call %zu has another struct_size than the first", kName, i);
+      if (status == PHX_OK) status = check_one(group, options, given, i, &checked[i], &volumes[i], &ranges);
+      if (status != PHX_OK) return all.refuse(status).status();
+    }
+    if (const phx_status status = check_overlaps(&ranges); status != PHX_OK) return all.refuse(status).status();
+    if (all.on_gpu()) return phx::put_on_gpu(all.coalesces(checked), checked, volumes, work);
+    return all.coalesces(checked).issue(phx::recognise_list(all, all.plan(work), checked), work);
+  });
+}

@@ -1,0 +1,126 @@
+// phx_mem_export_fabric and phx_mem_import_fabric: blocks in memory of GPUs, beyond the host.
+#include <cstring>
+
+#include "base/error.h"
+#include "base/guard.h"
+#include "gpu/allocator.h"
+#include "gpu/memory.h"
+#include "world/allocator.h"
+#include "world/world.h"
+
+using phx::check_world;
+using phx::fail;
+using phx::guarded;
+
+namespace {
+
+// What the bytes of a handle are; both sides may be of different versions of this library.
+struct Ticket {
+  char magic[8];
+  uint32_t version;
+  uint32_t reserved;  // 0
+  uint64_t size;      // as asked for
+  uint64_t span;      // of the memory
+  phx::cuda::FabricHandle handle;
+};
+static_assert(sizeof(Ticket) == PHX_FABRIC_HANDLE_BYTES);
+constexpr char kMagic[8] = {'p', 'h', 'x', 'f', 'a', 'b', 'r', 'c'};
+constexpr uint32_t kVersion = 1;
+
+phx_status check_ability(const char *operation, const phx::cuda::Driver &driver, const phx::cuda::Gpu &gpu) {
+  using phx::cuda::FabricAbility;
+  if (gpu.fabric == FabricAbility::kCan) return PHX_OK;
+  if (gpu.fabric == FabricAbility::kNone)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: CUDA device %d, or its driver, has no fabric handles", operation,
+                gpu.index);
+  const char *name = nullptr;
+  driver.get_error_name(gpu.fabric_refusal, &name);
+  return fail(PHX_ERR_UNSUPPORTED, operation,
+              "%s: the driver gives no fabric handles of CUDA device %d (%s): the host needs the service nvidia-imex, "
+              "and this process the right to a channel of it (/dev/nvidia-caps-imex-channels)",
+              operation, gpu.index, name != nullptr ? name : "unknown error");
+}
+
+phx_status read_ticket(const char *operation, const void *bytes, size_t size, Ticket *out) {
+  if (bytes == nullptr || size != sizeof *out)
+    return fail(PHX_ERR_INVALID, operation, "%s: the handle has %zu bytes instead of %zu", operation,
+                bytes == nullptr ? size_t{0} : size, sizeof *out);
+  std::memcpy(out, bytes, sizeof *out);
+  if (std::memcmp(out->magic, kMagic, sizeof kMagic) != 0)
+    return fail(PHX_ERR_INVALID, operation, "%s: these bytes are no handle that phx_mem_export_fabric made", operation);
+  if (out->version != kVersion)
+    return fail(PHX_ERR_ABI, operation, "%s: the handle has layout version %u, and this library reads %u", operation,
+                out->version, kVersion);
+  if (out->span == 0 || out->span < out->size || out->span > static_cast<uint64_t>(INT64_MAX))
+    return fail(PHX_ERR_INVALID, operation, "%s: the handle does not say how large its memory is", operation);
+  return PHX_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle) {
+  const char *operation = "mem_export_fabric";
+  return guarded(operation, [&]() -> phx_status {
+    phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: handle is NULL", operation);
+    const phx::BlockRef block = world->ptr->blocks().find(pointer);
+    if (!block || !block->live())
+      return fail(PHX_ERR_NOT_FOUND, operation, "%s: %p lies in no live block of this world", operation, pointer);
+    phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*block->allocator);
+    if (gpus == nullptr)
+      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
+                  operation);
+    if (block->imported)
+      return fail(PHX_ERR_INVALID, operation, "%s: the block is another rank's; send on the handle it came by",
+                  operation);
+    const phx::cuda::Memory &memory = phx::cuda::memory_of(*block);
+    status = check_ability(operation, gpus->driver(), memory.gpu());
+    if (status != PHX_OK) return status;
+    Ticket ticket{};
+    std::memcpy(ticket.magic, kMagic, sizeof kMagic);
+    ticket.version = kVersion;
+    ticket.size = block->size;
+    ticket.span = memory.span();
+    status = memory.export_fabric(operation, &ticket.handle);
+    if (status == PHX_OK) std::memcpy(handle, &ticket, sizeof ticket);
+    return status;
+  });
+}
+
+phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle, size_t handle_size,
+                                 void **out) {
+  const char *operation = "mem_import_fabric";
+  return guarded(operation, [&]() -> phx_status {
+    phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    if (device == nullptr || out == nullptr)
+      return fail(PHX_ERR_INVALID, operation, "%s: device or out is NULL", operation);
+    Ticket ticket;
+    status = read_ticket(operation, handle, handle_size, &ticket);
+    if (status != PHX_OK) return status;
+    phx::AllocatorRef allocator = world->ptr->allocators().get(device->type, operation);
+    if (!allocator) return PHX_ERR_UNSUPPORTED;
+    phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*allocator);
+    if (gpus == nullptr)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: memory is mapped so by phalanx's CUDA allocator alone, not by '%s'", operation,
+                  allocator->ops().name);
+    phx::cuda::Gpu gpu;
+    status = gpus->get(operation, device->index, &gpu);
+    if (status == PHX_OK) status = check_ability(operation, gpus->driver(), gpu);
+    if (status != PHX_OK) return status;
+    phx::cuda::MemoryPtr memory;
+    status = phx::cuda::Memory::import_fabric(operation, *gpus, device->index, ticket.handle, ticket.span, &memory);
+    if (status != PHX_OK) return status;
+    void *base = nullptr;
+    uint64_t cookie = 0;
+    phx::cuda::hand_over(std::move(memory), &base, &cookie);
+    status = world->ptr->blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size);
+    if (status == PHX_OK) *out = base;
+    return status;
+  });
+}
+}

@@ -1,0 +1,282 @@
+// phx_group_*.
+#include <algorithm>
+#include <cstring>
+
+#include "api/attach.h"
+#include "base/error.h"
+#include "base/guard.h"
+#include "base/hash.h"
+#include "gpu/gpu_group.h"
+#include "group/attempt.h"
+#include "group/group.h"
+#include "ops/collectives.h"
+
+using phx::check_world;
+using phx::fail;
+using phx::guarded;
+
+namespace {
+
+constexpr size_t kMaxName = 255;
+
+phx_status check_name(const char *operation, const char *name) {
+  if (name == nullptr || *name == '\0') return fail(PHX_ERR_INVALID, operation, "%s: a group needs a name", operation);
+  if (std::strlen(name) > kMaxName)
+    return fail(PHX_ERR_INVALID, operation, "%s: the name has more than %zu bytes", operation, kMaxName);
+  return PHX_OK;
+}
+
+phx_status check_size(const char *operation, const char *name, int32_t size) {
+  if (size < 1)
+    return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d ranks; it needs at least one", operation, name,
+                size);
+  if (size > phx::kMaxGroupSize)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': %d ranks; at most %d can share memory", operation, name, size,
+                phx::kMaxGroupSize);
+  return PHX_OK;
+}
+
+phx_status check_ranks(const char *operation, const phx::World &world, const char *name, const int32_t *ranks,
+                       int32_t count, int *self) {
+  if (ranks == nullptr) return fail(PHX_ERR_INVALID, operation, "%s '%s': ranks is NULL", operation, name);
+  *self = -1;
+  for (int32_t i = 0; i < count; ++i) {
+    if (ranks[i] < 0 || ranks[i] >= world.size())
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d does not exist in a world of %d", operation, name,
+                  ranks[i], world.size());
+    if (std::find(ranks, ranks + i, ranks[i]) != ranks + i)
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice", operation, name, ranks[i]);
+    if (ranks[i] == world.rank()) *self = i;
+  }
+  if (*self < 0)
+    return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is not in the list; only members make a group", operation,
+                name, world.rank());
+  return PHX_OK;
+}
+
+// `status`: what is wrong with arguments that do not say which group is meant. A call that is refused takes a number
+// like any other, under which the others read why this rank gives up.
+phx_status make(phx_world *world, const char *operation, phx::GroupParams params, phx_status status, int64_t timeout_ms,
+                phx_group **out) {
+  phx::World &w = *world->ptr;
+  params.attach = &phx::attach_all;
+  int64_t timeout = 0;
+  if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+  if (status == PHX_OK) status = w.resolve_timeout(operation, timeout_ms, &timeout);
+  params.attempt = w.next_attempt(params.name_key, &params.first_failed);
+  params.key = params.key_of(params.attempt);
+  const std::string name_key = params.name_key;
+  const uint64_t attempt = params.attempt;
+  if (status != PHX_OK) {
+    w.note_failed_attempt(name_key, attempt);
+    if (params.store) phx::Attempt(w, params.store.get(), params.key).give_up({w.record()});
+    return status;
+  }
+  std::shared_ptr<phx::Group> group;
+  status = phx::Group::create(world->ptr, std::move(params), timeout, &group);
+  if (status != PHX_OK) {
+    w.note_failed_attempt(name_key, attempt);
+    return status;
+  }
+  phx_group *handle = new phx_group;
+  handle->ptr = std::move(group);
+  *out = handle;
+  return PHX_OK;
+}
+
+// The group's world is not finalized.
+phx_status check_usable(const char *operation, const phx_group *group) {
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  const phx_world world{group->ptr->world_ref()};
+  return check_world(operation, &world);
+}
+
+// agrees: it begins with an agreement, else with an exchange.
+template <class Derive>
+phx_status derive(const char *operation, phx_group *group, bool agrees, const char *name, int64_t timeout_ms,
+                  phx_group **out, Derive derive_group) {
+  return guarded(operation, [&]() -> phx_status {
+    int64_t timeout = 0;
+    phx_status status = check_usable(operation, group);
+    if (status != PHX_OK) return status;
+    status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
+    if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
+    if (status != PHX_OK) {
+      phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
+      return agrees ? group->ptr->refuse_agreement() : group->ptr->refuse_exchange();
+    }
+    std::shared_ptr<phx::Group> made;
+    status = derive_group(*group->ptr, name != nullptr ? name : group->ptr->name(), timeout, &made);
+    if (status != PHX_OK) return status;
+    *out = nullptr;
+    if (made) {
+      *out = new phx_group;
+      (*out)->ptr = std::move(made);
+    }
+    return PHX_OK;
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms,
+                            phx_group **out) {
+  const char *operation = "group_create";
+  return guarded(operation, [&]() -> phx_status {
+    int self = -1;
+    phx_status status = check_world(operation, world);
+    if (status == PHX_OK) status = check_name(operation, name);
+    if (status == PHX_OK) status = check_size(operation, name, count);
+    if (status == PHX_OK) status = check_ranks(operation, *world->ptr, name, ranks, count, &self);
+    if (status != PHX_OK) return status;
+    phx::GroupParams params;
+    params.name = name;
+    params.ranks.assign(ranks, ranks + count);
+    params.group_rank = self;
+    params.of_world = true;
+    params.store = phx::StoreRef(world->ptr->store());
+    // Groups of one name and other ranks, such as the rows of a mesh, may be made at the same time.
+    const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
+    params.name_key = world->ptr->job() + "/group/" + name + "/" + std::to_string(members);
+    return make(world, operation, std::move(params), PHX_OK, timeout_ms, out);
+  });
+}
+
+phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
+                            phx_store *store, int64_t timeout_ms, phx_group **out) {
+  const char *operation = "group_attach";
+  return guarded(operation, [&]() -> phx_status {
+    phx_status status = check_world(operation, world);
+    if (status == PHX_OK) status = check_name(operation, name);
+    if (status == PHX_OK) status = check_size(operation, name, group_size);
+    if (status != PHX_OK) return status;
+    if (group_rank < 0 || group_rank >= group_size)
+      status = fail(PHX_ERR_INVALID, operation, "%s '%s': group_rank is %d in a group of %d", operation, name,
+                    group_rank, group_size);
+    if (store == nullptr && group_size > 1)
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d needs a store through which its ranks meet",
+                  operation, name, group_size);
+    phx::GroupParams params;
+    params.name = name;
+    for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
+    params.group_rank = group_rank;
+    params.store = phx::StoreRef(store);
+    params.name_key = world->ptr->job() + "/attach/" + name;
+    return make(world, operation, std::move(params), status, timeout_ms, out);
+  });
+}
+
+phx_status phx_group_split(phx_group *group, int32_t color, int32_t key, const char *name, int64_t timeout_ms,
+                           phx_group **out) {
+  return derive("group_split", group, false, name, timeout_ms, out,
+                [&](phx::Group &parent, const std::string &called, int64_t timeout, std::shared_ptr<phx::Group> *made) {
+                  return parent.split(color, key, called, timeout, made);
+                });
+}
+
+phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_ms, phx_group **out) {
+  return derive("group_shrink", group, true, name, timeout_ms, out,
+                [](phx::Group &parent, const std::string &called, int64_t timeout, std::shared_ptr<phx::Group> *made) {
+                  return parent.shrink(called, timeout, made);
+                });
+}
+
+phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
+  const char *operation = "group_agree";
+  return guarded(operation, [&]() -> phx_status {
+    int64_t timeout = 0;
+    phx_status status = check_usable(operation, group);
+    if (status != PHX_OK) return status;
+    status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
+    if (status == PHX_OK && bits == nullptr)
+      status = fail(PHX_ERR_INVALID, operation, "%s: inout_bits is NULL", operation);
+    if (status == PHX_OK) return group->ptr->agree(bits, alive, timeout);
+    phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
+    return group->ptr->refuse_agreement();
+  });
+}
+
+phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
+  const char *operation = "group_get_info";
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
+  phx::Group &g = *group->ptr;
+  phx_group_info info{};
+  info.struct_size = sizeof info;
+  info.group_rank = g.group_rank();
+  info.group_size = g.size();
+  info.state = g.failed() ? PHX_GROUP_FAILED : PHX_GROUP_ACTIVE;
+  info.id = g.id();
+  info.sequence = phx::collectives_of(g).engine(0).sequence();
+  info.name = g.name().c_str();
+  info.ranks = g.ranks().data();
+  info.eager_bytes = g.eager_bytes();
+  info.channels = g.channels();
+  for (uint32_t i = 0; i < g.channels(); ++i) info.zero_copies += phx::collectives_of(g).engine(i).zero_copies();
+  return phx::copy_out(info, out, operation);
+}
+
+phx_status phx_group_revoke(phx_group *group, const char *reason) {
+  const char *operation = "group_revoke";
+  return guarded(operation, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+    group->ptr->revoke(operation, reason);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_group_error(phx_group *group, phx_error_info *out) {
+  const char *operation = "group_error";
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
+  phx::gpu_of(*group->ptr).note_launches();
+  if (!group->ptr->failed())
+    return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
+  phx_error_info cause = group->ptr->cause();
+  if (cause.rank < 0) cause.rank = group->ptr->self_rank();  // as anybody's
+  return phx::copy_out(cause, out, operation);
+}
+
+phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why) {
+  const char *operation = "group_refuse";
+  return guarded(operation, [&]() -> phx_status {
+    phx_status status = check_usable(operation, group);
+    if (status != PHX_OK) return status;
+    phx::Group &g = *group->ptr;
+    if (channel >= g.channels())
+      return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; group '%s' has %u (phx_world_params.channels)",
+                  operation, channel, g.name().c_str(), g.channels());
+    const phx_error_info before = phx::last_error();
+    fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
+    phx::collectives_of(g).refuse(channel);
+    phx::set_last_error(before);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms) {
+  const char *operation = "group_set_timeout";
+  return guarded(operation, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+    if (timeout_ms < 0)
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
+                  static_cast<long long>(timeout_ms));
+    group->ptr->set_timeout_ms(timeout_ms);
+    return PHX_OK;
+  });
+}
+
+phx_group *phx_group_retain(phx_group *group) {
+  if (group != nullptr) group->references.fetch_add(1, std::memory_order_relaxed);
+  return group;
+}
+
+void phx_group_release(phx_group *group) {
+  if (group == nullptr || phx::is_inherited(group)) return;
+  if (group->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete group;
+}
+}

@@ -1,0 +1,143 @@
+// What belongs to the library and not to a world: versions, names, sizes, errors, the log and the interrupt hook.
+#include <cstring>
+#include <string>
+
+#include "base/build.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "kernels/kernels.h"
+#include "phalanx/phalanx.h"
+
+namespace {
+
+struct DtypeRow {
+  const char *name;
+  size_t size;
+};
+constexpr DtypeRow kDtypes[] = {
+    {"?", 0},      {"float16", 2}, {"bfloat16", 2},  {"float32", 4},     {"float64", 8},       {"int8", 1},
+    {"uint8", 1},  {"int16", 2},   {"uint16", 2},    {"int32", 4},       {"uint32", 4},        {"int64", 8},
+    {"uint64", 8}, {"bool", 1},    {"complex64", 8}, {"complex128", 16}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}};
+constexpr const char *kOps[] = {"?", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+
+struct StructRow {
+  const char *name;
+  size_t size;
+};
+constexpr StructRow kStructs[] = {
+    {"phx_device", sizeof(phx_device)},
+    {"phx_error_info", sizeof(phx_error_info)},
+    {"phx_store_ops", sizeof(phx_store_ops)},
+    {"phx_world_params", sizeof(phx_world_params)},
+    {"phx_group_info", sizeof(phx_group_info)},
+    {"phx_allocator_ops", sizeof(phx_allocator_ops)},
+    {"phx_mem_info", sizeof(phx_mem_info)},
+    {"phx_symm_info", sizeof(phx_symm_info)},
+    {"phx_team", sizeof(phx_team)},
+    {"phx_options", sizeof(phx_options)},
+    {"phx_call", sizeof(phx_call)},
+    {"phx_message", sizeof(phx_message)},
+    {"phx_tuning", sizeof(phx_tuning)},
+    {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
+};
+
+constexpr const char *kFeatures[] = {
+    "cpu",        "store_memory", "store_file", "store_tcp", "memfd", "shrink", "recorder",
+#ifdef PHX_CUDA
+    "cuda",
+#endif
+#ifdef PHX_FAILPOINTS
+    "failpoints",
+#endif
+};
+
+const DtypeRow &dtype_row(int32_t dtype) {
+  constexpr int32_t rows = sizeof kDtypes / sizeof kDtypes[0];
+  return kDtypes[dtype > 0 && dtype < rows ? dtype : 0];
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t phx_abi_version(void) { return PHX_ABI_VERSION; }
+
+const char *phx_version(void) { return PHX_VERSION_STRING; }
+
+const char *phx_build_info(void) {
+  static const std::string *const info = new std::string([] {
+    std::string features;
+    for (const char *feature : kFeatures) features += (features.empty() ? "\"" : ", \"") + std::string(feature) + "\"";
+    const phx::Build &build = phx::this_build();
+    return "{\"version\": \"" PHX_VERSION_STRING "\", \"build\": \"" +
+           std::string(build.fingerprint, sizeof build.fingerprint) +
+           "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(phx::kernels::active_isa()) +
+           "\", \"features\": [" + features + "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
+  }());  // never destroyed: it may be asked for during exit
+  return info->c_str();
+}
+
+int32_t phx_has(const char *feature) {
+  if (feature == nullptr) return 0;
+  for (const char *known : kFeatures)
+    if (std::strcmp(known, feature) == 0) return 1;
+  return std::strcmp(phx::kernels::active_isa(), feature) == 0 ? 1 : 0;
+}
+
+size_t phx_struct_size(const char *struct_name) {
+  if (struct_name == nullptr) return 0;
+  for (const StructRow &row : kStructs)
+    if (std::strcmp(row.name, struct_name) == 0) return row.size;
+  return 0;
+}
+
+const char *phx_status_name(phx_status status) {
+  switch (status) {
+    case PHX_OK: return "PHX_OK";
+    case PHX_IN_PROGRESS: return "PHX_IN_PROGRESS";
+    case PHX_ERR_INVALID: return "PHX_ERR_INVALID";
+    case PHX_ERR_UNSUPPORTED: return "PHX_ERR_UNSUPPORTED";
+    case PHX_ERR_NO_MEMORY: return "PHX_ERR_NO_MEMORY";
+    case PHX_ERR_TIMEOUT: return "PHX_ERR_TIMEOUT";
+    case PHX_ERR_PEER_DEAD: return "PHX_ERR_PEER_DEAD";
+    case PHX_ERR_REVOKED: return "PHX_ERR_REVOKED";
+    case PHX_ERR_MISMATCH: return "PHX_ERR_MISMATCH";
+    case PHX_ERR_EXISTS: return "PHX_ERR_EXISTS";
+    case PHX_ERR_NOT_FOUND: return "PHX_ERR_NOT_FOUND";
+    case PHX_ERR_IN_USE: return "PHX_ERR_IN_USE";
+    case PHX_ERR_SYSTEM: return "PHX_ERR_SYSTEM";
+    case PHX_ERR_DEVICE: return "PHX_ERR_DEVICE";
+    case PHX_ERR_ABI: return "PHX_ERR_ABI";
+    case PHX_ERR_PERMISSION: return "PHX_ERR_PERMISSION";
+    case PHX_ERR_INTERNAL: return "PHX_ERR_INTERNAL";
+    case PHX_ERR_INTERRUPTED: return "PHX_ERR_INTERRUPTED";
+    default: return "unknown status";
+  }
+}
+
+const char *phx_dtype_name(int32_t dtype) { return dtype_row(dtype).name; }
+
+size_t phx_dtype_size(int32_t dtype) { return dtype_row(dtype).size; }
+
+const char *phx_reduce_op_name(int32_t op) {
+  constexpr int32_t rows = sizeof kOps / sizeof kOps[0];
+  return kOps[op > 0 && op < rows ? op : 0];
+}
+
+const char *phx_last_error(void) { return phx::last_error().text; }
+
+phx_status phx_last_error_info(phx_error_info *out) {
+  const phx_error_info info = phx::last_error();  // a copy: a failing copy_out would overwrite it
+  return phx::copy_out(info, out, "last_error_info");
+}
+
+phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {
+  phx::set_log(fn, user, min_level);
+  return PHX_OK;
+}
+
+phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg) {
+  phx::set_interrupt_hook(check, arg);
+  return PHX_OK;
+}
+}

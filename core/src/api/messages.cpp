@@ -1,0 +1,233 @@
+// phx_send, phx_recv and phx_messages: every argument is checked here, before anything is sent.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+#include "base/guard.h"
+#include "base/read_in.h"
+#include "gpu/gpu_group.h"
+#include "gpu/roads.h"
+#include "group/group.h"
+#include "p2p/messenger.h"
+
+using phx::fail;
+using phx::guarded;
+
+namespace {
+
+phx_status check_buffer(const char *name, const void *buffer, size_t count, int32_t dtype, phx::Transfer *out) {
+  const size_t item = phx_dtype_size(dtype);
+  if (item == 0) return fail(PHX_ERR_INVALID, name, "%s: %d is no dtype", name, dtype);
+  if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item)
+    return fail(PHX_ERR_INVALID, name, "%s: %zu elements are more than memory can hold", name, count);
+  if (count != 0 && buffer == nullptr) return fail(PHX_ERR_INVALID, name, "%s: the buffer is NULL", name);
+  out->bytes = count * item;
+  out->head.dtype = dtype;
+  out->head.count = count;
+  return PHX_OK;
+}
+
+phx_status check_peer(const char *name, const phx::Group &group, int32_t peer, phx::Transfer *out) {
+  if (peer == PHX_ANY_RANK && !out->sends) return PHX_OK;
+  if (peer >= 0 && peer < group.size()) return PHX_OK;
+  if (peer == PHX_ANY_RANK)
+    return fail(PHX_ERR_INVALID, name, "%s: PHX_ANY_RANK is for receives; a send names the rank it goes to", name);
+  return fail(PHX_ERR_INVALID, name, "%s: the peer is group rank %d in a group of %d", name, peer, group.size());
+}
+
+// The options of a call. `timeout_ms`: as it is to be.
+struct Options {
+  phx_options given{};
+  int64_t timeout_ms = 0;
+  bool on_gpu() const { return given.device.type == PHX_DEV_CUDA; }
+};
+
+phx_status check_options(const char *name, const phx::Group &group, const phx_options *options, Options *out) {
+  if (options != nullptr) {
+    const phx_status status = phx::read_in(options, &out->given, name);
+    if (status != PHX_OK) return status;
+  }
+  const phx_device &device = out->given.device;
+  if (out->given.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
+  if (device.type != 0 && device.type != PHX_DEV_CPU && device.type != PHX_DEV_CUDA)
+    return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
+  if (out->given.stream != nullptr && !out->on_gpu())
+    return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in options.device", name);
+  return group.resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
+}
+
+// `transfer` has its direction and its buffer.
+phx_status check_transfer(const char *name, const phx::Group &group, size_t count, int32_t dtype, int32_t peer,
+                          uint32_t tag, phx::Transfer *transfer) {
+  transfer->peer = peer;
+  transfer->head.tag = tag;
+  const void *buffer = transfer->sends ? transfer->in : transfer->out;
+  const phx_status status = check_buffer(name, buffer, count, dtype, transfer);
+  return status == PHX_OK ? check_peer(name, group, peer, transfer) : status;
+}
+
+phx_status in_group(const phx::Group &group, phx_status status) {
+  if (status != PHX_OK) phx::amend_last_error(nullptr, group.name().c_str(), group.self_rank(), -1);
+  return status;
+}
+
+// Puts checked messages on a stream.
+phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
+               const Options &options) {
+  std::vector<phx::GpuMessage> messages;
+  for (const phx::Transfer *const checked : transfers) {
+    const phx::Transfer &transfer = *checked;
+    if (transfer.peer == PHX_ANY_RANK)
+      return fail(PHX_ERR_UNSUPPORTED, name, "%s: on memory of a GPU a receive names the rank it is from", name);
+    char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
+    messages.push_back({transfer.sends,
+                        transfer.peer,
+                        data,
+                        {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
+  }
+  return phx::gpu_of(group).roads().put(name, options.given.device.index, messages, options.timeout_ms,
+                                        options.given.stream);
+}
+
+phx_status start(phx::Group &group, const std::shared_ptr<phx::MessageWork> &started) {
+  started->transfer().work = started;
+  return phx::messenger_of(group).start(started->transfer());
+}
+
+phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t peer,
+                 uint32_t tag, const phx_options *options, phx_work **work) {
+  const char *name = sends ? "send" : "recv";
+  return guarded(name, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, name, "%s: the group is NULL", name);
+    phx::Group &g = *group->ptr;
+    Options read;
+    const auto fill = [&](phx::Transfer &transfer) {
+      transfer.sends = sends;
+      transfer.in = static_cast<const char *>(in);
+      transfer.out = static_cast<char *>(out);
+      phx_status status = check_transfer(name, g, count, dtype, peer, tag, &transfer);
+      if (status == PHX_OK) status = check_options(name, g, options, &read);
+      if (status == PHX_OK && read.on_gpu() && work != nullptr)
+        status = fail(PHX_ERR_UNSUPPORTED, name,
+                      "%s: on memory of a GPU the stream is what is waited for; set work to NULL", name);
+      return in_group(g, status);
+    };
+    if (work == nullptr) {
+      phx::Transfer transfer;
+      const phx_status status = fill(transfer);
+      if (status != PHX_OK) return status;
+      return read.on_gpu() ? put(name, g, {&transfer}, read) : phx::messenger_of(g).run(transfer, read.timeout_ms);
+    }
+    const auto started = std::make_shared<phx::MessageWork>(&phx::messenger_of(g));
+    phx_status status = fill(started->transfer());
+    if (status != PHX_OK) return status;
+    phx_work *handle = phx::make_work_handle(group->ptr, started);
+    status = start(g, started);
+    if (status == PHX_OK)
+      *work = handle;
+    else
+      phx_work_release(handle);
+    return status;
+  });
+}
+
+constexpr const char *kBatch = "messages";
+constexpr size_t kMostOnHost = size_t{1} << 20;
+
+phx_status read_message(const phx::Group &group, const phx_message &given, size_t index, phx::Transfer *out) {
+  if ((given.kind != PHX_MESSAGE_SEND && given.kind != PHX_MESSAGE_RECV) || given.flags != 0)
+    return fail(PHX_ERR_INVALID, kBatch,
+                "%s: message %zu: kind is %d and flags %u; they must be one of PHX_MESSAGE_*, and 0", kBatch, index,
+                given.kind, given.flags);
+  out->sends = given.kind == PHX_MESSAGE_SEND;
+  if (out->sends)
+    out->in = static_cast<const char *>(given.buffer);
+  else
+    out->out = static_cast<char *>(given.buffer);
+  return check_transfer(kBatch, group, given.count, given.dtype, given.peer_group_rank, given.tag, out);
+}
+
+// Whether the kernel of one launch can take them all.
+phx_status check_number(const std::deque<phx::Transfer> &transfers) {
+  std::vector<std::pair<bool, int>> roads;
+  for (const phx::Transfer &transfer : transfers) {
+    const std::pair<bool, int> road(transfer.sends, transfer.peer);
+    if (std::find(roads.begin(), roads.end(), road) == roads.end()) roads.push_back(road);
+  }
+  if (transfers.size() <= phx::cuda::kMostMessages && roads.size() <= phx::cuda::kMostRoads) return PHX_OK;
+  return fail(PHX_ERR_UNSUPPORTED, kBatch,
+              "%s: %zu messages to and from %zu ranks at once; on memory of a GPU there may be %u, and %u", kBatch,
+              transfers.size(), roads.size(), phx::cuda::kMostMessages, phx::cuda::kMostRoads);
+}
+
+// All are waited for, whatever happens: the buffers are the caller's again when this returns.
+phx_status run_all(phx::Group &group, const std::vector<std::shared_ptr<phx::MessageWork>> &works, int64_t timeout_ms) {
+  const phx::Deadline deadline = phx::Deadline::after_ms(timeout_ms);
+  phx_status status = PHX_OK;
+  size_t started = 0;
+  while (started < works.size() && status == PHX_OK) {
+    status = start(group, works[started]);
+    if (status == PHX_OK) ++started;
+  }
+  phx_error_info first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
+  for (size_t i = 0; i < started; ++i) {
+    const phx_status one = works[i]->wait(std::max<int64_t>(deadline.left_ms(), 1));
+    if (one == PHX_OK || status != PHX_OK) continue;
+    status = one;
+    first = phx::last_error();
+  }
+  return status == PHX_OK ? PHX_OK : phx::set_last_error(first);
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,
+                    uint32_t tag, const phx_options *options, phx_work **work) {
+  return issue(true, group, in, nullptr, count, dtype, peer_group_rank, tag, options, work);
+}
+
+phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, int32_t peer_group_rank, uint32_t tag,
+                    const phx_options *options, phx_work **work) {
+  return issue(false, group, nullptr, out, count, dtype, peer_group_rank, tag, options, work);
+}
+
+phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
+  return guarded(kBatch, group, [&]() -> phx_status {
+    if (group == nullptr) return fail(PHX_ERR_INVALID, kBatch, "%s: the group is NULL", kBatch);
+    phx::Group &g = *group->ptr;
+    if ((messages == nullptr && count != 0) || count > kMostOnHost)
+      return fail(PHX_ERR_INVALID, kBatch, "%s: messages is NULL, or there are more than %zu", kBatch, kMostOnHost);
+    Options read;
+    phx_status status = check_options(kBatch, g, options, &read);
+    std::deque<phx::Transfer> transfers;                   // on a GPU
+    std::vector<std::shared_ptr<phx::MessageWork>> works;  // on the host
+    const char *at = reinterpret_cast<const char *>(messages);
+    uint32_t stride = 0;
+    if (count != 0) std::memcpy(&stride, at, sizeof stride);
+    for (size_t i = 0; i < count && status == PHX_OK; ++i, at += stride) {
+      phx_message given;
+      status = phx::read_in(reinterpret_cast<const phx_message *>(at), &given, kBatch);
+      if (status == PHX_OK && given.struct_size != stride)
+        status = fail(PHX_ERR_ABI, kBatch, "%s: message %zu has another struct_size than the first", kBatch, i);
+      if (status != PHX_OK) break;
+      if (read.on_gpu())
+        transfers.emplace_back();
+      else
+        works.push_back(std::make_shared<phx::MessageWork>(&phx::messenger_of(g)));
+      status = read_message(g, given, i, read.on_gpu() ? &transfers.back() : &works.back()->transfer());
+    }
+    if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
+    if (status != PHX_OK) return in_group(g, status);
+    if (!read.on_gpu()) return run_all(g, works, read.timeout_ms);
+    std::vector<const phx::Transfer *> checked;
+    for (const phx::Transfer &transfer : transfers) checked.push_back(&transfer);
+    return put(kBatch, g, checked, read);
+  });
+}
+}

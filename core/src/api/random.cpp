@@ -1,0 +1,171 @@
+// phx_random_*: arguments, and what the kernels want of them.
+#include <cmath>
+
+#include "base/guard.h"
+#include "gpu/random.h"
+#include "kernels/random_box.h"
+#include "kernels/random_elements.h"
+
+namespace phx::random {
+namespace {
+
+// A number as the type has it.
+double rounded(double value, int32_t dtype) {
+  const float real = static_cast<float>(value);
+  switch (dtype) {
+    case PHX_F64: return value;
+    case PHX_F16: {  // back from its bits: 2^-24 is the last place of the smallest ones
+      const uint16_t bits = f16_of(real);
+      const int exponent = (bits >> 10) & 31, significand = bits & 1023;
+      if (exponent == 31) return real;  // infinite, as the checks find
+      const double size = exponent == 0 ? std::ldexp(significand, -24) : std::ldexp(significand + 1024, exponent - 25);
+      return (bits & 0x8000) != 0 ? -size : size;
+    }
+    case PHX_BF16: return bits_as<float>(static_cast<uint32_t>(bf16_of(real)) << 16);
+    default: return real;
+  }
+}
+
+struct Format {
+  int bits, least;  // of the significand; the exponent of the smallest normal number
+};
+Format format_of(int32_t dtype) {
+  switch (dtype) {
+    case PHX_F16: return {11, -14};
+    case PHX_BF16: return {8, -126};
+    case PHX_F32: return {24, -126};
+    default: return {53, -1022};
+  }
+}
+
+// The largest number of the type below one that it has.
+double below(double value, int32_t dtype) {
+  const Format format = format_of(dtype);
+  int exponent = 0;
+  const double significand = std::frexp(value, &exponent);  // in [1/2, 1)
+  if (value == 0) exponent = format.least + 1;
+  if (significand == 0.5) --exponent;  // the numbers below a power of two are twice as dense
+  if (exponent < format.least + 1) exponent = format.least + 1;
+  return value - std::ldexp(1.0, exponent - format.bits);
+}
+
+phx_status settings_of(int32_t kind, int32_t dtype, double a, double b, Settings *settings, const char *operation) {
+  switch (kind) {
+    case PHX_RANDOM_UNIFORM: {
+      const double low = rounded(a, dtype), high = rounded(b, dtype), width = rounded(high - low, dtype);
+      if (!(a <= b) || !std::isfinite(width))
+        return fail(PHX_ERR_INVALID, operation,
+                    "%s: uniform numbers of %s in [%g, %g): a must not be above b, and b - a must be finite", operation,
+                    phx_dtype_name(dtype), a, b);
+      *settings = {low, width, low < high ? below(high, dtype) : low, 0, 0, 0};
+      return PHX_OK;
+    }
+    case PHX_RANDOM_NORMAL:
+    case PHX_RANDOM_LOG_NORMAL:
+      if (!(b >= 0))
+        return fail(PHX_ERR_INVALID, operation, "%s: the standard deviation, b, is %g; it must be 0 or more", operation,
+                    b);
+      *settings = {a, b, 0, 0, 0, 0};
+      return PHX_OK;
+    case PHX_RANDOM_CAUCHY:
+      if (!(b > 0))
+        return fail(PHX_ERR_INVALID, operation, "%s: the scale, b, is %g; it must be above 0", operation, b);
+      *settings = {a, b, 0, 0, 0, 0};
+      return PHX_OK;
+    case PHX_RANDOM_EXPONENTIAL:
+      if (!(a > 0)) return fail(PHX_ERR_INVALID, operation, "%s: the rate, a, is %g; it must be above 0", operation, a);
+      *settings = {0, 1 / a, std::ldexp(1.0, dtype == PHX_F16 ? -24 : format_of(dtype).least), 0, 0, 0};
+      return PHX_OK;
+    case PHX_RANDOM_BERNOULLI:
+      if (!(a >= 0 && a <= 1))
+        return fail(PHX_ERR_INVALID, operation, "%s: the probability, a, is %g; it must be in [0, 1]", operation, a);
+      *settings = {0, 1, 0, static_cast<uint64_t>(std::nearbyint(std::ldexp(a, 32))), 0, 0};
+      return PHX_OK;
+    default: *settings = {}; return PHX_OK;
+  }
+}
+
+// Where the elements go: memory of the host, or of a GPU, and then on which stream.
+struct Target {
+  void *out;
+  const phx_device *device;
+  void *stream;
+};
+
+phx_status fill(const char *operation, int32_t kind, const Target &target, int32_t dtype, uint64_t key,
+                const Settings &settings, const Box &box) {
+  const FillFn kernel = find_fill(kind, dtype);
+  if (kernel == nullptr)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: no kind %d for dtype %s (%d); see PHX_RANDOM_* in phalanx.h",
+                operation, kind < kNarrowIntegers ? kind : 0, phx_dtype_name(dtype), dtype);
+  const phx_status status = check_box(box, target.out, operation);
+  if (status != PHX_OK) return status;
+  const int32_t type = target.device == nullptr ? PHX_DEV_CPU : target.device->type;
+  if (type == PHX_DEV_CUDA)
+    return fill_on_gpu(operation, *target.device, target.stream, kind, dtype, target.out, key, settings, box);
+  if (type != PHX_DEV_CPU)
+    return fail(PHX_ERR_INVALID, operation, "%s: %d is no device type; see PHX_DEV_*", operation, type);
+  if (target.stream != nullptr)
+    return fail(PHX_ERR_INVALID, operation, "%s: stream is for memory of a GPU; set it to NULL", operation);
+  fill_box(kernel, target.out, phx_dtype_size(dtype), key, settings, box);
+  return PHX_OK;
+}
+
+phx_status fill_kind(const char *operation, const Target &target, int32_t dtype, int32_t kind, double a, double b,
+                     uint64_t key, const Box &box) {
+  if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
+    return fail(PHX_ERR_INVALID, operation, "%s: there is no kind %d; see PHX_RANDOM_* in phalanx.h", operation, kind);
+  Settings settings;
+  const phx_status status = settings_of(kind, dtype, a, b, &settings, operation);
+  return status != PHX_OK ? status : fill(operation, kind, target, dtype, key, settings, box);
+}
+
+// More than this many from 32 bits would show that some have a word more than others.
+constexpr uint64_t kNarrow = 1 << 16;
+
+phx_status fill_integers(const char *operation, const Target &target, int32_t dtype, int64_t low, uint64_t range,
+                         uint64_t key, const Box &box) {
+  Settings settings;
+  settings.low = low;
+  settings.range = range;
+  const int32_t kind = range != 0 && range <= kNarrow ? kNarrowIntegers : kWideIntegers;
+  return fill(operation, kind, target, dtype, key, settings, box);
+}
+
+}  // namespace
+}  // namespace phx::random
+
+extern "C" {
+
+phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, double a, double b, uint64_t key, uint64_t first,
+                           int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
+                           const int64_t *out_strides) {
+  return phx::random::fill_kind("random_fill", {out, nullptr, nullptr}, dtype, kind, a, b, key,
+                                {first, ndim, sizes, index_strides, out_strides});
+}
+
+phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key, uint64_t first,
+                               int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
+                               const int64_t *out_strides) {
+  return phx::random::fill_integers("random_integers", {out, nullptr, nullptr}, dtype, low, range, key,
+                                    {first, ndim, sizes, index_strides, out_strides});
+}
+
+phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind, double a,
+                              double b, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
+                              const int64_t *index_strides, const int64_t *out_strides) {
+  return phx::guarded("random_fill_on", [&] {
+    return phx::random::fill_kind("random_fill_on", {out, device, stream}, dtype, kind, a, b, key,
+                                  {first, ndim, sizes, index_strides, out_strides});
+  });
+}
+
+phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
+                                  uint64_t range, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
+                                  const int64_t *index_strides, const int64_t *out_strides) {
+  return phx::guarded("random_integers_on", [&] {
+    return phx::random::fill_integers("random_integers_on", {out, device, stream}, dtype, low, range, key,
+                                      {first, ndim, sizes, index_strides, out_strides});
+  });
+}
+}

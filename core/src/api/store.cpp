@@ -1,0 +1,140 @@
+// phx_store_*.
+#include <algorithm>
+#include <cstring>
+
+#include "base/guard.h"
+#include "store/arguments.h"
+#include "store/makers.h"
+#include "store/store.h"
+
+using phx::guarded;
+using phx::store::check_key;
+using phx::store::check_out;
+using phx::store::check_store;
+using phx::store::check_timeout;
+using phx::store::check_value;
+
+namespace {
+
+phx_status check_store_and_key(const char *operation, const phx_store *store, const char *key) {
+  const phx_status status = check_store(operation, store);
+  return status != PHX_OK ? status : check_key(operation, key);
+}
+
+phx_status check_keys(const char *operation, const char *const *keys, size_t count) {
+  if (keys == nullptr && count > 0)
+    return phx::fail(PHX_ERR_INVALID, operation, "%s: the array of keys is NULL but its count is %zu", operation,
+                     count);
+  for (size_t i = 0; i < count; ++i) {
+    const phx_status status = check_key(operation, keys[i]);
+    if (status != PHX_OK) return status;
+  }
+  return PHX_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_store_memory(phx_store **out) {
+  constexpr const char *kOperation = "store_memory";
+  return guarded(kOperation, [&] { return phx::store::make_memory_store(kOperation, out); });
+}
+
+phx_status phx_store_file(const char *path, phx_store **out) {
+  constexpr const char *kOperation = "store_file";
+  return guarded(kOperation, [&] { return phx::store::make_file_store(kOperation, path, out); });
+}
+
+phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out) {
+  constexpr const char *kOperation = "store_prefix";
+  return guarded(kOperation, [&] { return phx::store::make_prefix_store(kOperation, base, prefix, out); });
+}
+
+phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out) {
+  constexpr const char *kOperation = "store_wrap";
+  return guarded(kOperation, [&] { return phx::store::make_wrapped_store(kOperation, ops, self, out); });
+}
+
+phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port,
+                               phx_store **out) {
+  constexpr const char *kOperation = "store_tcp_serve";
+  return guarded(kOperation,
+                 [&] { return phx::store::make_tcp_server(kOperation, bind_address, token, token_size, port, out); });
+}
+
+phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size,
+                                 int64_t timeout_ms, phx_store **out) {
+  constexpr const char *kOperation = "store_tcp_connect";
+  return guarded(kOperation, [&] {
+    return phx::store::make_tcp_client(kOperation, address, port, token, token_size, timeout_ms, out);
+  });
+}
+
+phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size) {
+  constexpr const char *kOperation = "store_set";
+  return guarded(kOperation, [&]() -> phx_status {
+    phx_status status = check_store_and_key(kOperation, store, key);
+    if (status == PHX_OK) status = check_value(kOperation, value, size);
+    // Implementations copy with memcpy, to which NULL is no address even for 0 bytes.
+    return status != PHX_OK ? status : store->set(key, size == 0 ? "" : value, size);
+  });
+}
+
+phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size,
+                         int64_t timeout_ms) {
+  constexpr const char *kOperation = "store_get";
+  return guarded(kOperation, [&]() -> phx_status {
+    phx_status status = check_store_and_key(kOperation, store, key);
+    if (status == PHX_OK) status = check_out(kOperation, size);
+    if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
+    if (status != PHX_OK) return status;
+    if (value == nullptr && capacity > 0)
+      return phx::fail(PHX_ERR_INVALID, kOperation, "%s: the buffer is NULL but its capacity is %zu", kOperation,
+                       capacity);
+    std::string found;
+    status = store->get(key, &found, timeout_ms);
+    if (status != PHX_OK) return status;
+    const size_t copied = std::min(capacity, found.size());
+    if (copied > 0) std::memcpy(value, found.data(), copied);
+    *size = found.size();
+    return PHX_OK;
+  });
+}
+
+phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms) {
+  constexpr const char *kOperation = "store_wait";
+  return guarded(kOperation, [&]() -> phx_status {
+    phx_status status = check_store(kOperation, store);
+    if (status == PHX_OK) status = check_keys(kOperation, keys, count);
+    if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
+    return status != PHX_OK ? status : store->wait(keys, count, timeout_ms);
+  });
+}
+
+phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result) {
+  constexpr const char *kOperation = "store_add";
+  return guarded(kOperation, [&]() -> phx_status {
+    phx_status status = check_store_and_key(kOperation, store, key);
+    if (status == PHX_OK) status = check_out(kOperation, result);
+    return status != PHX_OK ? status : store->add(key, delta, result);
+  });
+}
+
+phx_status phx_store_remove(phx_store *store, const char *key) {
+  constexpr const char *kOperation = "store_remove";
+  return guarded(kOperation, [&]() -> phx_status {
+    const phx_status status = check_store_and_key(kOperation, store, key);
+    return status != PHX_OK ? status : store->remove(key);
+  });
+}
+
+phx_store *phx_store_retain(phx_store *store) {
+  if (store != nullptr) store->retain();
+  return store;
+}
+
+void phx_store_release(phx_store *store) {
+  if (store != nullptr) store->release();
+}
+}

@@ -1,0 +1,134 @@
+// phx_world_*.
+#include "world/world.h"
+#include "base/error.h"
+#include "base/guard.h"
+#include "base/read_in.h"
+#include "gpu/allocator.h"
+#include "group/dump.h"
+#include "group/group.h"
+
+using phx::check_world;
+using phx::fail;
+using phx::guarded;
+using phx::read_in;
+
+extern "C" {
+
+phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
+  const char *operation = "world_create";
+  return guarded(operation, [&]() -> phx_status {
+    if (params == nullptr || out == nullptr)
+      return fail(PHX_ERR_INVALID, operation, "%s: params or out is NULL", operation);
+    phx_world_params p;
+    phx_status status = read_in(params, &p, operation);
+    if (status != PHX_OK) return status;
+    if (p.size < 1 || p.size > phx::kMaxRanks)
+      return fail(PHX_ERR_INVALID, operation, "%s: size is %d; it must be 1 to %d", operation, p.size, phx::kMaxRanks);
+    if (p.rank < 0 || p.rank >= p.size)
+      return fail(PHX_ERR_INVALID, operation, "%s: rank is %d in a world of %d", operation, p.rank, p.size);
+    if (p.store == nullptr && p.size > 1)
+      return fail(PHX_ERR_INVALID, operation, "%s: a world of %d ranks needs a store through which they meet",
+                  operation, p.size);
+    if (p.timeout_ms < 0)
+      return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default",
+                  operation, static_cast<long long>(p.timeout_ms));
+    if (p.staging_bytes > (uint64_t{1} << 30) || (p.staging_bytes != 0 && p.staging_bytes < 256))
+      return fail(PHX_ERR_INVALID, operation, "%s: staging_bytes is %llu; it must be 256 to 2^30, or 0", operation,
+                  static_cast<unsigned long long>(p.staging_bytes));
+    if (p.signal_channels > 65536)
+      return fail(PHX_ERR_INVALID, operation, "%s: signal_channels is %u; at most 65536", operation, p.signal_channels);
+    if (p.channels > phx::kMaxChannels)
+      return fail(PHX_ERR_INVALID, operation, "%s: channels is %u; at most %u", operation, p.channels,
+                  phx::kMaxChannels);
+    if (p.recorder_entries > phx::kMaxRecorderEntries)
+      return fail(PHX_ERR_INVALID, operation, "%s: recorder_entries is %u; at most %u", operation, p.recorder_entries,
+                  phx::kMaxRecorderEntries);
+    if (p.flags != 0) return fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
+    std::shared_ptr<phx::World> world;
+    status = phx::World::create(p, &world);
+    if (status != PHX_OK) return status;
+    world->allocators().make_on_demand(PHX_DEV_CUDA, "cuda", &phx::cuda::make_allocator);
+    *out = new phx_world{std::move(world)};
+    return PHX_OK;
+  });
+}
+
+phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size) {
+  const char *operation = "world_dump";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    if (size == nullptr || (json == nullptr && capacity != 0))
+      return fail(PHX_ERR_INVALID, operation, "%s: size or json is NULL", operation);
+    const std::string text = phx::dump_world(*world->ptr);
+    *size = text.size();
+    if (capacity != 0) phx::copy_text(json, capacity, text.c_str());
+    return PHX_OK;
+  });
+}
+
+phx_status phx_world_finalize(phx_world *world) {
+  const char *operation = "world_finalize";
+  return guarded(operation, [&]() -> phx_status {
+    if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
+    if (!phx::is_inherited(world)) world->ptr->finalize();
+    return PHX_OK;
+  });
+}
+
+phx_status phx_world_abort(phx_world *world, const char *reason) {
+  const char *operation = "world_abort";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    for (const auto &group : phx::groups_of(*world->ptr)) group->revoke(operation, reason);
+    return PHX_OK;
+  });
+}
+
+void phx_world_release(phx_world *world) {
+  if (world == nullptr || phx::is_inherited(world)) return;
+  (void)guarded("world_release", [&]() -> phx_status {
+    world->ptr->finalize();
+    delete world;
+    return PHX_OK;
+  });
+}
+
+phx_status phx_world_check(phx_world *world) {
+  const char *operation = "world_check";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    if (status != PHX_OK) return status;
+    for (const auto &group : phx::groups_of(*world->ptr))
+      if (group->failed()) return phx::set_last_error(group->cause());
+    return PHX_OK;
+  });
+}
+
+phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
+  const char *operation = "world_check_peer";
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_world(operation, world);
+    return status != PHX_OK ? status : world->ptr->look_at_rank(rank);
+  });
+}
+
+int32_t phx_world_rank(const phx_world *world) { return world == nullptr ? -1 : world->ptr->rank(); }
+
+int32_t phx_world_size(const phx_world *world) { return world == nullptr ? -1 : world->ptr->size(); }
+
+uint64_t phx_world_host_id(const phx_world *world) { return world == nullptr ? 0 : world->ptr->record().host_id; }
+
+phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms) {
+  const char *operation = "world_set_timeout";
+  const phx_status status = check_world(operation, world);
+  if (status != PHX_OK) return status;
+  if (timeout_ms < 0)
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: timeout_ms is %lld; it must be positive, or 0 for the built-in default", operation,
+                static_cast<long long>(timeout_ms));
+  world->ptr->set_default_timeout_ms(timeout_ms == 0 ? phx::kDefaultTimeoutMs : timeout_ms);
+  return PHX_OK;
+}
+}

@@ -1,0 +1,51 @@
+#include "base/progress.h"
+
+#include <algorithm>
+
+namespace phx {
+
+ProgressSource::~ProgressSource() {
+  if (progress_ != nullptr) progress_->forget(*this);
+}
+
+void Progress::add(const std::shared_ptr<ProgressSource> &source) {
+  source->progress_ = this;
+  source->self_ = source;
+}
+
+void Progress::list(ProgressSource &source) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (source.listed_.load(std::memory_order_relaxed)) return;
+  sources_.push_back(&source);
+  source.listed_.store(true, std::memory_order_seq_cst);
+}
+
+void Progress::forget(ProgressSource &source) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sources_.erase(std::remove(sources_.begin(), sources_.end(), &source), sources_.end());
+}
+
+bool Progress::poll(const ProgressSource *caller) {
+  std::vector<std::shared_ptr<ProgressSource>> sources;
+  {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return false;  // another thread of this rank is at it
+    const auto idle = [](ProgressSource *source) {
+      if (source->pending_.load(std::memory_order_relaxed) > 0) return false;
+      source->listed_.store(false, std::memory_order_seq_cst);
+      if (source->pending_.load(std::memory_order_seq_cst) == 0) return true;
+      source->listed_.store(true, std::memory_order_relaxed);  // it has begun something meanwhile
+      return false;
+    };
+    sources_.erase(std::remove_if(sources_.begin(), sources_.end(), idle), sources_.end());
+    for (ProgressSource *source : sources_)
+      if (source != caller)
+        if (auto kept = source->self_.lock()) sources.push_back(std::move(kept));
+  }
+  // Not under the lock: what completes may drop the last reference to a group.
+  bool moved = false;
+  for (const auto &source : sources) moved |= source->advance_pending();
+  return moved;
+}
+
+}  // namespace phx

@@ -1,0 +1,203 @@
+// The table: a text file with one row for each host and group size, and one for each kind of GPU, group size, and
+// whether ranks have a GPU in common (1) or each has its own (0),
+//
+//   host=1f3a... ranks=2 one_shot_bytes=512 chunk_bytes=131072 ...
+//   gpu=NVIDIA_H100_80GB_HBM3 ranks=8 shared=0 line_bytes=32768 two_shot_bytes=262144 ...
+//
+// Keys that are not known are passed over, so that an older library reads a newer table.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/hash.h"
+#include "base/tuning.h"
+
+namespace phx {
+namespace {
+
+constexpr size_t kMostBytes = size_t{1} << 20;
+
+using Row = std::map<std::string, std::string>;
+
+// The values of a row, by their keys.
+template <class Values>
+struct Field {
+  const char *key;
+  uint64_t Values::*member;
+};
+constexpr Field<Tuning> kFields[] = {{"one_shot_bytes", &Tuning::one_shot_bytes},
+                                     {"chunk_bytes", &Tuning::chunk_bytes},
+                                     {"streaming_bytes", &Tuning::streaming_bytes},
+                                     {"push_bytes", &Tuning::push_bytes}};
+constexpr Field<GpuTuning> kGpuFields[] = {{"line_bytes", &GpuTuning::line_bytes},
+                                           {"two_shot_bytes", &GpuTuning::two_shot_bytes},
+                                           {"multicast_bytes", &GpuTuning::multicast_bytes},
+                                           {"copy_bytes", &GpuTuning::copy_bytes},
+                                           {"thread_bytes", &GpuTuning::thread_bytes}};
+
+// What says which row it is: its first words.
+using Key = std::vector<std::pair<std::string, std::string>>;
+
+std::string read_all(int fd) {
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const ssize_t got = read(fd, buffer, sizeof buffer);
+    if (got <= 0 || text.size() > kMostBytes) return text;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+}
+
+// Which host a row is for: a home directory may be shared by several. Its name and its processor.
+std::string host_key() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  std::string facts = name;
+  if (Fd fd(open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC)); fd.valid()) {
+    const std::string text = read_all(fd.get());
+    const size_t at = text.find("model name");
+    if (at != std::string::npos) facts += text.substr(at, text.find('\n', at) - at);
+  }
+  char key[17];
+  std::snprintf(key, sizeof key, "%016" PRIx64, hash_bytes(facts.data(), facts.size()));
+  return key;
+}
+
+Row parse(const std::string &line) {
+  Row row;
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    if (equals != std::string::npos) row[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  return row;
+}
+
+Key key_of(int group_size) { return {{"host", host_key()}, {"ranks", std::to_string(group_size)}}; }
+
+// A name in one word: "NVIDIA H100 80GB HBM3" has spaces.
+Key key_of(const GpuPlace &place) {
+  std::string name = place.gpu;
+  for (char &letter : name)
+    if (letter <= ' ' || letter > '~' || letter == '=') letter = '_';
+  return {{"gpu", name}, {"ranks", std::to_string(place.group_size)}, {"shared", place.shared ? "1" : "0"}};
+}
+
+bool is_for(const Row &row, const Key &key) {
+  return std::all_of(key.begin(), key.end(), [&](const auto &word) {
+    const auto found = row.find(word.first);
+    return found != row.end() && found->second == word.second;
+  });
+}
+
+// Digits and nothing else: strtoull would read "-1" as well, as 2^64 - 1.
+void take(const Row &row, const char *key, uint64_t *value) {
+  const auto found = row.find(key);
+  if (found == row.end()) return;
+  const char *end = found->second.data() + found->second.size();
+  uint64_t number = 0;
+  const auto parsed = std::from_chars(found->second.data(), end, number);
+  if (parsed.ec == std::errc() && parsed.ptr == end && number != 0) *value = number;
+}
+
+// Only a file of this user: another one's could not do harm, but slow us down.
+std::string read_table(const std::string &path) {
+  Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info;
+  if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
+      (info.st_uid != geteuid() && info.st_uid != 0))
+    return "";
+  return read_all(fd.get());
+}
+
+void make_parents(const std::string &path) {
+  for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1))
+    mkdir(path.substr(0, at).c_str(), 0700);  // what is there already stays as it is
+}
+
+phx_status write_table(const char *operation, const std::string &path, const std::string &text) {
+  make_parents(path);
+  std::string scratch = path + ".XXXXXX";
+  Fd fd(mkostemp(scratch.data(), O_CLOEXEC));
+  if (!fd.valid()) return fail_errno(errno, operation, "%s: could not write beside %s", operation, path.c_str());
+  const bool written = write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (written && rename(scratch.c_str(), path.c_str()) == 0) return PHX_OK;
+  const int error = errno;
+  unlink(scratch.c_str());
+  return fail_errno(error, operation, "%s: could not write %s", operation, path.c_str());
+}
+
+template <class Values, size_t kCount>
+Values load(const Key &key, const Field<Values> (&fields)[kCount], const std::string &text) {
+  Values values;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const Row row = parse(line);
+    if (!is_for(row, key)) continue;
+    for (const Field<Values> &field : fields) take(row, field.key, &(values.*field.member));
+  }
+  return values;
+}
+
+std::string text_of_table() {
+  const std::string path = tuning_path();
+  return path.empty() ? "" : read_table(path);
+}
+
+template <class Values, size_t kCount>
+phx_status save(const char *operation, const std::string &given, const Key &key, const Field<Values> (&fields)[kCount],
+                const Values &values) {
+  const std::string path = given.empty() ? tuning_path() : given;
+  if (path.empty())
+    return fail(PHX_ERR_INVALID, operation, "%s: no path was given, and neither PHALANX_TUNING nor HOME says where",
+                operation);
+  std::string text;
+  std::istringstream lines(read_table(path));
+  for (std::string line; std::getline(lines, line);)
+    if (!is_for(parse(line), key)) text += line + "\n";
+  for (const auto &[name, value] : key) text.append(name).append("=").append(value).append(" ");
+  for (const Field<Values> &field : fields)
+    text.append(&field == fields ? "" : " ").append(field.key).append("=").append(std::to_string(values.*field.member));
+  return write_table(operation, path, text + "\n");
+}
+
+}  // namespace
+
+std::string tuning_path() {
+  if (const char *given = std::getenv("PHALANX_TUNING")) return given;
+  if (const char *cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
+    return std::string(cache) + "/phalanx/tuning";
+  if (const char *home = std::getenv("HOME"); home != nullptr && *home == '/')
+    return std::string(home) + "/.cache/phalanx/tuning";
+  return "";
+}
+
+Tuning load_tuning(int group_size) {
+  const std::string text = text_of_table();
+  return text.empty() ? Tuning() : load(key_of(group_size), kFields, text);
+}
+
+GpuTuning load_gpu_tuning(const GpuPlace &place) { return load(key_of(place), kGpuFields, text_of_table()); }
+
+phx_status save_tuning(const std::string &path, int group_size, const Tuning &tuning) {
+  return save("group_save_tuning", path, key_of(group_size), kFields, tuning);
+}
+
+phx_status save_gpu_tuning(const std::string &path, const GpuPlace &place, const GpuTuning &tuning) {
+  return save("group_save_gpu_tuning", path, key_of(place), kGpuFields, tuning);
+}
+
+}  // namespace phx

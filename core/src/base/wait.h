@@ -1,0 +1,136 @@
+// Waiting for a word that another rank writes: spin briefly, then yield, then sleep on a futex in slices.
+//
+// A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the
+// core to the rank that is waited for; and a rank that waits long costs no core at all. Sleeping waiters announce
+// themselves in a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/deadline.h"
+#include "base/progress.h"
+
+namespace phx {
+
+using SharedWord = std::atomic<uint32_t>;
+static_assert(sizeof(SharedWord) == 4 && SharedWord::is_always_lock_free);
+
+// a >= b on a counter that wraps around.
+inline bool reached(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) >= 0; }
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A deadline that reads the clock only once somebody has to wait for long, and knows what else can be done meanwhile.
+class LazyDeadline {
+ public:
+  // `caller` is the source that waits and so cannot be polled. A negative `ms` is a wait that is over already: the
+  // caller has kept the time, and errors name -ms.
+  explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
+      : ms_(ms), progress_(progress), caller_(caller) {}
+  explicit LazyDeadline(const Deadline &deadline, Progress *progress)
+      : ms_(deadline.budget_ms()), at_ns_(deadline.at_ns()), progress_(progress), caller_(nullptr) {}
+  enum class Elsewhere { kNothing, kWaits, kMoved };
+  // Moves on what this rank has under way elsewhere. Returns whether there was any, and whether it moved.
+  Elsewhere poll() const {
+    if (progress_ == nullptr || !progress_->pending()) return Elsewhere::kNothing;
+    return progress_->poll(caller_) ? Elsewhere::kMoved : Elsewhere::kWaits;
+  }
+  int64_t budget_ms() const { return ms_ < 0 ? -ms_ : ms_; }
+  int64_t at_ns() {
+    if (at_ns_ == 0) at_ns_ = Deadline::after_ms(ms_).at_ns();
+    return at_ns_;
+  }
+
+ private:
+  int64_t ms_;
+  int64_t at_ns_ = 0;
+  Progress *progress_;
+  const ProgressSource *caller_;
+};
+
+enum class WaitResult { kReached, kInterrupted, kTimeout };
+
+// How long a waiter yields before it sleeps: long while nobody else wants the core.
+class Patience {
+ public:
+  explicit Patience(int64_t now);
+  bool over(int64_t now) const { return now >= end_ns_; }
+  int64_t yield(int64_t now);  // returns what time it is then
+
+ private:
+  int64_t begin_ns_;
+  int64_t end_ns_;
+};
+
+// Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been
+// reached wins over it. `sleepers` is the announcement word that the writer of `word` looks at. The acquire load pairs
+// with the writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: where the
+// writer last was (current_core), if somebody says so.
+WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
+                             const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
+                             const SharedWord *writer_core);
+
+// The core that this thread runs on, counted from 1; 0 where that is not known.
+uint32_t current_core();
+
+// Whether the writer is on this thread's core, by its own last word. Then it cannot write while this thread spins.
+inline bool is_here(const SharedWord *writer_core) {
+  if (writer_core == nullptr) return false;
+  const uint32_t there = writer_core->load(std::memory_order_relaxed);
+  return there != 0 && there == current_core();
+}
+
+// The end of it: sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
+WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
+                               LazyDeadline &deadline);
+
+// Before the first yield: a quarter of a microsecond to one. The best with busy cores; more follow with idle ones.
+inline constexpr int kFewSpins = 20;
+// How many take about as long as giving the core away and getting it back. For a rank that shares its core with others
+// which have arrived: to yield to them would only bring it back, later.
+int spins_of_a_turn();
+
+inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
+                               const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
+                               const SharedWord *writer_core = nullptr, int spins = kFewSpins) {
+  for (int i = 0; i < spins; ++i) {
+    if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
+    if (i == 0 && is_here(writer_core)) break;
+    cpu_relax();
+  }
+  return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
+}
+
+// Sleeps for `ns` at most, until wake_all, while `word` is `seen`. May return early: the caller looks and loops.
+void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns);
+void wake_all(const SharedWord &word);
+
+// Lets this process be fenced by others (membarrier). False where kernel or container have not got it.
+bool allow_fences();
+// Every thread of every process that allows it passes a full fence between the call and the return.
+void fence_others();
+
+// Stores and wakes. The store must not pass the load of `sleepers` (Dekker with wait_reached_slow, which announces
+// itself and then looks at the word again). A full fence here would wait until every line that this rank has written is
+// its own, in every collective; so where all ranks allow it (`fenced_by_sleepers`) the rank that goes to sleep, which
+// has time, fences the others instead.
+inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers, bool fenced_by_sleepers) {
+  if (fenced_by_sleepers) {
+    word.store(value, std::memory_order_release);
+    std::atomic_signal_fence(
+        std::memory_order_seq_cst);  // the compiler keeps the order; the sleeper's fence the processor
+    if (sleepers.load(std::memory_order_relaxed) != 0) wake_all(word);
+    return;
+  }
+  word.exchange(value, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
+}
+
+}  // namespace phx

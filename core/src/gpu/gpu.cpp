@@ -1,0 +1,202 @@
+#include "gpu/gpu.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+#include "base/shared_memory.h"
+#include "gpu/image.h"
+
+namespace phx::cuda {
+
+AllocationProperties properties_of(const Gpu &gpu) {
+  AllocationProperties properties{};
+  properties.type = kPinned;
+  properties.handle_types = gpu.fabric == FabricAbility::kCan ? kFileDescriptor | kFabric : kFileDescriptor;
+  properties.location = {kOnDevice, gpu.device};
+  return properties;
+}
+
+MulticastProperties multicast_properties(size_t devices, size_t size) {
+  MulticastProperties properties{};
+  properties.devices = static_cast<unsigned>(devices);
+  properties.size = size;
+  properties.handle_types = kFileDescriptor;
+  return properties;
+}
+
+Gpus::~Gpus() {
+  for (const auto &[index, entry] : entries_) {
+    if (entry.module != nullptr) {
+      const Current current(driver_, entry.gpu.context);
+      driver_.module_unload(entry.module);
+    }
+    driver_.context_release(entry.gpu.device);
+  }
+}
+
+phx_status Gpus::get(const char *operation, int32_t index, Gpu *out) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto found = entries_.find(index);
+  if (found == entries_.end()) {
+    Entry entry;
+    const phx_status status = open(operation, index, &entry.gpu);
+    if (status != PHX_OK) return status;
+    found = entries_.emplace(index, std::move(entry)).first;
+  }
+  *out = found->second.gpu;
+  return PHX_OK;
+}
+
+phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
+  int count = 0;
+  Result result = driver_.device_count(&count);
+  if (result != 0) return failed(driver_, operation, result, "counting the GPUs (cuDeviceGetCount)");
+  if (index < 0 || index >= count)
+    return fail(PHX_ERR_INVALID, operation, "%s: there is no CUDA device %d; this process sees %d", operation, index,
+                count);
+  gpu->index = index;
+  result = driver_.device_get(&gpu->device, index);
+  if (result != 0) return failed(driver_, operation, result, "finding the GPU (cuDeviceGet)");
+  for (const int needed : {kHasVirtualMemory, kHasFileDescriptors}) {
+    int has = 0;
+    if (driver_.device_attribute(&has, needed, gpu->device) != 0 || has == 0)
+      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: CUDA device %d cannot share its memory: no %s", operation, index,
+                  needed == kHasVirtualMemory ? "virtual memory management" : "handles that are descriptors");
+  }
+  result = driver_.device_attribute(&gpu->processors, kProcessors, gpu->device);
+  if (result == 0) result = driver_.device_attribute(&gpu->most_threads, kMostThreads, gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking what the GPU has (cuDeviceGetAttribute)");
+  result = driver_.device_uuid(&gpu->uuid, gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking which GPU it is (cuDeviceGetUuid)");
+  char name[256] = {};
+  result = driver_.device_name(name, static_cast<int>(sizeof name - 1), gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "asking for the GPU's name (cuDeviceGetName)");
+  gpu->name = name;
+  result = driver_.context_retain(&gpu->context, gpu->device);
+  if (result != 0) return failed(driver_, operation, result, "opening the GPU (cuDevicePrimaryCtxRetain)");
+  look_at_fabric(gpu);
+  const AllocationProperties properties = properties_of(*gpu);
+  result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
+  if (result != 0) {
+    driver_.context_release(gpu->device);
+    return failed(driver_, operation, result, "asking what memory comes in (cuMemGetAllocationGranularity)");
+  }
+  look_at_multicast(gpu);
+  return PHX_OK;
+}
+
+// A GPU that has them may lack what stands behind: the host's service (nvidia-imex), or the right to a channel of it.
+// Only an attempt shows that, so one piece of memory is made and let go.
+void Gpus::look_at_fabric(Gpu *gpu) const {
+  int has = 0;
+  if (driver_.device_attribute(&has, kHasFabric, gpu->device) != 0 || has == 0) return;
+  const Current current(driver_, gpu->context);
+  gpu->fabric = FabricAbility::kCan;
+  const AllocationProperties properties = properties_of(*gpu);
+  size_t unit = 0;
+  Handle handle = 0;
+  FabricHandle out{};
+  Result result = current.result();
+  if (result == 0) result = driver_.granularity(&unit, &properties, kSmallestGranularity);
+  if (result == 0) result = driver_.create(&handle, unit, &properties, 0);
+  if (result == 0) {
+    result = driver_.export_handle(&out, handle, kFabric, 0);
+    driver_.release(handle);
+  }
+  if (result == 0) return;
+  gpu->fabric = FabricAbility::kRefused;
+  gpu->fabric_refusal = result;
+}
+
+// Memory comes in such pieces that a multicast object can take it, whatever its group is going to be. A GPU that cannot
+// do this is used without.
+void Gpus::look_at_multicast(Gpu *gpu) const {
+  if (!driver_.knows_multicast()) return;
+  int has = 0;
+  gpu->multicast = MulticastAbility::kNoSwitch;
+  if (driver_.device_attribute(&has, kHasMulticast, gpu->device) != 0 || has == 0) return;
+  size_t unit = 0;
+  const MulticastProperties properties = multicast_properties(2, gpu->unit);
+  gpu->multicast = MulticastAbility::kNoUnit;
+  if (driver_.multicast_granularity(&unit, &properties, kSmallestGranularity) != 0 || unit == 0) return;
+  gpu->multicast = MulticastAbility::kCan;
+  gpu->unit = round_up(std::max(gpu->unit, unit), std::min(gpu->unit, unit));  // both are powers of two
+}
+
+phx_status Gpus::open_module(const char *operation, Entry *entry) const {
+  if (entry->module != nullptr) return PHX_OK;
+  const void *image = nullptr;
+  const phx_status status = find_image(operation, &image);
+  if (status != PHX_OK) return status;
+  const Result result = driver_.module_load(&entry->module, image);
+  if (result == 0) return PHX_OK;
+  entry->module = nullptr;
+  return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
+}
+
+// What fails here is tried again, and told, when the kernel is launched: memory alone can be shared without any.
+void Gpus::load(const Gpu &gpu) {
+  if (!driver_.lists_functions()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry &entry = entries_.at(gpu.index);
+  if (!entry.loaded.empty()) return;
+  const phx_error_info before = last_error();
+  const Current current(driver_, gpu.context);
+  unsigned count = 0;
+  std::vector<Function> all;
+  if (current.result() == 0 && open_module("symm_rendezvous", &entry) == PHX_OK &&
+      driver_.function_count(&count, entry.module) == 0) {
+    all.resize(count);
+    if (driver_.functions(all.data(), count, entry.module) != 0) all.clear();
+  }
+  set_last_error(before);
+  for (const Function function : all) {
+    const char *name = nullptr;
+    if (driver_.function_load(function) == 0 && driver_.function_name(&name, function) == 0)
+      entry.loaded.emplace(name, function);
+  }
+}
+
+phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads,
+                        Function *out) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry &entry = entries_.at(gpu.index);
+  const auto found = entry.kernels.find(name);
+  if (found != entry.kernels.end()) {
+    *out = found->second;
+    return PHX_OK;
+  }
+  const Current current(driver_, gpu.context);
+  Result result = current.result();
+  if (result != 0) return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
+  const phx_status status = open_module(operation, &entry);
+  if (status != PHX_OK) return status;
+  const auto loaded = entry.loaded.find(name);
+  if (loaded != entry.loaded.end())
+    *out = loaded->second;
+  else
+    result = driver_.module_function(out, entry.module, name.c_str());
+  if (result != 0) return failed(driver_, operation, result, ("finding the kernel " + name).c_str());
+  // All blocks of a launch must be resident at once, and a launch has at most one for each processor.
+  int fitting = 0;
+  result = driver_.occupancy(&fitting, *out, threads, 0);
+  if (result != 0)
+    return failed(driver_, operation, result,
+                  "asking how many blocks fit (cuOccupancyMaxActiveBlocksPerMultiprocessor)");
+  if (fitting < 1)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a block of %d threads of %s does not fit this GPU", operation,
+                threads, name.c_str());
+  entry.kernels.emplace(name, *out);
+  return PHX_OK;
+}
+
+// Never destroyed: the driver may be gone before static objects are.
+Gpus *gpus_of_process(std::string *problem) {
+  const Driver *driver = find_driver(problem);
+  if (driver == nullptr) return nullptr;
+  static Gpus *const gpus = new Gpus(*driver);
+  return gpus;
+}
+
+}  // namespace phx::cuda

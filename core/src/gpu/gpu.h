@@ -1,0 +1,75 @@
+// The GPUs that this process has used: their contexts, and the kernels of this library as loaded on them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "gpu/driver.h"
+
+namespace phx::cuda {
+
+// Whether memory of that GPU can be part of a multicast object, and if not why.
+enum class MulticastAbility : int32_t { kOldDriver = 1, kNoSwitch, kNoUnit, kCan };
+
+// Whether memory of that GPU has fabric handles, which processes on other hosts can map, and if not why.
+enum class FabricAbility : int32_t { kNone = 1, kRefused, kCan };
+
+// Its primary context stays until the allocator is gone: to make it anew takes long.
+struct Gpu {
+  int32_t index = 0;
+  Device device = 0;
+  Context context = nullptr;
+  size_t unit = 0;  // bytes that memory comes in
+  int32_t processors = 0;
+  int32_t most_threads = 0;  // of a block
+  Uuid uuid{};
+  std::string name;
+  MulticastAbility multicast = MulticastAbility::kOldDriver;
+  FabricAbility fabric = FabricAbility::kNone;
+  Result fabric_refusal = 0;  // what the driver said
+};
+
+AllocationProperties properties_of(const Gpu &gpu);
+MulticastProperties multicast_properties(size_t devices, size_t size);
+
+class Gpus {
+ public:
+  explicit Gpus(const Driver &driver) : driver_(driver) {}
+  Gpus(const Gpus &) = delete;
+  Gpus &operator=(const Gpus &) = delete;
+  ~Gpus();
+  const Driver &driver() const { return driver_; }
+
+  phx_status get(const char *operation, int32_t index, Gpu *out);
+  // Loads all kernels of this library, where the driver can list them and they are there. To load one may wait for all
+  // that runs on the GPU in this process, also for a kernel that waits for a rank: so this comes before any is
+  // launched: by a rendezvous, and by the first message.
+  void load(const Gpu &gpu);
+  // A kernel of this library (core/cuda/collectives.cu) that is going to be launched with so many threads in a block.
+  phx_status kernel(const char *operation, const Gpu &gpu, const std::string &name, int32_t threads, Function *out);
+
+ private:
+  struct Entry {
+    Gpu gpu;
+    Module module = nullptr;  // NULL: not loaded yet
+    std::map<std::string, Function> loaded;
+    std::map<std::string, Function> kernels;  // of which it is known that a block fits
+  };
+  phx_status open(const char *operation, int32_t index, Gpu *gpu) const;
+  // With the mutex held, in the context of the GPU.
+  phx_status open_module(const char *operation, Entry *entry) const;
+  void look_at_multicast(Gpu *gpu) const;
+  void look_at_fabric(Gpu *gpu) const;
+
+  const Driver &driver_;
+  std::mutex mutex_;
+  std::map<int32_t, Entry> entries_;  // by index
+};
+
+// For what has no world: its contexts and kernels stay until the process ends. NULL, and *problem says why, where there
+// is no driver.
+Gpus *gpus_of_process(std::string *problem);
+
+}  // namespace phx::cuda

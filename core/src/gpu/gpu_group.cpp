@@ -1,0 +1,150 @@
+#include "gpu/gpu_group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "gpu/launch.h"
+#include "gpu/road.h"
+
+namespace phx {
+
+static_assert(Group::kReportWords == 1 + cuda::kDifferenceWords);
+
+GpuGroup::GpuGroup(Group &group) : group_(group), workspaces_(group), roads_(std::make_unique<Roads>(group)) {
+  tuning_.adopt(builtin_gpu_tuning(group.size()));
+}
+
+phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
+                                std::shared_ptr<cuda::DeviceWords> *out) {
+  const std::lock_guard<std::mutex> lock(words_mutex_);
+  if (!words_) {
+    const phx_status status = cuda::DeviceWords::open(operation, allocator, gpu, group_.words(), &words_);
+    if (status != PHX_OK) return status;
+  }
+  *out = words_;
+  return PHX_OK;
+}
+
+// ---- tuning
+
+phx_status GpuGroup::agree_tuning(const GpuTuning &wish, int64_t timeout_ms) {
+  GpuTuning agreed;
+  const phx_status status =
+      group_.agree_values("group_set_gpu_tuning", wish, builtin_gpu_tuning(group_.size()), timeout_ms, &agreed);
+  if (status != PHX_OK) return status;
+  const std::lock_guard<std::mutex> lock(tuning_mutex_);
+  chosen_ = true;
+  tuning_.adopt(agreed);
+  return PHX_OK;
+}
+
+void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
+  const std::lock_guard<std::mutex> lock(tuning_mutex_);
+  place_ = place;
+  if (chosen_) return;
+  chosen_ = true;
+  const phx_error_info before = last_error();
+  const GpuTuning merged = merge_tuning(of_first, builtin_gpu_tuning(group_.size()));
+  if (check_tuning("symm_rendezvous", merged) == PHX_OK) {
+    tuning_.adopt(merged);
+    return;
+  }
+  PHX_LOG(PHX_LOG_WARNING,
+          "group '%s': the tuning table of rank %d holds what cannot be for GPUs: %s Built-in values are used.",
+          group_.name().c_str(), group_.rank_of(0), last_error().text);
+  set_last_error(before);
+}
+
+phx_status GpuGroup::save_tuning(const char *operation, const std::string &path) {
+  const std::lock_guard<std::mutex> lock(tuning_mutex_);
+  if (place_.group_size == 0)
+    return fail(
+        PHX_ERR_INVALID, operation,
+        "%s on group '%s': its ranks have no memory of GPUs in common yet, so it is not known for which GPU the "
+        "values are: let them have a rendezvous of some first",
+        operation, group_.name().c_str());
+  return phx::save_gpu_tuning(path, place_, tuning());
+}
+
+// ---- failures that kernels report
+
+// What a kernel has found out about a message, by its word of failures and the two labels after it.
+phx_error_info GpuGroup::message_failure(int32_t seen) const {
+  const int peer = (seen - 1) % group_.size();
+  const bool gone = seen >= cuda::has_gone(group_.size(), 0);
+  const bool receives = seen < cuda::receives_other(group_.size(), 0);  // this rank
+  phx_error_info cause = make_error_info();
+  cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
+  cause.rank = group_.self_rank();
+  cause.peer = group_.rank_of(peer);
+  copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
+  if (gone) {
+    copy_text(cause.text, sizeof cause.text,
+              (group_.describe(peer) + " has left before a message was through.").c_str());
+    return cause;
+  }
+  cuda::Label labels[2];  // sent, expected
+  uint32_t words[cuda::kDifferenceWords];
+  for (size_t i = 0; i < cuda::kDifferenceWords; ++i)  // after the word of failures
+    words[i] = static_cast<uint32_t>(group_.report_word(1 + i).load(std::memory_order_relaxed));
+  std::memcpy(labels, words, sizeof labels);
+  const auto tell = [](const cuda::Label &label) {
+    return std::to_string(label.bytes) + " bytes of " + phx_dtype_name(static_cast<int32_t>(label.dtype)) +
+           " with tag " + std::to_string(label.tag);
+  };
+  const std::string self = "rank " + std::to_string(group_.self_rank());
+  const std::string text = (receives ? group_.describe(peer) : self) + " sends " + tell(labels[0]) + ", and " +
+                           (receives ? self : group_.describe(peer)) + " receives " + tell(labels[1]) +
+                           ". On GPUs the messages of two ranks meet in the order of the calls, whatever their tags.";
+  copy_text(cause.text, sizeof cause.text, text.c_str());
+  return cause;
+}
+
+void GpuGroup::note_launches() {
+  const int32_t seen = group_.report_word(0).load(std::memory_order_acquire);
+  // Negative: the group had failed, and the kernel saw that. Not failed(): a rank may just have left.
+  if (seen <= 0 || group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0) return;
+  if (seen >= cuda::sends_other(group_.size(), 0)) {
+    group_.fail_with(message_failure(seen), true);
+    return;
+  }
+  const bool freed = seen >= cuda::has_freed(group_.size(), 0), differs = seen >= cuda::disagrees(group_.size(), 0);
+  const int peer = seen - (freed ? cuda::has_freed(group_.size(), 0) : differs ? cuda::disagrees(group_.size(), 0) : 1);
+  phx_error_info cause = make_error_info();
+  cause.status = differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
+  cause.rank = group_.self_rank();
+  cause.peer = group_.rank_of(peer);
+  copy_text(cause.operation, sizeof cause.operation, differs && !freed ? "all_to_all_v" : "launch");
+  const std::string self = "rank " + std::to_string(group_.self_rank());
+  const std::string text = freed ? "the input of " + group_.describe(peer) + " lies in symmetric memory that " + self +
+                                       " has freed. Free it on all ranks before the call, or on none."
+                           : differs ? group_.describe(peer) + " sends another number of elements than " + self +
+                                           " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
+                                     : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
+                                           group_.describe(peer) + ". Look at why it is late, or raise timeout_ms.";
+  copy_text(cause.text, sizeof cause.text, text.c_str());
+  group_.fail_with(cause, true);
+}
+
+// ---- launches on symmetric memory
+
+phx_status launch(Symm &symm, const char *operation, const std::string &kernel, cuda::Launch launch,
+                  const CallRecord *record, int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream) {
+  Group &group = symm.group();
+  gpu_of(group).note_launches();
+  if (group.failed()) return group.raise_revoked(operation);
+  const Symm::OrderedCalls in_order(symm);
+  if (record != nullptr) {
+    const phx_status same = in_order.compare(operation, *record);
+    if (same != PHX_OK) return same;
+  }
+  if (kernel.empty()) return PHX_OK;
+  constexpr int64_t kMostMs = int64_t{1} << 40;
+  launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
+  const phx_status status = side_of(symm)->launch(operation, kernel, launch, bytes, lists, stream);
+  if (status == PHX_OK || status == PHX_ERR_UNSUPPORTED) return status;
+  return group.fail_with(last_error(), true);
+}
+
+}  // namespace phx

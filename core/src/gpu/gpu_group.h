@@ -1,0 +1,66 @@
+// What one group has on the GPUs of its rank: the words that kernels read and write, the tuning, the workspaces of its
+// collectives and the rings of its messages.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/adopted.h"
+#include "base/tuning.h"
+#include "gpu/roads.h"
+#include "gpu/side.h"
+#include "gpu/workspace.h"
+#include "group/group.h"
+
+namespace phx {
+
+class GpuGroup final : public Attachment {
+ public:
+  static constexpr AttachmentKind kKind = AttachmentKind::kGpu;
+  explicit GpuGroup(Group &group);
+
+  // Makes them if there are none yet.
+  phx_status open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
+                        std::shared_ptr<cuda::DeviceWords> *out);
+  Workspaces &workspaces() { return workspaces_; }
+  Roads &roads() { return *roads_; }
+  // Looks whether a kernel has given up: for this and all later calls the group has failed.
+  void note_launches();
+
+  // The same on all ranks.
+  const GpuTuning &tuning() const { return tuning_.get(); }
+  phx_status agree_tuning(const GpuTuning &wish, int64_t timeout_ms);  // collective
+  // At every rendezvous of memory of GPUs: where this rank is, and what group rank 0's table says, which holds unless
+  // there were other values before.
+  void adopt_table(const GpuPlace &place, const GpuTuning &of_first);
+  phx_status save_tuning(const char *operation, const std::string &path);
+
+  void close() override { roads_.reset(); }
+
+ private:
+  phx_error_info message_failure(int32_t seen) const;
+
+  Group &group_;
+  std::mutex words_mutex_;
+  std::shared_ptr<cuda::DeviceWords> words_;
+  Workspaces workspaces_;
+  std::unique_ptr<Roads> roads_;
+  Adopted<GpuTuning> tuning_;
+  std::mutex tuning_mutex_;
+  bool chosen_ = false;  // by a caller, or by the table at the first rendezvous
+  GpuPlace place_;       // group_size 0: no memory of GPUs has been shared yet
+};
+
+inline GpuGroup &gpu_of(const Group &group) { return group.attached<GpuGroup>(); }
+
+// NULL: the allocation is not in memory of our CUDA allocator.
+inline cuda::Side *side_of(const Symm &symm) { return static_cast<cuda::Side *>(symm.device()); }
+
+// Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
+// `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty kernel:
+// nothing is to be done.
+phx_status launch(Symm &symm, const char *operation, const std::string &kernel, cuda::Launch launch,
+                  const CallRecord *record, int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream);
+
+}  // namespace phx

@@ -1,0 +1,52 @@
+// Memory of several GPUs behind one address: NVLink switches write what is stored there to all of them, and add up what
+// is loaded from there.
+//
+// One rank makes the object and passes it on as a file descriptor. Every rank adds its GPU; when all have, each binds
+// its block and maps the object. Calls that come before are made to wait by the driver, without end: so ranks meet in
+// between.
+#pragma once
+
+#include <memory>
+
+#include "gpu/memory.h"
+
+namespace phx::cuda {
+
+class MulticastObject;
+using MulticastPtr = std::unique_ptr<MulticastObject>;
+
+class MulticastObject {
+ public:
+  MulticastObject(const MulticastObject &) = delete;
+  MulticastObject &operator=(const MulticastObject &) = delete;
+  // Gives back as far as it got. No kernel uses it any more.
+  ~MulticastObject();
+
+  // For so many GPUs, and blocks of `size` bytes on each.
+  static phx_status make(const char *operation, const Driver &driver, const Gpu &gpu, size_t devices, size_t size,
+                         MulticastPtr *out);
+  // A peer's, whose span() it is.
+  static phx_status import(const char *operation, const Driver &driver, const Gpu &gpu, int fd, size_t span,
+                           MulticastPtr *out);
+  phx_status export_fd(const char *operation, Fd *out) const;
+  phx_status add(const char *operation);  // the GPU that was given
+  // Once all GPUs have been added.
+  phx_status bind(const char *operation, const Memory &memory);
+
+  size_t span() const { return span_; }
+  Pointer pointer() const { return pointer_; }
+
+ private:
+  MulticastObject(const Driver &driver, const Gpu &gpu, size_t span) : driver_(driver), gpu_(gpu), span_(span) {}
+
+  const Driver &driver_;
+  const Gpu gpu_;
+  const size_t span_;
+  Handle handle_ = 0;
+  bool created_ = false;
+  bool bound_ = false;
+  Pointer pointer_ = 0;  // 0: no addresses are reserved
+  bool mapped_ = false;
+};
+
+}  // namespace phx::cuda

@@ -1,0 +1,72 @@
+#include "gpu/random.h"
+
+#include <algorithm>
+#include <string>
+
+#include "gpu/gpu.h"
+#include "kernels/random_device_box.h"
+
+namespace phx::random {
+namespace {
+
+constexpr int32_t kThreads = 256;          // of a block
+constexpr int64_t kBlocksOfProcessor = 8;  // as many as run at once
+
+const char *kind_name(int32_t kind) {
+  switch (kind) {
+    case PHX_RANDOM_BITS: return "bits";
+    case PHX_RANDOM_UNIFORM: return "uniform";
+    case PHX_RANDOM_NORMAL: return "normal";
+    case PHX_RANDOM_EXPONENTIAL: return "exponential";
+    case PHX_RANDOM_BERNOULLI: return "bernoulli";
+    case PHX_RANDOM_CAUCHY: return "cauchy";
+    case PHX_RANDOM_LOG_NORMAL: return "log_normal";
+    case kNarrowIntegers: return "narrow";
+    default: return "wide";
+  }
+}
+
+// Of core/cuda/random.cu: signed integers have the bits of unsigned ones, and 0 and 1 of a bool those of a byte.
+std::string name_of(int32_t kind, int32_t dtype) {
+  const bool is_signed = dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64;
+  if (kind == PHX_RANDOM_BERNOULLI && dtype == PHX_BOOL) dtype = PHX_U8;
+  return std::string("phx_gpu_random_") + kind_name(kind) + "_" + phx_dtype_name(is_signed ? dtype + 1 : dtype);
+}
+static_assert(PHX_U8 == PHX_I8 + 1 && PHX_U16 == PHX_I16 + 1 && PHX_U32 == PHX_I32 + 1 && PHX_U64 == PHX_I64 + 1);
+
+}  // namespace
+
+phx_status fill_on_gpu(const char *operation, const phx_device &device, void *stream, int32_t kind, int32_t dtype,
+                       void *out, uint64_t key, const Settings &settings, const Box &box) {
+  DeviceFill fill{out, key, settings, {}};
+  fill.box.first = box.first;
+  fill.box.count = 1;
+  fill.box.ndim = simplify(box, fill.box.dims);
+  if (fill.box.ndim < 0) return PHX_OK;
+  for (int32_t d = 0; d < fill.box.ndim; ++d) fill.box.count *= fill.box.dims[d].size;
+  std::string problem;
+  cuda::Gpus *const gpus = cuda::gpus_of_process(&problem);
+  if (gpus == nullptr) return fail(PHX_ERR_UNSUPPORTED, operation, "%s: %s", operation, problem.c_str());
+  const cuda::Driver &driver = gpus->driver();
+  cuda::Gpu gpu;
+  phx_status status = gpus->get(operation, device.index, &gpu);
+  if (status != PHX_OK) return status;
+  const int32_t threads = std::min(kThreads, gpu.most_threads);
+  cuda::Function function = nullptr;
+  status = gpus->kernel(operation, gpu, name_of(kind, dtype), threads, &function);
+  if (status != PHX_OK) return status;
+  const cuda::Current current(driver, gpu.context);
+  int where = 0;
+  if (driver.pointer_attribute(&where, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(out)) != 0)
+    return fail(PHX_ERR_INVALID, operation, "%s: out is no memory that the GPU can reach", operation);
+  const int64_t worth = (fill.box.count + threads - 1) / threads;
+  const auto blocks = static_cast<unsigned>(std::min(worth, kBlocksOfProcessor * gpu.processors));
+  void *parameters[] = {&fill};
+  cuda::Result result = current.result();
+  if (result == 0)
+    result = driver.launch(function, blocks, 1, 1, static_cast<unsigned>(threads), 1, 1, 0,
+                           static_cast<cuda::Stream>(stream), parameters, nullptr);
+  return result == 0 ? PHX_OK : failed(driver, operation, result, "launching a kernel (cuLaunchKernel)");
+}
+
+}  // namespace phx::random

@@ -1,0 +1,319 @@
+#include "gpu/roads.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "gpu/allocator.h"
+#include "gpu/gpu_group.h"
+
+namespace phx {
+namespace {
+
+constexpr const char *kKernel = "phx_gpu_messages";
+// So that a road, which has kLanes * kDeep of them, takes two pieces of 2 MiB, in which memory comes.
+constexpr uint32_t kMostChunk = 63 << 10;
+// Not measured yet. What is served by fewer blocks than it has lanes takes turns.
+constexpr uint32_t kMostBlocks = 32;
+static_assert(cuda::road_bytes(kMostChunk) <= size_t{4} << 20);
+
+bool reaches(const cuda::Driver &driver, const cuda::Gpu &gpu, const void *pointer) {
+  const cuda::Current current(driver, gpu.context);
+  int kind = 0;
+  return driver.pointer_attribute(&kind, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(pointer)) == 0;
+}
+
+}  // namespace
+
+// What goes with the descriptor of a road.
+struct Roads::Line {
+  uint64_t chunk_bytes;
+  uint64_t unit;  // of the sender's memory
+};
+
+Roads::Roads(Group &group) : group_(group), to_(group.size()), from_(group.size()) {}
+
+Roads::~Roads() {
+  if (gpus_ == nullptr) return;
+  const cuda::Driver &driver = gpus_->driver();
+  const cuda::Current current(driver, gpu_.context);
+  for (std::deque<Way> *ways : {&to_, &from_})
+    for (const Way &way : *ways) {
+      if (way.last == nullptr) continue;
+      driver.event_wait(way.last);
+      driver.event_destroy(way.last);
+    }
+}
+
+phx_status Roads::put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
+                      void *stream) {
+  gpu_of(group_).note_launches();
+  // Not where another rank has just left: what it sent before can be received.
+  if (group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0)
+    return group_.raise_revoked(operation);
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
+  bool capturing = false;
+  phx_status status = open(operation, index);
+  if (status == PHX_OK) status = check(operation, messages, stream, &capturing);
+  if (status == PHX_OK) status = make(operation, messages, deadline, capturing);
+  if (status == PHX_OK && !messages.empty()) status = launch(operation, messages, timeout_ms, stream, capturing);
+  return status;
+}
+
+phx_status Roads::open(const char *operation, int32_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (open_.load(std::memory_order_relaxed)) {
+    if (index == gpu_.index) return PHX_OK;
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s on group '%s': the messages of a group go through one GPU on each rank, which is %d here, not %d",
+                operation, group_.name().c_str(), gpu_.index, index);
+  }
+  AllocatorRef allocator = group_.world().allocators().get(PHX_DEV_CUDA, operation);
+  if (!allocator) return PHX_ERR_UNSUPPORTED;
+  cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
+  if (gpus == nullptr)
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: the allocator that was registered for CUDA is not phalanx's, which messages of GPUs need",
+                operation);
+  cuda::Gpu gpu;
+  phx_status status = gpus->get(operation, index, &gpu);
+  if (status == PHX_OK) gpus->load(gpu);  // a later rendezvous must not wait for messages that are on their way
+  cuda::Function function = nullptr;
+  const int32_t threads = std::min(cuda::kLineThreads, gpu.most_threads);
+  if (status == PHX_OK) status = gpus->kernel(operation, gpu, kKernel, threads, &function);
+  cuda::MemoryPtr cursors;
+  const size_t bytes = 2 * static_cast<size_t>(group_.size()) * cuda::kLanes * sizeof(cuda::Cursor);
+  if (status == PHX_OK) status = cuda::Memory::make(operation, *gpus, index, bytes, &cursors);
+  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+    const std::vector<cuda::Cursor> begun(bytes / sizeof(cuda::Cursor), {first, 0, 0, 0});
+    status = cursors->write(operation, 0, begun.data(), bytes);
+  }
+  if (status != PHX_OK) return status;
+  status = gpu_of(group_).open_words(operation, allocator, gpu, &words_);
+  if (status != PHX_OK) return status;
+  allocator_ = std::move(allocator);
+  cursors_ = std::move(cursors);
+  gpus_ = gpus;
+  gpu_ = gpu;
+  open_.store(true, std::memory_order_release);
+  return PHX_OK;
+}
+
+bool Roads::is_capturing(void *stream) const {
+  const cuda::Current current(gpus_->driver(), gpu_.context);
+  int state = cuda::kNotCapturing;
+  const cuda::Result result = gpus_->driver().stream_capturing(static_cast<cuda::Stream>(stream), &state);
+  return result == 0 && state != cuda::kNotCapturing;
+}
+
+phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &messages, void *stream,
+                        bool *capturing) const {
+  for (const GpuMessage &message : messages) {
+    if (message.sends && group_.interruption(message.peer).load(std::memory_order_acquire) != 0) {
+      fail(PHX_ERR_PEER_DEAD, operation, "%s on group '%s': %s has left: its world was finalized", operation,
+           group_.name().c_str(), group_.describe(message.peer).c_str());
+      amend_last_error(nullptr, group_.name().c_str(), group_.self_rank(), group_.rank_of(message.peer));
+      return PHX_ERR_PEER_DEAD;
+    }
+    if (message.label.bytes != 0 && !reaches(gpus_->driver(), gpu_, message.data))
+      return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (options.device)",
+                  operation);
+  }
+  *capturing = is_capturing(stream);
+  return PHX_OK;
+}
+
+phx_status Roads::make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
+                       bool capturing) {
+  bool shown = false;
+  for (const GpuMessage &message : messages) {
+    if (way_of(message).made.load(std::memory_order_acquire)) continue;
+    if (capturing)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
+                  "the capture",
+                  operation, group_.name().c_str(), message.sends ? "to" : "from", group_.rank_of(message.peer),
+                  message.sends ? "send" : "receive");
+    phx_status status = shown ? PHX_OK : show(operation, deadline);
+    shown = true;
+    if (status == PHX_OK && (message.sends || message.peer == group_.group_rank()))
+      status = build(operation, message.peer, deadline);
+    if (status == PHX_OK && !message.sends) status = find(operation, message.peer, deadline);
+    if (status != PHX_OK) return status;
+  }
+  return PHX_OK;
+}
+
+// To all ranks, before this one waits for any: others may wait for it, in whatever order they call. One that has left
+// needs none, unless something is sent to it.
+phx_status Roads::show(const char *operation, const Deadline &deadline) {
+  for (int i = 0; i < group_.size(); ++i) {
+    if (i == group_.group_rank() || group_.interruption(i).load(std::memory_order_acquire) != 0) continue;
+    const phx_status status = build(operation, i, deadline);
+    if (status != PHX_OK) return status;
+  }
+  return PHX_OK;
+}
+
+phx_status Roads::build(const char *operation, int to, const Deadline &deadline) {
+  Way &way = to_[to];
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(way.making, std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                             true);
+  if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
+  const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
+  const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
+  cuda::MemoryPtr memory;
+  phx_status status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::road_bytes(chunk), &memory);
+  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+    const std::vector<cuda::RoadWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
+    status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
+  }
+  if (status == PHX_OK) status = finish(operation, way);
+  int fd = -1;
+  if (status == PHX_OK) status = memory->export_fd(operation, &fd);
+  if (status != PHX_OK) return status;
+  const Line line{chunk, gpu_.unit};
+  if (to != group_.group_rank()) {
+    status = group_.show_road(operation, to, {reinterpret_cast<const char *>(&line), sizeof line}, fd, deadline);
+    if (status != PHX_OK) return status;
+  }
+  way.memory = std::move(memory);
+  way.chunk_bytes = chunk;
+  way.made.store(true, std::memory_order_release);
+  return PHX_OK;
+}
+
+phx_status Roads::find(const char *operation, int from, const Deadline &deadline) {
+  Way &way = from_[from];
+  LazyDeadline until(deadline, &group_.world().progress());
+  Turn turn(way.making, std::defer_lock);
+  if (!take_turn(turn, until))
+    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                             true);
+  if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
+  phx_status status = finish(operation, way);
+  if (status != PHX_OK) return status;
+  if (from == group_.group_rank()) {
+    way.chunk_bytes = to_[from].chunk_bytes;
+  } else {
+    Parcel parcel;
+    status = group_.await_road(operation, from, deadline, &parcel);
+    if (status != PHX_OK) return status;
+    Line line{};
+    if (parcel.bytes.size() == sizeof line) std::memcpy(&line, parcel.bytes.data(), sizeof line);
+    if (line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 || line.chunk_bytes > kMostChunk || line.unit == 0 ||
+        parcel.fds.size() != 1) {
+      fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation,
+           group_.name().c_str(), group_.rank_of(from));
+      return group_.fail_with(last_error(), true);
+    }
+    const size_t span = cuda::span_of(cuda::road_bytes(line.chunk_bytes), line.unit);
+    status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &way.memory);
+    // It was there once: who cannot use it will never hear of it again.
+    if (status != PHX_OK) return group_.fail_with(last_error(), true);
+    way.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
+  }
+  way.made.store(true, std::memory_order_release);
+  return PHX_OK;
+}
+
+// What either end has of a road, besides its memory.
+phx_status Roads::finish(const char *operation, Way &way) const {
+  if (way.last != nullptr) return PHX_OK;
+  const cuda::Current current(gpus_->driver(), gpu_.context);
+  cuda::Result result = current.result();
+  if (result == 0) result = gpus_->driver().event_create(&way.last, cuda::kUntimed);
+  if (result == 0) return PHX_OK;
+  way.last = nullptr;
+  return failed(gpus_->driver(), operation, result, "making an event (cuEventCreate)");
+}
+
+const cuda::Memory &Roads::memory_of(const GpuMessage &message) const {
+  const bool own = message.sends || message.peer == group_.group_rank();
+  return own ? *to_[message.peer].memory : *from_[message.peer].memory;
+}
+
+// Half of what this rank may have of the GPU, so that the kernels of two streams go on side by side. Only ranks of one
+// process run at the same time on one GPU; by MPS, as many as kMostBlocks leaves room for.
+uint32_t Roads::most_blocks() const {
+  int32_t sharing = 0;
+  for (int i = 0; i < group_.size(); ++i) sharing += group_.pid_of(i) == getpid() ? 1 : 0;
+  const int32_t share = gpu_.processors / std::max(sharing, 1) / 2;
+  return std::min(kMostBlocks, static_cast<uint32_t>(std::max(share, 1)));
+}
+
+// Road after road. Returns how many blocks they are worth.
+uint32_t Roads::list(const std::vector<GpuMessage> &messages, cuda::Exchange *out, std::vector<Way *> *ways) {
+  uint16_t listed = 0;
+  for (const GpuMessage &opens : messages) {
+    Way *const way = &way_of(opens);
+    if (std::find(ways->begin(), ways->end(), way) != ways->end()) continue;
+    cuda::Road &road = out->road[ways->size()];
+    ways->push_back(way);
+    const size_t place = (opens.sends ? 0 : group_.size()) + static_cast<size_t>(opens.peer);
+    road.memory = reinterpret_cast<char *>(static_cast<uintptr_t>(memory_of(opens).pointer()));
+    road.cursors = reinterpret_cast<cuda::Cursor *>(static_cast<uintptr_t>(cursors_->pointer())) + place * cuda::kLanes;
+    road.chunk_bytes = way->chunk_bytes;
+    road.rank = opens.peer;
+    road.sends = opens.sends ? 1 : 0;
+    road.first = listed;
+    for (const GpuMessage &message : messages) {
+      if (&way_of(message) != way) continue;
+      out->message[listed++] = {message.data, message.label};
+      out->lanes = std::max(out->lanes, cuda::lanes_of(message.label.bytes, way->chunk_bytes));
+    }
+    road.end = listed;
+  }
+  out->roads = static_cast<uint32_t>(ways->size());
+  return std::min(out->roads * out->lanes, most_blocks());
+}
+
+phx_status Roads::launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
+                         void *given, bool capturing) {
+  const cuda::Driver &driver = gpus_->driver();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  cuda::Exchange exchange{};
+  std::vector<Way *> ways;
+  const uint32_t blocks = list(messages, &exchange, &ways);
+  constexpr int64_t kMostMs = int64_t{1} << 40;
+  exchange.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
+  exchange.group_size = group_.size();
+  exchange.gone = reinterpret_cast<const int32_t *>(static_cast<uintptr_t>(words_->pointer()));
+  exchange.failed = reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(words_->pointer())) + group_.size();
+  const int32_t threads = std::min(cuda::kLineThreads, gpu_.most_threads);
+  cuda::Function function = nullptr;
+  phx_status status = gpus_->kernel(operation, gpu_, kKernel, threads, &function);
+  if (status != PHX_OK) return group_.fail_with(last_error(), true);
+  const cuda::Stream stream = static_cast<cuda::Stream>(given);
+  const cuda::Current current(driver, gpu_.context);
+  cuda::Result result = current.result();
+  const char *what = "waiting for another stream (cuStreamWaitEvent)";
+  // A captured call cannot wait for what was not captured; replays are ordered by whoever replays them.
+  for (const Way *way : ways)
+    if (result == 0 && !capturing && way->recorded) result = driver.stream_after(stream, way->last, 0);
+  void *parameters[] = {&exchange, nullptr};
+  if (result == 0) {
+    what = "launching a kernel (cuLaunchKernel)";
+    result =
+        driver.launch(function, blocks, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, parameters, nullptr);
+  }
+  for (Way *way : ways) {
+    if (result != 0 || capturing) break;
+    what = "recording an event (cuEventRecord)";
+    result = driver.event_record(way->last, stream);
+    if (result == 0)
+      way->recorded = true;
+    else
+      driver.stream_wait(stream);  // what cannot be waited for later
+  }
+  if (result == 0) return PHX_OK;
+  status = failed(driver, operation, result, what);
+  return group_.failed() ? status : group_.fail_with(last_error(), true);  // the other ranks would wait
+}
+
+}  // namespace phx

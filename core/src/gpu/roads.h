@@ -1,0 +1,86 @@
+// The messages of one group between memory of GPUs: the roads that this rank has to and from others, and what is put on
+// streams for them. See gpu/road.h.
+//
+// They are not collective, so a rank makes its roads to all others by itself, at its first message, and passes them on.
+// Who receives from a rank for the first time waits, on the host, until that one has made its own.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/deadline.h"
+#include "gpu/memory.h"
+#include "gpu/road.h"
+#include "group/turn.h"
+#include "world/allocator.h"
+
+namespace phx {
+
+class Group;
+namespace cuda {
+class DeviceWords;
+}
+
+// One of them, checked.
+struct GpuMessage {
+  bool sends;
+  int peer;  // group rank
+  char *data;
+  cuda::Label label;
+};
+
+class Roads {
+ public:
+  explicit Roads(Group &group);
+  Roads(const Roads &) = delete;
+  Roads &operator=(const Roads &) = delete;
+  ~Roads();  // waits for what was put on streams last: with its timeout that ends
+
+  // Puts all of them on the stream as one kernel, and returns. Waits for the first message, in any direction, of ranks
+  // from which this one has not received before.
+  phx_status put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
+                 void *stream);
+
+ private:
+  struct Way {
+    TurnMutex making;
+    std::atomic<bool> made{false};  // written last; what follows is valid then
+    cuda::MemoryPtr memory;
+    uint32_t chunk_bytes = 0;
+    // With mutex_ held.
+    cuda::Event last = nullptr;
+    bool recorded = false;
+  };
+  struct Line;  // what a rank tells another of a road
+
+  phx_status open(const char *operation, int32_t index);
+  phx_status check(const char *operation, const std::vector<GpuMessage> &messages, void *stream, bool *capturing) const;
+  phx_status make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
+                  bool capturing);
+  phx_status show(const char *operation, const Deadline &deadline);
+  phx_status build(const char *operation, int to, const Deadline &deadline);
+  phx_status find(const char *operation, int from, const Deadline &deadline);
+  phx_status finish(const char *operation, Way &way) const;
+  phx_status launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms, void *stream,
+                    bool capturing);
+  Way &way_of(const GpuMessage &message) { return (message.sends ? to_ : from_)[message.peer]; }
+  const cuda::Memory &memory_of(const GpuMessage &message) const;
+  uint32_t list(const std::vector<GpuMessage> &messages, cuda::Exchange *out, std::vector<Way *> *ways);
+  uint32_t most_blocks() const;
+  bool is_capturing(void *stream) const;
+
+  Group &group_;
+  std::mutex mutex_;
+  AllocatorRef allocator_;
+  cuda::Gpus *gpus_ = nullptr;
+  cuda::Gpu gpu_;
+  std::atomic<bool> open_{false};  // written last; all before is valid then
+  cuda::MemoryPtr cursors_;        // of all roads' lanes: those to ranks, then those from them
+  std::shared_ptr<cuda::DeviceWords> words_;
+  std::deque<Way> to_, from_;  // by group rank; that from this rank to itself is one
+};
+
+}  // namespace phx

@@ -1,0 +1,278 @@
+#include "gpu/side.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "gpu/agree_multicast.h"
+#include "gpu/allocator.h"
+#include "gpu/gpu_group.h"
+#include "group/group.h"
+
+namespace phx::cuda {
+namespace {
+
+constexpr int32_t kThreads = kLineThreads;  // of a block: with 128 registers each a processor has room for one
+constexpr uint32_t kMostBlocks = 128;       // and so many channels of each pad are for launches
+
+static_assert(sizeof(Launch) + sizeof(Lists) <= 4096, "more than a launch may pass");
+
+void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)); }
+
+}  // namespace
+
+bool share_gpus(const std::vector<Facts> &all) {
+  for (size_t i = 0; i < all.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (std::memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) == 0) return true;
+  return false;
+}
+
+const Driver &DeviceWords::driver() const { return gpus_of(*allocator_)->driver(); }
+
+phx_status DeviceWords::open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu,
+                             const PageWords &words, std::shared_ptr<DeviceWords> *out) {
+  std::shared_ptr<DeviceWords> made(new DeviceWords(allocator, gpu, words.data()));
+  const Driver &driver = made->driver();
+  const Current current(driver, gpu.context);
+  Result result = current.result();
+  if (result == 0) result = driver.host_register(words.data(), words.bytes(), kForAllContexts);
+  made->registered_ = result == 0;
+  if (result == 0) result = driver.host_pointer(&made->pointer_, words.data(), 0);
+  if (result != 0) return failed(driver, operation, result, "showing the GPU memory of the host (cuMemHostRegister)");
+  *out = std::move(made);
+  return PHX_OK;
+}
+
+DeviceWords::~DeviceWords() {
+  if (!registered_) return;
+  const Current current(driver(), gpu_.context);
+  driver().host_unregister(words_);
+}
+
+Side::Side(Gpus &gpus, int size, int self, uint32_t channels)
+    : gpus_(gpus),
+      driver_(gpus.driver()),
+      self_(self),
+      channels_(channels),
+      layout_(layout_of(size, channels)),
+      pads_(size) {}
+
+Side::Layout Side::layout_of(size_t size, uint32_t channels) {
+  Layout layout{};
+  size_t at = 0;
+  const auto take = [&at](size_t bytes) {
+    const size_t begin = at;
+    at = round_up(begin + bytes, sizeof(Line));
+    return begin;
+  };
+  take((channels + kMostBlocks + channels) * size * sizeof(uint32_t));  // signals, launches, barriers
+  layout.parts = take(kMostBlocks * size * sizeof(Part));
+  layout.shown = take(kMostBlocks * sizeof(Where));
+  layout.found = take(kMostBlocks * size * sizeof(char *));
+  layout.lines = take(size > kLineRanks ? 0 : 2 * kLineBlocks * kLineThreads * size * sizeof(Line));
+  layout.epochs = take(kLineBlocks * sizeof(uint32_t));
+  layout.taken = take(channels * size * sizeof(uint32_t));
+  layout.addresses = take(2 * size * sizeof(void *));
+  layout.bytes = at;
+  return layout;
+}
+
+phx_status Side::begin_at(const char *operation, uint32_t first) const {
+  const size_t signals = layout_.parts / sizeof(uint32_t);  // of all channels
+  const std::vector<uint32_t> words(signals, first);
+  const auto write = [&](size_t at, size_t count) {
+    return pads_[self_]->write(operation, at, words.data(), count * sizeof(uint32_t));
+  };
+  phx_status status = write(0, signals);
+  if (status == PHX_OK) status = write(layout_.epochs, kLineBlocks);
+  if (status == PHX_OK) status = write(layout_.taken, channels_ * pads_.size());
+  return status;
+}
+
+uint32_t Side::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
+
+size_t Side::line_bytes() const {
+  if (pads_.size() > kLineRanks) return 0;
+  return std::min<size_t>(kLineBlocks, most_blocks_) * static_cast<size_t>(threads_) * sizeof(uint64_t);
+}
+
+phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels, uint32_t first,
+                      std::unique_ptr<SymmDevice> *out) {
+  Gpus *const gpus = block.device.type == PHX_DEV_CUDA ? gpus_of(*block.allocator) : nullptr;
+  if (gpus == nullptr) return PHX_OK;
+  std::unique_ptr<Side> side(new Side(*gpus, size, self, channels));
+  side->index_ = block.device.index;
+  phx_status status = Memory::make(operation, *gpus, side->index_, side->layout_.bytes, &side->pads_[self]);
+  if (status == PHX_OK && first != 0) status = side->begin_at(operation, first);
+  if (status != PHX_OK) return status;
+  side->threads_ = std::min(kThreads, side->pads_[self]->gpu().most_threads);
+  if (side->threads_ < size)  // each thread waits for one rank
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group on GPUs has at most %d ranks, this one has %d", operation,
+                side->threads_, size);
+  gpus->load(side->pads_[self]->gpu());
+  *out = std::move(side);
+  return PHX_OK;
+}
+
+Side::~Side() {
+  if (last_ == nullptr) return;
+  const Current current(driver_, pads_[self_]->gpu().context);
+  driver_.event_wait(last_);
+  driver_.event_destroy(last_);
+}
+
+Facts facts_of(const DeviceFacts &facts) {
+  Facts out;
+  std::memcpy(&out, facts.bytes, sizeof out);
+  return out;
+}
+
+std::vector<Facts> facts_of(const std::vector<DeviceFacts> &all) {
+  std::vector<Facts> out;
+  for (const DeviceFacts &facts : all) out.push_back(facts_of(facts));
+  return out;
+}
+
+DeviceFacts Side::facts() const {
+  const Gpu &gpu = pads_[self_]->gpu();
+  const Facts mine{gpu.uuid,
+                   gpu.processors,
+                   static_cast<int32_t>(gpu.multicast),
+                   gpu.unit,
+                   load_gpu_tuning(place(false)),
+                   load_gpu_tuning(place(true))};
+  DeviceFacts out{1, 0, {}};
+  std::memcpy(out.bytes, &mine, sizeof mine);
+  return out;
+}
+
+phx_status Side::adopt(const char *operation, int rank, const DeviceFacts &given, int fd) {
+  const Facts facts = facts_of(given);
+  if (facts.unit == 0)
+    return fail(PHX_ERR_ABI, operation, "%s: a rank does not say what the memory of its GPU comes in", operation);
+  return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
+}
+
+phx_status Side::agree(const char *operation, Group &group, const Block &block, const std::vector<DeviceFacts> &given,
+                       const Deadline &deadline) {
+  const std::vector<Facts> all = facts_of(given);
+  const bool shared = share_gpus(all);
+  gpu_of(group).adopt_table(place(shared), shared ? all[0].shared : all[0].apart);
+  return agree_on_multicast(operation, group, block, *this, all, deadline);
+}
+
+void Side::on_kept(const Symm &symm) {
+  kept_by_ = &gpu_of(symm.group()).workspaces();
+  kept_by_->know(symm);
+}
+
+void Side::on_gone(const Symm &symm) {
+  if (kept_by_ != nullptr) kept_by_->forget(symm);
+}
+
+void Side::adopt_multicast(MulticastPtr object, bool has_kernels) {
+  multicast_ = std::move(object);
+  has_multimem_ = has_kernels;
+  team_.multicast = pointer_of(multicast_->pointer());
+}
+
+bool Side::has_kernel(const char *name) const {
+  Function function = nullptr;
+  return gpus_.kernel("symm_rendezvous", pads_[self_]->gpu(), name, threads_, &function) == PHX_OK;
+}
+
+// All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.
+phx_status Side::count_blocks(const char *operation, const std::vector<Facts> &all) {
+  most_blocks_ = kMostBlocks;
+  for (const Facts &one : all) {
+    const auto is_same = [&](const Facts &other) { return std::memcmp(&one.uuid, &other.uuid, sizeof one.uuid) == 0; };
+    const auto sharing = static_cast<int32_t>(std::count_if(all.begin(), all.end(), is_same));
+    if (one.processors < sharing)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: %d ranks share a GPU of %d processors: not all of them could run at once", operation, sharing,
+                  one.processors);
+    most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(one.processors / sharing));
+  }
+  return PHX_OK;
+}
+
+phx_status Side::finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
+                        const std::vector<DeviceFacts> &all) {
+  phx_status status = count_blocks(operation, facts_of(all));
+  if (status != PHX_OK) return status;
+  const Memory &own = *pads_[self_];
+  status = gpu_of(group).open_words(operation, block->allocator, own.gpu(), &words_);
+  if (status != PHX_OK) return status;
+  std::vector<void *> addresses(buffers, buffers + pads_.size());
+  for (const MemoryPtr &pad : pads_) addresses.push_back(pointer_of(pad->pointer()));
+  status = own.write(operation, layout_.addresses, addresses.data(), addresses.size() * sizeof(void *));
+  if (status != PHX_OK) return status;
+  const Current current(driver_, own.gpu().context);
+  Result result = current.result();
+  if (result == 0) result = driver_.event_create(&last_, kUntimed);
+  if (result != 0) {
+    last_ = nullptr;
+    return failed(driver_, operation, result, "making an event (cuEventCreate)");
+  }
+  const Pointer at = own.pointer() + layout_.addresses;
+  team_.struct_size = sizeof team_;
+  team_.group_rank = self_;
+  team_.group_size = static_cast<int32_t>(pads_.size());
+  team_.channels = channels_;
+  team_.buffers = static_cast<void *const *>(pointer_of(at));
+  team_.pads = static_cast<uint32_t *const *>(pointer_of(at + pads_.size() * sizeof(void *)));
+  team_.bytes = block->size;
+  team_.failed = static_cast<const int32_t *>(pointer_of(words_->pointer()));
+  return PHX_OK;
+}
+
+bool Side::reaches(const void *pointer) const {
+  const Current current(driver_, pads_[self_]->gpu().context);
+  int kind = 0;
+  return driver_.pointer_attribute(&kind, kKindOfMemory, reinterpret_cast<uintptr_t>(pointer)) == 0;
+}
+
+phx_status Side::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
+                        const Lists *lists, void *given) {
+  const Gpu &gpu = pads_[self_]->gpu();
+  Function function = nullptr;
+  const phx_status status = gpus_.kernel(operation, gpu, kernel, threads_, &function);
+  if (status != PHX_OK) return status;
+  launch.team = team_;
+  launch.taken = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.taken));
+  launch.epochs = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.epochs));
+  launch.parts = layout_.parts;
+  launch.lines = layout_.lines;
+  launch.inputs.shown = layout_.shown;
+  launch.inputs.found = static_cast<char **>(pointer_of(pads_[self_]->pointer() + layout_.found));
+  launch.failed = static_cast<uint32_t *>(pointer_of(words_->pointer())) + pads_.size();
+  const size_t worth = bytes == 0 ? 1 : (bytes - 1) / (static_cast<size_t>(threads_) * 16) + 1;
+  const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
+  void *parameters[] = {&launch, const_cast<Lists *>(lists)};
+  Stream stream = static_cast<Stream>(given);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Current current(driver_, gpu.context);
+  Result result = current.result();
+  if (result == 0)
+    result =
+        driver_.launch(function, blocks, 1, 1, static_cast<unsigned>(threads_), 1, 1, 0, stream, parameters, nullptr);
+  if (result != 0) return failed(driver_, operation, result, "launching a kernel (cuLaunchKernel)");
+  // What is captured runs later, and its memory is kept by whoever replays it.
+  int capturing = kNotCapturing;
+  if (driver_.stream_capturing(stream, &capturing) == 0 && capturing == kNotCapturing &&
+      driver_.event_record(last_, stream) != 0)
+    driver_.stream_wait(stream);  // what cannot be waited for later
+  return PHX_OK;
+}
+
+phx_status Side::copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
+  const Current current(driver_, pads_[self_]->gpu().context);
+  Result result = current.result();
+  if (result == 0)
+    result = driver_.copy_within(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes,
+                                 static_cast<Stream>(stream));
+  return result == 0 ? PHX_OK : failed(driver_, operation, result, "copying memory of the GPU (cuMemcpyDtoDAsync)");
+}
+
+}  // namespace phx::cuda

@@ -1,0 +1,147 @@
+// What a symmetric allocation on GPUs has besides its blocks: signal pads in the memory of each rank's GPU, lists of
+// addresses that kernels read, and the launches of this rank.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/page_words.h"
+#include "base/tuning.h"
+#include "gpu/launch.h"
+#include "gpu/memory.h"
+#include "gpu/multicast.h"
+#include "symm/device.h"
+#include "world/allocator.h"
+
+namespace phx {
+class Group;
+class Workspaces;
+}  // namespace phx
+
+namespace phx::cuda {
+
+// What the other ranks must know of this rank's GPU.
+struct Facts {
+  Uuid uuid;
+  int32_t processors;
+  int32_t multicast;  // MulticastAbility
+  uint64_t unit;      // of its memory
+  GpuTuning apart;    // from the table of that rank, for the case that each has a GPU of its own,
+  GpuTuning shared;   // and that some have one in common
+};
+static_assert(sizeof(Facts) <= sizeof DeviceFacts::bytes);
+Facts facts_of(const DeviceFacts &facts);
+std::vector<Facts> facts_of(const std::vector<DeviceFacts> &all);
+
+// Whether two ranks have the same one.
+bool share_gpus(const std::vector<Facts> &all);
+
+// The words of a group (Group::words) as GPUs of this process see them.
+class DeviceWords {
+ public:
+  static phx_status open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu, const PageWords &words,
+                         std::shared_ptr<DeviceWords> *out);
+  DeviceWords(const DeviceWords &) = delete;
+  DeviceWords &operator=(const DeviceWords &) = delete;
+  ~DeviceWords();
+  Pointer pointer() const { return pointer_; }
+
+ private:
+  DeviceWords(const AllocatorRef &allocator, const Gpu &gpu, void *words)
+      : allocator_(allocator), gpu_(gpu), words_(words) {}
+  const Driver &driver() const;
+
+  const AllocatorRef allocator_;
+  const Gpu gpu_;
+  void *const words_;
+  bool registered_ = false;
+  Pointer pointer_ = 0;
+};
+
+class Side final : public SymmDevice {
+ public:
+  static phx_status make(const char *operation, const Block &block, int size, int self, uint32_t channels,
+                         uint32_t first, std::unique_ptr<SymmDevice> *out);  // a MakeSymmDevice
+  Side(const Side &) = delete;
+  Side &operator=(const Side &) = delete;
+  ~Side() override;  // waits for what was launched last: with its timeout that ends
+
+  DeviceFacts facts() const override;
+  phx_status export_fd(const char *operation, int *fd) override { return pads_[self_]->export_fd(operation, fd); }
+  phx_status adopt(const char *operation, int rank, const DeviceFacts &facts, int fd) override;
+  phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
+                    const std::vector<DeviceFacts> &all) override;
+  phx_status agree(const char *operation, Group &group, const Block &block, const std::vector<DeviceFacts> &all,
+                   const Deadline &deadline) override;
+  void on_kept(const Symm &symm) override;
+  void on_gone(const Symm &symm) override;
+
+  // After that, what all ranks have agreed on: one address for all blocks, with kernels for it or without; or none.
+  void adopt_multicast(MulticastPtr object, bool has_kernels);
+  void go_without_multicast(const std::string &why) { no_multicast_ = why; }
+  // Why there is none; empty: there is.
+  const std::string &no_multicast() const { return no_multicast_; }
+  // Whether all ranks have kernels that use it.
+  bool has_multimem() const { return has_multimem_; }
+  bool has_kernel(const char *name) const;
+  const Driver &driver() const { return driver_; }
+
+  // What kernels of the user's get: device.h.
+  const phx_team &team() const { return team_; }
+  uint32_t *pad(int rank) const { return reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(pads_[rank]->pointer())); }
+  // Whether kernels can reach that memory.
+  bool reaches(const void *pointer) const;
+
+  // The first channel of those that the collectives have for themselves.
+  uint32_t own_channel() const { return channels_; }
+  // That of a barrier of the user's channel, which has nothing to do with the signals of that channel.
+  uint32_t barrier_channel(uint32_t channel) const;
+  // As much as the kernels of small all_reduces take: see Line.
+  size_t line_bytes() const;
+  // Puts a kernel of ours on the stream, with as many blocks as `bytes` of work are worth: the same on all ranks.
+  // `launch` has all that is of the call; the rest is filled in. `lists`: NULL where the kernel takes none.
+  phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const Lists *lists,
+                    void *stream);
+  // On the stream, by a copy engine: from a block of any rank.
+  phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const;
+
+ private:
+  GpuPlace place(bool shared) const { return {pads_[self_]->gpu().name, static_cast<int>(pads_.size()), shared}; }
+  Side(Gpus &gpus, int size, int self, uint32_t channels);
+  // What is where in the memory of a rank's pad, after the words of all channels; the same on all ranks.
+  struct Layout {
+    size_t parts;
+    size_t shown;  // see Inputs
+    size_t found;
+    size_t lines;
+    size_t epochs;
+    size_t taken;  // signals
+    size_t addresses;
+    size_t bytes;  // of all
+  };
+  static Layout layout_of(size_t size, uint32_t channels);
+  phx_status begin_at(const char *operation, uint32_t first) const;
+  phx_status count_blocks(const char *operation, const std::vector<Facts> &all);
+
+  Gpus &gpus_;
+  const Driver &driver_;
+  const int self_;
+  const uint32_t channels_;
+  const Layout layout_;
+  int32_t index_ = 0;
+  int32_t threads_ = 0;            // of a block
+  uint32_t most_blocks_ = 0;       // the same on all ranks
+  Workspaces *kept_by_ = nullptr;  // that know where this allocation is
+  std::vector<MemoryPtr> pads_;    // by group rank
+  std::shared_ptr<DeviceWords> words_;
+  MulticastPtr multicast_;
+  bool has_multimem_ = false;
+  std::string no_multicast_;
+  phx_team team_{};
+  std::mutex mutex_;
+  Event last_ = nullptr;
+};
+
+}  // namespace phx::cuda

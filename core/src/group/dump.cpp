@@ -1,0 +1,164 @@
+#include "group/dump.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fd.h"
+#include "base/ticks.h"
+#include "group/group.h"
+#include "world/world.h"
+
+namespace phx {
+namespace {
+
+std::string quoted(const char *text) {
+  std::string out = "\"";
+  for (const char *c = text; *c != '\0'; ++c) {
+    const auto byte = static_cast<unsigned char>(*c);
+    if (byte == '"' || byte == '\\') {
+      out += '\\';
+      out += *c;
+    } else if (byte < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", byte);
+      out += escape;
+    } else {
+      out += *c;
+    }
+  }
+  return out + "\"";
+}
+
+template <class Number>
+std::string number(Number value) {
+  return std::to_string(value);
+}
+
+// [x, y, z], of what write(i) gives for those of `count` that it gives something for.
+template <class Write>
+std::string listed(size_t count, Write write) {
+  std::string out = "[";
+  for (size_t i = 0; i < count; ++i) {
+    const std::string each = write(i);
+    if (!each.empty()) out += (out.size() > 1 ? ",\n" : "") + each;
+  }
+  return out + "]";
+}
+
+std::string error_json(const phx_error_info &cause) {
+  return "{\"status\": " + quoted(phx_status_name(cause.status)) + ", \"rank\": " + number(cause.rank) +
+         ", \"peer\": " + number(cause.peer) + ", \"operation\": " + quoted(cause.operation) +
+         ", \"sequence\": " + number(cause.sequence) + ", \"text\": " + quoted(cause.text) + "}";
+}
+
+std::string entry_json(const Recorded &entry, const TickScale &scale) {
+  const CallRecord &call = entry.call;
+  const bool complete = entry.end_ticks != 0;
+  const char *status = !complete ? "pending" : entry.status == PHX_OK ? "ok" : phx_status_name(entry.status);
+  return "{\"sequence\": " + number(entry.sequence) +
+         ", \"call\": " + quoted(kind_name(static_cast<Kind>(call.operation))) +
+         ", \"dtype\": " + (call.dtype != 0 ? quoted(phx_dtype_name(call.dtype)) : "null") +
+         ", \"count\": " + number(call.count) +
+         ", \"op\": " + (call.op != 0 ? quoted(phx_reduce_op_name(call.op)) : "null") +
+         ", \"root\": " + (call.root >= 0 ? number(call.root) : "null") +
+         ", \"bytes\": " + number(call.count * phx_dtype_size(call.dtype)) +
+         ", \"algorithm\": " + number(call.algo >> 4) + ", \"start_ns\": " + number(scale.ns(entry.start_ticks)) +
+         ", \"end_ns\": " + (complete ? number(scale.ns(entry.end_ticks)) : "null") +
+         ", \"status\": " + quoted(status) + "}";
+}
+
+std::string channel_json(uint32_t channel, const History &history, const TickScale &scale) {
+  std::vector<Recorded> entries;
+  Recorded each;
+  for (uint32_t i = 0; i < history.count(); ++i)
+    if (history.read(i, &each)) entries.push_back(each);
+  if (entries.empty()) return "";
+  std::sort(entries.begin(), entries.end(),
+            [](const Recorded &a, const Recorded &b) { return a.sequence < b.sequence; });
+  uint64_t completed = 0;
+  for (const Recorded &entry : entries)
+    if (entry.end_ticks != 0) completed = entry.sequence;
+  return "{\"channel\": " + number(channel) + ", \"started\": " + number(entries.back().sequence) +
+         ", \"completed\": " + number(completed) +
+         ", \"entries\": " + listed(entries.size(), [&](size_t i) { return entry_json(entries[i], scale); }) + "}";
+}
+
+std::string group_json(Group &group, const TickScale &scale) {
+  char id[24];
+  std::snprintf(id, sizeof id, "\"0x%016" PRIx64 "\"", group.id());
+  const bool failed = group.failed();
+  return "{\"name\": " + quoted(group.name().c_str()) + ", \"id\": " + id +
+         ", \"state\": " + (failed ? "\"failed\"" : "\"active\"") +
+         ", \"error\": " + (failed ? error_json(group.cause()) : "null") + ", \"members\": " +
+         listed(group.size(),
+                [&](size_t i) {
+                  const auto member = static_cast<int>(i);
+                  return "{\"rank\": " + number(group.rank_of(member)) + ", \"pid\": " + number(group.pid_of(member)) +
+                         ", \"process\": " + quoted(process_state(group.pid_of(member))) + ", \"channels\": " +
+                         listed(group.channels(),
+                                [&](size_t channel) {
+                                  const auto index = static_cast<uint32_t>(channel);
+                                  return channel_json(index, group.lane(index).history_of(member), scale);
+                                }) +
+                         "}";
+                }) +
+         "}";
+}
+
+int64_t unix_ns() {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+phx_status write_file(const std::string &path, const std::string &text) {
+  const Fd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  size_t written = 0;
+  while (fd.valid() && written < text.size()) {
+    const ssize_t put = write(fd.get(), text.data() + written, text.size() - written);
+    if (put < 0 && errno != EINTR) break;
+    if (put > 0) written += static_cast<size_t>(put);
+  }
+  return fd.valid() && written == text.size() ? PHX_OK : PHX_ERR_SYSTEM;
+}
+
+}  // namespace
+
+std::string dump_world(const World &world) {
+  const TickScale scale;
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  const auto groups = groups_of(world);
+  return "{\"format\": \"phalanx-flight-recorder\", \"version\": 1, \"phalanx\": " + quoted(phx_version()) +
+         ", \"host\": " + quoted(host) + ", \"rank\": " + number(world.rank()) +
+         ", \"world_size\": " + number(world.size()) + ", \"pid\": " + number(world.record().pid) +
+         ", \"dumped_ns\": " + number(now_ns()) + ", \"dumped_unix_ns\": " + number(unix_ns()) +
+         ",\n\"groups\": " + listed(groups.size(), [&](size_t i) { return group_json(*groups[i], scale); }) + "}\n";
+}
+
+void dump_failure(const Group &group, const phx_error_info &cause) {
+  const char *folder = std::getenv("PHALANX_DUMP");
+  if (folder == nullptr || *folder == '\0') return;
+  static std::atomic<unsigned> dumps{0};
+  const World &world = group.world();
+  const std::string path = std::string(folder) + "/phalanx-" + std::to_string(unix_ns() / 1000000000) + "-rank" +
+                           number(world.rank()) + "-pid" + number(world.record().pid) + "-" + number(++dumps) + ".json";
+  if (write_file(path, dump_world(world)) == PHX_OK)
+    PHX_LOG(PHX_LOG_WARNING, "group '%s' failed (%s); flight recorder: %s", group.name().c_str(), cause.text,
+            path.c_str());
+  else
+    PHX_LOG(PHX_LOG_ERROR, "group '%s' failed (%s); its flight recorder cannot be written to %s", group.name().c_str(),
+            cause.text, path.c_str());
+}
+
+}  // namespace phx

@@ -1,0 +1,33 @@
+// Chooses the instruction set: the one that the reductions use, as far as there is a kernel for it.
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "kernels/random.h"
+
+namespace phx::random {
+namespace {
+
+using Find = FillFn (*)(int32_t kind, int32_t dtype);
+
+Find finder(const char *isa) {
+#if defined(__x86_64__)
+  if (std::strcmp(isa, "avx512") == 0) return &find_avx512;
+  if (std::strcmp(isa, "avx2") == 0) return &find_avx2;
+#endif
+  return &find_scalar;  // of NEON the compiler makes use by itself
+}
+
+}  // namespace
+
+FillFn find_fill(int32_t kind, int32_t dtype) {
+  static const Find find = finder(kernels::active_isa());
+  return find(kind, dtype);
+}
+
+FillFn find_fill_isa(const char *isa, int32_t kind, int32_t dtype) {
+  // That host and build have an instruction set shows in that they have its reductions.
+  if (kernels::find_reduce_isa(isa, PHX_F32, PHX_SUM) == nullptr) return nullptr;
+  return finder(isa)(kind, dtype);
+}
+
+}  // namespace phx::random

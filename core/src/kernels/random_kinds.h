@@ -1,0 +1,239 @@
+// What each kind makes of its words: one element, or, for normal numbers, two. Used by kernels of every processor.
+#pragma once
+
+#include "kernels/random.h"
+#include "kernels/random_elements.h"
+
+namespace phx::random {
+namespace {
+
+// Of each: Out, the element; Word, what one element takes; Constants, the settings as the loop wants them; and `one`,
+// or, where kPaired, `real`: two of them before they are stored.
+
+template <class E>
+struct WordFor {
+  using Type = uint32_t;
+};
+template <>
+struct WordFor<double> {
+  using Type = uint64_t;
+};
+
+template <class U>
+struct Bits {
+  using Out = U;
+  using Word = U;
+  static constexpr bool kPaired = false;
+  struct Constants {
+    PHX_RANDOM_FN explicit Constants(const Settings &) {}
+  };
+  static PHX_RANDOM_FN U one(U word, const Constants &) { return word; }
+};
+
+template <class E>
+struct Uniform {
+  using Out = E;
+  using Word = typename WordFor<E>::Type;
+  using Real = typename Element<E>::Real;
+  static constexpr bool kPaired = false;
+  struct Constants {
+    Real offset, scale, bound;
+    PHX_RANDOM_FN explicit Constants(const Settings &s)
+        : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
+  };
+  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+    const Real value = c.offset + c.scale * unit<Element<E>::kBits>(word);
+    return Element<E>::store(value < c.bound ? value : c.bound);
+  }
+};
+
+template <class E>
+struct Normal {
+  using Out = E;
+  using Word = typename WordFor<E>::Type;
+  using Real = typename Element<E>::Real;
+  static constexpr bool kPaired = true;
+  struct Constants {
+    Real offset, scale;
+    PHX_RANDOM_FN explicit Constants(const Settings &s)
+        : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)) {}
+  };
+  static PHX_RANDOM_FN Pair<Real> real(Word first, Word second, const Constants &c) {
+    const Pair<Real> z = normals<Real>(first, second);
+    return {c.offset + c.scale * z.first, c.offset + c.scale * z.second};
+  }
+};
+
+template <class E>
+struct LogNormal : Normal<E> {
+  using Word = typename Normal<E>::Word;
+  using Real = typename Normal<E>::Real;
+  static PHX_RANDOM_FN Pair<Real> real(Word first, Word second, const typename Normal<E>::Constants &c) {
+    const Pair<Real> x = Normal<E>::real(first, second, c);
+    return {exponential(x.first), exponential(x.second)};
+  }
+};
+
+template <class E>
+struct Cauchy {
+  using Out = E;
+  using Word = typename WordFor<E>::Type;
+  using Real = typename Element<E>::Real;
+  static constexpr bool kPaired = false;
+  struct Constants {
+    Real offset, scale;
+    PHX_RANDOM_FN explicit Constants(const Settings &s)
+        : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)) {}
+  };
+  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+    return Element<E>::store(c.offset + c.scale * cauchy<Real>(word));
+  }
+};
+
+template <class E>
+struct Exponential {
+  using Out = E;
+  using Word = typename WordFor<E>::Type;
+  using Real = typename Element<E>::Real;
+  static constexpr bool kPaired = false;
+  struct Constants {
+    Real scale, bound;
+    PHX_RANDOM_FN explicit Constants(const Settings &s)
+        : scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
+  };
+  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+    const Real value = c.scale * minus_log(positive(word));
+    return Element<E>::store(value > c.bound ? value : c.bound);
+  }
+};
+
+// Elements by the bits of their 0 and 1: `limit` of the 2^32 words give a 1.
+template <class U, uint64_t kOne>
+struct Bernoulli {
+  using Out = U;
+  using Word = uint32_t;
+  static constexpr bool kPaired = false;
+  struct Constants {
+    uint32_t last;
+    U one;
+    PHX_RANDOM_FN explicit Constants(const Settings &s)
+        : last(static_cast<uint32_t>(s.limit - 1)), one(s.limit == 0 ? 0 : static_cast<U>(kOne)) {}
+  };
+  static PHX_RANDOM_FN U one(uint32_t word, const Constants &c) { return word <= c.last ? c.one : U(0); }
+};
+
+struct Truth {
+  uint8_t byte;
+};
+template <class E>
+PHX_RANDOM_FN E stored(int64_t value) {
+  return static_cast<E>(value);  // integers as unsigned ones: the lowest bits
+}
+template <>
+PHX_RANDOM_FN Truth stored<Truth>(int64_t value) {
+  return {static_cast<uint8_t>(value != 0)};
+}
+template <>
+PHX_RANDOM_FN F16 stored<F16>(int64_t value) {
+  return {f16_of(static_cast<float>(value))};
+}
+template <>
+PHX_RANDOM_FN BF16 stored<BF16>(int64_t value) {
+  return {bf16_of(static_cast<float>(value))};
+}
+
+// low + floor(range * word / 2^bits): each value has range / 2^bits of the words, give or take one.
+template <class E, class W>
+struct Integers {
+  using Out = E;
+  using Word = W;
+  static constexpr bool kPaired = false;
+  struct Constants {
+    uint64_t low, range;
+    PHX_RANDOM_FN explicit Constants(const Settings &s) : low(static_cast<uint64_t>(s.low)), range(s.range) {}
+  };
+  static PHX_RANDOM_FN E one(uint32_t word, const Constants &c) {
+    return stored<E>(static_cast<int64_t>(c.low + ((word * c.range) >> 32)));
+  }
+  static PHX_RANDOM_FN E one(uint64_t word, const Constants &c) {
+    return stored<E>(static_cast<int64_t>(c.low + (c.range == 0 ? word : upper_product(word, c.range))));
+  }
+};
+
+// Family::run<Kind> is what serves a kind; the same choice for every processor.
+template <class Family, template <class> class Kind>
+typename Family::Fn floating(int32_t dtype) {
+  switch (dtype) {
+    case PHX_F16: return Family::template get<Kind<F16>>();
+    case PHX_BF16: return Family::template get<Kind<BF16>>();
+    case PHX_F32: return Family::template get<Kind<float>>();
+    case PHX_F64: return Family::template get<Kind<double>>();
+    default: return nullptr;
+  }
+}
+template <class Family>
+typename Family::Fn bits(int32_t dtype) {
+  switch (dtype) {
+    case PHX_I32:
+    case PHX_U32: return Family::template get<Bits<uint32_t>>();
+    case PHX_I64:
+    case PHX_U64: return Family::template get<Bits<uint64_t>>();
+    default: return nullptr;
+  }
+}
+template <class Family>
+typename Family::Fn bernoulli(int32_t dtype) {
+  switch (dtype) {
+    case PHX_BOOL:
+    case PHX_I8:
+    case PHX_U8: return Family::template get<Bernoulli<uint8_t, 1>>();
+    case PHX_I16:
+    case PHX_U16: return Family::template get<Bernoulli<uint16_t, 1>>();
+    case PHX_I32:
+    case PHX_U32: return Family::template get<Bernoulli<uint32_t, 1>>();
+    case PHX_I64:
+    case PHX_U64: return Family::template get<Bernoulli<uint64_t, 1>>();
+    case PHX_F16: return Family::template get<Bernoulli<uint16_t, 0x3c00>>();
+    case PHX_BF16: return Family::template get<Bernoulli<uint16_t, 0x3f80>>();
+    case PHX_F32: return Family::template get<Bernoulli<uint32_t, 0x3f800000>>();
+    case PHX_F64: return Family::template get<Bernoulli<uint64_t, 0x3ff0000000000000>>();
+    default: return nullptr;
+  }
+}
+template <class Family, class Word>
+typename Family::Fn integers(int32_t dtype) {
+  switch (dtype) {
+    case PHX_BOOL: return Family::template get<Integers<Truth, Word>>();
+    case PHX_I8:
+    case PHX_U8: return Family::template get<Integers<uint8_t, Word>>();
+    case PHX_I16:
+    case PHX_U16: return Family::template get<Integers<uint16_t, Word>>();
+    case PHX_I32:
+    case PHX_U32: return Family::template get<Integers<uint32_t, Word>>();
+    case PHX_I64:
+    case PHX_U64: return Family::template get<Integers<uint64_t, Word>>();
+    case PHX_F16: return Family::template get<Integers<F16, Word>>();
+    case PHX_BF16: return Family::template get<Integers<BF16, Word>>();
+    case PHX_F32: return Family::template get<Integers<float, Word>>();
+    case PHX_F64: return Family::template get<Integers<double, Word>>();
+    default: return nullptr;
+  }
+}
+template <class Family>
+typename Family::Fn select(int32_t kind, int32_t dtype) {
+  switch (kind) {
+    case PHX_RANDOM_BITS: return bits<Family>(dtype);
+    case PHX_RANDOM_UNIFORM: return floating<Family, Uniform>(dtype);
+    case PHX_RANDOM_NORMAL: return floating<Family, Normal>(dtype);
+    case PHX_RANDOM_EXPONENTIAL: return floating<Family, Exponential>(dtype);
+    case PHX_RANDOM_BERNOULLI: return bernoulli<Family>(dtype);
+    case PHX_RANDOM_CAUCHY: return floating<Family, Cauchy>(dtype);
+    case PHX_RANDOM_LOG_NORMAL: return floating<Family, LogNormal>(dtype);
+    case kNarrowIntegers: return integers<Family, uint32_t>(dtype);
+    case kWideIntegers: return integers<Family, uint64_t>(dtype);
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace phx::random

@@ -1,0 +1,215 @@
+#include "ops/call.h"
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/read_in.h"
+
+namespace phx {
+
+Call::Call(Kind kind, phx_group *group, const phx_options *options, bool is_part)
+    : Call(kind, group == nullptr ? nullptr : group->ptr.get(), options, is_part, false) {}
+Call::Call(Kind kind, phx_symm *symm, const phx_options *options)
+    : Call(kind, symm == nullptr ? nullptr : &symm->symm->group(), options, false,
+           symm != nullptr && symm->symm->device() != nullptr) {}
+
+Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool for_kernels)
+    : kind_(kind), named_(kind), group_(group), is_part_(is_part), for_kernels_(for_kernels) {
+  record_.operation = static_cast<uint8_t>(kind);
+  options_.struct_size = sizeof options_;
+  options_.scale = 1.0;
+  if (group == nullptr) {
+    set(fail(PHX_ERR_INVALID, name(), "%s: the group (or symm) is NULL", name()));
+    return;
+  }
+  if (__builtin_expect(group->world().forked(), 0)) {
+    set(refuse_fork(name(), group->world()));
+    return;
+  }
+  if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
+  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
+    set(fail(PHX_ERR_INVALID, name(), "%s: flags must be 0, and algo one of PHX_ALGO_*", name()));
+  else if (options_.channel >= group->channels())
+    set(fail(PHX_ERR_INVALID, name(), "%s: channel is %u; group '%s' has %u (phx_world_params.channels)", name(),
+             options_.channel, group->name().c_str(), group->channels()));
+  else if (options_.device.type != 0 && options_.device.type != PHX_DEV_CPU && options_.device.type != PHX_DEV_CUDA)
+    set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEV_*", name(),
+             options_.device.type));
+  else
+    set(group->resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
+  record_.algo = static_cast<uint8_t>(options_.algo);
+}
+
+Call &Call::set(phx_status status) {
+  status_ = status;
+  if (status == PHX_OK || group_ == nullptr) return *this;
+  amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), -1);
+  // What kernels do is compared by themselves; and a part of a list is refused with the whole.
+  if (!for_kernels_ && !on_gpu() && !is_part_)
+    collectives_of(*group_).refuse(options_.channel < group_->channels() ? options_.channel : 0);
+  return *this;
+}
+
+Call &Call::data(const void *in, size_t in_parts, void *out, size_t out_parts, size_t count, int32_t dtype) {
+  if (!ok()) return *this;
+  const size_t item = phx_dtype_size(dtype);
+  if (item == 0) return set(fail(PHX_ERR_INVALID, name(), "%s: %d is no dtype", name(), dtype));
+  // By the size of the group, so that all ranks refuse alike whatever they have.
+  if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item / group_size())
+    return set(fail(PHX_ERR_INVALID, name(), "%s: %zu elements for each of %d ranks is more than memory can hold",
+                    name(), count, group_size()));
+  if (count != 0 && ((in == nullptr && in_parts != 0) || (out == nullptr && out_parts != 0)))
+    return set(fail(PHX_ERR_INVALID, name(), "%s: a buffer is NULL", name()));
+  buffers_ = {static_cast<const char *>(in), static_cast<char *>(out), count, item};
+  record_.dtype = static_cast<uint8_t>(dtype);
+  record_.count = count;
+  return *this;
+}
+
+Call &Call::overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed) {
+  if (!ok() || in_elements == 0 || out_elements == 0) return *this;
+  const uintptr_t in = reinterpret_cast<uintptr_t>(buffers_.in), out = reinterpret_cast<uintptr_t>(buffers_.out);
+  const bool apart = in + in_elements * buffers_.item <= out || out + out_elements * buffers_.item <= in;
+  const bool alias = alias_allowed && in == out + in_offset * buffers_.item;
+  if (!apart && !alias)
+    return set(fail(PHX_ERR_INVALID, name(),
+                    "%s: input and output overlap; give the same buffer (in place) or separate ones", name()));
+  return *this;
+}
+
+Call &Call::reduce(int32_t op) {
+  if (!ok()) return *this;
+  if (std::strcmp(phx_reduce_op_name(op), "?") == 0)
+    return set(fail(PHX_ERR_INVALID, name(), "%s: Invalid reduce operation %d", name(), op));
+  reduction_.fn = kernels::find_reduce(record_.dtype, op);
+  reduction_.streaming = kernels::find_reduce_streaming(record_.dtype, op);
+  if (reduction_.fn == nullptr)
+    return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: %s is not defined for %s", name(), phx_reduce_op_name(op),
+                    phx_dtype_name(record_.dtype)));
+  reduction_.dtype = record_.dtype;
+  reduction_.op = op;
+  record_.op = static_cast<uint8_t>(op);
+  if (op == PHX_PREMUL_SUM) {
+    reduction_.scale = options_.scale;
+    std::memcpy(&record_.aux, &options_.scale, sizeof record_.aux);
+  }
+  return *this;
+}
+
+Call &Call::root(int32_t group_rank) {
+  if (!ok()) return *this;
+  if (group_rank < 0 || group_rank >= group_size())
+    return set(
+        fail(PHX_ERR_INVALID, name(), "%s: root is group rank %d in a group of %d", name(), group_rank, group_size()));
+  record_.root = group_rank;
+  return *this;
+}
+
+Call &Call::own_counts(const size_t *counts, size_t *total) {
+  if (!ok()) return *this;
+  if (counts == nullptr) return set(fail(PHX_ERR_INVALID, name(), "%s: a list of counts is NULL", name()));
+  constexpr size_t kMost = size_t{1} << 48;  // keeps sums far from overflow
+  *total = 0;
+  for (int i = 0; i < group_size(); ++i) {
+    if (counts[i] > kMost)
+      return set(fail(PHX_ERR_INVALID, name(), "%s: a count is more than memory can hold", name()));
+    *total += counts[i];
+  }
+  return *this;
+}
+
+Call &Call::counts(const size_t *counts, size_t *total) {
+  if (!own_counts(counts, total).ok()) return *this;
+  record_.count = *total;
+  record_.aux = hash_bytes(counts, group_size() * sizeof *counts, hash_bytes(&record_.aux, sizeof record_.aux));
+  return *this;
+}
+
+Call &Call::on_stream() {
+  on_stream_ = true;
+  return *this;
+}
+
+Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
+  if (!ok()) return *this;
+  if (symm.block().on_device() && !on_stream_)
+    return set(fail(PHX_ERR_UNSUPPORTED, name(),
+                    "%s: the block lies in the memory of a device (type %d), which the collectives of the host cannot "
+                    "read; use CPU memory (device type 1)",
+                    name(), symm.block().device.type));
+  if (offset > symm.block().size || bytes > symm.block().size - offset)
+    return set(fail(PHX_ERR_INVALID, name(), "%s: %zu bytes at offset %zu do not fit a block of %zu", name(), bytes,
+                    offset, symm.block().size));
+  if (offset % buffers_.item != 0)
+    return set(fail(PHX_ERR_INVALID, name(), "%s: offset %zu is no multiple of the element's %zu bytes", name(), offset,
+                    buffers_.item));
+  const uint64_t facts[4] = {record_.aux, symm.ordinal(), offset, buffers_.in == buffers_.out};
+  record_.aux = hash_words(facts);
+  return *this;
+}
+
+Call &Call::stays() {
+  const uint64_t facts[2] = {record_.aux, 1};
+  record_.aux = hash_words(facts);
+  return *this;
+}
+
+Call &Call::gives_at(uint64_t place) {
+  if (ok()) record_.aux = hash_bytes(&place, sizeof place, record_.aux);
+  return *this;
+}
+
+Call Call::as(Kind kind, const char *in, char *out) const {
+  Call other = *this;
+  other.kind_ = kind;
+  other.buffers_.in = in;
+  other.buffers_.out = out;
+  other.compared_ = true;
+  return other;
+}
+
+Call &Call::finds(const cuda::Inputs *inputs) {
+  inputs_ = inputs;
+  return *this;
+}
+
+Call Call::one_of(const CoalescedCall &one) const {
+  Call other = as(one.kind, one.buffers.in, one.buffers.out);
+  other.buffers_ = one.buffers;
+  other.reduction_ = one.reduction;
+  return other;
+}
+
+Call &Call::chose(int32_t algo) {
+  record_.algo = static_cast<uint8_t>(options_.algo | algo << 4);
+  return *this;
+}
+
+Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
+  if (!ok()) return *this;
+  record_.count = calls.size();
+  for (const CoalescedCall &call : calls) record_.aux = hash_bytes(&call.record, sizeof call.record, record_.aux);
+  return *this;
+}
+
+phx_status Call::issue(OperationPtr operation, phx_work **work) {
+  if (options_.stream != nullptr)
+    return set(fail(PHX_ERR_INVALID, name(),
+                    "%s: stream is for memory of a GPU: say so in options.device, or set stream to NULL", name()))
+        .status();
+  if (options_.algo == PHX_ALGO_MULTIMEM)
+    return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: PHX_ALGO_MULTIMEM is for symmetric memory of GPUs", name()))
+        .status();
+  operation->record = record_;
+  if (work == nullptr) return engine().run(*operation, timeout_ms_);
+  WorkRef started;
+  const phx_status status = engine().start(std::move(operation), timeout_ms_, &started);
+  if (status != PHX_OK) return status;
+  *work = make_work_handle(group_->shared_from_this(), std::move(started));
+  return PHX_OK;
+}
+
+}  // namespace phx

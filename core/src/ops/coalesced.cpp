@@ -1,0 +1,264 @@
+// Several calls as one operation: a sequence of steps whose rounds follow each other.
+//
+// all_reduces that are not large and have the same dtype and op become one all_reduce of a buffer that holds them all.
+// Small calls of other kinds share one slot, and so one barrier. The rest are steps of their own. What a call becomes
+// depends on nothing but the list, which is the same on all ranks.
+#include "ops/coalesced.h"
+
+#include <algorithm>
+
+#include "base/shared_memory.h"
+#include "group/lane.h"
+
+namespace phx {
+namespace {
+
+constexpr size_t kFusedBytes = 16 << 10;   // copying more than this into a buffer costs more than barriers
+constexpr size_t kFusedTotal = 512 << 10;  // of one buffer: more would not stay in the cache
+constexpr size_t kPackedBytes = 64 << 10;  // likewise for a slot, into which everything is copied anyway
+constexpr size_t kPackedAlign = 16;
+
+bool same_reduction(const CoalescedCall &a, const CoalescedCall &b) {
+  return a.record.dtype == b.record.dtype && a.record.op == b.record.op && a.record.aux == b.record.aux;
+}
+
+// Several all_reduces as one.
+class Fused final : public Operation {
+ public:
+  Fused(const Plan &plan, std::vector<CoalescedCall> calls) : Operation({}, 0), calls_(std::move(calls)) {
+    size_t count = 0;
+    for (const CoalescedCall &call : calls_) count += call.buffers.count;
+    const size_t item = calls_[0].buffers.item;
+    buffer_.reset(new char[count * item]);  // not zeroed
+    char *to = buffer_.get();
+    for (const CoalescedCall &call : calls_) {
+      copy_bytes(to, call.buffers.in, call.buffers.count * item);
+      to += call.buffers.count * item;
+    }
+    inner_ = make_all_reduce(plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, PHX_ALGO_AUTO);
+    rounds = inner_->rounds;
+    reach = inner_->reach;
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    inner_->first_epoch = first_epoch;
+    inner_->put(lane, round, epoch);
+  }
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const phx_status status = inner_->take(lane, round, epoch);
+    if (status != PHX_OK || round + 1 != rounds) return status;
+    const char *from = buffer_.get();
+    for (const CoalescedCall &call : calls_) {
+      const size_t bytes = call.buffers.count * call.buffers.item;
+      copy_bytes(call.buffers.out, from, bytes);
+      from += bytes;
+    }
+    return PHX_OK;
+  }
+  uint64_t done_after(uint64_t epoch) const override { return inner_->done_after(epoch); }
+  bool exclusive() const override { return inner_->exclusive(); }
+  bool takes_input_at_once() const override { return true; }
+
+ private:
+  const std::vector<CoalescedCall> calls_;
+  std::unique_ptr<char[]> buffer_;
+  OperationPtr inner_;
+};
+
+// Bytes of a slot that a call needs on every rank.
+size_t packed_bytes(const CoalescedCall &call, int n) {
+  const bool segments =
+      call.kind == Kind::kReduceScatter || call.kind == Kind::kAllToAll || call.kind == Kind::kScatter;
+  return round_up(call.buffers.count * call.buffers.item * (segments ? n : 1), kPackedAlign);
+}
+
+// Small calls side by side in one slot.
+class Packed final : public Operation {
+ public:
+  Packed(std::vector<CoalescedCall> calls, const Lane &lane)
+      : Operation({}, 0), n_(lane.group_size()), self_(lane.group_rank()), calls_(std::move(calls)) {
+    size_t at = 0;
+    for (const CoalescedCall &call : calls_) {
+      places_.push_back(at);
+      at += packed_bytes(call, n_);
+    }
+    reach = at;
+  }
+
+  void keep_input(size_t) override {  // small by construction
+    size_t total = 0;
+    for (const CoalescedCall &call : calls_) total += input_bytes(call, n_, self_);
+    kept_.resize(total);
+    char *to = kept_.data();
+    for (CoalescedCall &call : calls_) {
+      const size_t bytes = input_bytes(call, n_, self_);
+      if (bytes == 0) continue;
+      std::memcpy(to, call.buffers.in, bytes);
+      call.buffers.in = to;
+      to += bytes;
+    }
+  }
+
+  void put(const Lane &lane, uint32_t, uint64_t epoch) override {
+    for (size_t i = 0; i < calls_.size(); ++i)
+      put_bytes(lane.data(self_, epoch) + places_[i], calls_[i].buffers.in, input_bytes(calls_[i], n_, self_));
+  }
+
+  phx_status take(const Lane &lane, uint32_t, uint64_t epoch) override {
+    for (size_t i = 0; i < calls_.size(); ++i) take_one(lane, epoch, calls_[i], places_[i]);
+    return PHX_OK;
+  }
+
+ private:
+  static void take_one(const Lane &lane, uint64_t epoch, const CoalescedCall &call, size_t place) {
+    const int n = lane.group_size();
+    const int self = lane.group_rank();
+    const size_t bytes = call.buffers.count * call.buffers.item;
+    const auto slot = [&](int of) { return lane.data(of, epoch) + place; };
+    char *out = call.buffers.out;
+    switch (call.kind) {
+      case Kind::kReduceScatter: reduce(lane, call, place + self * bytes, epoch); return;
+      case Kind::kReduce:
+        if (self == call.root) reduce(lane, call, place, epoch);
+        return;
+      case Kind::kGather:
+        if (self != call.root) return;
+        [[fallthrough]];
+      case Kind::kAllGather:
+        for (int i = 0; i < n; ++i) copy_bytes(out + i * bytes, slot(i), bytes);
+        return;
+      case Kind::kAllToAll:
+        for (int i = 0; i < n; ++i) copy_bytes(out + i * bytes, slot(i) + self * bytes, bytes);
+        return;
+      case Kind::kScatter: copy_bytes(out, slot(call.root) + self * bytes, bytes); return;
+      case Kind::kBroadcast:
+        if (self != call.root) copy_bytes(out, slot(call.root), bytes);
+        return;
+      default: return;
+    }
+  }
+
+  static void reduce(const Lane &lane, const CoalescedCall &call, size_t place, uint64_t epoch) {
+    const int n = lane.group_size();
+    const void *inputs[kMaxGroupSize];
+    for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + place;
+    if (call.buffers.count != 0)
+      call.reduction.fn(call.buffers.out, inputs, n, call.buffers.count, n, call.reduction.scale);
+  }
+
+  const int n_;
+  const int self_;
+  std::vector<CoalescedCall> calls_;
+  std::vector<size_t> places_;
+  std::vector<char> kept_;
+};
+
+OperationPtr make_step(const Plan &plan, const CoalescedCall &call) {
+  switch (call.kind) {
+    case Kind::kAllReduce: return make_all_reduce(plan, call.buffers, call.reduction, PHX_ALGO_AUTO);
+    case Kind::kAllGather: return make_all_gather(plan, call.buffers);
+    case Kind::kReduceScatter: return make_reduce_scatter(plan, call.buffers, call.reduction);
+    case Kind::kAllToAll: return make_all_to_all(plan, call.buffers);
+    case Kind::kBroadcast: return make_broadcast(plan, call.buffers, call.root);
+    case Kind::kReduce: return make_reduce(plan, call.buffers, call.reduction, call.root);
+    case Kind::kGather: return make_gather(plan, call.buffers, call.root);
+    default: return make_scatter(plan, call.buffers, call.root);
+  }
+}
+
+class Sequence final : public Operation {
+ public:
+  explicit Sequence(std::vector<OperationPtr> steps) : Operation({}, 0), steps_(std::move(steps)) {
+    rounds = 0;
+    reach = 0;
+    for (const OperationPtr &step : steps_) {
+      begins_.push_back(rounds);
+      rounds += step->rounds;
+      reach = std::max(reach, step->reach);
+    }
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const size_t i = index(round);
+    if (round == begins_[i]) steps_[i]->first_epoch = epoch;
+    steps_[i]->put(lane, round - begins_[i], epoch);
+  }
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const size_t i = index(round);
+    return steps_[i]->take(lane, round - begins_[i], epoch);
+  }
+  uint64_t done_after(uint64_t epoch) const override {
+    return steps_[index(static_cast<uint32_t>(epoch - first_epoch))]->done_after(epoch);
+  }
+  bool exclusive() const override {
+    return std::any_of(steps_.begin(), steps_.end(), [](const OperationPtr &step) { return step->exclusive(); });
+  }
+  bool takes_input_at_once() const override { return steps_.size() == 1 && steps_[0]->takes_input_at_once(); }
+  void keep_input(size_t limit) override {
+    for (const OperationPtr &step : steps_) step->keep_input(limit);
+  }
+
+ private:
+  size_t index(uint32_t round) const {
+    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), round) - begins_.begin()) - 1;
+  }
+
+  const std::vector<OperationPtr> steps_;
+  std::vector<uint32_t> begins_;
+};
+
+}  // namespace
+
+size_t input_bytes(const CoalescedCall &call, int n, int self) {
+  const size_t bytes = call.buffers.count * call.buffers.item;
+  switch (call.kind) {
+    case Kind::kReduceScatter:
+    case Kind::kAllToAll: return n * bytes;
+    case Kind::kScatter: return self == call.root ? n * bytes : 0;
+    case Kind::kBroadcast: return self == call.root ? bytes : 0;
+    default: return bytes;
+  }
+}
+
+OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {
+  const int n = plan.lane.group_size();
+  struct Set {
+    std::vector<CoalescedCall> calls;
+    size_t bytes = 0;
+  };
+  std::vector<OperationPtr> steps;
+  std::vector<Set> fused;
+  std::vector<CoalescedCall> packed;
+  size_t filled = 0;
+  const auto flush = [&] {
+    if (!packed.empty()) steps.push_back(std::make_unique<Packed>(std::move(packed), plan.lane));
+    packed.clear();
+    filled = 0;
+  };
+  for (const CoalescedCall &call : calls) {
+    const size_t bytes = packed_bytes(call, n);
+    if (call.kind == Kind::kAllReduce && bytes <= kFusedBytes) {
+      const auto fits = [&](const Set &set) {
+        return set.bytes + bytes <= kFusedTotal && same_reduction(set.calls[0], call);
+      };
+      auto set = std::find_if(fused.begin(), fused.end(), fits);
+      if (set == fused.end()) set = fused.emplace(fused.end());
+      set->calls.push_back(call);
+      set->bytes += bytes;
+    } else if (call.kind != Kind::kAllReduce && bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
+      if (filled + bytes > plan.chunk_bytes()) flush();
+      packed.push_back(call);
+      filled += bytes;
+    } else {
+      steps.push_back(make_step(plan, call));
+    }
+  }
+  flush();
+  for (Set &set : fused)
+    steps.push_back(set.calls.size() == 1 ? make_step(plan, set.calls[0])
+                                          : std::make_unique<Fused>(plan, std::move(set.calls)));
+  if (steps.empty()) steps.push_back(make_barrier());
+  return std::make_unique<Sequence>(std::move(steps));
+}
+
+}  // namespace phx

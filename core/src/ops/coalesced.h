@@ -1,0 +1,24 @@
+// Several calls as one operation.
+#pragma once
+
+#include <vector>
+
+#include "ops/operation.h"
+
+namespace phx {
+
+// One of them, checked. kind: one of those of phx_call.
+struct CoalescedCall {
+  Kind kind = Kind::kNone;
+  Buffers buffers;
+  Reduction reduction;
+  int root = -1;
+  CallRecord record;
+};
+
+// Of `calls` in a group of n ranks: what is read on rank `self`.
+size_t input_bytes(const CoalescedCall &call, int n, int self);
+
+OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
+
+}  // namespace phx

@@ -1,0 +1,55 @@
+#include "ops/collectives.h"
+
+#include <cstring>
+#include <utility>
+
+namespace phx {
+namespace {
+
+// In the place of the call: every rank that makes the call for which this one stands in finds that the two differ.
+class Refusal final : public Operation {
+ public:
+  explicit Refusal(const char *why) : Operation({}, 0), why_(why) {
+    record.operation = static_cast<uint8_t>(Kind::kRefused);
+  }
+  void put(const Lane &lane, uint32_t, uint64_t epoch) override {
+    copy_text(lane.data(lane.group_rank(), epoch), lane.slot_bytes(), why_.c_str());
+  }
+  phx_status take(const Lane &, uint32_t, uint64_t) override { return PHX_OK; }
+
+ private:
+  const std::string why_;
+};
+
+}  // namespace
+
+Collectives::Collectives(Group &group) : group_(group) {
+  for (uint32_t i = 0; i < group.channels(); ++i) engines_.emplace_back(&group, &group.lane(i));
+}
+
+void Collectives::open(const std::vector<char *> &) {
+  for (Engine &engine : engines_) engine.begin_at(group_.first_count());
+}
+
+std::vector<ProgressSource *> Collectives::progress_sources() {
+  std::vector<ProgressSource *> sources;
+  for (Engine &engine : engines_) sources.push_back(&engine);
+  return sources;
+}
+
+// A channel that nobody has used has no waiter, and memory that was never touched. (A thread that uses it for the first
+// time just now sees the interruption within a slice of its sleep.)
+void Collectives::on_failed() {
+  for (uint32_t i = 0; i < group_.channels(); ++i)
+    if (engines_[i].sequence() != 0) group_.lane(i).wake_waiters();
+}
+
+phx_status Collectives::refuse(uint32_t channel) {
+  const phx_error_info error = last_error();
+  WorkRef work;
+  if (group_.may_refuse())
+    engines_[channel].start(std::make_unique<Refusal>(error.text), group_.world().default_timeout_ms(), &work);
+  return set_last_error(error);
+}
+
+}  // namespace phx

@@ -1,0 +1,31 @@
+// The collectives of one group: an engine for each of its channels.
+#pragma once
+
+#include <deque>
+
+#include "group/group.h"
+#include "ops/engine.h"
+
+namespace phx {
+
+class Collectives final : public Attachment {
+ public:
+  static constexpr AttachmentKind kKind = AttachmentKind::kCollectives;
+  explicit Collectives(Group &group);
+
+  Engine &engine(uint32_t channel) { return engines_[channel]; }
+  // As the group's refusals: in the place of a collective of that channel.
+  phx_status refuse(uint32_t channel);
+
+  void open(const std::vector<char *> &areas) override;
+  std::vector<ProgressSource *> progress_sources() override;
+  void on_failed() override;
+
+ private:
+  Group &group_;
+  std::deque<Engine> engines_;
+};
+
+inline Collectives &collectives_of(const Group &group) { return group.attached<Collectives>(); }
+
+}  // namespace phx

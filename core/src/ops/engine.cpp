@@ -1,0 +1,270 @@
+#include "ops/engine.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <utility>
+
+#include "base/failpoint.h"
+#include "group/group.h"
+
+namespace phx {
+namespace {
+
+const char *name_of(const Operation &operation) { return kind_name(static_cast<Kind>(operation.record.operation)); }
+
+}  // namespace
+
+phx_status CollectiveWork::wait(int64_t timeout_ms) { return engine_->wait(*this, timeout_ms); }
+phx_status CollectiveWork::test() { return engine_->test(*this); }
+
+Engine::~Engine() {
+  if (!pending_.empty()) group_->world().progress().ended(*this);
+}
+
+LazyDeadline Engine::deadline(int64_t timeout_ms) {
+  return LazyDeadline(timeout_ms, &group_->world().progress(), this);
+}
+
+phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round,
+                         const LazyDeadline &deadline) {
+  return group_->raise_await(*lane_, result, name_of(operation), operation.sequence, operation.first_epoch + round,
+                             static_cast<int32_t>(round), operation.record, deadline.budget_ms());
+}
+
+// Another thread of this rank has been inside this channel for the whole timeout of this one. `revokes`: the call is
+// not made, so this rank is out of step; who only waited may wait again.
+phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes) {
+  const Recorded last = lane_->history_of(group_->group_rank()).newest();
+  const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
+                           ". Use another channel for it";
+  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), revokes);
+}
+
+// Whether a new operation can be published now: all older ones are, and a slot is free here.
+bool Engine::has_room() const {
+  if (pending_.empty()) return true;
+  const Operation &oldest = pending_.front()->operation();
+  const Operation &newest = pending_.back()->operation();
+  if (newest.published != newest.rounds || newest.exclusive()) return false;
+  return lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
+}
+
+// The memory of the slots that `operation` needs and that no earlier one has needed.
+phx_status Engine::hold(const Operation &operation) {
+  if (lane_->hold(name_of(operation), operation.reach) == PHX_OK) return PHX_OK;
+  phx_error_info info = last_error();
+  std::snprintf(info.text, sizeof info.text,
+                "%s #%" PRIu64
+                " on group '%s': rank %d: the host ran out of memory for the staging of this group, up to %zu bytes. "
+                "Free memory, raise the limit, or make the world with less staging_bytes.",
+                name_of(operation), operation.sequence, group_->name().c_str(), group_->self_rank(),
+                kSlots * lane_->slot_bytes());
+  info.rank = group_->self_rank();
+  info.sequence = operation.sequence;
+  group_->fail_with(info, true);
+  return group_->raise_in_flight(name_of(operation), operation.sequence);
+}
+
+// Fills and publishes the next round of `operation`; nothing younger has been published.
+phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
+  const uint64_t epoch = lane_->last_epoch() + 1;
+  if (operation.published == 0) operation.first_epoch = epoch;
+  if (const AwaitResult room = lane_->reserve(deadline); !room)
+    return raise(room, operation, operation.published, deadline);
+  PHX_FAILPOINT(name_of(operation), 2);
+  operation.put(*lane_, operation.published, epoch);
+  uint64_t done = epoch - 1;  // all that came before has been taken, except:
+  if (operation.published > 0) {
+    done = operation.done_after(epoch - 1);
+  } else if (!pending_.empty()) {
+    const Operation &oldest = pending_.front()->operation();
+    done = oldest.first_epoch + oldest.taken - 1;
+  }
+  PHX_FAILPOINT(name_of(operation), 3);
+  lane_->publish(operation.record, done, operation.place);
+  PHX_FAILPOINT(name_of(operation), 4);
+  ++operation.published;
+  return PHX_OK;
+}
+
+// Publishes those of the started operations for which there is room by now. Never waits.
+phx_status Engine::publish_queued(LazyDeadline &deadline) {
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    Operation &operation = pending_[i]->operation();
+    if (operation.published == operation.rounds) continue;
+    if (operation.published > 0) return PHX_OK;  // its next round is not due yet, and nothing may overtake it
+    const Operation &oldest = pending_.front()->operation();
+    if (i > 0 && pending_[i - 1]->operation().exclusive()) return PHX_OK;
+    const bool slot_free = i == 0 || lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
+    if (!slot_free || lane_->reserve_would_block()) return PHX_OK;
+    const phx_status status = publish(operation, deadline);
+    if (status != PHX_OK || operation.published != operation.rounds) return status;  // nothing may overtake its rounds
+  }
+  return PHX_OK;
+}
+
+// Some have put nothing into their slots, as their inputs can be read where they lie. If all can, that is done;
+// otherwise they put it now. Every rank looks at the same places, so all do the same.
+phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
+  const Place place = std::exchange(operation.place, {});
+  const bool from_places = operation.takes_from_places(*lane_, epoch);
+  if (!lane_->holds(operation.reach)) {  // now it is known what the operation needs
+    if (const phx_status status = hold(operation); status != PHX_OK) return status;
+  }
+  if (from_places) return PHX_OK;
+  if (place.leaves_slot_empty()) {
+    PHX_FAILPOINT("places", 1);
+    operation.put(*lane_, 0, epoch);
+    PHX_FAILPOINT("places", 2);
+    lane_->publish_staged(epoch);
+  }
+  if (!may_block && lane_->staging_would_block(epoch)) return PHX_IN_PROGRESS;
+  const AwaitResult staged = lane_->await_staged(epoch, deadline);
+  return staged ? PHX_OK : raise(staged, operation, 0, deadline);
+}
+
+// Goes on with the rounds of `operation` until it is complete or, when it must not block, until it would.
+phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
+  while (operation.taken < operation.rounds) {
+    if (operation.published == operation.taken) {
+      if (!may_block && lane_->reserve_would_block()) return PHX_IN_PROGRESS;
+      const phx_status status = publish(operation, deadline);
+      if (status != PHX_OK) return status;
+    }
+    const uint64_t epoch = operation.first_epoch + operation.taken;
+    if (!may_block && lane_->await_would_block(epoch)) return PHX_IN_PROGRESS;
+    const AwaitResult all = lane_->await(epoch, operation.record, deadline);
+    if (!all) return raise(all, operation, operation.taken, deadline);
+    PHX_FAILPOINT(name_of(operation), 5);
+    phx_status status = PHX_OK;
+    if (operation.taken == 0 && (!all.staged() || operation.place.key != 0))
+      status = use_places(operation, epoch, deadline, may_block);
+    if (status == PHX_OK) status = operation.take(*lane_, operation.taken, epoch);
+    if (status != PHX_OK) return status;
+    ++operation.taken;
+  }
+  PHX_FAILPOINT(name_of(operation), 6);
+  lane_->publish_done(operation.first_epoch + operation.rounds - 1);
+  PHX_FAILPOINT(name_of(operation), 7);
+  return PHX_OK;
+}
+
+void Engine::settle_front(phx_status status) {
+  const CollectiveWorkRef work = std::move(pending_.front());
+  pending_.pop_front();
+  if (pending_.empty()) group_->world().progress().ended(*this);
+  lane_->history().end(work->operation().sequence, status);
+  work->operation().end();
+  work->settle(status);
+}
+
+phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
+  const phx_status status = advance(pending_.front()->operation(), deadline, may_block);
+  if (status != PHX_IN_PROGRESS) settle_front(status);
+  return status;
+}
+
+phx_status Engine::begin(Operation &operation) {
+  operation.sequence = sequence() + 1;  // mutex_ is held: nobody else counts
+  sequence_.store(operation.sequence, std::memory_order_relaxed);
+  if (!group_->failed()) {
+    if (!lane_->holds(operation.reach)) {
+      if (const phx_status status = hold(operation); status != PHX_OK) return status;
+    }
+    lane_->history().begin(operation.sequence, operation.record);
+    PHX_FAILPOINT(name_of(operation), 1);
+    return PHX_OK;
+  }
+  return group_->raise_revoked(name_of(operation), operation.sequence);
+}
+
+phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
+  LazyDeadline until = deadline(timeout_ms);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return raise_turn(name_of(operation), until, true);
+  phx_status status = begin(operation);
+  if (status != PHX_OK) return status;
+  status = run_in_turn(operation, until);
+  lane_->history().end(operation.sequence, status);
+  return status;
+}
+
+phx_status Engine::run_in_turn(Operation &operation, LazyDeadline &until) {
+  phx_status status = PHX_OK;
+  while (!pending_.empty() && !has_room()) {
+    status = complete_front(until, true);
+    if (status != PHX_OK && group_->failed()) return status;
+    if (status == PHX_OK) status = publish_queued(until);
+    if (status != PHX_OK && group_->failed()) return status;
+  }
+  status = publish(operation, until);
+  if (status != PHX_OK) return status;
+  while (!pending_.empty()) {
+    status = complete_front(until, true);
+    if (status != PHX_OK && group_->failed()) return status;
+  }
+  return advance(operation, until, true);
+}
+
+phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out) {
+  LazyDeadline none(1);
+  auto work = std::make_shared<CollectiveWork>(this, std::move(operation));
+  Operation &started = work->operation();
+  LazyDeadline until = deadline(timeout_ms);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
+  // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
+  phx_status status = started.record.operation == static_cast<uint8_t>(Kind::kRefused) ? PHX_OK : begin(started);
+  if (status != PHX_OK) return status;
+  if (has_room() && !lane_->reserve_would_block()) {
+    status = publish(started, none);
+    if (status != PHX_OK) {
+      lane_->history().end(started.sequence, status);
+      return status;
+    }
+  }
+  if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
+  if (pending_.empty()) group_->world().progress().began(*this);
+  pending_.push_back(work);
+  *out = std::move(work);
+  return PHX_OK;
+}
+
+phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
+  if (work.complete()) return work.report();
+  LazyDeadline until = deadline(timeout_ms);
+  Turn turn(mutex_, std::defer_lock);
+  if (!take_turn(turn, until))
+    return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until, false);
+  while (!work.complete()) {
+    publish_queued(until);  // an error of it shows again when its operation comes to the front
+    complete_front(until, true);
+  }
+  return work.report();
+}
+
+phx_status Engine::test(const CollectiveWork &work) {
+  if (work.complete()) return work.report();
+  Turn lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return PHX_IN_PROGRESS;
+  LazyDeadline none(1);
+  while (!work.complete()) {
+    publish_queued(none);
+    if (complete_front(none, false) == PHX_IN_PROGRESS) return PHX_IN_PROGRESS;
+  }
+  return work.report();
+}
+
+bool Engine::advance_pending() {
+  Turn lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || pending_.empty()) return false;
+  LazyDeadline none(1);
+  const CollectiveWorkRef front = pending_.front();
+  const auto steps = [&] { return front->operation().published + front->operation().taken; };
+  const auto before = steps();
+  publish_queued(none);
+  complete_front(none, false);
+  return front->complete() || steps() != before;
+}
+
+}  // namespace phx

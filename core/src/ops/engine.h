@@ -1,0 +1,75 @@
+// Runs the operations of one channel: one after another through its lane, blocking or split into start and wait.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/progress.h"
+#include "group/lane.h"
+#include "group/turn.h"
+#include "group/work.h"
+#include "ops/operation.h"
+
+namespace phx {
+
+class Engine;
+
+// A started operation.
+class CollectiveWork final : public Work {
+ public:
+  CollectiveWork(Engine *engine, std::unique_ptr<Operation> operation)
+      : engine_(engine), operation_(std::move(operation)) {}
+  phx_status wait(int64_t timeout_ms) override;
+  phx_status test() override;
+  Operation &operation() const { return *operation_; }
+
+ private:
+  Engine *const engine_;  // of the group, which the handle keeps
+  const std::unique_ptr<Operation> operation_;
+};
+using CollectiveWorkRef = std::shared_ptr<CollectiveWork>;
+
+class Engine final : public ProgressSource {
+ public:
+  Engine(Group *group, Lane *lane) : group_(group), lane_(lane) {}
+  ~Engine() override;
+
+  phx_status run(Operation &operation, int64_t timeout_ms);
+  // Never waits: what has no room yet is published by later calls.
+  // `timeout_ms` bounds how long it waits for its turn while another thread is inside this channel.
+  phx_status start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out);
+  phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
+  phx_status test(const CollectiveWork &work);
+  // Before the first collective: sequence numbers go on from there.
+  void begin_at(uint64_t sequence) { sequence_.store(sequence, std::memory_order_relaxed); }
+  bool advance_pending() override;
+  uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  void count_zero_copies(size_t calls) { zero_copies_.fetch_add(calls, std::memory_order_relaxed); }
+  uint64_t zero_copies() const { return zero_copies_.load(std::memory_order_relaxed); }
+
+ private:
+  phx_status begin(Operation &operation);
+  phx_status run_in_turn(Operation &operation, LazyDeadline &until);
+  bool has_room() const;
+  phx_status publish(Operation &operation, LazyDeadline &deadline);
+  phx_status hold(const Operation &operation);
+  phx_status publish_queued(LazyDeadline &deadline);
+  phx_status advance(Operation &operation, LazyDeadline &deadline, bool may_block);
+  phx_status use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block);
+  phx_status complete_front(LazyDeadline &deadline, bool may_block);
+  void settle_front(phx_status status);
+  phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
+  LazyDeadline deadline(int64_t timeout_ms);
+  phx_status raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes);
+
+  Group *const group_;
+  Lane *const lane_;
+  TurnMutex mutex_;                        // one collective of a channel at a time, which may wait for its peers
+  std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
+  std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> zero_copies_{0};  // calls that took from places
+};
+
+}  // namespace phx

@@ -1,0 +1,210 @@
+#include "ops/enqueue.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "base/error.h"
+#include "gpu/gpu_group.h"
+#include "gpu/side.h"
+#include "ops/multimem.h"
+#include "symm/table.h"
+
+namespace phx {
+namespace {
+
+constexpr size_t kPackBytes = 16;  // what one thread loads at once
+constexpr const char *kBarrier = "phx_gpu_barrier";
+
+bool is_signed(int32_t dtype) { return dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64; }
+
+// A kernel of core/cuda/collectives.cu, which has one for all pairs of dtype and op that give the same bits.
+struct Reducer {
+  int32_t dtype;
+  int32_t op;
+  size_t times;  // elements of the kernel for each of the call
+};
+Reducer reducer_of(int32_t dtype, int32_t op) {
+  if (is_signed(dtype) && op != PHX_AVG && op != PHX_MIN && op != PHX_MAX) return {dtype + 1, op, 1};
+  if (dtype == PHX_BOOL)
+    return {dtype, op == PHX_BXOR ? op : op == PHX_SUM || op == PHX_MAX || op == PHX_BOR ? PHX_BOR : PHX_BAND, 1};
+  if ((dtype == PHX_C64 || dtype == PHX_C128) && op != PHX_PROD) return {dtype == PHX_C64 ? PHX_F32 : PHX_F64, op, 2};
+  return {dtype, op, 1};
+}
+static_assert(PHX_U8 == PHX_I8 + 1 && PHX_U16 == PHX_I16 + 1 && PHX_U32 == PHX_I32 + 1 && PHX_U64 == PHX_I64 + 1);
+
+// How kernels reduce: into out; over all inputs; or with what is sent in Lines, into out.
+enum class Way { kIntoOut, kInPlace, kLines };
+
+std::string name_of(const Reducer &reducer, Way way) {
+  return std::string("phx_gpu_reduce_") +
+         (way == Way::kInPlace ? "in_place_"
+          : way == Way::kLines ? "lines_"
+                               : "") +
+         phx_dtype_name(reducer.dtype) + "_" + phx_reduce_op_name(reducer.op);
+}
+
+// A call that is being put on a stream.
+class Enqueued {
+ public:
+  Enqueued(Call &call, Symm &symm, size_t offset, phx_work **work) : call_(call), symm_(symm) {
+    if (work != nullptr)
+      refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
+                  "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name()));
+    const Buffers &buffers = call.buffers();
+    launch_.offset = offset;
+    launch_.in = buffers.in;
+    launch_.out = buffers.out;
+    launch_.count = buffers.count;
+    launch_.item = buffers.item;
+    launch_.channel = side_of(symm)->own_channel();
+    launch_.divisor = call.group_size();
+    launch_.scale = call.reduction().scale;
+    if (call.inputs() != nullptr) launch_.inputs = *call.inputs();
+  }
+
+  cuda::Launch &launch() { return launch_; }
+  // Of out: nothing, where this rank gets nothing.
+  void writes(size_t elements) {
+    const Buffers &buffers = call_.buffers();
+    if (call_.ok() && elements != 0 && buffers.out != buffers.in && !side_of(symm_)->reaches(buffers.out))
+      refuse(fail(PHX_ERR_INVALID, call_.name(), "%s: out is no memory that the GPU can reach", call_.name()));
+  }
+  const cuda::Lists *lists(const size_t *in_counts, const size_t *out_counts) {
+    const int n = call_.group_size();
+    if (n > cuda::kMostListed)
+      refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(), "%s: on GPUs a group has at most %d ranks, this one has %d",
+                  call_.name(), cuda::kMostListed, n));
+    else
+      for (int i = 0; i < n; ++i) {
+        lists_.in[i] = in_counts[i];
+        lists_.out[i] = out_counts[i];
+      }
+    return &lists_;
+  }
+  // The kernel that reduces `count` elements from `begin` on.
+  std::string reduces(size_t begin, Way way = Way::kIntoOut) {
+    const Reducer reducer = reducer_of(call_.reduction().dtype, call_.reduction().op);
+    launch_.count *= reducer.times;
+    launch_.begin = begin * reducer.times;
+    return name_of(reducer, way);
+  }
+  // By switches. `begin`: of what this rank reduces.
+  phx_status run(const MultimemWay &way, size_t begin) {
+    const Buffers &buffers = call_.buffers();
+    const size_t bytes = buffers.count * buffers.item, n = call_.group_size();
+    launch_.spread = way.spread;
+    launch_.count = buffers.count * way.times;
+    launch_.begin = begin * way.times;
+    return run(way.kernel, way.shares ? (bytes + n - 1) / n : bytes);
+  }
+  // `bytes`: what the grid is sized by, the same on all ranks. 0: there is nothing to do, but the calls must agree.
+  phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
+    if (bytes == 0) return put("", call_.uncompared(), 0, lists);
+    const size_t packs_of_thread = gpu_of(call_.group()).tuning().thread_bytes / kPackBytes;
+    return put(kernel, call_.uncompared(), (bytes - 1) / packs_of_thread + 1, lists);
+  }
+  // A kernel whose threads have `kPackBytes` each.
+  phx_status run_by_packs(const std::string &kernel, size_t bytes) {
+    return put(bytes == 0 ? "" : kernel, call_.uncompared(), bytes, nullptr);
+  }
+  // all_gather by the GPU's copy engines, while no rank is before the first barrier or past the second.
+  phx_status gathers_by_copies(size_t bytes) {
+    phx_status status = put(kBarrier, call_.uncompared(), 0, nullptr);
+    const int n = call_.group_size(), self = symm_.group_rank();
+    for (int i = 0; i < n && status == PHX_OK; ++i) {
+      const int from = (self + i) % n;
+      status = side_of(symm_)->copy(call_.name(), call_.buffers().out + from * bytes,
+                                    symm_.buffer(from) + launch_.offset, bytes, call_.options().stream);
+      if (status != PHX_OK) return call_.group().fail_with(last_error(), true);  // the others wait for this rank
+    }
+    return status == PHX_OK ? put(kBarrier, nullptr, 0, nullptr) : status;
+  }
+
+ private:
+  phx_status put(const std::string &kernel, const CallRecord *record, size_t bytes, const cuda::Lists *lists) {
+    if (!call_.ok()) return call_.status();
+    return phx::launch(symm_, call_.name(), kernel, launch_, record, call_.timeout_ms(), bytes, lists,
+                       call_.options().stream);
+  }
+  void refuse(phx_status status) { call_.refuse(status); }
+
+  Call &call_;
+  Symm &symm_;
+  cuda::Launch launch_{};
+  cuda::Lists lists_{};
+};
+
+// Where the inputs of the others are, the host must know.
+bool is_copied(const Call &call) {
+  const size_t bytes = call.buffers().count * call.buffers().item * static_cast<size_t>(call.group_size());
+  return call.inputs() == nullptr && call.options().algo == PHX_ALGO_AUTO && bytes != 0 &&
+         bytes >= gpu_of(call.group()).tuning().copy_bytes;
+}
+
+size_t sum_before(const size_t *counts, int rank) { return std::accumulate(counts, counts + rank, size_t{0}); }
+
+}  // namespace
+
+// Whose 8 bytes hold no complex128 that is to be multiplied.
+bool fits_lines(const Call &call, const Symm &symm) {
+  const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
+  return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_C128 &&
+         call.buffers().count * call.buffers().item <=
+             std::min<size_t>(side_of(symm)->line_bytes(), gpu_of(call.group()).tuning().line_bytes);
+}
+
+phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work) {
+  const Buffers &buffers = call.buffers();
+  const size_t n = call.group_size(), self = symm.group_rank(), bytes = buffers.count * buffers.item;
+  Enqueued enqueued(call, symm, offset, work);
+  enqueued.launch().root = root;
+  const bool only_root = call.kind() == Kind::kSymmReduce || call.kind() == Kind::kSymmGather;
+  enqueued.writes(only_root && root != symm.group_rank() ? 0 : buffers.count);
+  const MultimemWay multimem = choose_multimem(call, symm, offset);
+  if (!multimem.kernel.empty())
+    return enqueued.run(multimem, call.kind() == Kind::kSymmReduceScatter ? buffers.count * self : 0);
+  switch (call.kind()) {
+    case Kind::kSymmAllReduce: {
+      if (fits_lines(call, symm))
+        return enqueued.run_by_packs(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
+      if (buffers.in != buffers.out) return enqueued.run(enqueued.reduces(0), bytes);
+      return enqueued.run(enqueued.reduces(0, Way::kInPlace), (bytes + n - 1) / n);
+    }
+    case Kind::kSymmReduceScatter: return enqueued.run(enqueued.reduces(buffers.count * self), bytes);
+    case Kind::kSymmReduce: return enqueued.run(enqueued.reduces(0), bytes);
+    case Kind::kSymmAllGather:
+      if (is_copied(call)) return enqueued.gathers_by_copies(bytes);
+      [[fallthrough]];
+    case Kind::kSymmGather: return enqueued.run("phx_gpu_all_gather", bytes);
+    case Kind::kSymmAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
+    case Kind::kSymmBroadcast: return enqueued.run("phx_gpu_broadcast", bytes);
+    case Kind::kSymmScatter: return enqueued.run("phx_gpu_scatter", bytes);
+    case Kind::kBroadcast: return enqueued.run("phx_gpu_fetch", bytes);  // out of place
+    default:
+      return call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: there is no kernel of it", call.name())).status();
+  }
+}
+
+phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_counts, const size_t *out_counts,
+                     phx_work **work) {
+  const int n = call.group_size(), self = symm.group_rank();
+  const size_t item = call.buffers().item, most = *std::max_element(in_counts, in_counts + n);
+  refuse_multimem(call);
+  Enqueued enqueued(call, symm, offset, work);
+  switch (call.kind()) {
+    case Kind::kSymmAllGatherV:
+      enqueued.writes(sum_before(out_counts, n));
+      return enqueued.run("phx_gpu_all_gather_v", most * item, enqueued.lists(in_counts, out_counts));
+    case Kind::kSymmReduceScatterV:
+      enqueued.writes(in_counts[self]);
+      enqueued.launch().count = in_counts[self];
+      return enqueued.run(enqueued.reduces(sum_before(in_counts, self)), most * item);
+    default:  // all_to_all_v, of whose sizes no rank knows all: as many blocks as there may be
+      enqueued.writes(sum_before(out_counts, n));
+      return enqueued.run(call.kind() == Kind::kAllToAllV ? "phx_gpu_all_to_all_v_slots" : "phx_gpu_all_to_all_v",
+                          SIZE_MAX, enqueued.lists(in_counts, out_counts));
+  }
+}
+
+}  // namespace phx

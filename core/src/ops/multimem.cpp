@@ -1,0 +1,169 @@
+#include "ops/multimem.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "gpu/gpu_group.h"
+#include "gpu/side.h"
+#include "symm/table.h"
+
+namespace phx {
+namespace {
+
+bool is_floating(int32_t dtype) {
+  return dtype == PHX_F16 || dtype == PHX_BF16 || dtype == PHX_F32 || dtype == PHX_F64 || dtype == PHX_C64 ||
+         dtype == PHX_C128;
+}
+bool is_integer(int32_t dtype) { return dtype >= PHX_I8 && dtype <= PHX_U64; }
+
+// The kernel for a pair, which is that of another dtype where that gives the same bits. 0: the switches cannot.
+struct SwitchReducer {
+  int32_t dtype;
+  size_t times;
+};
+SwitchReducer reducer_of(int32_t dtype, int32_t op) {
+  const bool wide = dtype == PHX_I32 || dtype == PHX_U32 || dtype == PHX_I64 || dtype == PHX_U64;
+  const bool half = dtype == PHX_F16 || dtype == PHX_BF16;
+  switch (op) {
+    case PHX_SUM:
+      if (half || dtype == PHX_F32 || dtype == PHX_F64 || dtype == PHX_U32 || dtype == PHX_U64) return {dtype, 1};
+      if (wide) return {dtype + 1, 1};
+      if (dtype == PHX_C64) return {PHX_F32, 2};
+      if (dtype == PHX_C128) return {PHX_F64, 2};
+      break;
+    case PHX_MIN:
+    case PHX_MAX:
+      if (half || wide) return {dtype, 1};
+      break;
+    case PHX_BAND:
+    case PHX_BOR:
+    case PHX_BXOR:
+      if (is_integer(dtype)) return {PHX_U8, phx_dtype_size(dtype)};
+      break;
+    default: break;
+  }
+  return {0, 1};
+}
+
+// Where `bytes` of results lie in the symmetric memory of this group, if they do and switches reach it.
+cuda::Spread place_of(const Symm &symm, const void *out, size_t bytes) {
+  const auto at = reinterpret_cast<uintptr_t>(out), base = reinterpret_cast<uintptr_t>(symm.block().base);
+  const size_t size = symm.block().size;
+  if (side_of(symm) == nullptr || side_of(symm)->team().multicast == nullptr || at < base || at - base > size ||
+      bytes > size - (at - base))
+    return {};
+  const uint64_t facts[2] = {symm.key(), at - base};
+  return {side_of(symm)->team(), at - base, hash_bytes(facts, sizeof facts) | 1};
+}
+
+cuda::Spread find_place(const Call &call, const Symm &symm, size_t bytes) {
+  const void *const out = call.buffers().out;
+  cuda::Spread found = place_of(symm, out, bytes);
+  if (found.place != 0) return found;
+  const BlockRef block = call.group().world().blocks().find(out);
+  const std::shared_ptr<Symm> other = block ? symms_of(call.group()).find(block->serial) : nullptr;
+  return other ? place_of(*other, out, bytes) : cuda::Spread{};
+}
+
+class Chooser {
+ public:
+  Chooser(Call &call, Symm &symm, size_t offset)
+      : call_(call), symm_(symm), offset_(offset), wants_(call.options().algo == PHX_ALGO_MULTIMEM) {}
+
+  MultimemWay choose() {
+    if (!call_.ok() || !possible()) return {};
+    switch (call_.kind()) {
+      case Kind::kSymmBroadcast: return {"phx_gpu_multimem_broadcast", 1, in_place(), false};
+      case Kind::kSymmAllGather: return gather();
+      case Kind::kSymmAllReduce:
+      case Kind::kSymmReduceScatter:
+      case Kind::kSymmReduce: return wants_ ? reduce() : MultimemWay{};
+      default:
+        if (wants_) refuse_multimem(call_);
+        return {};
+    }
+  }
+
+ private:
+  template <class... Parts>
+  MultimemWay refuse(const char *format, Parts... parts) {
+    if (wants_) call_.refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(), format, call_.name(), parts...));
+    return {};
+  }
+  cuda::Spread in_place() const { return {side_of(symm_)->team(), offset_, 0}; }
+
+  // For any collective of this block.
+  bool possible() {
+    const cuda::Side &side = *side_of(symm_);
+    const std::string &why = side.no_multicast();
+    if (!why.empty())
+      refuse("%s: there is no multicast in group '%s': %s", call_.group().name().c_str(), why.c_str());
+    else if (!side.has_multimem())
+      refuse(
+          "%s: not every rank of group '%s' has kernels for multicast: they take a library (or PHALANX_CUDA_KERNELS) "
+          "built for sm_90 or later",
+          call_.group().name().c_str());
+    return why.empty() && side.has_multimem();
+  }
+
+  MultimemWay gather() {
+    const Buffers &buffers = call_.buffers();
+    const size_t bytes = buffers.count * buffers.item, all = bytes * static_cast<size_t>(call_.group_size());
+    if (!wants_ && all < gpu_of(call_.group()).tuning().multicast_bytes) return {};
+    if (bytes % sizeof(uint64_t[2]) != 0 || offset_ % sizeof(uint64_t[2]) != 0)
+      return refuse("%s: switches move 16 bytes; %zu bytes at offset %zu of the block are not whole ones", bytes,
+                    offset_);
+    cuda::Spread spread = find_place(call_, symm_, all);
+    if (spread.offset % sizeof(uint64_t[2]) != 0) spread = {};
+    if (wants_ && spread.place == 0)
+      return refuse(
+          "%s: switches store to symmetric memory of group '%s'; let out lie in some, at a multiple of 16 "
+          "bytes, at the same place on all ranks",
+          call_.group().name().c_str());
+    if (wants_) call_.gives_at(spread.place);
+    return {"phx_gpu_multimem_all_gather", 1, spread, false};
+  }
+
+  MultimemWay reduce() {
+    const Buffers &buffers = call_.buffers();
+    const int32_t dtype = call_.reduction().dtype, op = call_.reduction().op;
+    const SwitchReducer reducer = reducer_of(dtype, op);
+    const char *const op_name = phx_reduce_op_name(op);
+    if (reducer.dtype == 0)
+      return refuse("%s: switches do not do %s of %s; phalanx.h says what they do", op_name, phx_dtype_name(dtype));
+    const std::string pair = std::string(phx_dtype_name(reducer.dtype)) + "_" + op_name;
+    const std::string to_out = "phx_gpu_multimem_reduce_" + pair, to_all = "phx_gpu_multimem_reduce_to_all_" + pair;
+    if (call_.kind() != Kind::kSymmAllReduce) return {to_out, reducer.times, {}, false};
+    if (buffers.in == buffers.out) return {to_all, reducer.times, in_place(), true};
+    // Each rank loads by itself: only where the order of the switch cannot be seen.
+    const bool alike = !is_floating(dtype) || (call_.group_size() == 2 && op == PHX_SUM);
+    if (alike) return {to_out, reducer.times, {}, false};
+    const cuda::Spread spread = find_place(call_, symm_, buffers.count * buffers.item);
+    if (spread.place == 0 || (spread.offset - offset_) % sizeof(uint64_t[2]) != 0)
+      return refuse(
+          "%s: if each of %d ranks loaded the %s of %s by itself, their bits could differ, as switches have "
+          "an order of their own; reduce in place, or let out lie in symmetric memory of group '%s', at the "
+          "same place on all ranks, aligned as the input",
+          call_.group_size(), op_name, phx_dtype_name(dtype), call_.group().name().c_str());
+    call_.gives_at(spread.place);
+    return {to_all, reducer.times, spread, true};
+  }
+
+  Call &call_;
+  Symm &symm_;
+  const size_t offset_;
+  const bool wants_;
+};
+
+}  // namespace
+
+void refuse_multimem(Call &call) {
+  if (call.ok() && call.options().algo == PHX_ALGO_MULTIMEM)
+    call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
+                     "%s: PHX_ALGO_MULTIMEM does not do this: it is for all_reduce, reduce_scatter, reduce and "
+                     "all_gather with one count for all, and for broadcasts of symmetric memory",
+                     call.name()));
+}
+
+MultimemWay choose_multimem(Call &call, Symm &symm, size_t offset) { return Chooser(call, symm, offset).choose(); }
+
+}  // namespace phx

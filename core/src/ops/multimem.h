@@ -1,0 +1,22 @@
+// Which collectives on symmetric memory of GPUs go by NVLink switches, and with which kernel.
+#pragma once
+
+#include <string>
+
+#include "ops/call.h"
+
+namespace phx {
+
+struct MultimemWay {
+  std::string kernel;  // empty: another way
+  size_t times = 1;    // elements of the kernel for each of the call
+  cuda::Spread spread{};
+  bool shares = false;  // each rank does its part of the elements
+};
+
+// That of a checked call, the same on all ranks. Refuses one that asks for the switches where they cannot.
+MultimemWay choose_multimem(Call &call, Symm &symm, size_t offset);
+// One that has no such way at all.
+void refuse_multimem(Call &call);
+
+}  // namespace phx

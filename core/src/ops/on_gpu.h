@@ -1,0 +1,27 @@
+// The collectives of a group on ordinary memory of a GPU: what is copied, and what is put on the stream.
+#pragma once
+
+#include <vector>
+
+#include "ops/call.h"
+
+namespace phx {
+
+// Bytes: that this rank reads and writes; and of the largest input of any rank, the same on all.
+struct Volume {
+  size_t in;
+  size_t out;
+  size_t largest;
+};
+
+// Puts a checked call on its stream. root < 0: none.
+phx_status put_on_gpu(Call &call, const Volume &volume, int root, phx_work **work);
+// all_gather_v, reduce_scatter_v and all_to_all_v: see enqueue_v.
+phx_status put_on_gpu_v(Call &call, const Volume &volume, const size_t *in_counts, const size_t *out_counts,
+                        phx_work **work);
+// One after the other. `calls`: with their volumes.
+phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const std::vector<Volume> &volumes,
+                      phx_work **work);
+phx_status put_barrier_on_gpu(Call &call);
+
+}  // namespace phx

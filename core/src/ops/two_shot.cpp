@@ -1,0 +1,148 @@
+// Chunk by chunk, rank p sums part p of the chunk from all slots and writes the sum back into the lines that it has
+// just read, where their owners fetch it.
+//
+// What costs is moving cache lines between cores, so each line moves twice in a chunk, and no more: to the rank that
+// sums it and back. While its owner fetches the sum it leaves the chunk after the next in the same line (see
+// kernels/exchange.cpp), for which two areas of the slots take turns. One barrier per chunk and one more: the arrival
+// that says that the sums of chunk k are ready also says that chunk k+1 is there. A chunk stays in the second-level
+// cache.
+#include "ops/two_shot.h"
+
+#include <algorithm>
+
+#include "group/lane.h"
+
+namespace phx {
+namespace {
+
+constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
+
+class TwoShot final : public Operation {
+ public:
+  TwoShot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
+      : Operation(buffers, buffers.count * buffers.item),
+        reduction_(reduction),
+        root_(root),
+        blocking_(plan.blocking),
+        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out) {
+    const int n = plan.lane.group_size();
+    const size_t most = std::max<size_t>(elements_in(plan.chunk_bytes() / n, b_.item), kLine / b_.item) * n;
+    // Chunks of equal size, each n parts of whole cache lines.
+    const size_t chunks = std::max<size_t>(1, (b_.count + most - 1) / most);
+    chunk_ = std::max<size_t>(std::min(most, part_elements((b_.count + chunks - 1) / chunks, b_.item, n) * n),
+                              kLine / b_.item * n);
+    part_ = chunk_ / n;
+    chunks_ = rounds_for(b_.count, chunk_);
+    rounds = chunks_ + 1;
+    reach = chunk_ * b_.item;
+  }
+
+  // In round r: offers chunk r, unless an earlier round has done it.
+  void put(const Lane &lane, uint32_t round, uint64_t) override {
+    if (round < chunks_ && (round < 2 || !same_length(round - 2, round))) offer(lane, round);
+  }
+
+  // In round r: fetches the sums of chunk r-1, leaving chunk r+1 in their place, and sums the own part of chunk r.
+  phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
+    if (round > 0) fetch(lane, round - 1);
+    if (round < chunks_) reduce(lane, round);
+    return PHX_OK;
+  }
+
+  // With more than two chunks the areas are slots that younger operations would take for free.
+  bool exclusive() const override { return chunks_ > 2; }
+  bool takes_input_at_once() const override { return chunks_ == 1; }
+
+ private:
+  struct Span {
+    size_t begin;  // elements into the chunk
+    size_t count;
+  };
+
+  char *area(const Lane &lane, int group_rank, uint32_t chunk) const {
+    return lane.data(group_rank, first_epoch + chunk % 2);
+  }
+  size_t length(uint32_t chunk) const { return std::min(chunk_, b_.count - chunk * chunk_); }
+  bool same_length(uint32_t a, uint32_t b) const { return b < chunks_ && length(a) == length(b); }
+  Span part(uint32_t chunk, int group_rank) const {
+    const size_t all = length(chunk);
+    const size_t begin = std::min(all, part_ * group_rank);
+    return {begin, std::min(all, begin + part_) - begin};
+  }
+  const char *input(uint32_t chunk, size_t element) const { return b_.in + (chunk * chunk_ + element) * b_.item; }
+  char *output(uint32_t chunk, size_t element) const { return b_.out + (chunk * chunk_ + element) * b_.item; }
+
+  // All but the own part, which is read from the input itself (unless that may change before: then all of it).
+  void offer(const Lane &lane, uint32_t chunk) const {
+    char *slot = area(lane, lane.group_rank(), chunk);
+    const size_t all = length(chunk);
+    const Span mine = blocking_ ? part(chunk, lane.group_rank()) : Span{all, 0};
+    const size_t after = mine.begin + mine.count;
+    put_bytes(slot, input(chunk, 0), mine.begin * b_.item);
+    put_bytes(slot + after * b_.item, input(chunk, after), (all - after) * b_.item);
+  }
+
+  bool wants(const Lane &lane, int group_rank) const {
+    return group_rank != lane.group_rank() && (root_ < 0 || group_rank == root_);
+  }
+
+  void reduce(const Lane &lane, uint32_t chunk) const {
+    const int n = lane.group_size();
+    const int self = lane.group_rank();
+    const Span mine = part(chunk, self);
+    const bool keep = root_ < 0 || root_ == self;
+    // In pieces that stay in the first-level cache until they are delivered.
+    const size_t piece = kPieceBytes / b_.item;
+    for (size_t begin = mine.begin, end = mine.begin + mine.count; begin < end; begin += piece) {
+      const size_t count = std::min(piece, end - begin);
+      const auto at = [&](int i) { return area(lane, i, chunk) + begin * b_.item; };
+      const void *inputs[kMaxGroupSize];
+      for (int i = 0; i < n; ++i) inputs[i] = at(i);
+      if (blocking_) inputs[self] = input(chunk, begin);
+      int first = 0;  // where the sum goes first: somebody who wants it, else, for a root without peers, the own slot
+      while (first < n && !wants(lane, first)) ++first;
+      char *sums = at(first < n ? first : self);
+      reduction_.fn(sums, inputs, n, count, n, reduction_.scale);
+      for (int i = first + 1; i < n; ++i)
+        if (wants(lane, i)) copy_bytes(at(i), sums, count * b_.item);
+      if (keep) deliver_bytes(output(chunk, begin), sums, count * b_.item, streaming_);
+    }
+  }
+
+  void fetch(const Lane &lane, uint32_t chunk) const {
+    const Span mine = part(chunk, lane.group_rank());
+    const size_t after = mine.begin + mine.count;
+    const bool more = same_length(chunk, chunk + 2);
+    if (root_ >= 0 && root_ != lane.group_rank()) {  // nothing to fetch
+      if (more) offer(lane, chunk + 2);
+      return;
+    }
+    exchange(lane, chunk, 0, mine.begin, more);
+    if (more && !blocking_)
+      copy_bytes(area(lane, lane.group_rank(), chunk) + mine.begin * b_.item, input(chunk + 2, mine.begin),
+                 mine.count * b_.item);
+    exchange(lane, chunk, after, length(chunk) - after, more);
+  }
+
+  void exchange(const Lane &lane, uint32_t chunk, size_t begin, size_t count, bool more) const {
+    if (count == 0) return;
+    kernels::exchange(output(chunk, begin), area(lane, lane.group_rank(), chunk) + begin * b_.item,
+                      more ? input(chunk + 2, begin) : nullptr, count * b_.item, streaming_);
+  }
+
+  const Reduction reduction_;
+  const int root_;
+  const bool blocking_;
+  const bool streaming_;
+  size_t chunk_ = 0;  // elements
+  size_t part_ = 0;
+  uint32_t chunks_ = 0;
+};
+
+}  // namespace
+
+OperationPtr make_two_shot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
+  return std::make_unique<TwoShot>(plan, buffers, reduction, root);
+}
+
+}  // namespace phx

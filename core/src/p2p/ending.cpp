@@ -1,0 +1,191 @@
+// How transfers end: complete, in error, or with the group; and what the errors say.
+#include <cinttypes>
+#include <cstdio>
+#include <utility>
+
+#include "group/group.h"
+#include "p2p/messenger.h"
+
+namespace phx {
+namespace {
+
+// "float32, 12, tag 7"
+std::string describe(const MessageHead &head) {
+  char text[96];
+  std::snprintf(text, sizeof text, "%s, %" PRIu64 ", tag %" PRIu32, phx_dtype_name(head.dtype), head.count, head.tag);
+  return text;
+}
+
+}  // namespace
+
+void Messenger::finish(Transfer &transfer, phx_status status) {
+  completed_ = true;
+  const WorkRef work = std::move(transfer.work);  // keeps the transfer until the end of this function
+  if (work) {
+    work->settle(status, transfer.sends ? -1 : transfer.source);
+    group_->world().progress().ended(*this);
+  }
+  transfer.state.store(status, std::memory_order_release);  // pairs with Transfer::complete
+}
+
+void Messenger::finish_with(Transfer &transfer, const phx_error_info &error) {
+  const phx_error_info before = last_error();  // the transfer may be another thread's
+  set_last_error(error);
+  if (!transfer.work) transfer.error = std::make_unique<phx_error_info>(error);
+  finish(transfer, error.status);
+  set_last_error(before);
+}
+
+void Messenger::fail(Transfer *transfer, const phx_error_info &error) {
+  closed_ = true;
+  if (!failure_) failure_ = error;
+  if (transfer == nullptr) return;
+  withdraw(*transfer);
+  finish_with(*transfer, error);
+}
+
+void Messenger::end_interrupted(Transfer &transfer) {
+  group_->raise_interrupted(transfer.operation());  // takes no lock of a messenger
+  withdraw(transfer);
+  finish_with(transfer, last_error());
+  abort_all();
+}
+
+bool Messenger::group_failed() const {
+  // Of this rank itself: set with those of all ranks when the group fails, and not when one of them leaves.
+  return group_->interruption(self_).load(std::memory_order_acquire) != 0;
+}
+
+bool Messenger::has_left(int peer) const { return group_->interruption(peer).load(std::memory_order_acquire) != 0; }
+
+bool Messenger::interrupted(const Transfer &transfer) const {
+  if (closed_ || group_failed()) return true;
+  const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
+  if (peer != PHX_ANY_RANK) return has_left(peer);
+  for (int i = 0; i < size_; ++i)
+    if (i != self_ && !has_left(i)) return false;
+  return size_ > 1;
+}
+
+// Out of every list. What comes for a matched receive is dropped.
+void Messenger::withdraw(Transfer &transfer) {
+  const int other = transfer.other();
+  const Transfer::Stage stage = std::exchange(transfer.stage, Transfer::Stage::kNone);
+  switch (stage) {
+    case Transfer::Stage::kNone: return;
+    case Transfer::Stage::kQueued: outbound_[other].queue.remove(&transfer); break;
+    case Transfer::Stage::kAnnounced:
+      announced_.remove(&transfer);
+      if (Arrival *own = matcher_.find_own(transfer)) matcher_.take(own);
+      break;
+    case Transfer::Stage::kData: outbound_[other].data.remove(&transfer); break;
+    case Transfer::Stage::kPosted: return matcher_.withdraw(&transfer);
+    case Transfer::Stage::kClearing: outbound_[other].clears.remove(&transfer); break;
+    case Transfer::Stage::kFilling: filling_.remove(&transfer); break;
+  }
+  count(outbound_[other]);
+  const bool waits_for_cts = transfer.sends && transfer.begun && transfer.rendezvous && !transfer.cleared;
+  if (waits_for_cts) --outbound_[other].announced;
+  if (!transfer.sends || waits_for_cts) --inbound_[other].awaited;
+}
+
+// A transfer whose other end is that rank; NULL if there is none.
+Transfer *Messenger::any_with(int peer) const {
+  const Outbound &outbound = outbound_[peer];
+  for (Transfer *transfer : {outbound.clears.front(), outbound.data.front(), outbound.queue.front(),
+                             announced_.any(peer), filling_.any(peer)})
+    if (transfer != nullptr) return transfer;
+  return matcher_.any_posted(peer);
+}
+
+void Messenger::abort(Transfer &transfer, int peer) {
+  withdraw(transfer);
+  finish_with(transfer, ended(transfer, peer));
+}
+
+void Messenger::abort_peer(int peer) {
+  while (Transfer *transfer = any_with(peer)) abort(*transfer, peer);
+  if (Arrival *unfinished = std::exchange(inbound_[peer].arrival, nullptr)) matcher_.take(unfinished);
+}
+
+void Messenger::abort_all() {
+  closed_ = true;
+  for (int i = 0; i < size_; ++i) abort_peer(i);
+  while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) abort(*receive, PHX_ANY_RANK);
+}
+
+// Works that nobody holds any more; the group can no longer be asked why.
+Messenger::~Messenger() {
+  const auto drop = [&](Transfer *transfer) {
+    withdraw(*transfer);
+    if (!transfer->work) return;
+    group_->world().progress().ended(*this);
+    const WorkRef last = std::move(transfer->work);
+  };
+  for (int i = 0; i < size_; ++i)
+    while (Transfer *transfer = any_with(i)) drop(transfer);
+  while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) drop(receive);
+}
+
+// ---- texts
+
+phx_error_info Messenger::error_of(const char *operation, phx_status status, int peer, const std::string &text) const {
+  phx_error_info info = make_error_info();
+  info.status = status;
+  info.rank = group_->self_rank();
+  if (peer != PHX_ANY_RANK) info.peer = group_->rank_of(peer);
+  copy_text(info.operation, sizeof info.operation, operation);
+  copy_text(info.group, sizeof info.group, group_->name().c_str());
+  copy_text(info.text, sizeof info.text,
+            (std::string(operation) + " on group '" + group_->name() + "': " + text).c_str());
+  return info;
+}
+
+// Why a transfer with `peer` cannot go on: the group failed or, if it did not, that rank has left.
+phx_error_info Messenger::ended(const Transfer &transfer, int peer) const {
+  const phx_error_info before = last_error();
+  group_->raise_in_flight(transfer.operation(), 0);
+  const phx_error_info cause = last_error();
+  set_last_error(before);
+  if (group_failed() || peer == PHX_ANY_RANK || cause.peer == group_->rank_of(peer)) return cause;
+  return error_of(transfer.operation(), PHX_ERR_PEER_DEAD, peer,  // not the first one that left
+                  "rank " + std::to_string(group_->rank_of(peer)) + " (pid " + std::to_string(group_->pid_of(peer)) +
+                      ") has left: its world was finalized");
+}
+
+phx_error_info Messenger::mismatch(const Transfer &receive, int source, const MessageHead &sent) const {
+  return error_of("recv", PHX_ERR_MISMATCH, source,
+                  group_->describe(source) + " called send(" + phx::describe(sent) + ") while rank " +
+                      std::to_string(group_->self_rank()) + " called recv(" + phx::describe(receive.head) +
+                      "). A send and the receive that it meets must have the same dtype and count.");
+}
+
+phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const {
+  const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
+  const std::string who = peer == PHX_ANY_RANK ? "any rank" : group_->describe(peer);
+  const auto of = [](size_t part, size_t whole) { return std::to_string(part) + " of " + std::to_string(whole); };
+  std::string text = group_->timed_out(timeout_ms) + ": rank " + std::to_string(group_->self_rank()) +
+                     " still waits for " + who + " to ";
+  if (transfer.sends) {
+    text += "receive its send(" + phx::describe(transfer.head) + "), of which " + of(transfer.moved, transfer.bytes) +
+            " bytes found room.";
+    if (transfer.rendezvous && !transfer.cleared)
+      text += " A message of this size, or beyond what the receiver keeps, waits for its receive.";
+  } else {
+    text += "answer its recv(" + phx::describe(transfer.head) + ")";
+    if (transfer.source != PHX_ANY_RANK) text += ", of which " + of(transfer.moved, transfer.bytes) + " bytes came";
+    text += ".";
+    if (const Arrival *other = matcher_.oldest(peer))
+      text += " Of what came, nobody has received send(" + phx::describe(other->head) + ") from rank " +
+              std::to_string(group_->rank_of(other->source)) + ".";
+  }
+  return error_of(transfer.operation(), PHX_ERR_TIMEOUT, peer, text + " Look at why it is late, or raise timeout_ms.");
+}
+
+phx_error_info Messenger::broken(int peer, const char *what) const {
+  return error_of("messages", PHX_ERR_INTERNAL, peer,
+                  "the memory shared with " + group_->describe(peer) + " is broken: " + what +
+                      ". Something in one of the two processes wrote where it must not.");
+}
+
+}  // namespace phx

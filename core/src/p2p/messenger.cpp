@@ -1,0 +1,233 @@
+#include "p2p/messenger.h"
+
+#include <utility>
+
+#include "base/failpoint.h"
+#include "group/group.h"
+
+namespace phx {
+namespace {
+
+constexpr int kSpins = 20;     // as in base/wait.h
+constexpr int kAskedOnly = 4;  // looks without success before messages that no receive has asked for are taken in
+constexpr int kMoves = 1000;   // before the clock is read, however busy this is
+
+}  // namespace
+
+size_t Messenger::area_bytes() const {
+  const int group_size = group_->size();
+  return sizeof(MessageArea) + static_cast<size_t>(group_size) * ring_stride(group_size);
+}
+
+void Messenger::begin_area_at(char *area, uint32_t first) {
+  const int group_size = group_->size();
+  reinterpret_cast<MessageArea *>(area)->doorbell.store(first, std::memory_order_relaxed);
+  for (int from = 0; from < group_size; ++from) {
+    char *const ring = area + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
+    auto *const header = reinterpret_cast<RingHeader *>(ring);
+    header->taken.store(first, std::memory_order_relaxed);
+    header->returned.store(first, std::memory_order_relaxed);
+  }
+}
+
+void Messenger::open(const std::vector<char *> &areas) {
+  const int self = self_ = group_->group_rank();
+  size_ = static_cast<int>(areas.size());
+  ring_bytes_ = ring_bytes(size_);
+  eager_bytes_ = eager_bytes(size_);
+  credit_bytes_ = credit_bytes(size_);
+  fenced_ = group_->fenced_by_sleepers();
+  outbound_ = std::vector<Outbound>(size_);
+  inbound_ = std::vector<Inbound>(size_);
+  matcher_.open(size_);
+  const auto ring = [&](int to, int from) {
+    return areas[to] + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(size_);
+  };
+  for (int i = 0; i < size_; ++i) {
+    areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
+    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_, group_->first_count());
+    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_, group_->first_count());
+    outbound_[i].next_number = inbound_[i].next_number = group_->first_count();
+  }
+  own_.store(areas_[self], std::memory_order_release);  // pairs with on_failed, which runs on the monitor's thread
+}
+
+void Messenger::on_failed() {
+  MessageArea *own = own_.load(std::memory_order_acquire);
+  if (own == nullptr) return;  // nobody can be waiting yet
+  own->doorbell.fetch_add(1, std::memory_order_seq_cst);
+  wake_all(own->doorbell);
+}
+
+// What the caller stored for that rank does not pass the load of `sleepers` (Dekker with await, which announces itself
+// and then looks again): it was a full fence, or the compiler keeps the order and the sleeper fences the processor.
+void Messenger::wake(int group_rank) {
+  MessageArea &area = *areas_[group_rank];
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (area.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  area.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  wake_all(area.doorbell);
+}
+
+void Messenger::leave(Lock &lock) {
+  if (failure_) {
+    const phx_error_info failure = *std::exchange(failure_, std::nullopt);
+    const phx_error_info before = last_error();  // this may be a thread that only helps
+    // Under the lock, so that no call finds this closed before the group knows why. It takes no lock of a messenger.
+    group_->fail_with(failure, true);
+    group_->raise_in_flight(failure.operation, 0);  // for what it notes: that the cause is being reported
+    abort_all();
+    set_last_error(before);
+  }
+  const bool others = std::exchange(completed_, false);
+  lock.unlock();
+  if (others) wake(self_);
+}
+
+bool Messenger::advance_pending() {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;  // another thread of this rank is at it
+  const bool moved = advance(Take::kWanted);
+  if (!closed_ && group_failed()) abort_all();
+  leave(lock);
+  return moved;
+}
+
+phx_status Messenger::begin(Transfer &transfer) {
+  if (group_failed()) return group_->raise_revoked(transfer.operation());
+  PHX_FAILPOINT(transfer.operation(), 1);
+  if (!transfer.sends) {
+    post(transfer);  // what a peer sent before it left can still be received
+    return PHX_OK;
+  }
+  if (has_left(transfer.peer)) return set_last_error(ended(transfer, transfer.peer));
+  transfer.peer == self_ ? send_to_self(transfer) : send(transfer);
+  PHX_FAILPOINT(transfer.operation(), 2);
+  return PHX_OK;
+}
+
+phx_status Messenger::run(Transfer &transfer, int64_t timeout_ms) {
+  Lock lock(mutex_);
+  const phx_status status = begin(transfer);
+  if (status != PHX_OK) return status;
+  leave(lock);
+  return wait(transfer, timeout_ms);
+}
+
+phx_status Messenger::start(Transfer &transfer) {
+  Progress &progress = group_->world().progress();
+  progress.began(*this);
+  Lock lock(mutex_);
+  const phx_status status = begin(transfer);
+  if (status != PHX_OK) {
+    progress.ended(*this);
+    transfer.work.reset();
+    return status;
+  }
+  leave(lock);
+  return PHX_OK;
+}
+
+phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
+  if (!transfer.complete()) {
+    LazyDeadline deadline(timeout_ms, &group_->world().progress(), this);
+    await(transfer, deadline);
+  }
+  PHX_FAILPOINT(transfer.operation(), 3);
+  const phx_status status = transfer.state.load(std::memory_order_acquire);
+  return status < 0 && transfer.error ? set_last_error(*transfer.error) : status;
+}
+
+// Spins, yields and sleeps as wait_reached does, and moves everything of this rank on between looks.
+void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
+  for (int looks = 0, moves = 0; looks < kSpins && moves < kMoves; ++looks) {
+    const Look seen = look(transfer, looks < kAskedOnly ? Take::kWanted : Take::kAll);
+    if (seen == Look::kComplete) return;
+    if (seen == Look::kMoved) looks = 0, ++moves;
+    cpu_relax();
+  }
+  int64_t now = now_ns();
+  for (Patience patience(now);;) {
+    Look seen = look(transfer, Take::kAll);
+    if (seen == Look::kNothing && patience.over(now) && now < deadline.at_ns()) seen = sleep(transfer, deadline);
+    if (seen == Look::kComplete) return;
+    if (seen == Look::kInterrupted) return give_up(transfer, false, 0);
+    if (now >= deadline.at_ns() || interrupt_requested()) return give_up(transfer, true, deadline.budget_ms());
+    if (seen == Look::kMoved) {
+      now = now_ns();
+      patience = Patience(now);
+    } else {
+      deadline.poll();
+      now = patience.yield(now);
+    }
+  }
+}
+
+Messenger::Look Messenger::look(Transfer &transfer, Take take) {
+  Lock lock(mutex_, std::try_to_lock);
+  // If another thread of this rank has it, that one moves this transfer on as well.
+  if (!lock.owns_lock()) return transfer.complete() ? Look::kComplete : Look::kNothing;
+  return look(transfer, take, lock);
+}
+
+Messenger::Look Messenger::look(Transfer &transfer, Take take, Lock &lock) {
+  const bool moved = advance(take);
+  const bool cut = !moved && interrupted(transfer);
+  leave(lock);
+  if (transfer.complete()) return Look::kComplete;
+  return moved ? Look::kMoved : cut ? Look::kInterrupted : Look::kNothing;
+}
+
+// Until something may have happened.
+Messenger::Look Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
+  MessageArea &own = *areas_[self_];
+  // seq_cst and a fence, and a last look after it, under the lock: whoever wrote a record, made room or completed this
+  // transfer before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
+  own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (fenced_) fence_others();
+  const uint32_t rings = own.doorbell.load(std::memory_order_seq_cst);
+  Lock lock(mutex_);
+  const Look seen = look(transfer, Take::kAll, lock);
+  if (seen == Look::kNothing) sleep_until_reached(own.doorbell, rings + 1, group_->interruption(self_), deadline);
+  own.sleepers.fetch_sub(1, std::memory_order_relaxed);
+  return seen;
+}
+
+void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) {
+  Lock lock(mutex_);
+  advance(Take::kAll);  // what has arrived wins
+  if (!transfer.complete()) {
+    if (group_failed())
+      abort_all();
+    else if (timed_out && interrupt_requested())
+      end_interrupted(transfer);
+    else if (timed_out)
+      fail(&transfer, timeout(transfer, timeout_ms));
+    else if (transfer.peer == PHX_ANY_RANK)
+      abort(transfer, transfer.source);
+    else
+      abort_peer(transfer.peer);
+  }
+  leave(lock);
+}
+
+void Messenger::test(Transfer &transfer) {
+  Lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  if (!advance(Take::kWanted)) advance(Take::kAll);
+  const bool cut = interrupted(transfer);
+  leave(lock);
+  if (cut && !transfer.complete()) give_up(transfer, false, 0);
+}
+
+phx_status MessageWork::wait(int64_t timeout_ms) {
+  if (!complete()) messenger_->wait(transfer_, timeout_ms);
+  return report();
+}
+
+phx_status MessageWork::test() {
+  if (!complete()) messenger_->test(transfer_);
+  return report();
+}
+
+}  // namespace phx

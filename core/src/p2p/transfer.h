@@ -1,0 +1,81 @@
+// One send or one receive, from the call to its completion.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "group/work.h"
+#include "p2p/layout.h"
+#include "phalanx/phalanx.h"
+
+namespace phx {
+
+struct Transfer {
+  bool sends = false;
+  const char *in = nullptr;  // of a send
+  char *out = nullptr;       // of a receive
+  size_t bytes = 0;
+  MessageHead head{};
+  int peer = 0;  // group rank; PHX_ANY_RANK for receives
+
+  // Which list of the messenger it is in.
+  enum class Stage : uint8_t {
+    kNone,       // none
+    kQueued,     // a send: some of its eager part is not in the ring yet
+    kAnnounced,  // a send: the receiver has its RTS, and the sender has no CTS
+    kData,       // a send: there is a CTS, and not all data is in the ring
+    kPosted,     // a receive that has met no message
+    kClearing,   // a receive: its CTS is not in the ring yet
+    kFilling     // a receive: more data is to come
+  };
+
+  // Of the messenger.
+  Stage stage = Stage::kNone;
+  bool planned = false;       // a send: it is known how it goes
+  bool begun = false;         // a send: its EAGER or RTS is in the ring
+  bool rendezvous = false;    // it is announced by an RTS
+  bool cleared = false;       // a send: its CTS has come
+  bool owes_credit = false;   // a receive: the credit of its eager part has not been given back
+  uint32_t number = 0;        // of the message between its two ranks
+  size_t eager = 0;           // bytes that come without a CTS
+  size_t moved = 0;           // bytes of a send that are in the ring; bytes of a matched receive that came
+  int source = PHX_ANY_RANK;  // where a matched receive comes from
+  WorkRef work;               // of a started one: keeps it, and with it this, until it is complete
+  std::unique_ptr<phx_error_info> error;
+  std::atomic<phx_status> state{PHX_IN_PROGRESS};  // written last: then nobody else touches a transfer any more
+  Transfer *next = nullptr, *previous = nullptr;   // in one list at a time
+
+  bool complete() const { return state.load(std::memory_order_acquire) != PHX_IN_PROGRESS; }
+  // How much of a send may be in the ring.
+  size_t allowed() const { return cleared ? bytes : eager; }
+  // The other end, where it is known.
+  int other() const { return sends ? peer : source; }
+  const char *operation() const { return sends ? "send" : "recv"; }
+};
+
+// A list through the members `next` and `previous` of its elements: no allocation, and removal from the middle.
+template <class T>
+class LinkedList {
+ public:
+  T *front() const { return front_; }
+  bool empty() const { return front_ == nullptr; }
+
+  void push_back(T *element) {
+    element->next = nullptr;
+    element->previous = back_;
+    (back_ != nullptr ? back_->next : front_) = element;
+    back_ = element;
+  }
+
+  void remove(T *element) {
+    (element->previous != nullptr ? element->previous->next : front_) = element->next;
+    (element->next != nullptr ? element->next->previous : back_) = element->previous;
+    element->next = element->previous = nullptr;
+  }
+
+ private:
+  T *front_ = nullptr;
+  T *back_ = nullptr;
+};
+
+}  // namespace phx

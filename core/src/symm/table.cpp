@@ -1,0 +1,49 @@
+#include "symm/table.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "symm/directory.h"
+#include "symm/symm.h"
+
+namespace phx {
+
+SymmTable::SymmTable(Group &group, MakeSymmDevice make_device)
+    : group_(group),
+      make_device_(make_device),
+      pads_(group.size(), group.group_rank(), pad_bytes_of(group.world().signal_channels(), group.size())) {}
+
+std::shared_ptr<Symm> SymmTable::find(uint64_t block_serial) const {
+  std::lock_guard<std::mutex> lock(cache_mutex_);
+  auto found = symms_.find(block_serial);
+  return found == symms_.end() ? nullptr : found->second;
+}
+
+void SymmTable::keep(uint64_t block_serial, std::shared_ptr<Symm> symm) {
+  if (!symm->block().on_device()) SymmDirectory::of_process().add(symm);  // the host reads what it finds there
+  if (symm->device() != nullptr) symm->device()->on_kept(*symm);
+  std::lock_guard<std::mutex> lock(cache_mutex_);
+  symms_[block_serial] = std::move(symm);
+}
+
+void SymmTable::on_block_freed(uint64_t block_serial) {
+  std::shared_ptr<Symm> gone;
+  std::lock_guard<std::mutex> lock(cache_mutex_);
+  auto found = symms_.find(block_serial);
+  if (found == symms_.end()) return;
+  gone = std::move(found->second);
+  symms_.erase(found);
+}
+
+void SymmTable::close() { symms_.clear(); }
+
+phx_status SymmTable::refuse_rendezvous() {
+  const phx_error_info error = last_error();
+  LazyDeadline until(group_.world().default_timeout_ms(), &group_.world().progress());
+  Turn turn(mutex_, std::defer_lock);
+  if (!group_.may_refuse() || !take_turn(turn, until)) return set_last_error(error);
+  next_ordinal();  // the others count theirs
+  return group_.refuse_exchange();
+}
+
+}  // namespace phx

@@ -1,0 +1,47 @@
+// The symmetric allocations of one group: handles by block, and what their rendezvous share.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "group/group.h"
+#include "symm/device.h"
+#include "symm/pads.h"
+
+namespace phx {
+
+class Symm;
+
+class SymmTable final : public Attachment {
+ public:
+  static constexpr AttachmentKind kKind = AttachmentKind::kSymm;
+  SymmTable(Group &group, MakeSymmDevice make_device);
+
+  // Held through a rendezvous: they are collective, and so have one order anyway.
+  TurnMutex &mutex() { return mutex_; }
+  Pads &pads() { return pads_; }
+  MakeSymmDevice make_device() const { return make_device_; }
+  uint64_t next_ordinal() { return ordinal_++; }
+
+  std::shared_ptr<Symm> find(uint64_t block_serial) const;
+  void keep(uint64_t block_serial, std::shared_ptr<Symm> symm);
+  // As the group's refusals: in the place of a rendezvous.
+  phx_status refuse_rendezvous();
+
+  void on_block_freed(uint64_t block_serial) override;
+  void close() override;
+
+ private:
+  Group &group_;
+  const MakeSymmDevice make_device_;
+  TurnMutex mutex_;
+  Pads pads_;
+  mutable std::mutex cache_mutex_;
+  std::map<uint64_t, std::shared_ptr<Symm>> symms_;
+  uint64_t ordinal_ = 0;
+};
+
+inline SymmTable &symms_of(const Group &group) { return group.attached<SymmTable>(); }
+
+}  // namespace phx

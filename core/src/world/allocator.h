@@ -1,0 +1,112 @@
+// Allocators by device type, and the blocks that come from them.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "phalanx/phalanx.h"
+
+namespace phx {
+
+// One registered allocator. Blocks keep it alive, so that replacing or unregistering it never strands them.
+class Allocator {
+ public:
+  Allocator(const phx_allocator_ops &ops, void *self) : ops_(ops), self_(self) {}
+  Allocator(const Allocator &) = delete;
+  Allocator &operator=(const Allocator &) = delete;
+  ~Allocator() {
+    if (ops_.destroy != nullptr) ops_.destroy(self_);
+  }
+  const phx_allocator_ops &ops() const { return ops_; }
+  void *self() const { return self_; }
+
+ private:
+  phx_allocator_ops ops_;
+  void *self_;
+};
+using AllocatorRef = std::shared_ptr<Allocator>;
+
+AllocatorRef make_memfd_allocator();
+
+class AllocatorRegistry {
+ public:
+  AllocatorRegistry();
+  void put(int32_t device_type, AllocatorRef allocator);
+  bool remove(int32_t device_type);
+  // NULL, with the error "does not support device type", when there is none.
+  // Who makes the allocator of a device type when it is first asked for: that may start a driver. It returns NULL, and
+  // *problem says why, where there is none.
+  using Maker = AllocatorRef (*)(std::string *problem);
+  void make_on_demand(int32_t device_type, const char *device_name, Maker maker);
+  AllocatorRef get(int32_t device_type, const char *operation);
+
+ private:
+  std::mutex mutex_;
+  struct OnDemand {
+    const char *device_name;
+    Maker maker;
+  };
+  std::map<int32_t, OnDemand> on_demand_;  // until somebody registers or removes one of that type
+  std::map<int32_t, AllocatorRef> by_type_;
+};
+
+// Memory of this rank that can be shared. Freed with the last reference: the table's, or a symmetric handle's.
+struct Block {
+  AllocatorRef allocator;
+  phx_device device{};
+  void *base = nullptr;
+  uint64_t cookie = 0;
+  size_t size = 0;        // as asked for
+  uint64_t serial = 0;    // unique in the process of this world: never used again, unlike addresses
+  bool imported = false;  // a peer's, mapped here by a fabric handle
+  bool persistent = false;
+  std::string scope;
+  uint64_t alloc_id = 0;
+  int64_t references = 0;  // of the user; guarded by the table's mutex
+  bool live() const { return references > 0; }
+  size_t span() const { return size == 0 ? 1 : size; }
+  bool on_device() const { return (allocator->ops().flags & PHX_ALLOCATOR_DEVICE_MEMORY) != 0; }
+
+  Block() = default;
+  Block(const Block &) = delete;
+  Block &operator=(const Block &) = delete;
+  ~Block();
+};
+using BlockRef = std::shared_ptr<Block>;
+
+// All blocks of one world. Thread-safe.
+class BlockTable {
+ public:
+  phx_status alloc(AllocatorRef allocator, const phx_device &device, size_t size, void **out);
+  phx_status alloc_persistent(AllocatorRef allocator, const phx_device &device, size_t size, const std::string &scope,
+                              uint64_t alloc_id, void **out);
+  // A peer's memory, as the functions of that allocator know it: theirs to free, also when this fails.
+  phx_status adopt(AllocatorRef allocator, const phx_device &device, void *base, uint64_t cookie, size_t size);
+  phx_status retain(const void *pointer);
+  // *gone: the block, if this freed it (then caches must forget it).
+  phx_status free(const void *pointer, BlockRef *gone);
+  phx_status drop(const phx_device &device, const std::string &scope, uint64_t alloc_id, BlockRef *gone);
+  BlockRef find(const void *pointer) const;  // any interior pointer; NULL if none
+  phx_status info(const void *pointer, phx_mem_info *out) const;
+  void count(size_t *blocks, size_t *bytes) const;
+
+ private:
+  using PersistentKey = std::tuple<int32_t, int32_t, std::string, uint64_t>;
+
+  using Lock = std::unique_lock<std::mutex>;
+  phx_status reuse(Block &block, size_t size, const char *operation, void **out);
+  phx_status make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation, BlockRef *out);
+  BlockRef find_locked(const void *pointer) const;
+
+  mutable std::mutex mutex_;
+  std::map<uintptr_t, BlockRef> by_address_;
+  std::map<PersistentKey, BlockRef> persistent_;  // NULL: its pages are being made, outside of the lock
+  std::condition_variable made_;                  // a persistent block, or not
+  uint64_t next_serial_ = 1;
+};
+
+}  // namespace phx
