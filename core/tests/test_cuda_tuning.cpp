@@ -282,10 +282,10 @@ TEST(what_cannot_be_is_refused_on_all_ranks_and_changes_nothing) {
       CHECK_FAILS(PHX_ERR_INVALID, text, phx_group_set_gpu_tuning(group, &values, 0));
       CHECK(same(tuning_of(group), first));
     };
-    refused(tuning(kNever + 1), "for one that no input has, give 4611686018427387904");
-    refused(tuning(0, UINT64_MAX), "a size of a GPU's tuning is 18446744073709551615");
+    refused(tuning(kNever + 1), "line_bytes is 4611686018427387905; expected 0 to 4611686018427387904");
+    refused(tuning(0, UINT64_MAX), "two_shot_bytes is 18446744073709551615; expected 0 to 4611686018427387904");
     for (const uint64_t wrong : {uint64_t{1}, uint64_t{24}, uint64_t{4112}, UINT64_MAX})
-      refused(tuning(0, 0, 0, 0, wrong), "it must be a multiple of 16, up to 4096");
+      refused(tuning(0, 0, 0, 0, wrong), "expected 16 to 4096, a multiple of 16");
     phx_gpu_tuning flagged = tuning(0);
     flagged.flags = 1;
     refused(flagged, "flags must be 0");

@@ -237,7 +237,7 @@ def libc_fallocate(fd, size):
 
 def test_memory_that_was_offered_can_be_emptied_but_not_taken_away():
     for error, _, text in attack(shrink_after_offering):
-        assert error == "InternalError" and "malformed confirmation" in text
+        assert error == "AbiError" and "sent a malformed parcel" in text
 
 
 # ---- the confirmation

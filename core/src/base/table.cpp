@@ -32,22 +32,6 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 
 using Row = std::map<std::string, std::string>;
 
-// The values of a row, by their keys.
-template <class Values>
-struct Field {
-  const char *key;
-  uint64_t Values::*member;
-};
-constexpr Field<Tuning> kFields[] = {{"one_shot_bytes", &Tuning::one_shot_bytes},
-                                     {"chunk_bytes", &Tuning::chunk_bytes},
-                                     {"streaming_bytes", &Tuning::streaming_bytes},
-                                     {"push_bytes", &Tuning::push_bytes}};
-constexpr Field<GpuTuning> kGpuFields[] = {{"line_bytes", &GpuTuning::line_bytes},
-                                           {"two_shot_bytes", &GpuTuning::two_shot_bytes},
-                                           {"multicast_bytes", &GpuTuning::multicast_bytes},
-                                           {"copy_bytes", &GpuTuning::copy_bytes},
-                                           {"thread_bytes", &GpuTuning::thread_bytes}};
-
 // What says which row it is: its first words.
 using Key = std::vector<std::pair<std::string, std::string>>;
 
@@ -140,14 +124,14 @@ phx_status write_table(const char *operation, const std::string &path, const std
   return fail_errno(error, operation, "%s: could not write %s", operation, path.c_str());
 }
 
-template <class Values, size_t kCount>
-Values load(const Key &key, const Field<Values> (&fields)[kCount], const std::string &text) {
+template <class Values>
+Values load(const Key &key, const std::string &text) {
   Values values;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const Row row = parse(line);
     if (!is_for(row, key)) continue;
-    for (const Field<Values> &field : fields) take(row, field.key, &(values.*field.member));
+    for (const TuningField<Values> &field : fields_of(&values)) take(row, field.key, &(values.*field.member));
   }
   return values;
 }
@@ -157,9 +141,8 @@ std::string text_of_table() {
   return path.empty() ? "" : read_table(path);
 }
 
-template <class Values, size_t kCount>
-phx_status save(const char *operation, const std::string &given, const Key &key, const Field<Values> (&fields)[kCount],
-                const Values &values) {
+template <class Values>
+phx_status save(const char *operation, const std::string &given, const Key &key, const Values &values) {
   const std::string path = given.empty() ? tuning_path() : given;
   if (path.empty())
     return fail(PHX_ERR_INVALID, operation, "%s: no path was given, and neither PHALANX_TUNING nor HOME says where",
@@ -169,7 +152,8 @@ phx_status save(const char *operation, const std::string &given, const Key &key,
   for (std::string line; std::getline(lines, line);)
     if (!is_for(parse(line), key)) text += line + "\n";
   for (const auto &[name, value] : key) text.append(name).append("=").append(value).append(" ");
-  for (const Field<Values> &field : fields)
+  const auto &fields = fields_of(&values);
+  for (const TuningField<Values> &field : fields)
     text.append(&field == fields ? "" : " ").append(field.key).append("=").append(std::to_string(values.*field.member));
   return write_table(operation, path, text + "\n");
 }
@@ -187,17 +171,17 @@ std::string tuning_path() {
 
 Tuning load_tuning(int group_size) {
   const std::string text = text_of_table();
-  return text.empty() ? Tuning() : load(key_of(group_size), kFields, text);
+  return text.empty() ? Tuning() : load<Tuning>(key_of(group_size), text);
 }
 
-GpuTuning load_gpu_tuning(const GpuPlace &place) { return load(key_of(place), kGpuFields, text_of_table()); }
+GpuTuning load_gpu_tuning(const GpuPlace &place) { return load<GpuTuning>(key_of(place), text_of_table()); }
 
 phx_status save_tuning(const std::string &path, int group_size, const Tuning &tuning) {
-  return save("group_save_tuning", path, key_of(group_size), kFields, tuning);
+  return save("group_save_tuning", path, key_of(group_size), tuning);
 }
 
 phx_status save_gpu_tuning(const std::string &path, const GpuPlace &place, const GpuTuning &tuning) {
-  return save("group_save_gpu_tuning", path, key_of(place), kGpuFields, tuning);
+  return save("group_save_gpu_tuning", path, key_of(place), tuning);
 }
 
 }  // namespace phx

@@ -1,6 +1,7 @@
 // Where one algorithm takes over from another: built-in values, and a table that `phalanx tune` has written.
 #pragma once
 
+#include <cinttypes>
 #include <cstdint>
 #include <string>
 
@@ -8,8 +9,9 @@
 
 namespace phx {
 
-// What the values of phx_tuning mean, in bytes.
+// The values of phx_tuning, in bytes. 0: not given.
 struct Tuning {
+  using Public = phx_tuning;
   uint64_t one_shot_bytes = 0;
   uint64_t chunk_bytes = 0;
   uint64_t streaming_bytes = 0;
@@ -17,12 +19,37 @@ struct Tuning {
 };
 // And those of phx_gpu_tuning.
 struct GpuTuning {
+  using Public = phx_gpu_tuning;
   uint64_t line_bytes = 0;
   uint64_t two_shot_bytes = 0;
   uint64_t multicast_bytes = 0;
   uint64_t copy_bytes = 0;
   uint64_t thread_bytes = 0;
 };
+
+// One value: its key in the table, where it is here and in the struct of the C API, and what it may be.
+template <class Values>
+struct TuningField {
+  const char *key;
+  uint64_t Values::*member;
+  uint64_t Values::Public::*shown;
+  uint64_t least, most, unit;
+};
+inline constexpr uint64_t kNeverBytes = uint64_t{1} << 62;  // beyond any memory: as a size to begin at, never
+inline constexpr TuningField<Tuning> kTuningFields[] = {
+    {"one_shot_bytes", &Tuning::one_shot_bytes, &phx_tuning::one_shot_bytes, 0, kNeverBytes, 1},
+    {"chunk_bytes", &Tuning::chunk_bytes, &phx_tuning::chunk_bytes, 4 << 10, 1 << 30, 1},
+    {"streaming_bytes", &Tuning::streaming_bytes, &phx_tuning::streaming_bytes, 0, kNeverBytes, 1},
+    {"push_bytes", &Tuning::push_bytes, &phx_tuning::push_bytes, 64, 1 << 30, 1}};
+inline constexpr TuningField<GpuTuning> kGpuTuningFields[] = {
+    {"line_bytes", &GpuTuning::line_bytes, &phx_gpu_tuning::line_bytes, 0, kNeverBytes, 1},
+    {"two_shot_bytes", &GpuTuning::two_shot_bytes, &phx_gpu_tuning::two_shot_bytes, 0, kNeverBytes, 1},
+    {"multicast_bytes", &GpuTuning::multicast_bytes, &phx_gpu_tuning::multicast_bytes, 0, kNeverBytes, 1},
+    {"copy_bytes", &GpuTuning::copy_bytes, &phx_gpu_tuning::copy_bytes, 0, kNeverBytes, 1},
+    {"thread_bytes", &GpuTuning::thread_bytes, &phx_gpu_tuning::thread_bytes, 16, 4096, 16}};
+inline constexpr auto &fields_of(const Tuning *) { return kTuningFields; }
+inline constexpr auto &fields_of(const GpuTuning *) { return kGpuTuningFields; }
+
 // Which values a group on GPUs takes from the table.
 struct GpuPlace {
   std::string gpu;  // what the driver calls it
@@ -33,19 +60,48 @@ struct GpuPlace {
 // `cores`: how many the ranks of the group may use together.
 Tuning builtin_tuning(int group_size, int cores);
 GpuTuning builtin_gpu_tuning(int group_size);
-// The table's row for this host and a group of this size; zero for what it does not say. Never fails: a table that
-// cannot be read is no table.
+// The table's row for this host and a group of this size, or for that place; zero for what it does not say. Never
+// fails: a table that cannot be read is no table.
 Tuning load_tuning(int group_size);
 GpuTuning load_gpu_tuning(const GpuPlace &place);
-// `tuning` with `base` for its zeros.
-Tuning merge_tuning(const Tuning &tuning, const Tuning &base);
-GpuTuning merge_tuning(const GpuTuning &tuning, const GpuTuning &base);
 // Puts the row into the table; `path` empty means the usual place.
 phx_status save_tuning(const std::string &path, int group_size, const Tuning &tuning);
 phx_status save_gpu_tuning(const std::string &path, const GpuPlace &place, const GpuTuning &tuning);
+
+// `tuning` with `base` for its zeros.
+template <class Values>
+Values merge_tuning(Values tuning, const Values &base) {
+  for (const TuningField<Values> &field : fields_of(&base))
+    if (tuning.*field.member == 0) tuning.*field.member = base.*field.member;
+  return tuning;
+}
+
 // Raises what is wrong with values that a caller or a peer gave.
-phx_status check_tuning(const char *operation, const Tuning &tuning);
-phx_status check_tuning(const char *operation, const GpuTuning &tuning);
+template <class Values>
+phx_status check_tuning(const char *operation, const Values &tuning) {
+  for (const TuningField<Values> &field : fields_of(&tuning)) {
+    const uint64_t value = tuning.*field.member;
+    if (value >= field.least && value <= field.most && value % field.unit == 0) continue;
+    const std::string step = field.unit == 1 ? "" : ", a multiple of " + std::to_string(field.unit);
+    return fail(PHX_ERR_INVALID, operation, "%s: %s is %" PRIu64 "; expected %" PRIu64 " to %" PRIu64 "%s", operation,
+                field.key, value, field.least, field.most, step.c_str());
+  }
+  return PHX_OK;
+}
+
+template <class Values>
+typename Values::Public public_tuning(const Values &tuning) {
+  typename Values::Public out{};
+  out.struct_size = sizeof out;
+  for (const TuningField<Values> &field : fields_of(&tuning)) out.*field.shown = tuning.*field.member;
+  return out;
+}
+template <class Values>
+Values private_tuning(const typename Values::Public &given) {
+  Values tuning;
+  for (const TuningField<Values> &field : fields_of(&tuning)) tuning.*field.member = given.*field.shown;
+  return tuning;
+}
 
 // $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. Empty when there is none.
 std::string tuning_path();

@@ -48,18 +48,9 @@ class Agreement {
     if (status != PHX_OK) copy_text(mine_.text, sizeof mine_.text, last_error().text);
     std::vector<int> fds;
     if (fd >= 0) fds.push_back(fd);
-    const std::string bytes(reinterpret_cast<const char *>(&mine_), sizeof mine_);
-    const phx_status exchanged = group_.exchange(operation_, bytes, fds, deadline_, &parcels_);
-    if (exchanged != PHX_OK) return exchanged;
-    words_.resize(parcels_.size());
-    for (size_t i = 0; i < parcels_.size(); ++i) {
-      if (parcels_[i].bytes.size() != sizeof(Word))
-        return fail(PHX_ERR_ABI, operation_, "%s on group '%s': rank %d sent a malformed parcel", operation_,
-                    group_.name().c_str(), group_.rank_of(static_cast<int>(i)));
-      std::memcpy(&words_[i], parcels_[i].bytes.data(), sizeof(Word));
-      words_[i].text[sizeof words_[i].text - 1] = '\0';
-    }
-    return PHX_OK;
+    const phx_status exchanged = group_.exchange_all(operation_, mine_, deadline_, &words_, fds, &parcels_);
+    for (Word &word : words_) word.text[sizeof word.text - 1] = '\0';
+    return exchanged;
   }
   // Why the step failed, if it did on any rank: the same on all of them.
   std::string obstacle() const {

@@ -207,11 +207,8 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
     Line line{};
     if (parcel.bytes.size() == sizeof line) std::memcpy(&line, parcel.bytes.data(), sizeof line);
     if (line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 || line.chunk_bytes > kMostChunk || line.unit == 0 ||
-        parcel.fds.size() != 1) {
-      fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation,
-           group_.name().c_str(), group_.rank_of(from));
-      return group_.fail_with(last_error(), true);
-    }
+        parcel.fds.size() != 1)
+      return group_.raise_malformed(operation, from);
     const size_t span = cuda::span_of(cuda::road_bytes(line.chunk_bytes), line.unit);
     status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &way.memory);
     // It was there once: who cannot use it will never hear of it again.

@@ -208,21 +208,13 @@ phx_status Workspaces::grow(const char *operation, Workspace &workspace, const C
   mine.bytes = bytes;
   mine.status = allocate(workspace, bytes, &block);
   if (mine.status != PHX_OK) copy_text(mine.text, sizeof mine.text, last_error().text);
-  std::vector<Parcel> parcels;
-  phx_status status =
-      group_.exchange(kGrows, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {}, deadline, &parcels);
+  std::vector<Offer> all;
+  phx_status status = group_.exchange_all(kGrows, mine, deadline, &all);
   if (status != PHX_OK) {
     amend_last_error(operation, nullptr, -1, -1);
     return status;
   }
-  std::vector<Offer> all(parcels.size());
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (parcels[i].bytes.size() != sizeof(Offer))
-      return fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation,
-                  group_.name().c_str(), group_.rank_of(static_cast<int>(i)));
-    std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(Offer));
-    all[i].text[sizeof all[i].text - 1] = '\0';
-  }
+  for (Offer &offer : all) offer.text[sizeof offer.text - 1] = '\0';
   // Everybody sees the same offers, so everybody comes to the same verdict.
   for (int i = 0; i < group_.size(); ++i)
     if (!(all[i].record == record) || all[i].bytes != bytes)

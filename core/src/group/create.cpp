@@ -34,7 +34,6 @@ struct Geometry {
   CpuQuota quota;  // of that rank's control group
   CoreMask cores;  // that it may use
 };
-static_assert(sizeof(Geometry) <= kMaxPayload);
 
 // How many cores the ranks may use together, by what each has said: the same on all.
 int cores_of(const std::vector<Geometry> &all) {
@@ -294,13 +293,13 @@ struct GroupMaker {
     mine.tuning = load_tuning(group.size());
     mine.cores = allowed_cores();
     mine.quota = group.world_->cpu_quota();
-    std::vector<Parcel> all;
-    status = group.exchange(kOperation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {own.get()},
-                            deadline, &all);
+    std::vector<Geometry> all;
+    std::vector<Parcel> parcels;
+    status = group.exchange_all(kOperation, mine, deadline, &all, {own.get()}, &parcels);
     PHX_FAILPOINT(kOperation, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = map_peer(i, mine, all[i], size, &segments[i]);
+      if (i != group.group_rank()) status = map_peer(i, mine, all[i], parcels[i], size, &segments[i]);
     PHX_FAILPOINT(kOperation, 7);
     status = group.confirm(kOperation, status, deadline);
     PHX_FAILPOINT(kOperation, 8);
@@ -329,13 +328,10 @@ struct GroupMaker {
   }
 
   // What depends on all ranks together, and comes out alike on all.
-  void adopt(const std::vector<Parcel> &all) {
-    std::vector<Geometry> ranks(all.size());
+  void adopt(const std::vector<Geometry> &ranks) {
     group.fenced_by_sleepers_ = true;
-    for (size_t i = 0; i < all.size(); ++i) {
-      std::memcpy(&ranks[i], all[i].bytes.data(), sizeof ranks[i]);
-      if (ranks[i].allows_fences == 0) group.fenced_by_sleepers_ = false;
-    }
+    for (const Geometry &rank : ranks)
+      if (rank.allows_fences == 0) group.fenced_by_sleepers_ = false;
     group.cores_ = cores_of(ranks);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
     const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
@@ -346,12 +342,9 @@ struct GroupMaker {
     group.tuning_.adopt(builtin);
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Parcel &parcel, size_t size, SharedMappingRef *out) {
-    Geometry theirs;
-    if (parcel.bytes.size() != sizeof theirs || parcel.fds.size() != 1)
-      return fail(PHX_ERR_ABI, kOperation, "%s '%s': rank %d sent a malformed parcel", kOperation, group.name().c_str(),
-                  group.rank_of(i));
-    std::memcpy(&theirs, parcel.bytes.data(), sizeof theirs);
+  phx_status map_peer(int i, const Geometry &mine, const Geometry &theirs, const Parcel &parcel, size_t size,
+                      SharedMappingRef *out) {
+    if (parcel.fds.size() != 1) return group.raise_malformed(kOperation, i);
     if (theirs.channels != mine.channels)
       return fail(PHX_ERR_MISMATCH, kOperation,
                   "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",

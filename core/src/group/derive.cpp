@@ -41,23 +41,14 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
     return raise_turn(operation, kSameGroup, timeout_ms, true);
   const Side mine{color, key};
-  std::vector<Parcel> all;
-  const phx_status status =
-      exchange(operation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {}, deadline, &all);
+  std::vector<Side> all;
+  const phx_status status = exchange_all(operation, mine, deadline, &all);
   if (status != PHX_OK) return status;
   // Only ranks that have completed the exchange count it. After a split that failed on some, there are no more.
   const std::string number = "split" + std::to_string(++splits_);
   std::vector<std::pair<int32_t, int>> found;  // key, rank
-  for (int i = 0; i < size(); ++i) {
-    Side theirs;
-    if (all[i].bytes.size() != sizeof theirs) {
-      fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation, name.c_str(),
-           rank_of(i));
-      return fail_with(last_error(), true);
-    }
-    std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
-    if (theirs.color == color) found.emplace_back(theirs.key, i);
-  }
+  for (int i = 0; i < size(); ++i)
+    if (all[i].color == color) found.emplace_back(all[i].key, i);
   if (color < 0) return PHX_OK;
   std::sort(found.begin(), found.end());
   std::vector<int> members;

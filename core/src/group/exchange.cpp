@@ -159,6 +159,14 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   return PHX_OK;
 }
 
+phx_status Group::raise_malformed(const char *operation, int i) {
+  fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation, name().c_str(),
+       rank_of(i));
+  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
+  reported_.store(true);
+  return fail_with(last_error(), true);
+}
+
 phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
   phx_error_info theirs = make_error_info();
   if (payload.size() == sizeof theirs) std::memcpy(&theirs, payload.data(), sizeof theirs);
@@ -255,16 +263,12 @@ phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadlin
 phx_status Group::confirm(const char *operation, phx_status status, const Deadline &deadline) {
   phx_error_info mine = make_error_info();
   if (status != PHX_OK) mine = last_error();
-  std::vector<Parcel> all;
-  const phx_status exchanged =
-      exchange(operation, std::string(reinterpret_cast<const char *>(&mine), sizeof mine), {}, deadline, &all);
+  std::vector<phx_error_info> all;
+  const phx_status exchanged = exchange_all(operation, mine, deadline, &all);
   if (exchanged != PHX_OK) return status != PHX_OK ? set_last_error(mine) : exchanged;
   if (status != PHX_OK) return set_last_error(mine);
   for (int i = 0; i < size(); ++i) {
-    phx_error_info theirs;
-    if (all[i].bytes.size() != sizeof theirs)
-      return fail(PHX_ERR_INTERNAL, operation, "%s: malformed confirmation", operation);
-    std::memcpy(&theirs, all[i].bytes.data(), sizeof theirs);
+    phx_error_info &theirs = all[i];
     theirs.text[sizeof theirs.text - 1] = '\0';
     if (theirs.status == PHX_OK) continue;
     if (theirs.status > 0 || theirs.status < PHX_ERR_INTERNAL)

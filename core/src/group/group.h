@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/adopted.h"
@@ -163,6 +164,11 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // descriptors). `fds` are borrowed. A failure revokes the group.
   phx_status exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                       const Deadline &deadline, std::vector<Parcel> *out);
+  // The same of one struct of each rank. `fds` go with it, and parcels[i].fds are those of group rank i.
+  template <class T>
+  phx_status exchange_all(const char *operation, const T &mine, const Deadline &deadline, std::vector<T> *all,
+                          const std::vector<int> &fds = {}, std::vector<Parcel> *parcels = nullptr);
+  phx_status raise_malformed(const char *operation, int group_rank);  // what that rank sent is no such struct
   // Collective: all succeed, or all fail with the text of the first that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
@@ -250,20 +256,30 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::vector<std::unique_ptr<Attachment>> attachments_;  // by kind
 };
 
+template <class T>
+phx_status Group::exchange_all(const char *operation, const T &mine, const Deadline &deadline, std::vector<T> *all,
+                               const std::vector<int> &fds, std::vector<Parcel> *parcels) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxPayload);
+  std::vector<Parcel> got;
+  const std::string bytes(reinterpret_cast<const char *>(&mine), sizeof mine);
+  const phx_status status = exchange(operation, bytes, fds, deadline, &got);
+  if (status != PHX_OK) return status;
+  all->resize(got.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i].bytes.size() != sizeof(T)) return raise_malformed(operation, static_cast<int>(i));
+    std::memcpy(&(*all)[i], got[i].bytes.data(), sizeof(T));
+  }
+  if (parcels != nullptr) *parcels = std::move(got);
+  return PHX_OK;
+}
+
 template <class Values>
 phx_status Group::agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
                                Values *out) {
-  const Deadline deadline = Deadline::after_ms(timeout_ms);
-  std::vector<Parcel> all;
-  const phx_status status =
-      exchange(operation, std::string(reinterpret_cast<const char *>(&wish), sizeof wish), {}, deadline, &all);
+  std::vector<Values> all;
+  const phx_status status = exchange_all(operation, wish, Deadline::after_ms(timeout_ms), &all);
   if (status != PHX_OK) return status;
-  Values first;
-  if (all[0].bytes.size() != sizeof first)
-    return fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation, name().c_str(),
-                rank_of(0));
-  std::memcpy(&first, all[0].bytes.data(), sizeof first);
-  *out = merge_tuning(first, builtin);
+  *out = merge_tuning(all[0], builtin);
   return check_tuning(operation, *out);  // the same on all ranks
 }
 

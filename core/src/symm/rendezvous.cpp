@@ -1,7 +1,6 @@
 // Rendezvous: every rank of a group offers a block, and all map all of them.
 #include <algorithm>
 #include <cinttypes>
-#include <cstring>
 
 #include "base/failpoint.h"
 #include "group/group.h"
@@ -28,7 +27,6 @@ struct SymmParcel {
   char handle[PHX_HANDLE_BYTES];
   DeviceFacts device;
 };
-static_assert(sizeof(SymmParcel) <= kMaxPayload);
 
 // "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
 template <class Value>
@@ -138,22 +136,17 @@ struct Rendezvous {
     return status;
   }
 
-  phx_status read(const std::vector<Parcel> &parcels) {
-    all.resize(parcels.size());
-    for (size_t i = 0; i < parcels.size(); ++i) {
-      const bool self = static_cast<int>(i) == symm.group_rank();
-      if (parcels[i].bytes.size() != sizeof(SymmParcel) || (!self && parcels[i].fds.size() > (symm.device_ ? 3 : 2)))
-        return malformed(i);
-      std::memcpy(&all[i], parcels[i].bytes.data(), sizeof(SymmParcel));
-      if (!self && all[i].pad.made != 0 && parcels[i].fds.empty()) return malformed(i);
+  phx_status exchange(const std::vector<int> &fds, const Deadline &deadline, std::vector<Parcel> *parcels) {
+    const phx_status status = group.exchange_all(kOperation, mine, deadline, &all, fds, parcels);
+    if (status != PHX_OK) return status;
+    for (int i = 0; i < group.size(); ++i) {
+      if (i == symm.group_rank()) continue;
+      const size_t count = (*parcels)[static_cast<size_t>(i)].fds.size();
+      if (count > (symm.device_ ? 3 : 2) || (all[i].pad.made != 0 && count == 0))
+        return group.raise_malformed(kOperation, i);
       all[i].handle_size = std::min<uint32_t>(all[i].handle_size, sizeof all[i].handle);
     }
     return PHX_OK;
-  }
-
-  phx_status malformed(size_t i) const {
-    return fail(PHX_ERR_ABI, kOperation, "%s on group '%s': rank %d sent a malformed parcel", kOperation,
-                group.name().c_str(), group.rank_of(static_cast<int>(i)));
   }
 
   // The failed step was about that rank's memory.
@@ -241,12 +234,10 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   PHX_FAILPOINT(kOperation, 2);
   if (status != PHX_OK) return group.fail_with(last_error(), true);  // the others are on their way here
   std::vector<Parcel> parcels;
-  const std::string bytes(reinterpret_cast<const char *>(&meeting.mine), sizeof meeting.mine);
-  status = group.exchange(kOperation, bytes, fds, deadline, &parcels);
+  status = meeting.exchange(fds, deadline, &parcels);
   PHX_FAILPOINT(kOperation, 3);
   if (status != PHX_OK) return status;
-  status = meeting.read(parcels);
-  if (status == PHX_OK) status = meeting.agree();
+  status = meeting.agree();
   if (status == PHX_ERR_MISMATCH) return status;  // on every rank alike: nothing to confirm
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
     if (i != group.group_rank() && meeting.map(i, parcels[i]) != PHX_OK) status = meeting.blame(i);
