@@ -19,12 +19,6 @@ constexpr uint32_t kMostChunk = 63 << 10;
 constexpr uint32_t kMostBlocks = 32;
 static_assert(cuda::road_bytes(kMostChunk) <= size_t{4} << 20);
 
-bool reaches(const cuda::Driver &driver, const cuda::Gpu &gpu, const void *pointer) {
-  const cuda::Current current(driver, gpu.context);
-  int kind = 0;
-  return driver.pointer_attribute(&kind, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(pointer)) == 0;
-}
-
 }  // namespace
 
 // What goes with the descriptor of a road.
@@ -34,18 +28,6 @@ struct Roads::Line {
 };
 
 Roads::Roads(Group &group) : group_(group), to_(group.size()), from_(group.size()) {}
-
-Roads::~Roads() {
-  if (gpus_ == nullptr) return;
-  const cuda::Driver &driver = gpus_->driver();
-  const cuda::Current current(driver, gpu_.context);
-  for (std::deque<Way> *ways : {&to_, &from_})
-    for (const Way &way : *ways) {
-      if (way.last == nullptr) continue;
-      driver.event_wait(way.last);
-      driver.event_destroy(way.last);
-    }
-}
 
 phx_status Roads::put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
                       void *stream) {
@@ -101,13 +83,6 @@ phx_status Roads::open(const char *operation, int32_t index) {
   return PHX_OK;
 }
 
-bool Roads::is_capturing(void *stream) const {
-  const cuda::Current current(gpus_->driver(), gpu_.context);
-  int state = cuda::kNotCapturing;
-  const cuda::Result result = gpus_->driver().stream_capturing(static_cast<cuda::Stream>(stream), &state);
-  return result == 0 && state != cuda::kNotCapturing;
-}
-
 phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &messages, void *stream,
                         bool *capturing) const {
   for (const GpuMessage &message : messages) {
@@ -117,12 +92,11 @@ phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &me
       amend_last_error(nullptr, group_.name().c_str(), group_.self_rank(), group_.rank_of(message.peer));
       return PHX_ERR_PEER_DEAD;
     }
-    if (message.label.bytes != 0 && !reaches(gpus_->driver(), gpu_, message.data))
+    if (message.label.bytes != 0 && !cuda::reaches(gpus_->driver(), gpu_, message.data))
       return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (options.device)",
                   operation);
   }
-  *capturing = is_capturing(stream);
-  return PHX_OK;
+  return cuda::is_capturing(operation, gpus_->driver(), gpu_, stream, capturing);
 }
 
 phx_status Roads::make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
@@ -173,7 +147,7 @@ phx_status Roads::build(const char *operation, int to, const Deadline &deadline)
     const std::vector<cuda::RoadWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
     status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
   }
-  if (status == PHX_OK) status = finish(operation, way);
+  if (status == PHX_OK) status = way.order.open(operation, gpus_->driver(), gpu_);
   int fd = -1;
   if (status == PHX_OK) status = memory->export_fd(operation, &fd);
   if (status != PHX_OK) return status;
@@ -196,7 +170,7 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
     return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
                              true);
   if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
-  phx_status status = finish(operation, way);
+  phx_status status = way.order.open(operation, gpus_->driver(), gpu_);
   if (status != PHX_OK) return status;
   if (from == group_.group_rank()) {
     way.chunk_bytes = to_[from].chunk_bytes;
@@ -217,17 +191,6 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
   }
   way.made.store(true, std::memory_order_release);
   return PHX_OK;
-}
-
-// What either end has of a road, besides its memory.
-phx_status Roads::finish(const char *operation, Way &way) const {
-  if (way.last != nullptr) return PHX_OK;
-  const cuda::Current current(gpus_->driver(), gpu_.context);
-  cuda::Result result = current.result();
-  if (result == 0) result = gpus_->driver().event_create(&way.last, cuda::kUntimed);
-  if (result == 0) return PHX_OK;
-  way.last = nullptr;
-  return failed(gpus_->driver(), operation, result, "making an event (cuEventCreate)");
 }
 
 const cuda::Memory &Roads::memory_of(const GpuMessage &message) const {
@@ -271,7 +234,7 @@ uint32_t Roads::list(const std::vector<GpuMessage> &messages, cuda::Exchange *ou
 }
 
 phx_status Roads::launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
-                         void *given, bool capturing) {
+                         void *stream, bool capturing) {
   const cuda::Driver &driver = gpus_->driver();
   const std::lock_guard<std::mutex> lock(mutex_);
   cuda::Exchange exchange{};
@@ -286,30 +249,20 @@ phx_status Roads::launch(const char *operation, const std::vector<GpuMessage> &m
   cuda::Function function = nullptr;
   phx_status status = gpus_->kernel(operation, gpu_, kKernel, threads, &function);
   if (status != PHX_OK) return group_.fail_with(last_error(), true);
-  const cuda::Stream stream = static_cast<cuda::Stream>(given);
-  const cuda::Current current(driver, gpu_.context);
-  cuda::Result result = current.result();
-  const char *what = "waiting for another stream (cuStreamWaitEvent)";
-  // A captured call cannot wait for what was not captured; replays are ordered by whoever replays them.
   for (const Way *way : ways)
-    if (result == 0 && !capturing && way->recorded) result = driver.stream_after(stream, way->last, 0);
-  void *parameters[] = {&exchange, nullptr};
-  if (result == 0) {
-    what = "launching a kernel (cuLaunchKernel)";
-    result =
-        driver.launch(function, blocks, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, parameters, nullptr);
-  }
-  for (Way *way : ways) {
-    if (result != 0 || capturing) break;
-    what = "recording an event (cuEventRecord)";
-    result = driver.event_record(way->last, stream);
+    if (status == PHX_OK) status = way->order.begin(operation, stream, capturing);
+  if (status == PHX_OK) {
+    void *parameters[] = {&exchange, nullptr};
+    const cuda::Current current(driver, gpu_.context);
+    cuda::Result result = current.result();
     if (result == 0)
-      way->recorded = true;
-    else
-      driver.stream_wait(stream);  // what cannot be waited for later
+      result = driver.launch(function, blocks, 1, 1, static_cast<unsigned>(threads), 1, 1, 0,
+                             static_cast<cuda::Stream>(stream), parameters, nullptr);
+    if (result != 0) status = failed(driver, operation, result, "launching a kernel (cuLaunchKernel)");
   }
-  if (result == 0) return PHX_OK;
-  status = failed(driver, operation, result, what);
+  for (Way *way : ways)
+    if (status == PHX_OK) status = way->order.end(operation, stream, capturing);
+  if (status == PHX_OK) return PHX_OK;
   return group_.failed() ? status : group_.fail_with(last_error(), true);  // the other ranks would wait
 }
 

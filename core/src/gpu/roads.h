@@ -14,6 +14,7 @@
 #include "base/deadline.h"
 #include "gpu/memory.h"
 #include "gpu/road.h"
+#include "gpu/stream_order.h"
 #include "group/turn.h"
 #include "world/allocator.h"
 
@@ -37,7 +38,6 @@ class Roads {
   explicit Roads(Group &group);
   Roads(const Roads &) = delete;
   Roads &operator=(const Roads &) = delete;
-  ~Roads();  // waits for what was put on streams last: with its timeout that ends
 
   // Puts all of them on the stream as one kernel, and returns. Waits for the first message, in any direction, of ranks
   // from which this one has not received before.
@@ -50,9 +50,7 @@ class Roads {
     std::atomic<bool> made{false};  // written last; what follows is valid then
     cuda::MemoryPtr memory;
     uint32_t chunk_bytes = 0;
-    // With mutex_ held.
-    cuda::Event last = nullptr;
-    bool recorded = false;
+    cuda::StreamOrder order;  // with mutex_ held
   };
   struct Line;  // what a rank tells another of a road
 
@@ -63,14 +61,12 @@ class Roads {
   phx_status show(const char *operation, const Deadline &deadline);
   phx_status build(const char *operation, int to, const Deadline &deadline);
   phx_status find(const char *operation, int from, const Deadline &deadline);
-  phx_status finish(const char *operation, Way &way) const;
   phx_status launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms, void *stream,
                     bool capturing);
   Way &way_of(const GpuMessage &message) { return (message.sends ? to_ : from_)[message.peer]; }
   const cuda::Memory &memory_of(const GpuMessage &message) const;
   uint32_t list(const std::vector<GpuMessage> &messages, cuda::Exchange *out, std::vector<Way *> *ways);
   uint32_t most_blocks() const;
-  bool is_capturing(void *stream) const;
 
   Group &group_;
   std::mutex mutex_;
@@ -80,6 +76,7 @@ class Roads {
   std::atomic<bool> open_{false};  // written last; all before is valid then
   cuda::MemoryPtr cursors_;        // of all roads' lanes: those to ranks, then those from them
   std::shared_ptr<cuda::DeviceWords> words_;
+  // They wait for what was put on streams last, which with its timeout ends.
   std::deque<Way> to_, from_;  // by group rank; that from this rank to itself is one
 };
 

@@ -115,13 +115,6 @@ phx_status Side::make(const char *operation, const Block &block, int size, int s
   return PHX_OK;
 }
 
-Side::~Side() {
-  if (last_ == nullptr) return;
-  const Current current(driver_, pads_[self_]->gpu().context);
-  driver_.event_wait(last_);
-  driver_.event_destroy(last_);
-}
-
 Facts facts_of(const DeviceFacts &facts) {
   Facts out;
   std::memcpy(&out, facts.bytes, sizeof out);
@@ -208,13 +201,8 @@ phx_status Side::finish(const char *operation, Group &group, const BlockRef &blo
   for (const MemoryPtr &pad : pads_) addresses.push_back(pointer_of(pad->pointer()));
   status = own.write(operation, layout_.addresses, addresses.data(), addresses.size() * sizeof(void *));
   if (status != PHX_OK) return status;
-  const Current current(driver_, own.gpu().context);
-  Result result = current.result();
-  if (result == 0) result = driver_.event_create(&last_, kUntimed);
-  if (result != 0) {
-    last_ = nullptr;
-    return failed(driver_, operation, result, "making an event (cuEventCreate)");
-  }
+  status = order_.open(operation, driver_, own.gpu());
+  if (status != PHX_OK) return status;
   const Pointer at = own.pointer() + layout_.addresses;
   team_.struct_size = sizeof team_;
   team_.group_rank = self_;
@@ -225,12 +213,6 @@ phx_status Side::finish(const char *operation, Group &group, const BlockRef &blo
   team_.bytes = block->size;
   team_.failed = static_cast<const int32_t *>(pointer_of(words_->pointer()));
   return PHX_OK;
-}
-
-bool Side::reaches(const void *pointer) const {
-  const Current current(driver_, pads_[self_]->gpu().context);
-  int kind = 0;
-  return driver_.pointer_attribute(&kind, kKindOfMemory, reinterpret_cast<uintptr_t>(pointer)) == 0;
 }
 
 phx_status Side::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
@@ -259,20 +241,10 @@ phx_status Side::launch(const char *operation, const std::string &kernel, Launch
         driver_.launch(function, blocks, 1, 1, static_cast<unsigned>(threads_), 1, 1, 0, stream, parameters, nullptr);
   if (result != 0) return failed(driver_, operation, result, "launching a kernel (cuLaunchKernel)");
   // What is captured runs later, and its memory is kept by whoever replays it.
-  int capturing = kNotCapturing;
-  if (driver_.stream_capturing(stream, &capturing) == 0 && capturing == kNotCapturing &&
-      driver_.event_record(last_, stream) != 0)
-    driver_.stream_wait(stream);  // what cannot be waited for later
+  bool capturing = false;
+  if (is_capturing(operation, driver_, gpu, stream, &capturing) != PHX_OK || capturing) return PHX_OK;
+  order_.end(operation, stream, false);  // where it fails, it has waited
   return PHX_OK;
-}
-
-phx_status Side::copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
-  const Current current(driver_, pads_[self_]->gpu().context);
-  Result result = current.result();
-  if (result == 0)
-    result = driver_.copy_within(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes,
-                                 static_cast<Stream>(stream));
-  return result == 0 ? PHX_OK : failed(driver_, operation, result, "copying memory of the GPU (cuMemcpyDtoDAsync)");
 }
 
 }  // namespace phx::cuda

@@ -12,6 +12,7 @@
 #include "gpu/launch.h"
 #include "gpu/memory.h"
 #include "gpu/multicast.h"
+#include "gpu/stream_order.h"
 #include "symm/device.h"
 #include "world/allocator.h"
 
@@ -66,7 +67,6 @@ class Side final : public SymmDevice {
                          uint32_t first, std::unique_ptr<SymmDevice> *out);  // a MakeSymmDevice
   Side(const Side &) = delete;
   Side &operator=(const Side &) = delete;
-  ~Side() override;  // waits for what was launched last: with its timeout that ends
 
   DeviceFacts facts() const override;
   phx_status export_fd(const char *operation, int *fd) override { return pads_[self_]->export_fd(operation, fd); }
@@ -92,7 +92,7 @@ class Side final : public SymmDevice {
   const phx_team &team() const { return team_; }
   uint32_t *pad(int rank) const { return reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(pads_[rank]->pointer())); }
   // Whether kernels can reach that memory.
-  bool reaches(const void *pointer) const;
+  bool reaches(const void *pointer) const { return cuda::reaches(driver_, pads_[self_]->gpu(), pointer); }
 
   // The first channel of those that the collectives have for themselves.
   uint32_t own_channel() const { return channels_; }
@@ -105,7 +105,9 @@ class Side final : public SymmDevice {
   phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const Lists *lists,
                     void *stream);
   // On the stream, by a copy engine: from a block of any rank.
-  phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const;
+  phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
+    return copy_within(operation, driver_, pads_[self_]->gpu(), to, from, bytes, stream);
+  }
 
  private:
   GpuPlace place(bool shared) const { return {pads_[self_]->gpu().name, static_cast<int>(pads_.size()), shared}; }
@@ -141,7 +143,7 @@ class Side final : public SymmDevice {
   std::string no_multicast_;
   phx_team team_{};
   std::mutex mutex_;
-  Event last_ = nullptr;
+  StreamOrder order_;  // last: it waits for what was launched last, which with its timeout ends
 };
 
 }  // namespace phx::cuda

@@ -31,74 +31,16 @@ size_t next_power_of_two(size_t bytes) {
 
 }  // namespace
 
-Workspace::~Workspace() {
-  if (last_ == nullptr) return;
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  wait();
-  gpus_.driver().event_destroy(last_);
-}
-
-void Workspace::wait() const {
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  gpus_.driver().event_wait(last_);  // at once, where none was recorded
-}
-
-phx_status Workspace::open(const char *operation) {
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  cuda::Result result = current.result();
-  if (result == 0) result = gpus_.driver().event_create(&last_, cuda::kUntimed);
-  if (result == 0) return PHX_OK;
-  last_ = nullptr;
-  return failed(gpus_.driver(), operation, result, "making an event (cuEventCreate)");
-}
-
-bool Workspace::reaches(const void *pointer) const {
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  int kind = 0;
-  return gpus_.driver().pointer_attribute(&kind, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(pointer)) == 0;
-}
-
-phx_status Workspace::is_capturing(const char *operation, void *stream, bool *capturing) const {
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  int state = cuda::kNotCapturing;
-  const cuda::Result result = gpus_.driver().stream_capturing(static_cast<cuda::Stream>(stream), &state);
-  if (result != 0) return failed(gpus_.driver(), operation, result, "asking about the stream (cuStreamIsCapturing)");
-  *capturing = state != cuda::kNotCapturing;
-  return PHX_OK;
-}
-
-// A captured call cannot wait for what was not captured; replays are ordered by whoever replays them.
 phx_status Workspace::begin(const char *operation, void *stream) {
   bool capturing = false;
   const phx_status status = is_capturing(operation, stream, &capturing);
-  if (status != PHX_OK || capturing || !recorded_) return status;
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  const cuda::Result result = gpus_.driver().stream_after(static_cast<cuda::Stream>(stream), last_, 0);
-  return result == 0 ? PHX_OK
-                     : failed(gpus_.driver(), operation, result, "waiting for another stream (cuStreamWaitEvent)");
-}
-
-phx_status Workspace::copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
-  if (bytes == 0 || to == from) return PHX_OK;
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  const cuda::Result result = gpus_.driver().copy_within(
-      reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes, static_cast<cuda::Stream>(stream));
-  return result == 0 ? PHX_OK
-                     : failed(gpus_.driver(), operation, result, "copying memory of the GPU (cuMemcpyDtoDAsync)");
+  return status != PHX_OK ? status : order_.begin(operation, stream, capturing);
 }
 
 phx_status Workspace::end(const char *operation, void *stream) {
   bool capturing = false;
   const phx_status status = is_capturing(operation, stream, &capturing);
-  if (status != PHX_OK || capturing) return status;
-  const cuda::Current current(gpus_.driver(), gpu_.context);
-  const cuda::Result result = gpus_.driver().event_record(last_, static_cast<cuda::Stream>(stream));
-  if (result != 0) {  // what could not be waited for later is waited for now
-    gpus_.driver().stream_wait(static_cast<cuda::Stream>(stream));
-    return failed(gpus_.driver(), operation, result, "recording an event (cuEventRecord)");
-  }
-  recorded_ = true;
-  return PHX_OK;
+  return status != PHX_OK ? status : order_.end(operation, stream, capturing);
 }
 
 phx_status Workspaces::open(const char *operation, int32_t index, Workspace **out) {
@@ -120,7 +62,7 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
   if (status != PHX_OK) return status;
   const int number = static_cast<int>(by_index_.size());
   auto made = std::make_unique<Workspace>(std::move(allocator), *gpus, gpu, number);
-  status = made->open(operation);
+  status = made->order_.open(operation, gpus->driver(), gpu);
   if (status != PHX_OK) return status;
   const std::lock_guard<std::mutex> lock(known_mutex_);
   *out = (by_index_[index] = std::move(made)).get();
@@ -139,7 +81,7 @@ void Workspaces::forget(const Symm &symm) {
   if (all_known_.erase(&symm) == 0) return;
   const Symm *&known = known_[symm.ordinal() % cuda::kKnown];
   if (known == &symm) known = nullptr;
-  for (const auto &[index, workspace] : by_index_) workspace->wait();
+  for (const auto &[index, workspace] : by_index_) workspace->order_.wait();
 }
 
 bool Workspaces::knows(const Symm &symm) {

@@ -12,6 +12,7 @@
 
 #include "gpu/gpu.h"
 #include "gpu/launch.h"
+#include "gpu/stream_order.h"
 #include "group/turn.h"
 #include "symm/symm.h"
 
@@ -24,31 +25,31 @@ class Workspace {
       : allocator_(std::move(allocator)), gpus_(gpus), gpu_(gpu), number_(number) {}
   Workspace(const Workspace &) = delete;
   Workspace &operator=(const Workspace &) = delete;
-  ~Workspace();  // waits for what was put on streams last
 
   Symm &symm() const { return *made_.back(); }  // once it is prepared
   char *base() const { return static_cast<char *>(symm().block().base); }
   // Whether kernels of this GPU can reach that memory.
-  bool reaches(const void *pointer) const;
+  bool reaches(const void *pointer) const { return cuda::reaches(gpus_.driver(), gpu_, pointer); }
   // What follows on the stream comes after all that went through this workspace, on whatever stream.
   phx_status begin(const char *operation, void *stream);
-  phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const;
+  phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
+    return cuda::copy_within(operation, gpus_.driver(), gpu_, to, from, bytes, stream);
+  }
   phx_status end(const char *operation, void *stream);
 
  private:
   friend class Workspaces;
   size_t size() const { return made_.empty() ? 0 : symm().block().size; }
-  phx_status open(const char *operation);
-  void wait() const;
-  phx_status is_capturing(const char *operation, void *stream, bool *capturing) const;
+  phx_status is_capturing(const char *operation, void *stream, bool *capturing) const {
+    return cuda::is_capturing(operation, gpus_.driver(), gpu_, stream, capturing);
+  }
 
   const AllocatorRef allocator_;
   cuda::Gpus &gpus_;
   const cuda::Gpu gpu_;
   const int number_;
   std::vector<std::shared_ptr<Symm>> made_;  // the last one is in use
-  cuda::Event last_ = nullptr;
-  bool recorded_ = false;
+  cuda::StreamOrder order_;
 };
 
 // All of a group. The lock is held from `open` until the call is on its stream.
