@@ -5,7 +5,9 @@
 #include "base/build.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
+#include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
+#include "phalanx/tuning.h"
 
 namespace {
 
@@ -36,6 +38,8 @@ constexpr StructRow kStructs[] = {
     {"phx_options", sizeof(phx_options)},
     {"phx_call", sizeof(phx_call)},
     {"phx_message", sizeof(phx_message)},
+    {"phx_gpu_options", sizeof(phx_gpu_options)},
+    {"phx_group_stats", sizeof(phx_group_stats)},
     {"phx_tuning", sizeof(phx_tuning)},
     {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
 };
@@ -114,11 +118,11 @@ const char *phx_status_name(phx_status status) {
   }
 }
 
-const char *phx_dtype_name(int32_t dtype) { return dtype_row(dtype).name; }
+const char *phx_dtype_name(phx_dtype dtype) { return dtype_row(dtype).name; }
 
-size_t phx_dtype_size(int32_t dtype) { return dtype_row(dtype).size; }
+size_t phx_dtype_size(phx_dtype dtype) { return dtype_row(dtype).size; }
 
-const char *phx_reduce_op_name(int32_t op) {
+const char *phx_op_name(phx_op op) {
   constexpr int32_t rows = sizeof kOps / sizeof kOps[0];
   return kOps[op > 0 && op < rows ? op : 0];
 }

@@ -7,6 +7,7 @@
 #include "collectives/operation.h"
 #include "collectives/two_shot.h"
 #include "group/lane.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 namespace {

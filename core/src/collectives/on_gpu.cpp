@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "collectives/enqueue.h"
 #include "symm/workspace.h"
+#include "phalanx/tuning.h"
+#include "phalanx/cuda.h"
 
 namespace phx {
 namespace {
@@ -41,7 +43,7 @@ class OnGpu {
       status_ = fail(PHX_ERR_UNSUPPORTED, call.name(),
                      "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name());
     else
-      status_ = group_.workspaces().open(call.name(), call.options().device.index, &workspace_);
+      status_ = group_.workspaces().open(call.name(), call.gpu().device.index, &workspace_);
   }
   OnGpu(const OnGpu &) = delete;
   OnGpu &operator=(const OnGpu &) = delete;
@@ -105,7 +107,7 @@ class OnGpu {
     if (ok()) {
       keep(workspace_->end(call_.name(), stream()));
     } else if (begun_) {  // what was put on the stream before the failure is waited for as well
-      const phx_error_info first = last_error();
+      const ErrorInfo first = last_error();
       workspace_->end(call_.name(), stream());
       set_last_error(first);
     }
@@ -139,9 +141,9 @@ class OnGpu {
     if (!symm || symm->side() == nullptr || !symm->is_everywhere() || !group_.workspaces().knows(*symm)) return nullptr;
     return bytes <= block->size - static_cast<size_t>(in - static_cast<const char *>(block->base)) ? symm : nullptr;
   }
-  void *stream() const { return call_.options().stream; }
+  void *stream() const { return call_.gpu().stream; }
   phx_status unreachable(const char *which) const {
-    return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (options.device)",
+    return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (phx_gpu_options.device)",
                 call_.name(), which);
   }
   // The others' kernels are going to wait for what failed here.
@@ -192,8 +194,8 @@ phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const 
   return way.end();
 }
 
-phx_status put_barrier_on_gpu(Call &call) {
-  OnGpu way(call, nullptr);
+phx_status put_barrier_on_gpu(Call &call, phx_work **work) {
+  OnGpu way(call, work);
   way.meet(0);
   way.put_barrier();
   return way.end();

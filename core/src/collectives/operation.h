@@ -10,7 +10,7 @@
 #include "base/processor.h"
 #include "group/control.h"
 #include "kernels/kernels.h"
-#include "phalanx/phalanx.h"
+#include "phalanx/tuning.h"
 #include "tuning/tuning.h"
 
 namespace phx {

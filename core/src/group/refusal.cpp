@@ -32,14 +32,14 @@ bool Group::may_tell() const { return size() > 1 && !world_->finalized() && !wor
 bool Group::may_refuse() const { return may_tell() && !failed(); }
 
 phx_status Group::refuse_collective(Engine &engine) {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   WorkRef work;
   if (may_refuse()) engine.start(std::make_unique<Refusal>(error.text), world_->default_timeout_ms(), &work);
   return set_last_error(error);
 }
 
 phx_status Group::refuse_rendezvous() {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn turn(symm_mutex_, std::defer_lock);
   if (!may_refuse() || !take_turn(turn, until)) return set_last_error(error);
@@ -49,7 +49,7 @@ phx_status Group::refuse_rendezvous() {
 
 // A rank that refuses an agreement is absent from it, and says so: the others do not wait for it.
 phx_status Group::refuse_agreement() {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn turn(derive_mutex_, std::defer_lock);
   // Also where the group has failed: it may be agreed on all the same.

@@ -5,6 +5,7 @@
 #include "base/guard.h"
 #include "base/read_in.h"
 #include "group/group.h"
+#include "phalanx/tuning.h"
 
 using phx::fail;
 using phx::guarded;
@@ -56,7 +57,7 @@ void Group::meet_on_gpus(const GpuPlace &place, const GpuTuning &of_first) {
   gpu_place_ = place;
   if (gpu_chosen_) return;
   gpu_chosen_ = true;
-  const phx_error_info before = last_error();
+  const ErrorInfo before = last_error();
   const GpuTuning merged = merge_tuning(of_first, builtin_gpu_tuning(size()));
   if (check_tuning("symm_rendezvous", merged) == PHX_OK) {
     gpu_tuning_.adopt(merged);
@@ -89,7 +90,7 @@ phx_status set_values(const char *operation, phx_group *group, const Values *val
                       const Agree &agree) {
   return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-    Values given;
+    Values given{};
     phx_status status = values == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: tuning is NULL", operation)
                                           : phx::read_in(values, &given, operation);
     if (status == PHX_OK && given.flags != 0)
@@ -105,6 +106,17 @@ phx_status set_values(const char *operation, phx_group *group, const Values *val
 }  // namespace
 
 extern "C" {
+
+phx_status phx_group_get_stats(phx_group *group, phx_group_stats *out) {
+  const char *operation = "group_get_stats";
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
+  phx::Group &g = *group->ptr;
+  phx_group_stats stats = PHX_GROUP_STATS_INIT;
+  stats.eager_bytes = g.eager_bytes();
+  for (uint32_t i = 0; i < g.channels(); ++i) stats.zero_copies += g.channel(i).engine.zero_copies();
+  return phx::copy_out(stats, out, operation);
+}
 
 phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
   const char *operation = "group_get_tuning";

@@ -6,20 +6,20 @@
 
 namespace phx {
 
-AllocatorRegistry::AllocatorRegistry() { by_type_[PHX_DEV_CPU] = make_memfd_allocator(); }
+AllocatorRegistry::AllocatorRegistry() { by_type_[PHX_DEVICE_CPU] = make_memfd_allocator(); }
 
 void AllocatorRegistry::put(int32_t device_type, AllocatorRef allocator) {
   AllocatorRef previous;  // destroyed after the lock is gone: its destructor may call out
   std::lock_guard<std::mutex> lock(mutex_);
   previous = std::move(by_type_[device_type]);
   by_type_[device_type] = std::move(allocator);
-  if (device_type == PHX_DEV_CUDA) own_cuda_ = true;
+  if (device_type == PHX_DEVICE_CUDA) own_cuda_ = true;
 }
 
 bool AllocatorRegistry::remove(int32_t device_type) {
   AllocatorRef previous;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (device_type == PHX_DEV_CUDA) own_cuda_ = true;
+  if (device_type == PHX_DEVICE_CUDA) own_cuda_ = true;
   auto found = by_type_.find(device_type);
   if (found == by_type_.end()) return false;
   previous = std::move(found->second);
@@ -32,7 +32,7 @@ AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) 
   auto found = by_type_.find(device_type);
   if (found != by_type_.end()) return found->second;
   std::string why;
-  if (device_type == PHX_DEV_CUDA && !own_cuda_) {
+  if (device_type == PHX_DEVICE_CUDA && !own_cuda_) {
     AllocatorRef cuda = cuda::make_allocator(&why);
     if (cuda) return by_type_[device_type] = std::move(cuda);
     why = " (cuda) here: " + why;

@@ -7,6 +7,7 @@
 #include "cuda/memory.h"
 #include "memory/allocator.h"
 #include "world/world.h"
+#include "phalanx/cuda.h"
 
 using phx::check_world;
 using phx::fail;

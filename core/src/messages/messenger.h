@@ -105,9 +105,9 @@ class Messenger final : public ProgressSource {
 
   // ---- ending.cpp: how transfers end, well or not, all under the lock
   void finish(Transfer &transfer, phx_status status);
-  void finish_with(Transfer &transfer, const phx_error_info &error);
+  void finish_with(Transfer &transfer, const ErrorInfo &error);
   // This transfer and the group have failed; leave() tells it. NULL: no transfer of this rank is to blame.
-  void fail(Transfer *transfer, const phx_error_info &error);
+  void fail(Transfer *transfer, const ErrorInfo &error);
   bool interrupted(const Transfer &transfer) const;
   bool group_failed() const;
   bool has_left(int peer) const;
@@ -116,11 +116,11 @@ class Messenger final : public ProgressSource {
   void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: not because of one
   void abort_peer(int peer);
   void abort_all();
-  phx_error_info error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
-  phx_error_info ended(const Transfer &transfer, int peer) const;
-  phx_error_info mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
-  phx_error_info timeout(const Transfer &transfer, int64_t timeout_ms) const;
-  phx_error_info broken(int peer, const char *what) const;
+  ErrorInfo error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
+  ErrorInfo ended(const Transfer &transfer, int peer) const;
+  ErrorInfo mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
+  ErrorInfo timeout(const Transfer &transfer, int64_t timeout_ms) const;
+  ErrorInfo broken(int peer, const char *what) const;
 
   Group *const group_;
   int self_ = 0;
@@ -141,7 +141,7 @@ class Messenger final : public ProgressSource {
   int sending_ = 0;                        // peers for which something is to be pushed
   bool closed_ = false;                    // the group failed: nothing moves any more
   bool completed_ = false;                 // a transfer, since the lock was taken
-  std::optional<phx_error_info> failure_;  // found since the lock was taken
+  std::optional<ErrorInfo> failure_;  // found since the lock was taken
 };
 
 // A started send or receive.

@@ -71,7 +71,7 @@ phx_status Roads::open(const char *operation, int32_t index) {
                 "%s on group '%s': the messages of a group go through one GPU on each rank, which is %d here, not %d",
                 operation, group_.name().c_str(), gpu_.index, index);
   }
-  AllocatorRef allocator = group_.world().allocators().get(PHX_DEV_CUDA, operation);
+  AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
   if (!allocator) return PHX_ERR_UNSUPPORTED;
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)
@@ -123,7 +123,7 @@ phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &me
       return PHX_ERR_PEER_DEAD;
     }
     if (message.label.bytes != 0 && !reaches(gpus_->driver(), gpu_, message.data))
-      return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (options.device)",
+      return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (phx_gpu_options.device)",
                   operation);
   }
   *capturing = is_capturing(stream);

@@ -36,7 +36,7 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
   return guarded(operation, [&]() -> phx_status {
     if (params == nullptr || out == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: params or out is NULL", operation);
-    phx_world_params p;
+    phx_world_params p = PHX_WORLD_PARAMS_INIT;
     phx_status status = read_in(params, &p, operation);
     if (status != PHX_OK) return status;
     if (p.size < 1 || p.size > phx::kMaxRanks)
