@@ -204,7 +204,8 @@ void Caller::call_memory() {
       break;
     case 7: fuzz::must_end_well(phx_mem_count(world(), args_.one_in(8) ? nullptr : &bytes, &bytes)); break;
     default:
-      fuzz::must_end_well(phx_allocator_register(world(), PHX_DEVICE_CUDA, args_.structure(phx_allocator_ops{}), nullptr));
+      fuzz::must_end_well(
+          phx_allocator_register(world(), PHX_DEVICE_CUDA, args_.structure(phx_allocator_ops{}), nullptr));
       fuzz::must_end_well(phx_allocator_unregister(world(), args_.rank() + 2));
   }
 }

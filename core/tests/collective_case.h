@@ -66,9 +66,9 @@ inline std::string describe(const Case &c) {
   constexpr const char *kWhereNames[] = {"plain", "unaligned", "symmetric", "coalesced", "recognised"};
   char text[256];
   std::snprintf(text, sizeof text, "%s(%s, %zu%s%s, root %d, algo %d, %s%s, channel %u, seed %llu)", name_of(c.what),
-                phx_dtype_name(c.dtype), c.count, reduces(c.what) ? ", " : "",
-                reduces(c.what) ? phx_op_name(c.op) : "", c.root, c.algo, kWhereNames[static_cast<int>(c.where)],
-                c.in_place ? " in place" : "", c.channel, static_cast<unsigned long long>(c.seed));
+                phx_dtype_name(c.dtype), c.count, reduces(c.what) ? ", " : "", reduces(c.what) ? phx_op_name(c.op) : "",
+                c.root, c.algo, kWhereNames[static_cast<int>(c.where)], c.in_place ? " in place" : "", c.channel,
+                static_cast<unsigned long long>(c.seed));
   return text;
 }
 

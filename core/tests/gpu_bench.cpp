@@ -258,9 +258,10 @@ void measure_apart(int n, Report &report) {
             quick ? 3 : static_cast<int>(std::max<size_t>(4, std::min<size_t>(100, (size_t{1} << 28) / bytes)));
         me.gpu.write(me.block, input(rank, count));
         meeting.wait();
-        tell("reduce_scatter", bytes, time_of(me, meeting, times, [&] {
-               CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
-             }));
+        tell(
+            "reduce_scatter", bytes, time_of(me, meeting, times, [&] {
+              CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+            }));
         std::vector<float> seen(part);
         std::memcpy(seen.data(), me.gpu.read(me.out, part * sizeof(float)).data(), part * sizeof(float));
         for (size_t i = 0; i < part; ++i) CHECK(seen[i] == summed(n, static_cast<size_t>(rank) * part + i));
@@ -275,7 +276,8 @@ void measure_apart(int n, Report &report) {
                CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
              }));
         tell("all_reduce of bfloat16 in place", bytes, time_of(me, meeting, times, [&] {
-               CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, 2 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
+               CHECK_OK(
+                   phx_symm_all_reduce(me.symm, 0, me.block, 2 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
              }));
         if (algo == PHX_ALGO_MULTIMEM)
           tell("broadcast", bytes, time_of(me, meeting, times, [&] {

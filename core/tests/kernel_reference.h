@@ -243,7 +243,8 @@ inline Bytes random_elements(std::mt19937_64 &random, int32_t dtype, size_t coun
     if (dtype == PHX_DTYPE_F32) put(bytes, i, static_cast<float>(value));
     if (dtype == PHX_DTYPE_F64) put(bytes, i, value);
     for (size_t part = 0; part < 2; ++part) {
-      if (dtype == PHX_DTYPE_C64) put(bytes, 2 * i + part, static_cast<float>(value / (1.0 + static_cast<double>(part))));
+      if (dtype == PHX_DTYPE_C64)
+        put(bytes, 2 * i + part, static_cast<float>(value / (1.0 + static_cast<double>(part))));
       if (dtype == PHX_DTYPE_C128) put(bytes, 2 * i + part, value / (1.0 + static_cast<double>(part)));
     }
     if (!is_float(dtype) && !is_complex(dtype)) {

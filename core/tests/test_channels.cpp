@@ -169,7 +169,8 @@ TEST(a_group_has_as_many_channels_as_its_worlds_ask_for) {
         CHECK(x == 3);
       }
       int32_t x = 0;
-      CHECK_FAILS(PHX_ERR_INVALID, "channel is", phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
+      CHECK_FAILS(PHX_ERR_INVALID, "channel is",
+                  phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
       phx_group_release(group);
     });
   phx_world_params params{};

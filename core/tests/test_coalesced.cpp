@@ -98,8 +98,9 @@ TEST(all_reduces_that_are_fused_are_told_apart_by_dtype_and_op) {
         struct Kind {
           int32_t dtype, op;
         };
-        constexpr Kind kKinds[] = {{PHX_DTYPE_F32, PHX_OP_SUM},  {PHX_DTYPE_F32, PHX_OP_PREMUL_SUM}, {PHX_DTYPE_F32, PHX_OP_MAX},
-                                   {PHX_DTYPE_BF16, PHX_OP_SUM}, {PHX_DTYPE_I64, PHX_OP_SUM},        {PHX_DTYPE_C64, PHX_OP_PROD}};
+        constexpr Kind kKinds[] = {{PHX_DTYPE_F32, PHX_OP_SUM}, {PHX_DTYPE_F32, PHX_OP_PREMUL_SUM},
+                                   {PHX_DTYPE_F32, PHX_OP_MAX}, {PHX_DTYPE_BF16, PHX_OP_SUM},
+                                   {PHX_DTYPE_I64, PHX_OP_SUM}, {PHX_DTYPE_C64, PHX_OP_PROD}};
         std::vector<Part> parts;
         for (const size_t most : {size_t{10}, size_t{1000}, size_t{20000}}) {
           Draw draw(most);
@@ -279,8 +280,9 @@ TEST(a_list_does_not_match_its_only_call) {
     phx_group *group = ranks::make_group(world);
     float a[8] = {}, b[8] = {};
     const phx_call call = call_of(PHX_CALL_ALL_REDUCE, a, b, 8);
-    CHECK(PHX_ERR_MISMATCH == (rank == 0 ? phx_coalesced(group, &call, 1, nullptr, nullptr)
-                                         : phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr)));
+    CHECK(PHX_ERR_MISMATCH == (rank == 0
+                                   ? phx_coalesced(group, &call, 1, nullptr, nullptr)
+                                   : phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr)));
     CHECK(std::strstr(phx_last_error(), "all_reduce(float32, 8, sum)") != nullptr);
     phx_group_release(group);
   });

@@ -18,7 +18,8 @@ void check_all_reduce(phx_group *group, int rank, int n, size_t count, int32_t a
   std::vector<float> in(count), out(count, -99.0f);
   for (size_t i = 0; i < count; ++i) in[i] = static_cast<float>(value(rank, i));
   phx_work *work = nullptr;
-  CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options, async ? &work : nullptr));
+  CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options,
+                          async ? &work : nullptr));
   if (async) {
     CHECK_OK(phx_work_wait(work, 0));
     phx_work_release(work);
@@ -89,7 +90,8 @@ void exercise(int rank, phx_world *world) {
       size_t at = 0;
       for (int r = 0; r < n; ++r)
         for (size_t i = 0; i < ins[r]; ++i) in[at++] = value(rank * 31 + r, i);
-      CHECK_OK(phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, nullptr, nullptr));
+      CHECK_OK(
+          phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, nullptr, nullptr));
       at = 0;
       for (int r = 0; r < n; ++r)
         for (size_t i = 0; i < outs[r]; ++i) CHECK(out[at++] == value(r * 31 + rank, i));
@@ -138,7 +140,8 @@ TEST(many_started_collectives_complete_in_any_order_of_waiting) {
         in[k].assign(count, 0);
         out[k].assign(count, 0);
         for (size_t i = 0; i < count; ++i) in[k][i] = static_cast<float>(value(rank + k, i));
-        CHECK_OK(phx_all_reduce(group, in[k].data(), out[k].data(), count, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &works[k]));
+        CHECK_OK(
+            phx_all_reduce(group, in[k].data(), out[k].data(), count, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &works[k]));
       }
       for (int j = 0; j < kInFlight; ++j) {
         const int k = rank == 1 ? kInFlight - 1 - j : j;  // ranks need not wait in the same order
@@ -192,7 +195,8 @@ TEST(small_input_may_change_as_soon_as_start_returns) {
       for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
       const std::vector<size_t> each(n, count / n);
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_DTYPE_F32, nullptr, work));
+        CHECK_OK(
+            phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_DTYPE_F32, nullptr, work));
       });
       for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
       phx_group_release(group);

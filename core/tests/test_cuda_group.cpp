@@ -41,7 +41,8 @@ TEST(large_all_reduces_of_many_ranks_get_the_bits_of_the_host) {
     const size_t count = 150001;
     for (const int32_t op : {PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PREMUL_SUM})
       for (const bool in_place : {false, true})
-        expect_as_on_host(me, collectives(3, me.self(), count, PHX_DTYPE_BF16, op, 0)[0], PHX_DTYPE_BF16, 0, in_place, 7);
+        expect_as_on_host(me, collectives(3, me.self(), count, PHX_DTYPE_BF16, op, 0)[0], PHX_DTYPE_BF16, 0, in_place,
+                          7);
   });
 }
 
@@ -56,8 +57,8 @@ TEST(ragged_exchanges_go_in_rounds) {
         [&](int, phx_world *world) {
           const Rank me(world);
           for (const size_t count : {size_t{0}, size_t{1}, size_t{17}, size_t{1000}, size_t{9000}})
-            expect_as_on_host(me, collectives(n, me.self(), count, PHX_DTYPE_U16, PHX_OP_SUM, 0)[6], PHX_DTYPE_U16, count % 2, false,
-                              3);
+            expect_as_on_host(me, collectives(n, me.self(), count, PHX_DTYPE_U16, PHX_OP_SUM, 0)[6], PHX_DTYPE_U16,
+                              count % 2, false, 3);
         },
         options);
 }

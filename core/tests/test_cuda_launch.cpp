@@ -95,7 +95,8 @@ void each_collective(int rank, phx_world *world) {
   const Rank me(world, kSpace);
   const gpu::Options options = me.stream().options();
   int seed = 50;
-  for (const int32_t dtype : {PHX_DTYPE_F32, PHX_DTYPE_BF16, PHX_DTYPE_I32, PHX_DTYPE_BOOL, PHX_DTYPE_C64, PHX_DTYPE_F8E4M3, PHX_DTYPE_I8})
+  for (const int32_t dtype :
+       {PHX_DTYPE_F32, PHX_DTYPE_BF16, PHX_DTYPE_I32, PHX_DTYPE_BOOL, PHX_DTYPE_C64, PHX_DTYPE_F8E4M3, PHX_DTYPE_I8})
     for (const size_t count : {size_t{1}, size_t{133}, size_t{800}}) {
       const size_t item = phx_dtype_size(dtype), bytes = count * item, offset = 16 * item;
       const std::vector<Bytes> in = inputs(++seed, dtype, n, n * count);
@@ -122,7 +123,8 @@ void each_collective(int rank, phx_world *world) {
       CHECK_OK(phx_symm_scatter(me.symm(), offset, me.out(), count, dtype, root, &options, nullptr));
       CHECK(me.result(bytes) == part(in[root], rank * bytes, bytes));
       // In place, one after the other on the stream: no rank waits in between.
-      CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.block() + offset, count, dtype, PHX_OP_SUM, &options, nullptr));
+      CHECK_OK(
+          phx_symm_all_reduce(me.symm(), offset, me.block() + offset, count, dtype, PHX_OP_SUM, &options, nullptr));
       CHECK_OK(phx_symm_broadcast(me.symm(), offset + bytes, (n - 1) * count, dtype, n - 1, &options, nullptr));
       std::memcpy(block.data() + offset, summed.data(), bytes);
       std::memcpy(block.data() + offset + bytes, in[n - 1].data() + bytes, (n - 1) * bytes);
@@ -163,11 +165,12 @@ void each_with_lists(int rank, phx_world *world) {
   const Bytes summed = reference(in, total, PHX_DTYPE_BF16, PHX_OP_SUM, n, 1);
   CHECK_OK(phx_symm_all_gather_v(me.symm(), offset, me.out(), counts.data(), PHX_DTYPE_BF16, &options, nullptr));
   CHECK(me.result(gathered.size()) == gathered);
-  CHECK_OK(phx_symm_reduce_scatter_v(me.symm(), offset, me.out(), counts.data(), PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
+  CHECK_OK(phx_symm_reduce_scatter_v(me.symm(), offset, me.out(), counts.data(), PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                                     nullptr));
   CHECK(me.result(counts[rank] * item) == part(summed, begin * item, counts[rank] * item));
   for (int turn = 0; turn < 2; ++turn) {
-    CHECK_OK(
-        phx_symm_all_to_all_v(me.symm(), offset, sent.data(), me.out(), received.data(), PHX_DTYPE_BF16, &options, nullptr));
+    CHECK_OK(phx_symm_all_to_all_v(me.symm(), offset, sent.data(), me.out(), received.data(), PHX_DTYPE_BF16, &options,
+                                   nullptr));
     CHECK(me.result(exchanged.size()) == exchanged);
   }
   CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
@@ -184,7 +187,8 @@ TEST(a_kernel_ends_when_a_rank_dies) {
     if (rank == 1) raise(SIGKILL);
     const gpu::Options options = me.stream().options(60000);
     // It may be dead already.
-    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
+    const phx_status status =
+        phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
     me.stream().wait();  // the test's own limit is less than the timeout
     phx_error_info info{};
@@ -309,8 +313,8 @@ TEST(counts_that_differ_are_found_out_by_who_expects_others) {
     const gpu::Options options = me.stream().options();
     const size_t sent[2] = {10, rank == 0 ? 21 : size_t{20}}, received[2] = {10, 20};
     const size_t to_zero[2] = {10, 10};
-    const phx_status status =
-        phx_symm_all_to_all_v(me.symm(), 0, sent, me.out(), rank == 0 ? to_zero : received, PHX_DTYPE_F32, &options, nullptr);
+    const phx_status status = phx_symm_all_to_all_v(me.symm(), 0, sent, me.out(), rank == 0 ? to_zero : received,
+                                                    PHX_DTYPE_F32, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_REVOKED);
     me.stream().wait();
     phx_error_info info{};
@@ -332,7 +336,8 @@ TEST(ranks_that_disagree_are_told_both_calls) {
       for (int i = 0; i < 100; ++i)  // more than there are lines to compare
         CHECK_OK(phx_symm_broadcast(me.symm(), 0, 8, PHX_DTYPE_F32, 0, &options, nullptr));
       if (rank == 1) CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
-      const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
+      const phx_status status =
+          phx_symm_all_reduce(me.symm(), 0, me.out(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       if (rank == 0) {
         CHECK(status == PHX_OK);
         phx_barrier(me.group(), nullptr, nullptr);  // the other one may have found out before this returns
@@ -533,7 +538,8 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
     ranks::as_threads(1, [&](int, phx_world *world) {
       const Rank me(world, kSpace);
       const gpu::Options options = me.stream().options();
-      const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
+      const phx_status status =
+          phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       me.stream().wait();
       if (std::strcmp(function, "cuModuleLoadData") != 0) {
         CHECK_OK(status);  // one at a time, when they are launched

@@ -138,8 +138,9 @@ TEST(wrong_requests_say_so) {
     phx_symm_release(symm);
     if (phx_has("cuda") == 0 && std::getenv("PHALANX_CUDA_KERNELS") == nullptr) {
       CHECK_OK(phx_symm_alloc(group, &kGpu, 64, 0, &symm));
-      CHECK_FAILS(PHX_ERR_UNSUPPORTED, "built without kernels for GPUs",
-                  phx_symm_all_reduce(symm, 0, phx_symm_buffer(symm, 0), 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+      CHECK_FAILS(
+          PHX_ERR_UNSUPPORTED, "built without kernels for GPUs",
+          phx_symm_all_reduce(symm, 0, phx_symm_buffer(symm, 0), 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       phx_symm_release(symm);
     }
     CHECK_OK(phx_mem_free(world, memory));

@@ -106,12 +106,14 @@ struct Pair {
 // What PTX has instructions for.
 std::vector<Pair> pairs() {
   std::vector<Pair> all;
-  for (const int32_t dtype :
-       {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_F32, PHX_DTYPE_F64, PHX_DTYPE_I32, PHX_DTYPE_U32, PHX_DTYPE_I64, PHX_DTYPE_U64, PHX_DTYPE_C64, PHX_DTYPE_C128})
+  for (const int32_t dtype : {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_F32, PHX_DTYPE_F64, PHX_DTYPE_I32, PHX_DTYPE_U32,
+                              PHX_DTYPE_I64, PHX_DTYPE_U64, PHX_DTYPE_C64, PHX_DTYPE_C128})
     all.push_back({dtype, PHX_OP_SUM});
-  for (const int32_t dtype : {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_I32, PHX_DTYPE_U32, PHX_DTYPE_I64, PHX_DTYPE_U64})
+  for (const int32_t dtype :
+       {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_I32, PHX_DTYPE_U32, PHX_DTYPE_I64, PHX_DTYPE_U64})
     for (const int32_t op : {PHX_OP_MIN, PHX_OP_MAX}) all.push_back({dtype, op});
-  for (const int32_t dtype : {PHX_DTYPE_I8, PHX_DTYPE_U8, PHX_DTYPE_I16, PHX_DTYPE_U16, PHX_DTYPE_I32, PHX_DTYPE_U32, PHX_DTYPE_I64, PHX_DTYPE_U64})
+  for (const int32_t dtype : {PHX_DTYPE_I8, PHX_DTYPE_U8, PHX_DTYPE_I16, PHX_DTYPE_U16, PHX_DTYPE_I32, PHX_DTYPE_U32,
+                              PHX_DTYPE_I64, PHX_DTYPE_U64})
     for (const int32_t op : {PHX_OP_BAND, PHX_OP_BOR, PHX_OP_BXOR}) all.push_back({dtype, op});
   return all;
 }
@@ -153,7 +155,9 @@ Bytes part(const Bytes &bytes, size_t begin, size_t size) {
   return {bytes.begin() + static_cast<std::ptrdiff_t>(begin),
           bytes.begin() + static_cast<std::ptrdiff_t>(begin + size)};
 }
-bool is_floating(int32_t dtype) { return kernel_test::is_float(dtype) || dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128; }
+bool is_floating(int32_t dtype) {
+  return kernel_test::is_float(dtype) || dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128;
+}
 
 // Around the results nothing changes, whatever `offset` elements do to packs.
 void reduce(const Rank &me, int rank, const Pair &pair, size_t count, size_t offset_elements, int seed) {
@@ -206,7 +210,8 @@ TEST(ranks_as_processes_reduce_by_switches) {
   needs_gpus(4);
   for (const int n : {2, 4})
     ranks::all_zero(ranks::as_processes(n, [](int rank, phx_world *world) {
-      reduce_each(rank, world, {{PHX_DTYPE_F32, PHX_OP_SUM}, {PHX_DTYPE_BF16, PHX_OP_SUM}, {PHX_DTYPE_I32, PHX_OP_MAX}}, {2, 64, 1001});
+      reduce_each(rank, world, {{PHX_DTYPE_F32, PHX_OP_SUM}, {PHX_DTYPE_BF16, PHX_OP_SUM}, {PHX_DTYPE_I32, PHX_OP_MAX}},
+                  {2, 64, 1001});
     }));
 }
 
@@ -336,9 +341,11 @@ TEST(a_group_on_ordinary_memory_of_gpus_may_ask_for_switches) {
     const int before = launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum");
     me.write(me.out(), in[rank]);
     me.meet();
-    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                            nullptr));
     expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_DTYPE_BF16, PHX_OP_SUM}, "all_reduce of a group");
-    CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8192, count, PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
+    CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8192, count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                                nullptr));
     expect(me.read(me.out() + 8192, 2 * count), part(wanted, static_cast<size_t>(rank) * 2 * count, 2 * count),
            {PHX_DTYPE_BF16, PHX_OP_SUM}, "reduce_scatter of a group");
     if (before >= 0) CHECK(launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum") >= before + 1);
@@ -357,7 +364,8 @@ TEST(a_group_on_ordinary_memory_of_gpus_may_ask_for_switches) {
     me.meet();
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do product of bfloat16",
                 phx_all_reduce(me.group(), me.out(), me.out(), 8, PHX_DTYPE_BF16, PHX_OP_PROD, &options, nullptr));
-    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                            nullptr));
     expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_DTYPE_BF16, PHX_OP_SUM}, "all_reduce after an error");
     me.meet();
   });
@@ -371,8 +379,8 @@ TEST(results_in_different_places_are_a_mismatch_that_stores_nothing) {
     me.write(me.shared(), Bytes(kSpace, 7));
     me.meet();
     const gpu::Options options = me.options();
-    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.shared() + (rank == 2 ? 1024 : 0), 100, PHX_DTYPE_F32,
-                                                  PHX_OP_SUM, &options, nullptr);
+    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.shared() + (rank == 2 ? 1024 : 0), 100,
+                                                  PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_MISMATCH || status == PHX_ERR_REVOKED);
     CHECK(me.read(me.shared(), kSpace) == Bytes(kSpace, 7));
     phx_error_info info{};
@@ -554,7 +562,9 @@ TEST(nothing_is_left_behind) {
   needs_fake();
   const size_t before = gpu::open_files();
   for (int i = 0; i < 3; ++i)
-    ranks::as_threads(3, [](int rank, phx_world *world) { reduce_each(rank, world, {{PHX_DTYPE_BF16, PHX_OP_SUM}}, {200}); });
+    ranks::as_threads(3, [](int rank, phx_world *world) {
+      reduce_each(rank, world, {{PHX_DTYPE_BF16, PHX_OP_SUM}}, {200});
+    });
   CHECK(gpu::alive() == 0);
   CHECK(gpu::open_files() == before);
 }

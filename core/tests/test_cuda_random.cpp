@@ -105,12 +105,14 @@ TEST(wrong_requests_say_so) {
   const World world;
   const int64_t four = 4, one = 1;
   const auto fill = [&](const phx_device &device, void *stream, void *out, double a, double b) {
-    return phx_random_fill_on(&device, stream, out, PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, a, b, kKey, 0, 1, &four, &one, &one);
+    return phx_random_fill_on(&device, stream, out, PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, a, b, kKey, 0, 1, &four, &one,
+                              &one);
   };
   float host[4];
   CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach", fill(kGpu, nullptr, host, 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "a must not be above b", fill(kGpu, nullptr, world.memory(), 1, 0));
-  CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", fill({PHX_DEVICE_CUDA, 99}, nullptr, world.memory(), 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99",
+              fill({PHX_DEVICE_CUDA, 99}, nullptr, world.memory(), 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "7 is no device type", fill({7, 0}, nullptr, world.memory(), 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "stream is for memory of a GPU", fill({PHX_DEVICE_CPU, 0}, host, host, 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "out is NULL", fill(kGpu, nullptr, nullptr, 0, 1));

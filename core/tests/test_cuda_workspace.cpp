@@ -154,7 +154,8 @@ TEST(calls_on_several_streams_keep_their_order) {
       write(me.in(), std::vector<int32_t>(2000, rank + i));
       CHECK_OK(gather(me, me.options(), 1000));
       // Of what the first one gives.
-      CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8000, 1000, PHX_DTYPE_I32, PHX_OP_SUM, &second, nullptr));
+      CHECK_OK(
+          phx_reduce_scatter(me.group(), me.out(), me.out() + 8000, 1000, PHX_DTYPE_I32, PHX_OP_SUM, &second, nullptr));
       other.wait();
       expect_gathered(me, 1000, i);
       CHECK(read(me, me.out() + 8000, 1000) == std::vector<int32_t>(1000, 2 * (rank + i)));

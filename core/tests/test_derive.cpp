@@ -115,13 +115,15 @@ TEST(survivors_of_a_kill_shrink_and_go_on) {
     for (int i = 0; i < 100; ++i) CHECK(sum_of(all, 1) == 4);
     if (rank == 0) die();  // the one that made the store
     float x = 1;
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 0 (pid", phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 0 (pid",
+                phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_OK(phx_group_shrink(all, "rest", 0, &rest));
     const phx_group_info info = info_of(rest);
     CHECK(info.group_size == 3 && info.group_rank == rank - 1 && info.ranks[0] == 1 && info.ranks[2] == 3);
     for (int i = 0; i < 100; ++i) CHECK(sum_of(rest, 1 << rank) == 2 + 4 + 8);
     if (rank == 2) die();  // and again, from the new group
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid", phx_all_reduce(rest, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid",
+                phx_all_reduce(rest, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     phx_group *pair = nullptr;
     CHECK_OK(phx_group_shrink(rest, "pair", 0, &pair));
     CHECK(sum_of(pair, 1 << rank) == 2 + 8);
@@ -190,7 +192,8 @@ TEST(a_stopped_rank_is_left_out_and_told_when_it_comes) {
           CHECK_FAILS(PHX_ERR_REVOKED, "went on without rank 1", phx_group_shrink(all, "rest", 0, &rest));
           CHECK(rest == nullptr);
         } else {
-          CHECK_FAILS(PHX_ERR_TIMEOUT, "stopped", phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "stopped",
+                      phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
           CHECK_OK(phx_group_shrink(all, "rest", 2000, &rest));
           CHECK(info_of(rest).group_size == 2);
           CHECK(sum_of(rest, 1) == 2);
@@ -212,8 +215,7 @@ TEST(abort_ends_every_wait_of_every_thread_on_all_ranks) {
     if (rank == 0)
       for (phx_group *group : {one, two})
         stuck.emplace_back([&ended, group] {
-          if (barrier_within(group, 60000) != PHX_OK && std::strstr(phx_last_error(), "had enough") != nullptr)
-            ++ended;
+          if (barrier_within(group, 60000) != PHX_OK && std::strstr(phx_last_error(), "had enough") != nullptr) ++ended;
         });
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));

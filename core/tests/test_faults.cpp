@@ -25,14 +25,17 @@ TEST(wrong_arguments_fail_before_anything_is_sent) {
     phx_group *group = ranks::make_group(world);
     phx_group *none = nullptr;
     float a[8] = {}, b[8] = {};
-    CHECK_FAILS(PHX_ERR_INVALID, "is NULL", phx_all_reduce(nullptr, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "is NULL", phx_all_reduce(group, nullptr, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "is NULL",
+                phx_all_reduce(nullptr, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "is NULL",
+                phx_all_reduce(group, nullptr, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "no dtype", phx_all_reduce(group, a, b, 8, 99, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "Invalid reduce operation 42",
                 phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, 42, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "band is not defined for float32",
                 phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_BAND, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "overlap", phx_all_reduce(group, a, a + 1, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "overlap",
+                phx_all_reduce(group, a, a + 1, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
                 phx_all_reduce(group, a, b, SIZE_MAX / 2, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
@@ -45,7 +48,8 @@ TEST(wrong_arguments_fail_before_anything_is_sent) {
     CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -5",
                 phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     options.struct_size = 3;
-    CHECK_FAILS(PHX_ERR_ABI, "struct_size", phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_ABI, "struct_size",
+                phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     const int32_t twice[] = {0, 1, 0}, strange[] = {0, 7}, alone[] = {1 - phx_world_rank(world)};
     CHECK_FAILS(PHX_ERR_INVALID, "rank 0 is listed twice", phx_group_create(world, "g", twice, 3, 0, &none));
     CHECK_FAILS(PHX_ERR_INVALID, "rank 7 does not exist", phx_group_create(world, "g", strange, 2, 0, &none));

@@ -266,7 +266,8 @@ TEST(pads_that_serve_again_are_zero_and_belong_to_one_allocation) {
       // What the peers have put there by now is at most one signal each, on the channel of this round.
       const uint32_t channel = static_cast<uint32_t>(round) % info.signal_channels;
       for (size_t word = 0; word < info.signal_pad_bytes / sizeof *pad; ++word) {
-        const bool may_have_come = word % info.pad_stride == channel && static_cast<int>(word / info.pad_stride) != rank;
+        const bool may_have_come =
+            word % info.pad_stride == channel && static_cast<int>(word / info.pad_stride) != rank;
         CHECK(pad[word] == 0 || (may_have_come && pad[word] == 1));
       }
       for (int peer = 0; peer < kRanks; ++peer)

@@ -21,7 +21,8 @@ float combine_f32(const char *isa, int32_t op, float a, float b) {
 TEST(every_pair_that_is_defined_has_a_kernel_and_no_other_has) {
   for (int32_t dtype = -1; dtype <= PHX_DTYPE_F8E5M2 + 1; ++dtype)
     for (int32_t op = -1; op <= PHX_OP_PREMUL_SUM + 1; ++op) {
-      const bool known = dtype >= PHX_DTYPE_F16 && dtype <= PHX_DTYPE_F8E5M2 && op >= PHX_OP_SUM && op <= PHX_OP_PREMUL_SUM;
+      const bool known =
+          dtype >= PHX_DTYPE_F16 && dtype <= PHX_DTYPE_F8E5M2 && op >= PHX_OP_SUM && op <= PHX_OP_PREMUL_SUM;
       const bool defined = known && is_defined(dtype, op);
       CHECK((phx::kernels::find_reduce(dtype, op) != nullptr) == defined);
       for (const char *isa : kIsas) CHECK((find_reduce_isa(isa, dtype, op) != nullptr) == (defined && available(isa)));
@@ -32,7 +33,8 @@ TEST(scalar_is_everywhere_and_the_active_instruction_set_is_an_available_one) {
   CHECK(available("scalar"));
   CHECK(!available("no such thing"));
   CHECK(available(phx::kernels::active_isa()));
-  CHECK(phx::kernels::find_reduce(PHX_DTYPE_BF16, PHX_OP_SUM) == find_reduce_isa(phx::kernels::active_isa(), PHX_DTYPE_BF16, PHX_OP_SUM));
+  CHECK(phx::kernels::find_reduce(PHX_DTYPE_BF16, PHX_OP_SUM) ==
+        find_reduce_isa(phx::kernels::active_isa(), PHX_DTYPE_BF16, PHX_OP_SUM));
   for (const char *isa : kIsas)
     std::fprintf(stderr, "    %s: %s\n", isa, available(isa) ? "tested" : "not available, skipped");
 }

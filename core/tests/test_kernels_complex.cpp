@@ -89,7 +89,8 @@ TEST(special_values_multiply_by_the_plain_formula) {
           if (dtype == PHX_DTYPE_C128) put(in[k], 2 * i + p, parts[p]);
         }
       }
-    for (int32_t op : {PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PROD, PHX_OP_PREMUL_SUM}) expect_all(in, kPairs * kPairs, dtype, op, 3, 0.5);
+    for (int32_t op : {PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PROD, PHX_OP_PREMUL_SUM})
+      expect_all(in, kPairs * kPairs, dtype, op, 3, 0.5);
   }
 }
 

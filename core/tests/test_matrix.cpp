@@ -146,7 +146,8 @@ void move_all_sizes(const Member &member, size_t chunk, size_t one_in) {
     for (int where = 0; where < collective::kWheres; ++where)
       for (const bool in_place : {false, true})
         for (size_t how = 0; how < kHows; ++how)
-          for (const int32_t algo : std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT})
+          for (const int32_t algo :
+               std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT})
             for (size_t size = 0; size < edges(1, n, chunk).size(); ++size) {
               Case c;
               c.what = static_cast<What>(what);

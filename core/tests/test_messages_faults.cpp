@@ -27,7 +27,8 @@ TEST(wrong_arguments_of_messages_fail_before_anything_is_sent) {
                 phx_send(group, a, 8, PHX_DTYPE_F32, 2, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "group rank -2 in a group of 2",
                 phx_recv(group, a, 8, PHX_DTYPE_F32, -2, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "is for receives", phx_send(group, a, 8, PHX_DTYPE_F32, PHX_ANY_RANK, 1, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "is for receives",
+                phx_send(group, a, 8, PHX_DTYPE_F32, PHX_ANY_RANK, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "the buffer is NULL",
                 phx_send(group, nullptr, 8, PHX_DTYPE_F32, 1 - rank, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "the buffer is NULL",
@@ -36,7 +37,8 @@ TEST(wrong_arguments_of_messages_fail_before_anything_is_sent) {
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
                 phx_recv(group, a, SIZE_MAX / 2, PHX_DTYPE_F32, 1 - rank, 1, nullptr, nullptr));
     phx_options options = within(-5);
-    CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -5", phx_send(group, a, 8, PHX_DTYPE_F32, 1 - rank, 1, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -5",
+                phx_send(group, a, 8, PHX_DTYPE_F32, 1 - rank, 1, &options, nullptr));
     options = within(0);
     options.flags = 1;
     CHECK_FAILS(PHX_ERR_INVALID, "flags must be 0", phx_recv(group, a, 8, PHX_DTYPE_F32, 1 - rank, 1, &options, &work));
@@ -67,7 +69,8 @@ TEST(a_send_and_its_receive_that_disagree_are_told_both_calls) {
         }
         CHECK_FAILS(PHX_ERR_MISMATCH, sent,
                     phx_send(group, large.data(), large.size(), PHX_DTYPE_F64, 1, 5, nullptr, nullptr));
-        CHECK_FAILS(PHX_ERR_REVOKED, "same dtype and count", phx_send(group, a, 1, PHX_DTYPE_F32, 1, 5, nullptr, nullptr));
+        CHECK_FAILS(PHX_ERR_REVOKED, "same dtype and count",
+                    phx_send(group, a, 1, PHX_DTYPE_F32, 1, 5, nullptr, nullptr));
       } else {
         if (kept) CHECK_OK(phx_recv(group, a, 4, PHX_DTYPE_F32, 0, 7, nullptr, nullptr));
         const uint32_t tag = kept ? 6 : 5;
@@ -93,12 +96,14 @@ TEST(a_message_to_itself_must_agree_as_well) {
     phx_group *group = ranks::make_group(world);
     int32_t x = 1;
     CHECK_OK(phx_send(group, &x, 1, PHX_DTYPE_I32, 0, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_MISMATCH, "recv(float32, 1, tag 1)", phx_recv(group, &x, 1, PHX_DTYPE_F32, 0, 1, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_MISMATCH, "recv(float32, 1, tag 1)",
+                phx_recv(group, &x, 1, PHX_DTYPE_F32, 0, 1, nullptr, nullptr));
     phx_group_release(group);
     group = ranks::make_group(world);
     phx_work *work = nullptr;
     CHECK_OK(phx_recv(group, &x, 1, PHX_DTYPE_F32, 0, 1, nullptr, &work));
-    CHECK_FAILS(PHX_ERR_MISMATCH, "recv(float32, 1, tag 1)", phx_send(group, &x, 1, PHX_DTYPE_I32, 0, 1, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_MISMATCH, "recv(float32, 1, tag 1)",
+                phx_send(group, &x, 1, PHX_DTYPE_I32, 0, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_MISMATCH, "send(int32, 1, tag 1)", phx_work_wait(work, 0));
     phx_work_release(work);
     phx_group_release(group);
@@ -194,7 +199,8 @@ TEST(what_a_rank_sent_before_it_left_can_be_received_and_no_more) {
         CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1",
                     phx_recv(group, large.data(), large.size(), PHX_DTYPE_U8, 1, 3, nullptr, nullptr));
         CHECK(says("has left"));
-        CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_send(group, out.data(), 10, PHX_DTYPE_U8, 1, 9, nullptr, nullptr));
+        CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left",
+                    phx_send(group, out.data(), 10, PHX_DTYPE_U8, 1, 9, nullptr, nullptr));
       }
       // The two that are left still talk to each other.
       send(group, 2 - rank, 4, letters(4, 100000));
@@ -209,7 +215,8 @@ TEST(a_receive_from_any_rank_ends_when_everybody_has_left_and_each_is_named) {
     phx_group *group = ranks::make_group(world);
     char x = 0;
     if (rank == 0) {
-      CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_recv(group, &x, 1, PHX_DTYPE_U8, PHX_ANY_RANK, 1, nullptr, nullptr));
+      CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left",
+                  phx_recv(group, &x, 1, PHX_DTYPE_U8, PHX_ANY_RANK, 1, nullptr, nullptr));
       for (int peer : {1, 2}) {
         const std::string name = "rank " + std::to_string(peer) + " (pid";
         CHECK_FAILS(PHX_ERR_PEER_DEAD, name.c_str(), phx_recv(group, &x, 1, PHX_DTYPE_U8, peer, 1, nullptr, nullptr));

@@ -85,7 +85,8 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
     const std::vector<char> large(phx::kPieceBytes);
     phx::RingResult result = phx::RingResult::kOk;
     for (int i = 0; i < 100 && result == phx::RingResult::kOk; ++i)
-      result = writer.put({phx::RecordKind::kData, {1, PHX_DTYPE_U8, large.size()}, 0, large.size(), large.data()}, &taken);
+      result =
+          writer.put({phx::RecordKind::kData, {1, PHX_DTYPE_U8, large.size()}, 0, large.size(), large.data()}, &taken);
     CHECK(result == phx::RingResult::kBroken);
   }
 }

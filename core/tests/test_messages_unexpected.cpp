@@ -105,7 +105,8 @@ TEST(a_blocking_send_beyond_the_credit_waits_for_its_receive) {
                     phx_send(group, data.data(), bytes, PHX_DTYPE_U8, 1, 2, &options, nullptr));
         CHECK(says("tag 2") && says("rank 1 (pid"));
       } else {  // takes whatever comes
-        CHECK_FAILS(PHX_ERR_TIMEOUT, "tag 2", phx_recv(group, data.data(), bytes, PHX_DTYPE_U8, 0, 9, nullptr, nullptr));
+        CHECK_FAILS(PHX_ERR_TIMEOUT, "tag 2",
+                    phx_recv(group, data.data(), bytes, PHX_DTYPE_U8, 0, 9, nullptr, nullptr));
       }
       phx_group_release(group);
     });

@@ -199,7 +199,8 @@ struct Elsewhere {
 };
 
 const Elsewhere kElsewhere[] = {
-    {"a barrier", [](int, phx_world *, const Member &second) { CHECK_OK(phx_barrier(second.group, nullptr, nullptr)); }},
+    {"a barrier",
+     [](int, phx_world *, const Member &second) { CHECK_OK(phx_barrier(second.group, nullptr, nullptr)); }},
     {"a collective of many rounds",
      [](int, phx_world *, const Member &second) {
        Part part;

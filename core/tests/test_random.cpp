@@ -112,8 +112,8 @@ TEST(a_box_with_gaps_and_turned_dims_has_the_elements_of_the_whole) {
   const std::vector<float> whole = fill<float>(PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, 5 * 9 * 11);
   const int64_t sizes[] = {3, 5, 3}, index_strides[] = {99, 11, 1}, out_strides[] = {1, 12, 4};
   std::vector<float> out(64, -77.0f);
-  CHECK_OK(phx_random_fill(out.data(), PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 99 + 22 + 5, 3, sizes, index_strides,
-                           out_strides));
+  CHECK_OK(phx_random_fill(out.data(), PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 99 + 22 + 5, 3, sizes,
+                           index_strides, out_strides));
   size_t written = 0;
   for (int i = 0; i < 3; ++i)
     for (int j = 0; j < 5; ++j)
@@ -196,7 +196,8 @@ TEST(elements_have_the_mean_and_the_variance_of_their_kind) {
 TEST(uniform_elements_never_reach_their_upper_bound) {
   // A range of three units in the last place: nearly every product rounds to one of its ends.
   const double low = 1, high = 1 + 3 * 0x1p-23;
-  for (float value : fill<float>(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, low, high, 10000)) CHECK(value >= low && value < high);
+  for (float value : fill<float>(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, low, high, 10000))
+    CHECK(value >= low && value < high);
   for (double value : fill<double>(PHX_DTYPE_F64, PHX_RANDOM_UNIFORM, 1, 1 + 0x1p-52, 100)) CHECK(value == 1);
   for (uint16_t bits : fill<uint16_t>(PHX_DTYPE_F16, PHX_RANDOM_UNIFORM, 0, 1, 100000)) CHECK(bits < 0x3c00);
   for (uint16_t bits : fill<uint16_t>(PHX_DTYPE_BF16, PHX_RANDOM_UNIFORM, 0, 1, 100000)) CHECK(bits < 0x3f80);
@@ -268,7 +269,8 @@ TEST(wrong_arguments_are_named) {
   CHECK_FAILS(PHX_ERR_INVALID, "ndim", phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 65, size, step, step));
   CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, nullptr, step, step));
   CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_random_fill(nullptr, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, size, step, step));
-  CHECK_FAILS(PHX_ERR_INVALID, "sizes[0] is -1", phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, bad, step, step));
+  CHECK_FAILS(PHX_ERR_INVALID, "sizes[0] is -1",
+              phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, bad, step, step));
   for (float value : out) CHECK(value == 0);
 }
 

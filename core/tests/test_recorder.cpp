@@ -80,7 +80,8 @@ TEST(a_dump_may_be_taken_while_the_others_go_on) {
       while (rank == 0 && !over) CHECK(!dump(world).empty());
     });
     float x = 1;
-    for (int i = 0; i < 3000; ++i) CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_MAX, nullptr, nullptr));
+    for (int i = 0; i < 3000; ++i)
+      CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_MAX, nullptr, nullptr));
     over = true;
     reader.join();
     phx_group_release(group);
@@ -149,7 +150,8 @@ TEST(survivors_read_what_the_dead_one_did_and_leave_it_in_a_file) {
       CHECK(read(over[0], &done, 1) == 1);
       kill(getpid(), SIGKILL);
     }
-    CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_DTYPE_F32, PHX_OP_MIN, nullptr, nullptr));  // its part has come, or comes
+    CHECK_OK(
+        phx_all_reduce(group, x, x, 2, PHX_DTYPE_F32, PHX_OP_MIN, nullptr, nullptr));  // its part has come, or comes
     CHECK(write(over[1], "", 1) == 1);
     CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1 (pid", phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);

@@ -295,8 +295,9 @@ void symmetric_collectives(int rank, phx_world *world) {
     for (size_t i = 0; i < count; ++i) CHECK(mine[i] == value(n - 1, i));
   }
   std::vector<float> out(10);
-  CHECK_FAILS(PHX_ERR_INVALID, "do not fit",
-              phx_symm_all_reduce(symm, offset, out.data(), kMost * n + 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+  CHECK_FAILS(
+      PHX_ERR_INVALID, "do not fit",
+      phx_symm_all_reduce(symm, offset, out.data(), kMost * n + 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
   CHECK_FAILS(PHX_ERR_INVALID, "no multiple",
               phx_symm_all_reduce(symm, 2, out.data(), 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
   CHECK_OK(phx_barrier(group, nullptr, nullptr));

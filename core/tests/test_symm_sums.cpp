@@ -36,7 +36,8 @@ TEST(sums_of_two_to_eight_ranks_have_the_bits_of_the_reference) {
                                  size_t{99996}, size_t{270000}})
         for (const What what : {What::kAllReduce, What::kReduce})
           for (const Where where : {Where::kSymmetric, Where::kRecognised})
-            for (const int32_t algo : std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT}) {
+            for (const int32_t algo :
+                 std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT}) {
               if (where == Where::kRecognised && algo != PHX_ALGO_AUTO) continue;
               Case c;
               c.what = what;

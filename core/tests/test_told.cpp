@@ -80,10 +80,13 @@ const Entry kEntries[] = {
      }},
     {"reduce_scatter_v",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_reduce_scatter_v(g, b.in, b.out, w ? nullptr : b.counts, PHX_DTYPE_F32, PHX_OP_SUM, &b.options, nullptr);
+       return phx_reduce_scatter_v(g, b.in, b.out, w ? nullptr : b.counts, PHX_DTYPE_F32, PHX_OP_SUM, &b.options,
+                                   nullptr);
      }},
-    {"all_to_all", [](phx_group *g, phx_symm *, Buffers &b,
-                      bool w) { return phx_all_to_all(g, b.in, w ? b.in : b.out, 8, PHX_DTYPE_F32, &b.options, nullptr); }},
+    {"all_to_all",
+     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
+       return phx_all_to_all(g, b.in, w ? b.in : b.out, 8, PHX_DTYPE_F32, &b.options, nullptr);
+     }},
     {"all_to_all_v",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_all_to_all_v(g, b.in, w ? b.huge : b.counts, b.out, b.counts, PHX_DTYPE_F32, &b.options, nullptr);
@@ -94,10 +97,14 @@ const Entry kEntries[] = {
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        return phx_reduce(g, b.in, b.out, 8, PHX_DTYPE_F32, PHX_OP_SUM, 0, w ? &b.negative : &b.options, nullptr);
      }},
-    {"gather", [](phx_group *g, phx_symm *, Buffers &b,
-                  bool w) { return phx_gather(g, w ? nullptr : b.in, b.out, 8, PHX_DTYPE_F32, 0, &b.options, nullptr); }},
-    {"scatter", [](phx_group *g, phx_symm *, Buffers &b,
-                   bool w) { return phx_scatter(g, b.in, w ? nullptr : b.out, 8, PHX_DTYPE_F32, 0, &b.options, nullptr); }},
+    {"gather",
+     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
+       return phx_gather(g, w ? nullptr : b.in, b.out, 8, PHX_DTYPE_F32, 0, &b.options, nullptr);
+     }},
+    {"scatter",
+     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
+       return phx_scatter(g, b.in, w ? nullptr : b.out, 8, PHX_DTYPE_F32, 0, &b.options, nullptr);
+     }},
     {"coalesced",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        phx_call call{};
@@ -248,7 +255,8 @@ TEST(a_timeout_holds_while_another_thread_is_inside_the_channel) {
     float a = 1, b = 0, c = 0;
     if (rank == 1) {  // comes when the other one has given up its wait
       while (!gave_up) usleep(1000);
-      for (int i = 0; i < 2; ++i) CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+      for (int i = 0; i < 2; ++i)
+        CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       phx_group_release(group);
       return;
     }

@@ -13,8 +13,8 @@ namespace phxt {
 // The op and the group, for messages and for the call.
 struct Call {
   const char *op;
-  GroupRef group;        // empty: the call belongs to torch.distributed
-  int32_t gpu = kHost;   // where its tensors lie
+  GroupRef group;                                 // empty: the call belongs to torch.distributed
+  int32_t gpu = kHost;                            // where its tensors lie
   phx_gpu_options on_gpu = PHX_GPU_OPTIONS_INIT;  // set where that is a GPU
   mutable phx_options all_options = PHX_OPTIONS_INIT;
 

@@ -123,7 +123,8 @@ phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_t
     return set_error(PHX_ERR_UNSUPPORTED,
                      "phxt_group_serve: this torch does not tell its current stream; install one that was built for "
                      "CUDA");
-  (device_type == PHX_DEVICE_CPU ? group->serves_cpu : group->serves_cuda).store(serves != 0, std::memory_order_relaxed);
+  (device_type == PHX_DEVICE_CPU ? group->serves_cpu : group->serves_cuda)
+      .store(serves != 0, std::memory_order_relaxed);
   return PHX_OK;
 }
 

@@ -1,7 +1,7 @@
 // The coalesced ops: several tensors in one call of the core.
 #include "output.h"
-#include "rows.h"
 #include "phalanx/tuning.h"
+#include "rows.h"
 
 namespace phxt {
 namespace {

@@ -72,8 +72,8 @@ PHX_API phx_status phxt_group_add(uint64_t context, const char *name, phx_group 
 /* Work of the group that is still pending stays so, and can be waited for. PHX_ERR_NOT_FOUND when there is none. */
 PHX_API phx_status phxt_group_remove(uint64_t context, const char *name);
 /* Whether ops on tensors of a device (PHX_DEVICE_*) come to this group, or go to torch.distributed, as in a torch group
- * "cpu:gloo,cuda:phalanx". A group that was added serves the CPU alone. For PHX_DEVICE_CUDA the core must be able to serve
- * the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when there is no such group;
+ * "cpu:gloo,cuda:phalanx". A group that was added serves the CPU alone. For PHX_DEVICE_CUDA the core must be able to
+ * serve the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when there is no such group;
  * PHX_ERR_UNSUPPORTED when this torch does not tell its current stream. */
 PHX_API phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_type, int32_t serves);
 PHX_API int32_t phxt_group_has(uint64_t context, const char *name); /* 1 or 0 */
@@ -104,8 +104,8 @@ PHX_API phxt_kernel phxt_kernel_of(const char *op);
 
 /* For a binding that shows collectives to torch's profilers: from then on, `around` is called in place of the kernel of
  * each op on a group, in its threads, and must call the kernel with the same arguments and return its status; it must
- * not throw. NULL: not any more. Where the op leaves its collective pending, `end` is called with what `around` has put into *span, once the collective is known
- * to be complete, in any thread; else *span is left to `around`. */
+ * not throw. NULL: not any more. Where the op leaves its collective pending, `end` is called with what `around` has put
+ * into *span, once the collective is known to be complete, in any thread; else *span is left to `around`. */
 typedef phx_status (*phxt_around)(const char *op, phxt_kernel kernel, uint64_t *stack, uint64_t inputs,
                                   uint64_t outputs, void **span);
 PHX_API void phxt_set_around(phxt_around around, void (*end)(void *span));
@@ -138,8 +138,8 @@ PHX_API uint64_t phxt_pool_count(const phx_world *world); /* of its segments */
  * which is PyErr_SetObject, and sets kept[1] to NULL. `kept` must live for ever. NULL: not any more. */
 typedef void (*phxt_raise)(void *type, void *exception);
 PHX_API void phxt_set_interrupted(phxt_raise raise, void **kept);
-/* For callers of a phxt_kernel, after it has failed: 1 and kept[0] and kept[1], which then becomes NULL, where an op that
- * raises would have thrown that exception; else 0. */
+/* For callers of a phxt_kernel, after it has failed: 1 and kept[0] and kept[1], which then becomes NULL, where an op
+ * that raises would have thrown that exception; else 0. */
 PHX_API int32_t phxt_take_interrupted(void **type, void **exception);
 
 /* Of the last error that an op or a phxt call raised in this thread: PHX_OK and "" before the first. */

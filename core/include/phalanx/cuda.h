@@ -41,13 +41,13 @@ enum { PHX_ALGO_MULTIMEM = 3 };
  * here as well: timeouts, dead peers, calls that differ, bits.
  *
  * Collectives on symmetric memory of a GPU (work == NULL): the call puts a kernel on the stream, of the GPU's primary
- * context, and returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same
- * time, one stream keeps them so. A kernel that waits longer than timeout_ms, or whose peer dies, ends; the next call
- * on the group, or phx_group_get_error, tells why, and `out` is then unspecified. Of ranks whose calls differ the one
- * that comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the counts of
- * all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being captured
- * gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of the host.
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.
+ * context, and returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at
+ * the same time, one stream keeps them so. A kernel that waits longer than timeout_ms, or whose peer dies, ends; the
+ * next call on the group, or phx_group_get_error, tells why, and `out` is then unspecified. Of ranks whose calls differ
+ * the one that comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the
+ * counts of all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being
+ * captured gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of
+ * the host. PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.
  *
  * Where each rank has a GPU of its own and NVLink switches connect them (phx_team.multicast is not NULL), broadcasts
  * store everything once, to all ranks, and so do all_gathers of 64 KiB and more whose `out` lies in symmetric memory of
@@ -60,16 +60,15 @@ enum { PHX_ALGO_MULTIMEM = 3 };
  * and minima and maxima may pass over them. */
 
 /* Messages on memory of a GPU (the same GPU in all calls on the group; work == NULL): the call puts a kernel on the
- * stream, of the GPU's primary context, and returns. The n-th send of a rank to another meets the n-th receive of that one from it, whatever the tags: those that differ, in dtype, count or tag, end
- * the kernels; the next call on the group raises PHX_ERR_MISMATCH, and other failures: see collectives on symmetric
- * memory of a GPU. No PHX_ANY_RANK. A send of up to 3.9 MiB (less with small staging_bytes) is through before it is
- * received, if those before it to that rank have been; so are the first four in a row of at most 7.8 KiB. Calls between
- * two ranks in one direction keep their order on any streams, but for what is captured; others do not wait for each
- * other. A rank's first message makes memory, 4 MiB for each rank of the group. The first one to a rank, and from it,
- * cannot be captured; the first receive from a rank waits, on the host, for that one's first message on the group, to
- * or from anyone.
- * phx_messages puts one kernel for all of its messages on the stream: at most 96 messages, to or from at most 32 ranks
- * in one direction. */
+ * stream, of the GPU's primary context, and returns. The n-th send of a rank to another meets the n-th receive of that
+ * one from it, whatever the tags: those that differ, in dtype, count or tag, end the kernels; the next call on the
+ * group raises PHX_ERR_MISMATCH, and other failures: see collectives on symmetric memory of a GPU. No PHX_ANY_RANK. A
+ * send of up to 3.9 MiB (less with small staging_bytes) is through before it is received, if those before it to that
+ * rank have been; so are the first four in a row of at most 7.8 KiB. Calls between two ranks in one direction keep
+ * their order on any streams, but for what is captured; others do not wait for each other. A rank's first message makes
+ * memory, 4 MiB for each rank of the group. The first one to a rank, and from it, cannot be captured; the first receive
+ * from a rank waits, on the host, for that one's first message on the group, to or from anyone. phx_messages puts one
+ * kernel for all of its messages on the stream: at most 96 messages, to or from at most 32 ranks in one direction. */
 
 /* ---- memory beyond the host ---------------------------------------------------------------------------------- */
 
@@ -82,7 +81,8 @@ enum { PHX_FABRIC_HANDLE_BYTES = 96 };
 PHX_API phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle);
 /* Not collective. Maps the block that a handle stands for on a GPU of this rank (device; its type must be
  * PHX_DEVICE_CUDA). It is a block of this world then: phx_mem_find says its size, phx_mem_free unmaps it; the memory
- * lives as long as the last mapping. It has no signals and cannot be offered to a rendezvous, as it is another rank's. */
+ * lives as long as the last mapping. It has no signals and cannot be offered to a rendezvous, as it is another rank's.
+ */
 PHX_API phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle,
                                          size_t handle_size, void **out);
 
@@ -101,7 +101,8 @@ PHX_API phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, in
 
 /* cdef: end */
 
-#define PHX_GPU_OPTIONS_INIT {sizeof(phx_gpu_options), 0, {0, 0}, NULL}
+#define PHX_GPU_OPTIONS_INIT \
+  { sizeof(phx_gpu_options), 0, {0, 0}, NULL }
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 /* phalanx/device.h: symmetric memory inside kernels of one's own, in C11, C++17 and CUDA.
  *
- * A rendezvous gives a phx_team (phx_symm_get_team, in Python SymmetricMemory.team): where the block of every rank is, and
- * a signal pad for each. A kernel reads and writes the blocks like any memory, and orders what it does by signals:
+ * A rendezvous gives a phx_team (phx_symm_get_team, in Python SymmetricMemory.team): where the block of every rank is,
+ * and a signal pad for each. A kernel reads and writes the blocks like any memory, and orders what it does by signals:
  *
  *     float *mine = phx_team_at(team, team->group_rank, 0);
  *     ... write to mine ...
@@ -16,8 +16,8 @@
  * phx_symm_wait_signal, not both, and either for barriers or for put and wait, not both.
  *
  * Waits return 0; or 1 + the group rank that is late, after timeout_ns; or PHX_ERR_REVOKED once the group has failed,
- * as when a rank has died: phx_group_get_error tells the cause. After that a channel may be out of step: make a new group.
- * Everything is for one thread of each rank at a time and channel, but for what has `block` in its name.
+ * as when a rank has died: phx_group_get_error tells the cause. After that a channel may be out of step: make a new
+ * group. Everything is for one thread of each rank at a time and channel, but for what has `block` in its name.
  *
  * Names with `private` in them are no API. PHX_FN marks a function for both processors; sources may use it too. */
 #ifndef PHALANX_DEVICE_H
@@ -185,7 +185,8 @@ static inline uint16_t phx_private_bf16_of_float(float value) { /* to nearest ev
 }
 static inline float phx_private_float_of_f16(uint16_t raw) {
   const uint32_t sign = (raw & 0x8000u) << 16, magnitude = raw & 0x7fffu;
-  if (magnitude >= 0x7c00u) return phx_private_float_of_bits(sign | (magnitude << 13) | 0x7f800000u); /* infinities, NaNs */
+  if (magnitude >= 0x7c00u)
+    return phx_private_float_of_bits(sign | (magnitude << 13) | 0x7f800000u); /* infinities, NaNs */
   if (magnitude >= 0x0400u) return phx_private_float_of_bits(sign | ((magnitude << 13) + (112u << 23)));
   return phx_private_float_of_bits(sign | phx_private_bits_of_float((float)magnitude * 0x1p-24f));
 }
@@ -205,42 +206,42 @@ static inline float phx_private_larger(float a, float x) { return -phx_private_s
 
 #define PHX_PRIVATE_SAME(x) (x)
 /* The body of a reduction: of `loads` and `form` only CUDA makes something. `combined` is made of a and x. */
-#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined)       \
-  Raw raw[sizeof(phx_pack) / sizeof(Raw)];                                  \
-  Acc acc[sizeof(phx_pack) / sizeof(Raw)];                                  \
-  phx_pack value;                                                           \
-  int32_t rank;                                                             \
-  size_t i;                                                                 \
-  for (rank = 0; rank < team->group_size; ++rank) {                         \
-    memcpy(raw, phx_team_at(team, rank, offset), sizeof raw);               \
-    for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) {                      \
-      const Acc x = widen(raw[i]);                                          \
-      if (rank == 0) {                                                      \
-        acc[i] = x;                                                         \
-      } else {                                                              \
-        const Acc a = acc[i];                                               \
-        acc[i] = (combined);                                                \
-      }                                                                     \
-    }                                                                       \
-  }                                                                         \
-  for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) raw[i] = narrow(acc[i]); \
-  memcpy(&value, raw, sizeof value);                                        \
+#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) \
+  Raw raw[sizeof(phx_pack) / sizeof(Raw)];                                    \
+  Acc acc[sizeof(phx_pack) / sizeof(Raw)];                                    \
+  phx_pack value;                                                             \
+  int32_t rank;                                                               \
+  size_t i;                                                                   \
+  for (rank = 0; rank < team->group_size; ++rank) {                           \
+    memcpy(raw, phx_team_at(team, rank, offset), sizeof raw);                 \
+    for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) {                        \
+      const Acc x = widen(raw[i]);                                            \
+      if (rank == 0) {                                                        \
+        acc[i] = x;                                                           \
+      } else {                                                                \
+        const Acc a = acc[i];                                                 \
+        acc[i] = (combined);                                                  \
+      }                                                                       \
+    }                                                                         \
+  }                                                                           \
+  for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) raw[i] = narrow(acc[i]);   \
+  memcpy(&value, raw, sizeof value);                                          \
   return value
 
 #elif defined(__CUDA_ARCH__)
 
-#define PHX_PRIVATE_LOAD_V4(form)                                                                           \
+#define PHX_PRIVATE_LOAD_V4(form)                                                                   \
   asm volatile("multimem.ld_reduce.relaxed.sys.global." form " {%0, %1, %2, %3}, [%4];"             \
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3]) \
                : "l"(at)                                                                            \
                : "memory")
-#define PHX_PRIVATE_LOAD_4(form)                                                  \
+#define PHX_PRIVATE_LOAD_4(form)                                          \
   for (int i = 0; i < 4; ++i)                                             \
   asm volatile("multimem.ld_reduce.relaxed.sys.global." form " %0, [%1];" \
                : "=r"(value.word[i])                                      \
                : "l"(at + 4 * i)                                          \
                : "memory")
-#define PHX_PRIVATE_LOAD_2(form)                                                             \
+#define PHX_PRIVATE_LOAD_2(form)                                                     \
   for (int i = 0; i < 2; ++i)                                                        \
   asm volatile("{\n\t.reg .b64 both;\n\tmultimem.ld_reduce.relaxed.sys.global." form \
                " both, [%2];\n\t"                                                    \
@@ -248,10 +249,10 @@ static inline float phx_private_larger(float a, float x) { return -phx_private_s
                : "=r"(value.word[2 * i]), "=r"(value.word[2 * i + 1])                \
                : "l"(at + 8 * i)                                                     \
                : "memory")
-#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined)         \
+#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) \
   const char *const at = static_cast<const char *>(team->multicast) + offset; \
   phx_pack value;                                                             \
-  PHX_PRIVATE_LOAD_##loads(form);                                                     \
+  PHX_PRIVATE_LOAD_##loads(form);                                             \
   return value
 
 #else /* nvcc's pass for the host, where no kernel runs */
@@ -288,10 +289,12 @@ PHX_FN phx_pack phx_multicast_sum_f32x4(const phx_team *team, size_t offset) {
   PHX_PRIVATE_MULTICAST(V4, "add.v4.f32", float, float, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_f16x8(const phx_team *team, size_t offset) {
-  PHX_PRIVATE_MULTICAST(V4, "add.acc::f32.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float, a + x);
+  PHX_PRIVATE_MULTICAST(V4, "add.acc::f32.v4.f16x2", uint16_t, float, phx_private_float_of_f16,
+                        phx_private_f16_of_float, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_bf16x8(const phx_team *team, size_t offset) {
-  PHX_PRIVATE_MULTICAST(V4, "add.acc::f32.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float, a + x);
+  PHX_PRIVATE_MULTICAST(V4, "add.acc::f32.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16,
+                        phx_private_bf16_of_float, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_f64x2(const phx_team *team, size_t offset) {
   PHX_PRIVATE_MULTICAST(2, "add.f64", double, double, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a + x);
@@ -305,10 +308,12 @@ PHX_FN phx_pack phx_multicast_sum_u64x2(const phx_team *team, size_t offset) {
 
 /* The minimum and maximum. */
 PHX_FN phx_pack phx_multicast_min_f16x8(const phx_team *team, size_t offset) {
-  PHX_PRIVATE_MULTICAST(V4, "min.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float, phx_private_smaller(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "min.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float,
+                        phx_private_smaller(a, x));
 }
 PHX_FN phx_pack phx_multicast_min_bf16x8(const phx_team *team, size_t offset) {
-  PHX_PRIVATE_MULTICAST(V4, "min.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float, phx_private_smaller(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "min.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float,
+                        phx_private_smaller(a, x));
 }
 PHX_FN phx_pack phx_multicast_min_u32x4(const phx_team *team, size_t offset) {
   PHX_PRIVATE_MULTICAST(4, "min.u32", uint32_t, uint32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x < a ? x : a);
@@ -323,10 +328,12 @@ PHX_FN phx_pack phx_multicast_min_i64x2(const phx_team *team, size_t offset) {
   PHX_PRIVATE_MULTICAST(2, "min.s64", int64_t, int64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x < a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_max_f16x8(const phx_team *team, size_t offset) {
-  PHX_PRIVATE_MULTICAST(V4, "max.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float, phx_private_larger(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "max.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float,
+                        phx_private_larger(a, x));
 }
 PHX_FN phx_pack phx_multicast_max_bf16x8(const phx_team *team, size_t offset) {
-  PHX_PRIVATE_MULTICAST(V4, "max.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float, phx_private_larger(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "max.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float,
+                        phx_private_larger(a, x));
 }
 PHX_FN phx_pack phx_multicast_max_u32x4(const phx_team *team, size_t offset) {
   PHX_PRIVATE_MULTICAST(4, "max.u32", uint32_t, uint32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x > a ? x : a);

@@ -172,11 +172,11 @@ typedef struct phx_device {
 typedef struct phx_error_info {
   uint32_t struct_size;
   phx_status status;
-  int32_t rank;      /* the rank that reports; -1: none */
-  int32_t peer;      /* the rank at fault, -1 when unknown or none */
-  uint64_t sequence; /* of the collective in its group, 0 when none */
-  int32_t step;      /* the round inside the collective */
-  int32_t sys_errno; /* 0 when no system call failed */
+  int32_t rank;          /* the rank that reports; -1: none */
+  int32_t peer;          /* the rank at fault, -1 when unknown or none */
+  uint64_t sequence;     /* of the collective in its group, 0 when none */
+  int32_t step;          /* the round inside the collective */
+  int32_t sys_errno;     /* 0 when no system call failed */
   const char *operation; /* of what call, such as "all_reduce" */
   const char *group;     /* its name, "" when none */
   const char *text;      /* what failed, what was given, what is allowed */
@@ -186,9 +186,9 @@ typedef struct phx_error_info {
 
 /* All of these are local, never wait and cannot fail, but for phx_last_error_info. */
 
-PHX_API uint32_t phx_abi_version(void);     /* PHX_ABI_VERSION of the library that is loaded */
-PHX_API const char *phx_version(void);      /* static */
-PHX_API const char *phx_build_info(void);   /* static, one JSON object: version, build, compiler, ... */
+PHX_API uint32_t phx_abi_version(void);       /* PHX_ABI_VERSION of the library that is loaded */
+PHX_API const char *phx_version(void);        /* static */
+PHX_API const char *phx_build_info(void);     /* static, one JSON object: version, build, compiler, ... */
 PHX_API int32_t phx_has(const char *feature); /* 1 or 0; phx_build_info lists the features */
 /* sizeof of a public struct in the library, by its name, such as "phx_options"; 0 if unknown. For bindings. */
 PHX_API size_t phx_struct_size(const char *struct_name);
@@ -235,7 +235,8 @@ typedef struct phx_store_ops {
   void (*destroy)(void *self);                       /* once, when the last reference is gone */
 } phx_store_ops;
 
-/* Functions of stores are local. Those that wait return PHX_ERR_TIMEOUT; a server that has gone is PHX_ERR_PEER_DEAD. */
+/* Functions of stores are local. Those that wait return PHX_ERR_TIMEOUT; a server that has gone is PHX_ERR_PEER_DEAD.
+ */
 
 /* A store made of the caller's functions, each of which gets `self`. `ops` is copied. */
 PHX_API phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out);
@@ -243,8 +244,8 @@ PHX_API phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_stor
 PHX_API phx_status phx_store_memory(phx_store **out);
 /* A store in a file that all ranks see. It is made with mode 0600 if it is not there, and its user removes it. */
 PHX_API phx_status phx_store_file(const char *path, phx_store **out);
-/* A store that others reach by TCP. Binds to bind_address only ("127.0.0.1", "::1", ...). *port: in, the wish (0 = any);
- * out, the port bound. Only clients with the same token are served. */
+/* A store that others reach by TCP. Binds to bind_address only ("127.0.0.1", "::1", ...). *port: in, the wish (0 =
+ * any); out, the port bound. Only clients with the same token are served. */
 PHX_API phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port,
                                        phx_store **out);
 /* Waits for the server. PHX_ERR_PERMISSION: it has another token. */
@@ -381,7 +382,8 @@ typedef struct phx_allocator_ops {
   /* Zeroed memory of at least `size` bytes that export_handle can share. *cookie identifies it to the other calls. */
   phx_status (*alloc)(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie);
   phx_status (*free)(void *self, void *pointer, uint64_t cookie);
-  /* What a peer needs to map the block: up to PHX_ALLOCATOR_HANDLE_BYTES of data and one file descriptor (borrowed; -1 = none).
+  /* What a peer needs to map the block: up to PHX_ALLOCATOR_HANDLE_BYTES of data and one file descriptor (borrowed; -1
+   * = none).
    */
   phx_status (*export_handle)(void *self, void *pointer, uint64_t cookie, void *handle, size_t *handle_size,
                               int32_t *fd);
@@ -488,7 +490,7 @@ typedef struct phx_team {
   const int32_t *failed; /* group_size words: not 0 once it is of no use to wait for that rank */
 } phx_team;
 PHX_API phx_status phx_symm_get_team(phx_symm *symm, phx_team *out); /* local */
-PHX_API phx_symm *phx_symm_retain(phx_symm *symm); /* one more release is needed; returns symm */
+PHX_API phx_symm *phx_symm_retain(phx_symm *symm);                   /* one more release is needed; returns symm */
 PHX_API void phx_symm_release(phx_symm *symm);
 
 /* ---- collectives -------------------------------------------------------------------------------------------- */
@@ -499,12 +501,12 @@ typedef struct phx_gpu_options phx_gpu_options;
 /* How a call is made. NULL wherever it is asked for means PHX_OPTIONS_INIT: all defaults. */
 typedef struct phx_options {
   uint32_t struct_size;
-  uint32_t flags;             /* 0 */
-  phx_algo algo;              /* the same on all ranks */
-  uint32_t channel;           /* below phx_group_info.channels. Collectives of one channel are issued in one order on all
-                               * ranks; those of different channels are independent: threads can have one each. */
-  int64_t timeout_ms;         /* of the whole operation, start and wait each */
-  double scale;               /* of PHX_OP_PREMUL_SUM, the same on all ranks; 1.0 in PHX_OPTIONS_INIT */
+  uint32_t flags;     /* 0 */
+  phx_algo algo;      /* the same on all ranks */
+  uint32_t channel;   /* below phx_group_info.channels. Collectives of one channel are issued in one order on all
+                       * ranks; those of different channels are independent: threads can have one each. */
+  int64_t timeout_ms; /* of the whole operation, start and wait each */
+  double scale;       /* of PHX_OP_PREMUL_SUM, the same on all ranks; 1.0 in PHX_OPTIONS_INIT */
   const phx_gpu_options *gpu; /* NULL: data in memory of the host. Read before the call returns. */
 } phx_options;
 
@@ -578,7 +580,7 @@ typedef struct phx_call {
   void *out;
   size_t count;
   phx_dtype dtype;
-  phx_op op;              /* 0 where there is none */
+  phx_op op;               /* 0 where there is none */
   int32_t root_group_rank; /* likewise */
   uint32_t flags;          /* 0 */
 } phx_call;
@@ -625,17 +627,17 @@ PHX_API phx_status phx_messages(phx_group *group, const phx_message *messages, s
 
 /* ---- collectives on symmetric memory ------------------------------------------------------------------------- */
 
-/* The collectives above with the input at `offset` bytes into the symmetric block of every rank, the same offset on all:
- * peers read it there, with no copy into a staging area where that is faster. `offset` is a multiple of the size of an
- * element. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in place; or, for
- * all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing moves, and the
- * ranks only meet. Sizes, counts and errors are as above. */
+/* The collectives above with the input at `offset` bytes into the symmetric block of every rank, the same offset on
+ * all: peers read it there, with no copy into a staging area where that is faster. `offset` is a multiple of the size
+ * of an element. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in place; or,
+ * for all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing moves, and
+ * the ranks only meet. Sizes, counts and errors are as above. */
 PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                        phx_op op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                        const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, phx_dtype dtype,
-                                         const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts,
+                                         phx_dtype dtype, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                            phx_op op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, const size_t *counts,
@@ -682,18 +684,30 @@ PHX_API void phx_work_release(phx_work *work); /* the operation still completes:
 /* ---- initializers -------------------------------------------------------------------------------------------- */
 
 /* Each gives a struct its struct_size and its defaults: `phx_options options = PHX_OPTIONS_INIT;`. */
-#define PHX_ERROR_INFO_INIT {sizeof(phx_error_info), 0, -1, -1, 0, 0, 0, NULL, NULL, NULL}
-#define PHX_STORE_OPS_INIT {sizeof(phx_store_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL}
-#define PHX_WORLD_PARAMS_INIT {sizeof(phx_world_params), 0, 0, 1, NULL, 0, 0, 0, 0, 0, 0, 0, NULL}
-#define PHX_GROUP_INFO_INIT {sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0}
-#define PHX_ALLOCATOR_OPS_INIT {sizeof(phx_allocator_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
-#define PHX_MEM_INFO_INIT {sizeof(phx_mem_info), 0, NULL, 0, 0, 0, 0, {0, 0}}
-#define PHX_SYMM_INFO_INIT {sizeof(phx_symm_info), 0, 0, 0, NULL, 0, 0, {0, 0}, NULL, 0, 0}
-#define PHX_TEAM_INIT {sizeof(phx_team), 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL}
-#define PHX_OPTIONS_INIT {sizeof(phx_options), 0, PHX_ALGO_AUTO, 0, 0, 1.0, NULL}
-#define PHX_CALL_INIT {sizeof(phx_call), 0, NULL, NULL, 0, 0, 0, 0, 0}
-#define PHX_MESSAGE_INIT {sizeof(phx_message), 0, NULL, 0, 0, 0, 0, 0}
-
+#define PHX_ERROR_INFO_INIT \
+  { sizeof(phx_error_info), 0, -1, -1, 0, 0, 0, NULL, NULL, NULL }
+#define PHX_STORE_OPS_INIT \
+  { sizeof(phx_store_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL }
+#define PHX_WORLD_PARAMS_INIT \
+  { sizeof(phx_world_params), 0, 0, 1, NULL, 0, 0, 0, 0, 0, 0, 0, NULL }
+#define PHX_GROUP_INFO_INIT \
+  { sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
+#define PHX_ALLOCATOR_OPS_INIT \
+  { sizeof(phx_allocator_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+#define PHX_MEM_INFO_INIT                               \
+  {                                                     \
+    sizeof(phx_mem_info), 0, NULL, 0, 0, 0, 0, { 0, 0 } \
+  }
+#define PHX_SYMM_INFO_INIT \
+  { sizeof(phx_symm_info), 0, 0, 0, NULL, 0, 0, {0, 0}, NULL, 0, 0 }
+#define PHX_TEAM_INIT \
+  { sizeof(phx_team), 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL }
+#define PHX_OPTIONS_INIT \
+  { sizeof(phx_options), 0, PHX_ALGO_AUTO, 0, 0, 1.0, NULL }
+#define PHX_CALL_INIT \
+  { sizeof(phx_call), 0, NULL, NULL, 0, 0, 0, 0, 0 }
+#define PHX_MESSAGE_INIT \
+  { sizeof(phx_message), 0, NULL, 0, 0, 0, 0, 0 }
 
 #ifdef __cplusplus
 }

@@ -40,8 +40,8 @@ PHX_API phx_status phx_random_integers(void *out, phx_dtype dtype, int64_t low, 
 PHX_API phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, phx_dtype dtype, int32_t kind,
                                       double a, double b, uint64_t key, uint64_t first, int32_t ndim,
                                       const int64_t *sizes, const int64_t *index_strides, const int64_t *out_strides);
-PHX_API phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, phx_dtype dtype, int64_t low,
-                                          uint64_t range, uint64_t key, uint64_t first, int32_t ndim,
+PHX_API phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, phx_dtype dtype,
+                                          int64_t low, uint64_t range, uint64_t key, uint64_t first, int32_t ndim,
                                           const int64_t *sizes, const int64_t *index_strides,
                                           const int64_t *out_strides);
 

@@ -12,8 +12,8 @@ extern "C" {
 /* cdef: begin */
 
 /* For phx_options.algo, the same on all ranks. all_reduce: ONE_SHOT, every rank reads all inputs; TWO_SHOT, each rank
- * sums a part and passes it on. On symmetric memory both also keep inputs from being copied, and say for reduce, and for an
- * all_reduce that is not in place, which of the two it is; phalanx/cuda.h says what they mean on GPUs. */
+ * sums a part and passes it on. On symmetric memory both also keep inputs from being copied, and say for reduce, and
+ * for an all_reduce that is not in place, which of the two it is; phalanx/cuda.h says what they mean on GPUs. */
 enum { PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
 
 /* What a group has done, and the limits that it has. */
@@ -74,9 +74,12 @@ PHX_API phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path)
 
 /* cdef: end */
 
-#define PHX_GROUP_STATS_INIT {sizeof(phx_group_stats), 0, 0, 0}
-#define PHX_TUNING_INIT {sizeof(phx_tuning), 0, 0, 0, 0, 0}
-#define PHX_GPU_TUNING_INIT {sizeof(phx_gpu_tuning), 0, 0, 0, 0, 0, 0}
+#define PHX_GROUP_STATS_INIT \
+  { sizeof(phx_group_stats), 0, 0, 0 }
+#define PHX_TUNING_INIT \
+  { sizeof(phx_tuning), 0, 0, 0, 0, 0 }
+#define PHX_GPU_TUNING_INIT \
+  { sizeof(phx_gpu_tuning), 0, 0, 0, 0, 0, 0 }
 
 #ifdef __cplusplus
 }

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/read_in.h"
-#include "phalanx/tuning.h"
 #include "phalanx/cuda.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 
@@ -198,7 +198,8 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (gpu_.stream != nullptr)
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: stream is for memory of a GPU: say so in phx_gpu_options.device, or set stream to NULL", name()))
+                    "%s: stream is for memory of a GPU: say so in phx_gpu_options.device, or set stream to NULL",
+                    name()))
         .status();
   if (options_.algo == PHX_ALGO_MULTIMEM)
     return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: PHX_ALGO_MULTIMEM is for symmetric memory of GPUs", name()))

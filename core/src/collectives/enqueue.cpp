@@ -14,7 +14,9 @@ namespace {
 constexpr size_t kPackBytes = 16;  // what one thread loads at once
 constexpr const char *kBarrier = "phx_gpu_barrier";
 
-bool is_signed(int32_t dtype) { return dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64; }
+bool is_signed(int32_t dtype) {
+  return dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;
+}
 
 // A kernel of core/cuda/collectives.cu, which has one for all pairs of dtype and op that give the same bits.
 struct Reducer {
@@ -25,11 +27,17 @@ struct Reducer {
 Reducer reducer_of(int32_t dtype, int32_t op) {
   if (is_signed(dtype) && op != PHX_OP_AVG && op != PHX_OP_MIN && op != PHX_OP_MAX) return {dtype + 1, op, 1};
   if (dtype == PHX_DTYPE_BOOL)
-    return {dtype, op == PHX_OP_BXOR ? op : op == PHX_OP_SUM || op == PHX_OP_MAX || op == PHX_OP_BOR ? PHX_OP_BOR : PHX_OP_BAND, 1};
-  if ((dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128) && op != PHX_OP_PROD) return {dtype == PHX_DTYPE_C64 ? PHX_DTYPE_F32 : PHX_DTYPE_F64, op, 2};
+    return {dtype,
+            op == PHX_OP_BXOR                                          ? op
+            : op == PHX_OP_SUM || op == PHX_OP_MAX || op == PHX_OP_BOR ? PHX_OP_BOR
+                                                                       : PHX_OP_BAND,
+            1};
+  if ((dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128) && op != PHX_OP_PROD)
+    return {dtype == PHX_DTYPE_C64 ? PHX_DTYPE_F32 : PHX_DTYPE_F64, op, 2};
   return {dtype, op, 1};
 }
-static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16 + 1 && PHX_DTYPE_U32 == PHX_DTYPE_I32 + 1 && PHX_DTYPE_U64 == PHX_DTYPE_I64 + 1);
+static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16 + 1 &&
+              PHX_DTYPE_U32 == PHX_DTYPE_I32 + 1 && PHX_DTYPE_U64 == PHX_DTYPE_I64 + 1);
 
 // How kernels reduce: into out; over all inputs; or with what is sent in Lines, into out.
 enum class Way { kIntoOut, kInPlace, kLines };
@@ -122,8 +130,7 @@ class Enqueued {
  private:
   phx_status put(const std::string &kernel, const CallRecord *record, size_t bytes, const cuda::Lists *lists) {
     if (!call_.ok()) return call_.status();
-    return symm_.launch(call_.name(), kernel, launch_, record, call_.timeout_ms(), bytes, lists,
-                        call_.gpu().stream);
+    return symm_.launch(call_.name(), kernel, launch_, record, call_.timeout_ms(), bytes, lists, call_.gpu().stream);
   }
   void refuse(phx_status status) { call_.refuse(status); }
 

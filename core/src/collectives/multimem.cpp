@@ -8,8 +8,8 @@ namespace phx {
 namespace {
 
 bool is_floating(int32_t dtype) {
-  return dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16 || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 || dtype == PHX_DTYPE_C64 ||
-         dtype == PHX_DTYPE_C128;
+  return dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16 || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 ||
+         dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128;
 }
 bool is_integer(int32_t dtype) { return dtype >= PHX_DTYPE_I8 && dtype <= PHX_DTYPE_U64; }
 
@@ -19,11 +19,13 @@ struct SwitchReducer {
   size_t times;
 };
 SwitchReducer reducer_of(int32_t dtype, int32_t op) {
-  const bool wide = dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_I64 || dtype == PHX_DTYPE_U64;
+  const bool wide =
+      dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_I64 || dtype == PHX_DTYPE_U64;
   const bool half = dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16;
   switch (op) {
     case PHX_OP_SUM:
-      if (half || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_U64) return {dtype, 1};
+      if (half || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_U64)
+        return {dtype, 1};
       if (wide) return {dtype + 1, 1};
       if (dtype == PHX_DTYPE_C64) return {PHX_DTYPE_F32, 2};
       if (dtype == PHX_DTYPE_C128) return {PHX_DTYPE_F64, 2};

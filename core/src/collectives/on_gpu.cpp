@@ -4,9 +4,9 @@
 
 #include "base/error.h"
 #include "collectives/enqueue.h"
-#include "symm/workspace.h"
-#include "phalanx/tuning.h"
 #include "phalanx/cuda.h"
+#include "phalanx/tuning.h"
+#include "symm/workspace.h"
 
 namespace phx {
 namespace {

@@ -218,13 +218,9 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   return phx::copy_out(info, out, operation);
 }
 
-int32_t phx_group_rank(const phx_group *group) {
-  return usable("group_rank", group) ? group->ptr->group_rank() : -1;
-}
+int32_t phx_group_rank(const phx_group *group) { return usable("group_rank", group) ? group->ptr->group_rank() : -1; }
 
-int32_t phx_group_size(const phx_group *group) {
-  return usable("group_size", group) ? group->ptr->size() : -1;
-}
+int32_t phx_group_size(const phx_group *group) { return usable("group_size", group) ? group->ptr->size() : -1; }
 
 phx_status phx_group_revoke(phx_group *group, const char *reason) {
   const char *operation = "group_revoke";

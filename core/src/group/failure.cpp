@@ -209,8 +209,7 @@ ErrorInfo Group::begin_error(phx_status status, const char *operation, uint64_t 
   return info;
 }
 
-void Group::tell_mismatch(ErrorInfo *info, int group_rank, const CallRecord &theirs,
-                          const CallRecord &mine) const {
+void Group::tell_mismatch(ErrorInfo *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const {
   std::snprintf(info->text, sizeof info->text,
                 "%s #%" PRIu64
                 " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
@@ -233,8 +232,7 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
     return raise_interrupted(operation, sequence);
   const bool differ = result.failure() == AwaitFailure::kMismatch;
-  ErrorInfo info =
-      begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
+  ErrorInfo info = begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
   info.step = round;
   if (differ) {
     const CallRecord &theirs = lane.record(result.group_rank(), epoch);

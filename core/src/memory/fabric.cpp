@@ -6,8 +6,8 @@
 #include "cuda/allocator.h"
 #include "cuda/memory.h"
 #include "memory/allocator.h"
-#include "world/world.h"
 #include "phalanx/cuda.h"
+#include "world/world.h"
 
 using phx::check_world;
 using phx::fail;

@@ -57,8 +57,7 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
     if (status != PHX_OK) return status;
   }
   const phx_device &device = out->gpu.device;
-  if (out->given.flags != 0 || out->gpu.flags != 0)
-    return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
+  if (out->given.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
   if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
     return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
   if (out->gpu.stream != nullptr && !out->on_gpu())

@@ -136,11 +136,11 @@ class Messenger final : public ProgressSource {
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
   Matcher matcher_;
-  NumberedTransfers announced_;            // sends with an RTS and no CTS, but for one whose eager part is in the queue
-  NumberedTransfers filling_;              // receives that have met a message and are not complete
-  int sending_ = 0;                        // peers for which something is to be pushed
-  bool closed_ = false;                    // the group failed: nothing moves any more
-  bool completed_ = false;                 // a transfer, since the lock was taken
+  NumberedTransfers announced_;       // sends with an RTS and no CTS, but for one whose eager part is in the queue
+  NumberedTransfers filling_;         // receives that have met a message and are not complete
+  int sending_ = 0;                   // peers for which something is to be pushed
+  bool closed_ = false;               // the group failed: nothing moves any more
+  bool completed_ = false;            // a transfer, since the lock was taken
   std::optional<ErrorInfo> failure_;  // found since the lock was taken
 };
 

@@ -123,8 +123,8 @@ phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &me
       return PHX_ERR_PEER_DEAD;
     }
     if (message.label.bytes != 0 && !reaches(gpus_->driver(), gpu_, message.data))
-      return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (phx_gpu_options.device)",
-                  operation);
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: the buffer is no memory that the GPU can reach (phx_gpu_options.device)", operation);
   }
   *capturing = is_capturing(stream);
   return PHX_OK;

@@ -69,8 +69,7 @@ std::string entry_json(const Recorded &entry, const TickScale &scale) {
   return "{\"sequence\": " + number(entry.sequence) +
          ", \"call\": " + quoted(kind_name(static_cast<Kind>(call.operation))) +
          ", \"dtype\": " + (call.dtype != 0 ? quoted(phx_dtype_name(call.dtype)) : "null") +
-         ", \"count\": " + number(call.count) +
-         ", \"op\": " + (call.op != 0 ? quoted(phx_op_name(call.op)) : "null") +
+         ", \"count\": " + number(call.count) + ", \"op\": " + (call.op != 0 ? quoted(phx_op_name(call.op)) : "null") +
          ", \"root\": " + (call.root >= 0 ? number(call.root) : "null") +
          ", \"bytes\": " + number(call.count * phx_dtype_size(call.dtype)) +
          ", \"algorithm\": " + number(call.algo >> 4) + ", \"start_ns\": " + number(scale.ns(entry.start_ticks)) +

@@ -186,7 +186,8 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
 phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *out) const {
   BlockTable &blocks = group_.world().blocks();
   void *pointer = nullptr;
-  const phx_status status = blocks.alloc(workspace.allocator_, {PHX_DEVICE_CUDA, workspace.gpu_.index}, bytes, &pointer);
+  const phx_status status =
+      blocks.alloc(workspace.allocator_, {PHX_DEVICE_CUDA, workspace.gpu_.index}, bytes, &pointer);
   if (status != PHX_OK) return status;
   *out = blocks.find(pointer);
   BlockRef gone;

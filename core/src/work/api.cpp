@@ -99,7 +99,8 @@ phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
 phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
   if (work == nullptr) return fail(PHX_ERR_INVALID, "work_get_error", "work_get_error: work is NULL");
   if (phx::is_inherited(work)) return phx::refuse_fork("work_get_error", world_of(*work));
-  if (work->ptr->state() >= 0) return fail(PHX_ERR_NOT_FOUND, "work_get_error", "work_get_error: this work has no error");
+  if (work->ptr->state() >= 0)
+    return fail(PHX_ERR_NOT_FOUND, "work_get_error", "work_get_error: this work has no error");
   return phx::copy_error_out(work->ptr->error(), out, "work_get_error");
 }
 

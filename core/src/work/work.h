@@ -22,7 +22,7 @@ class Work {
   phx_status state() const { return state_.load(std::memory_order_acquire); }
   bool complete() const { return state() != PHX_IN_PROGRESS; }
   const ErrorInfo &error() const { return error_; }  // valid when the state is negative
-  int32_t source() const { return source_; }              // valid when the state is PHX_OK; -1: not a receive
+  int32_t source() const { return source_; }         // valid when the state is PHX_OK; -1: not a receive
 
   // The state; when it is an error, also as this thread's last one.
   phx_status report() const {

@@ -122,12 +122,12 @@ class Monitor : private ForkHook {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;                       // the thread has all that it needs
+  bool running_ = false;                  // the thread has all that it needs
   ErrorInfo broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
-  uint64_t asked_ = 0, caught_up_ = 0;         // calls of catch_up, and those that are over
-  std::map<int, Pending> pending_;             // by fd; the thread's own
-  std::map<int, LinkRef> by_fd_;               // socket and pidfd
-  std::map<Uuid, LinkRef> links_;              // also ended ones, so that later groups get a proper error
+  uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over
+  std::map<int, Pending> pending_;        // by fd; the thread's own
+  std::map<int, LinkRef> by_fd_;          // socket and pidfd
+  std::map<Uuid, LinkRef> links_;         // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, Watched> groups_;
   std::map<uint64_t, ErrorInfo> early_revocations_;  // of groups that this rank has not made yet

@@ -321,9 +321,7 @@ C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
     const at::Device device(opts.device->type(), opts.device->has_index()
                                                      ? opts.device->index()
                                                      : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
-    const auto call = [this](auto *group, auto *options, auto **) {
-      return core().barrier(group, options, nullptr);
-    };
+    const auto call = [this](auto *group, auto *options, auto **) { return core().barrier(group, options, nullptr); };
     return put_on_stream({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, {}, device, call);
   }
   Buffers buffers;

@@ -17,7 +17,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Kernel = phx_status (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
 using Around = phx_status (*)(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs,
-                        void **span);
+                              void **span);
 
 // Functions of phalanx_torch.h and phalanx.h, which the binding hands over.
 struct Library {
