@@ -43,7 +43,7 @@ struct Build {
   void *library = nullptr;
   phx_group *group = nullptr;
   decltype(&phx_all_reduce) all_reduce = nullptr;
-  decltype(&phx_group_barrier) barrier = nullptr;
+  decltype(&phx_barrier) barrier = nullptr;
 
   template <class Function>
   Function *find(const char *name) {
@@ -69,19 +69,19 @@ struct Build {
     if (find<decltype(phx_group_create)>("phx_group_create")(world, "both", both, 2, 0, &group) != PHX_OK)
       give_up("group");
     all_reduce = find<decltype(phx_all_reduce)>("phx_all_reduce");
-    barrier = find<decltype(phx_group_barrier)>("phx_group_barrier");
+    barrier = find<decltype(phx_barrier)>("phx_barrier");
   }
 
   double time(int calls, std::vector<float> *in, std::vector<float> *out) const {
     for (int i = 0; i < calls / 4; ++i) one(in, out);
-    if (barrier(group, 0) != PHX_OK) give_up("barrier");
+    if (barrier(group, nullptr, nullptr) != PHX_OK) give_up("barrier");
     const double began = now_ns();
     for (int i = 0; i < calls; ++i) one(in, out);
     return (now_ns() - began) / calls;
   }
 
   void one(std::vector<float> *in, std::vector<float> *out) const {
-    if (all_reduce(group, in->data(), out->data(), in->size(), PHX_F32, PHX_SUM, nullptr, nullptr) != PHX_OK)
+    if (all_reduce(group, in->data(), out->data(), in->size(), PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr) != PHX_OK)
       give_up("all_reduce");
   }
 };

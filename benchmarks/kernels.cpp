@@ -39,14 +39,15 @@ struct Name {
   const char *name;
   int32_t value;
 };
-constexpr Name kDtypes[] = {{"f16", PHX_F16},      {"bf16", PHX_BF16}, {"f32", PHX_F32},   {"f64", PHX_F64},
-                            {"i8", PHX_I8},        {"u8", PHX_U8},     {"i16", PHX_I16},   {"u16", PHX_U16},
-                            {"i32", PHX_I32},      {"u32", PHX_U32},   {"i64", PHX_I64},   {"u64", PHX_U64},
-                            {"bool", PHX_BOOL},    {"c64", PHX_C64},   {"c128", PHX_C128}, {"f8e4m3", PHX_F8E4M3},
-                            {"f8e5m2", PHX_F8E5M2}};
-constexpr Name kOps[] = {{"sum", PHX_SUM}, {"avg", PHX_AVG},   {"prod", PHX_PROD},
-                         {"min", PHX_MIN}, {"max", PHX_MAX},   {"band", PHX_BAND},
-                         {"bor", PHX_BOR}, {"bxor", PHX_BXOR}, {"premul_sum", PHX_PREMUL_SUM}};
+constexpr Name kDtypes[] = {{"f16", PHX_DTYPE_F16},       {"bf16", PHX_DTYPE_BF16},    {"f32", PHX_DTYPE_F32},
+                            {"f64", PHX_DTYPE_F64},       {"i8", PHX_DTYPE_I8},        {"u8", PHX_DTYPE_U8},
+                            {"i16", PHX_DTYPE_I16},       {"u16", PHX_DTYPE_U16},      {"i32", PHX_DTYPE_I32},
+                            {"u32", PHX_DTYPE_U32},       {"i64", PHX_DTYPE_I64},      {"u64", PHX_DTYPE_U64},
+                            {"bool", PHX_DTYPE_BOOL},     {"c64", PHX_DTYPE_C64},      {"c128", PHX_DTYPE_C128},
+                            {"f8e4m3", PHX_DTYPE_F8E4M3}, {"f8e5m2", PHX_DTYPE_F8E5M2}};
+constexpr Name kOps[] = {{"sum", PHX_OP_SUM}, {"avg", PHX_OP_AVG},   {"prod", PHX_OP_PROD},
+                         {"min", PHX_OP_MIN}, {"max", PHX_OP_MAX},   {"band", PHX_OP_BAND},
+                         {"bor", PHX_OP_BOR}, {"bxor", PHX_OP_BXOR}, {"premul_sum", PHX_OP_PREMUL_SUM}};
 constexpr const char *kIsas[] = {"scalar", "avx2", "avx512", "neon"};
 
 struct Options {

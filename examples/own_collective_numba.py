@@ -71,17 +71,17 @@ def wait(pad: Any, index: int, count: int, timeout_ns: int) -> bool:
 
 
 @numba.njit
-def ring(mine: Any, theirs: Any, my_pad: Any, their_pad: Any, rank: int, channel: int, timeout_ns: int) -> int:
+def ring(mine: Any, theirs: Any, my_pad: Any, their_pad: Any, rank: int, stride: int, channel: int, timeout_ns: int) -> int:
     """0, or 1 + the rank that is late."""
     size = len(mine)
     left = (rank - 1) % size
-    count = word_get(their_pad, channel * size + rank)
+    count = word_get(their_pad, rank * stride + channel)
     for step in range(size - 1):
         part = (rank - step) % size
         theirs[part] = mine[part]
         count += 1
-        word_put(their_pad, channel * size + rank, count)
-        if not wait(my_pad, channel * size + left, count, timeout_ns):
+        word_put(their_pad, rank * stride + channel, count)
+        if not wait(my_pad, left * stride + channel, count, timeout_ns):
             return 1 + left
     return 0
 
@@ -92,7 +92,7 @@ def gather(handle: symm_mem.SymmetricMemory, x: torch.Tensor) -> None:
     pads = handle.get_signal_pad(handle.rank), handle.get_signal_pad(right)
     handle.barrier()  # nobody reads the result of the last time any more
     arrays = [each.numpy() for each in (x, theirs, *pads)]
-    late = ring(*arrays, handle.rank, CHANNEL, 60 * 10**9)
+    late = ring(*arrays, handle.rank, handle.symm.pad_stride, CHANNEL, 60 * 10**9)
     if late:
         raise RuntimeError(f"rank {late - 1} is late")
 

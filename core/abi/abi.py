@@ -2,12 +2,14 @@
 """Guards the C ABI: what libphalanx.so.0 exports, how its structs lie in memory, and what its debug information says.
 
     python core/abi/abi.py check LIBRARY      compare a built library, and the headers, with the files in this directory
-    python core/abi/abi.py update LIBRARY     write these files anew, when a change is meant
+    python core/abi/abi.py names              write libphalanx.map anew from the headers; then build the library
+    python core/abi/abi.py update LIBRARY     write the others anew, when a change is meant
 
 LIBRARY must have debug information (CMAKE_BUILD_TYPE=RelWithDebInfo or Debug). Three files are kept here:
 
-    libphalanx.symbols   every exported name
-    layout.c             static asserts for the size of each public struct and the offset of each field
+    libphalanx.map       the linker's list of every exported name: those of phalanx.h under the version that ABI 1 will
+                         freeze, those of cuda.h, tuning.h and random.h under one that says that they are experimental
+    layout.c             static asserts for the size of each struct of phalanx.h and the offset of each field
     libphalanx.abi       abidw's description of the library as x86-64 sees it, compared by abidiff, without suppressions
 
 `check` skips the third where abidw is missing (Debian: abigail-tools) or on another machine, and says so. `update`
@@ -28,7 +30,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE.parent / "include"
 HEADER = INCLUDE / "phalanx" / "phalanx.h"
-SYMBOLS, LAYOUT, BASELINE = HERE / "libphalanx.symbols", HERE / "layout.c", HERE / "libphalanx.abi"
+EXPERIMENTAL = [INCLUDE / "phalanx" / f"{name}.h" for name in ("cuda", "tuning", "random")]
+SYMBOLS, LAYOUT, BASELINE = HERE / "libphalanx.map", HERE / "layout.c", HERE / "libphalanx.abi"
 EXIT_SKIPPED = 77
 
 
@@ -39,9 +42,28 @@ def exported(library: Path) -> list[str]:
     return sorted(names)
 
 
-def declared() -> list[str]:
-    """Functions that the public header declares."""
-    return sorted(set(re.findall(r"^PHX_API [^;]*?\b(phx_\w+)\(", HEADER.read_text(), re.MULTILINE)))
+def declared(*headers: Path) -> list[str]:
+    """Functions that public headers declare."""
+    text = "\n".join(header.read_text() for header in headers)
+    return sorted(set(re.findall(r"^PHX_API [^;]*?\b(phx_\w+)\(", text, re.MULTILINE)))
+
+
+def version_script() -> str:
+    """libphalanx.map, from the headers."""
+    stable, experimental = declared(HEADER), declared(*EXPERIMENTAL)
+    return (
+        "# Written by core/abi/abi.py names.\n"
+        + "PHALANX_0 {\n  global:\n"
+        + "".join(f"    {name};\n" for name in stable)
+        + "  local: *;\n};\nPHALANX_EXPERIMENTAL {\n  global:\n"
+        + "".join(f"    {name};\n" for name in experimental)
+        + "};\n"
+    )
+
+
+def listed(text: str) -> list[str]:
+    """Names in a version script."""
+    return sorted(re.findall(r"^    (phx_\w+);$", text, re.MULTILINE))
 
 
 def abi_version() -> int:
@@ -100,9 +122,12 @@ def run(*command: str) -> str:
 
 
 def check_symbols(library: Path) -> list[str]:
-    frozen = SYMBOLS.read_text().split()
+    frozen = listed(SYMBOLS.read_text())
     problems = []
-    for what, names in (("exported by the library", exported(library)), ("declared in the header", declared())):
+    if SYMBOLS.read_text() != version_script():
+        problems.append(f"{SYMBOLS.name} is not what the headers give")
+    declarations = declared(HEADER, *EXPERIMENTAL)
+    for what, names in (("exported by the library", exported(library)), ("declared in the headers", declarations)):
         if missing := sorted(set(frozen) - set(names)):
             problems.append(f"not {what}, but in {SYMBOLS.name}: {', '.join(missing)}")
         if extra := sorted(set(names) - set(frozen)):
@@ -148,9 +173,9 @@ def check(library: Path) -> int:
     for problem in problems:
         print(f"ABI: {problem}")
     if problems:
-        print(f"ABI: if this change is meant, run: python {Path(__file__).name} update LIBRARY")
+        print(f"ABI: if this change is meant, run: python {Path(__file__).name} names, build, and {Path(__file__).name} update LIBRARY")
         return 1
-    print(f"ABI {abi_version()}: {len(SYMBOLS.read_text().split())} exported names and the layouts are as frozen")
+    print(f"ABI {abi_version()}: {len(listed(SYMBOLS.read_text()))} exported names and the layouts are as frozen")
     if skipped:
         print(f"abidiff skipped: {skipped}")
         return EXIT_SKIPPED
@@ -160,12 +185,13 @@ def check(library: Path) -> int:
 
 def update(library: Path) -> int:
     new_symbols, new_layout = exported(library), layout_asserts()
-    if new_symbols != declared():
-        print("ABI: the library does not export just what the header declares:")
-        print("\n".join(sorted(set(new_symbols) ^ set(declared()))))
+    declarations = declared(HEADER, *EXPERIMENTAL)
+    if new_symbols != declarations:
+        print("ABI: the library does not export just what the headers declare:")
+        print("\n".join(sorted(set(new_symbols) ^ set(declarations))))
         return 1
     if abi_version() >= 1:
-        lost = [name for name in SYMBOLS.read_text().split() if name not in new_symbols]
+        lost = []
         frozen = [line for line in LAYOUT.read_text().splitlines() if line.startswith("PHX_FROZEN(offsetof")]
         lost += [line for line in frozen if line not in new_layout]
         if lost:
@@ -174,17 +200,30 @@ def update(library: Path) -> int:
     if skipped := why_no_baseline():
         print(f"ABI: {skipped}")
         return 1
-    SYMBOLS.write_text("\n".join(new_symbols) + "\n")
     LAYOUT.write_text(new_layout)
     describe(library, BASELINE)
     return 0
 
 
+def names() -> int:
+    stable = re.search(r"^PHALANX_0 .*?^};", SYMBOLS.read_text(), re.MULTILINE | re.DOTALL)
+    lost = sorted(set(listed(stable[0] if stable else "")) - set(declared(HEADER)))
+    if abi_version() >= 1 and lost:
+        print("ABI: refused, these are promised:", *lost, sep="\n  ")
+        return 1
+    SYMBOLS.write_text(version_script())
+    return 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["check", "update"])
-    parser.add_argument("library", type=Path)
+    parser.add_argument("action", choices=["check", "names", "update"])
+    parser.add_argument("library", type=Path, nargs="?")
     arguments = parser.parse_args()
+    if arguments.action == "names":
+        sys.exit(names())
+    if arguments.library is None:
+        parser.error("LIBRARY is missing")
     sys.exit({"check": check, "update": update}[arguments.action](arguments.library.resolve()))
 
 

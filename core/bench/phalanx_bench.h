@@ -32,7 +32,7 @@ enum {
   PHXB_BARRIER = 6
 };
 
-enum { PHXB_BF16 = 2, PHXB_F32 = 3 }; /* the numbers of PHX_BF16 and PHX_F32 */
+enum { PHXB_BF16 = 2, PHXB_F32 = 3 }; /* the numbers of PHX_DTYPE_BF16 and PHX_DTYPE_F32 */
 
 enum { PHXB_CORRUPT = 1 }; /* flips a bit of the last result of a round, so that a test sees that checking works */
 

@@ -1,6 +1,6 @@
-"""Writes a cffi module, in out-of-line ABI mode, for the marked regions of the header of one library.
+"""Writes a cffi module, in out-of-line ABI mode, for the marked regions of the headers of one library.
 
-    python generate_abi.py --output _abi.py include/phalanx/phalanx.h
+    python generate_abi.py --output _abi.py include/phalanx/{phalanx,cuda,tuning,random}.h
     python generate_abi.py --output _abi_torch.py --base include/phalanx/phalanx.h torch/phalanx_torch.h
 
 The second module takes the types of the base header from phalanx.core._abi. A module must not declare functions that
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--base", type=Path, help="the header whose types are those of phalanx.core._abi")
-    parser.add_argument("header", type=Path)
+    parser.add_argument("headers", type=Path, nargs="+")
     arguments = parser.parse_args()
     ffi = cffi.FFI()
     if arguments.base is not None:
@@ -69,7 +69,8 @@ def main() -> None:
         read(arguments.base, base)
         base.set_source(module_of(Path("_abi.py")), None)
         ffi.include(base)
-    read(arguments.header, ffi)
+    for header in arguments.headers:
+        read(header, ffi)
     ffi.set_source(module_of(arguments.output), None)
     ffi.emit_python_code(str(arguments.output))
 

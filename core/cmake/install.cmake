@@ -59,12 +59,16 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/phalanx.pc DESTINATION ${phx_lib_dir}/
 if(DEFINED SKBUILD)
   find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
   set(phx_header ${CMAKE_CURRENT_SOURCE_DIR}/include/phalanx/phalanx.h)
+  set(phx_headers ${phx_header})
+  foreach(name cuda tuning random)
+    list(APPEND phx_headers ${CMAKE_CURRENT_SOURCE_DIR}/include/phalanx/${name}.h)
+  endforeach()
   set(phx_torch_header ${CMAKE_CURRENT_SOURCE_DIR}/torch/phalanx_torch.h)
   set(phx_generate Python::Interpreter ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py --output)
   set(phx_abi_modules ${CMAKE_CURRENT_BINARY_DIR}/_abi.py)
   add_custom_command(OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/_abi.py
-    COMMAND ${phx_generate} ${CMAKE_CURRENT_BINARY_DIR}/_abi.py ${phx_header}
-    DEPENDS ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py ${phx_header}
+    COMMAND ${phx_generate} ${CMAKE_CURRENT_BINARY_DIR}/_abi.py ${phx_headers}
+    DEPENDS ${CMAKE_CURRENT_LIST_DIR}/generate_abi.py ${phx_headers}
     VERBATIM)
   if(TARGET phalanx_torch AND EXISTS ${phx_torch_header})
     list(APPEND phx_abi_modules ${CMAKE_CURRENT_BINARY_DIR}/_abi_torch.py)

@@ -1,5 +1,5 @@
 // The kernels by name, for the driver to find: phx_gpu_, what is done, dtype and op as phx_dtype_name and
-// phx_reduce_op_name call them.
+// phx_op_name call them.
 // Pairs that give the same bits have one kernel: signed integers are added, multiplied and combined bit by bit as
 // unsigned ones, and all but the product of complex numbers is that of twice as many reals.
 //

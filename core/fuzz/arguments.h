@@ -13,6 +13,12 @@
 
 namespace fuzz {
 
+inline phx_options options_within(int64_t timeout_ms) {
+  phx_options options = PHX_OPTIONS_INIT;
+  options.timeout_ms = timeout_ms;
+  return options;
+}
+
 class Arguments {
  public:
   Arguments(const uint8_t *data, size_t size) : input_(data, size) {}
@@ -78,15 +84,17 @@ class Arguments {
     constexpr uint32_t kSizes[] = {0, 3, 4, 8, sizeof(T) - 1, sizeof(T) + 8, 16 * sizeof(T) + 1, UINT32_MAX};
     if (one_in(32)) return nullptr;
     const uint32_t size = one_in(8) ? kSizes[below(8)] : static_cast<uint32_t>(sizeof(T));
-    const size_t there = std::max<size_t>(sizeof size, std::min<size_t>(size, sizeof(T)));
+    const size_t claimed = size <= 16 * sizeof(T) ? size : sizeof(T);  // a larger one is refused unseen
+    const size_t there = std::max<size_t>(sizeof size, claimed);
     char *bytes = make(there);
-    std::memcpy(bytes, &value, there);
+    std::memcpy(bytes, &value, std::min(there, sizeof(T)));
+    if (there > sizeof(T) && one_in(2)) bytes[there - 1] = 1;  // a field that this version does not know
     std::memcpy(bytes, &size, sizeof size);
     return reinterpret_cast<T *>(bytes);
   }
   const phx_options *options() {
     if (below(2) == 0) return nullptr;
-    phx_options options{};
+    phx_options options = PHX_OPTIONS_INIT;
     options.flags = one_in(16) ? 1 : 0;
     options.algo = static_cast<int32_t>(below(8)) % 5 - 1;
     options.channel = channel();

@@ -49,7 +49,7 @@ void Caller::call_library() {
   size_t size = 0;
   switch (args_.below(8)) {
     case 0: MUST(phx_status_name(number) != nullptr && phx_dtype_name(number) != nullptr); break;
-    case 1: MUST(phx_reduce_op_name(number) != nullptr && phx_dtype_size(number) <= 16); break;
+    case 1: MUST(phx_op_name(number) != nullptr && phx_dtype_size(number) <= 16); break;
     case 2: MUST(phx_has(args_.name()) <= 1 && phx_struct_size(args_.name()) < 4096); break;
     case 3: (void)phx_last_error_info(args_.structure(phx_error_info{})); break;
     case 4: fuzz::must_end_well(phx_world_check(world())); break;
@@ -123,8 +123,8 @@ void Caller::call_group() {
       break;
     }
     case 2: fuzz::must_end_well(phx_group_get_info(group, args_.structure(phx_group_info{}))); break;
-    case 3: fuzz::must_end_well(phx_group_error(group, args_.structure(phx_error_info{}))); break;
-    case 4: fuzz::must_end_well(phx_group_barrier(group, timeout_ms)); break;
+    case 3: fuzz::must_end_well(phx_group_get_error(group, args_.structure(phx_error_info{}))); break;
+    case 4: fuzz::must_end_well(phx_barrier(group, args_.options(), nullptr)); break;
     case 5:
       if (args_.one_in(8)) fuzz::must_end_well(phx_group_revoke(group, name));
       break;
@@ -173,7 +173,7 @@ void Caller::call_group() {
 
 void Caller::call_memory() {
   void *&block = blocks_[args_.below(3)];
-  const phx_device devices[] = {{PHX_DEV_CPU, 0}, {PHX_DEV_CPU, 1}, {PHX_DEV_CUDA, 0}, {-1, -1}};
+  const phx_device devices[] = {{PHX_DEVICE_CPU, 0}, {PHX_DEVICE_CPU, 1}, {PHX_DEVICE_CUDA, 0}, {-1, -1}};
   const phx_device *device = args_.below(2) == 0 ? nullptr : &devices[args_.below(4)];
   const size_t size = args_.count();
   const char *scope = args_.name();
@@ -203,9 +203,9 @@ void Caller::call_memory() {
                                        args_.structure(phx_mem_info{})));
       break;
     case 7: fuzz::must_end_well(phx_mem_count(world(), args_.one_in(8) ? nullptr : &bytes, &bytes)); break;
-    case 8: fuzz::must_end_well(phx_allocator_name(world(), args_.rank(), args_.one_in(8) ? nullptr : &name)); break;
     default:
-      fuzz::must_end_well(phx_allocator_register(world(), PHX_DEV_CUDA, args_.structure(phx_allocator_ops{}), nullptr));
+      fuzz::must_end_well(
+          phx_allocator_register(world(), PHX_DEVICE_CUDA, args_.structure(phx_allocator_ops{}), nullptr));
       fuzz::must_end_well(phx_allocator_unregister(world(), args_.rank() + 2));
   }
 }

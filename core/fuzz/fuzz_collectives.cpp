@@ -71,8 +71,8 @@ void Caller::call_work() {
       break;
     case 1: fuzz::must_end_well(phx_work_wait(work_to_use, args_.timeout_ms())); break;
     case 2:
-      (void)phx_work_error(work_to_use, args_.structure(phx_error_info{}));
-      (void)phx_work_source(work_to_use, args_.one_in(8) ? nullptr : &source);
+      (void)phx_work_get_error(work_to_use, args_.structure(phx_error_info{}));
+      (void)phx_work_get_source(work_to_use, args_.one_in(8) ? nullptr : &source);
       break;
     case 3: works_.share(args_); break;
     default: works_.drop(args_);

@@ -248,8 +248,8 @@ void use(phx_world *world, phx_group *group, uint32_t calls) {
       default: dump(world);
     }
   }
-  for (phx_group *each : {group, made})
-    if (each != nullptr) ended_well(phx_group_barrier(each, 1));
+  for (phx_group *each : {group, made}) const phx_options options = fuzz::options_within(1);
+  if (each != nullptr) ended_well(phx_barrier(each, &options, nullptr));
   dump(world);
   phx_group_release(made);
 }

@@ -37,7 +37,7 @@ class Group final : public GroupListener {
   void on_peer_gone(const Link &link, LinkState state, bool) override {
     MUST(has_peer(link.uuid) && state != LinkState::kAlive);
   }
-  void on_revoked(const phx_error_info &cause) override {
+  void on_revoked(const phx::ErrorInfo &cause) override {
     MUST(cause.struct_size == sizeof cause && strnlen(cause.text, sizeof cause.text) < sizeof cause.text);
   }
 };

@@ -15,7 +15,9 @@
 #include <filesystem>
 #include <string>
 
+#include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
+#include "phalanx/tuning.h"
 
 // A finding. libFuzzer keeps the input.
 #define MUST(condition)                                                                               \

@@ -9,7 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
+#include "phalanx/random.h"
+#include "phalanx/tuning.h"
+
+// phx_barrier with a timeout.
+inline phx_status barrier_within(phx_group *group, int64_t timeout_ms) {
+  phx_options options = PHX_OPTIONS_INIT;
+  options.timeout_ms = timeout_ms;
+  return phx_barrier(group, &options, nullptr);
+}
 
 namespace check {
 

@@ -32,8 +32,8 @@ struct Case {
   What what = What::kAllReduce;
   Where where = Where::kPlain;
   bool in_place = false;
-  int32_t dtype = PHX_F32;
-  int32_t op = PHX_SUM;
+  int32_t dtype = PHX_DTYPE_F32;
+  int32_t op = PHX_OP_SUM;
   int32_t algo = PHX_ALGO_AUTO;
   size_t count = 0;
   int root = 0;
@@ -66,9 +66,9 @@ inline std::string describe(const Case &c) {
   constexpr const char *kWhereNames[] = {"plain", "unaligned", "symmetric", "coalesced", "recognised"};
   char text[256];
   std::snprintf(text, sizeof text, "%s(%s, %zu%s%s, root %d, algo %d, %s%s, channel %u, seed %llu)", name_of(c.what),
-                phx_dtype_name(c.dtype), c.count, reduces(c.what) ? ", " : "",
-                reduces(c.what) ? phx_reduce_op_name(c.op) : "", c.root, c.algo, kWhereNames[static_cast<int>(c.where)],
-                c.in_place ? " in place" : "", c.channel, static_cast<unsigned long long>(c.seed));
+                phx_dtype_name(c.dtype), c.count, reduces(c.what) ? ", " : "", reduces(c.what) ? phx_op_name(c.op) : "",
+                c.root, c.algo, kWhereNames[static_cast<int>(c.where)], c.in_place ? " in place" : "", c.channel,
+                static_cast<unsigned long long>(c.seed));
   return text;
 }
 
@@ -117,7 +117,7 @@ class Part {
     options.struct_size = sizeof options;
     options.algo = c.algo;
     options.channel = c.channel;
-    options.scale = c.op == PHX_PREMUL_SUM ? reference::kScale : 0;
+    options.scale = c.op == PHX_OP_PREMUL_SUM ? reference::kScale : 0;
     if (c.where == Where::kCoalesced) {
       const phx_call one = call();
       return phx_coalesced(member_->group, &one, 1, &options, work);

@@ -12,7 +12,31 @@
 
 namespace gpu {
 
-inline constexpr phx_device kGpu{PHX_DEV_CUDA, 0};
+// phx_options of a call on a GPU, with what it points to.
+struct Options : phx_options {
+  Options() : phx_options(PHX_OPTIONS_INIT) { gpu = &on; }
+  Options(const Options &other) : phx_options(other), on(other.on) { gpu = &on; }
+  Options &operator=(const Options &other) {
+    static_cast<phx_options &>(*this) = other;
+    on = other.on;
+    gpu = &on;
+    return *this;
+  }
+  phx_gpu_options on = PHX_GPU_OPTIONS_INIT;
+  void *&stream = on.stream;
+  phx_device &device = on.device;
+};
+
+// A barrier of streams.
+inline phx_status barrier(phx_group *group, void *stream, phx_device device, int64_t timeout_ms = 0) {
+  Options options;
+  options.timeout_ms = timeout_ms;
+  options.stream = stream;
+  options.device = device;
+  return phx_barrier(group, &options, nullptr);
+}
+
+inline constexpr phx_device kGpu{PHX_DEVICE_CUDA, 0};
 template <class Function>
 Function *symbol(const char *name) {
   static void *const library = dlopen("libcuda.so.1", RTLD_NOW);

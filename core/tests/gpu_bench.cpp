@@ -25,7 +25,7 @@ using phx::cuda::Stream;
 struct OpaqueGraph;
 using Graph = OpaqueGraph *;
 
-phx_device device{PHX_DEV_CUDA, 0};
+phx_device device{PHX_DEVICE_CUDA, 0};
 bool quick = false;
 
 double micros(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
@@ -92,9 +92,8 @@ struct Rank {
   }
   Rank(const Rank &) = delete;
   Rank &operator=(const Rank &) = delete;
-  phx_options options(int64_t timeout_ms = 20000) const {
-    phx_options made{};
-    made.struct_size = sizeof made;
+  gpu::Options options(int64_t timeout_ms = 20000) const {
+    gpu::Options made;
     made.timeout_ms = timeout_ms;
     made.scale = 1;
     made.stream = stream;
@@ -179,7 +178,7 @@ void measure(int n, Report &report) {
             : std::vector<size_t>{1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20};
   ranks::as_threads(n, [&](int rank, phx_world *world) {
     const Rank me(world, largest, largest * static_cast<size_t>(quick ? n : 1));
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const auto tell = [&](const char *what, size_t bytes, double us) {
       if (rank == 0) report.add(what, n, bytes, us);
     };
@@ -193,28 +192,28 @@ void measure(int n, Report &report) {
       me.gpu.write(me.block, input(rank, count));
       meeting.wait();
       tell("all_reduce", bytes, time_of(me, meeting, times, [&] {
-             CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.out, count, PHX_F32, PHX_SUM, &options, nullptr));
+             CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.out, count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
            }));
       std::vector<float> seen(count);
       std::memcpy(seen.data(), me.gpu.read(me.out, bytes).data(), bytes);
       for (size_t i = 0; i < count; ++i) CHECK(seen[i] == summed(n, i));
       tell("reduce_scatter", bytes, time_of(me, meeting, times, [&] {
-             CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_F32, PHX_SUM, &options, nullptr));
+             CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
            }));
       tell("all_gather", bytes, time_of(me, meeting, times, [&] {
-             CHECK_OK(phx_symm_all_gather(me.symm, 0, me.out, part, PHX_F32, &options, nullptr));
+             CHECK_OK(phx_symm_all_gather(me.symm, 0, me.out, part, PHX_DTYPE_F32, &options, nullptr));
            }));
       tell("all_to_all", bytes, time_of(me, meeting, times, [&] {
-             CHECK_OK(phx_symm_all_to_all(me.symm, 0, me.out, part, PHX_F32, &options, nullptr));
+             CHECK_OK(phx_symm_all_to_all(me.symm, 0, me.out, part, PHX_DTYPE_F32, &options, nullptr));
            }));
       tell("broadcast", bytes, time_of(me, meeting, times, [&] {
-             CHECK_OK(phx_symm_broadcast(me.symm, 0, count, PHX_F32, 0, &options, nullptr));
+             CHECK_OK(phx_symm_broadcast(me.symm, 0, count, PHX_DTYPE_F32, 0, &options, nullptr));
            }));
       // In place, of zeros: they stay.
       me.gpu.write(me.block, std::vector<unsigned char>(bytes, 0));
       meeting.wait();
       const double us = time_of(me, meeting, times, [&] {
-        CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, count, PHX_F32, PHX_SUM, &options, nullptr));
+        CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
       });
       tell("all_reduce in place", bytes, us);
       const double copied = copy_rate(me, bytes);
@@ -238,16 +237,16 @@ void measure_apart(int n, Report &report) {
   const std::vector<size_t> sizes =
       quick ? std::vector<size_t>{1 << 16} : std::vector<size_t>{16 << 10, 256 << 10, 1 << 20, 16 << 20, 256 << 20};
   ranks::as_threads(n, [&](int rank, phx_world *world) {
-    const Rank me(world, 2 * largest, largest, {PHX_DEV_CUDA, rank});
+    const Rank me(world, 2 * largest, largest, {PHX_DEVICE_CUDA, rank});
     phx_team team{};
     team.struct_size = sizeof team;
-    CHECK_OK(phx_symm_team(me.symm, &team));
+    CHECK_OK(phx_symm_get_team(me.symm, &team));
     if (rank == 0 && team.multicast == nullptr)
       report.add(R"({"what": "no multicast", "ranks": )" + std::to_string(n) + "}");
     char *const shared = static_cast<char *>(me.block) + largest;
-    for (const int32_t algo : {PHX_ALGO_TWO_SHOT, PHX_ALGO_MULTIMEM}) {
+    for (const int32_t algo : std::initializer_list<phx_algo>{PHX_ALGO_TWO_SHOT, PHX_ALGO_MULTIMEM}) {
       if (algo == PHX_ALGO_MULTIMEM && team.multicast == nullptr) continue;
-      phx_options options = me.options();
+      gpu::Options options = me.options();
       options.algo = algo;
       const std::string how = algo == PHX_ALGO_MULTIMEM ? ", a GPU each, multimem" : ", a GPU each";
       const auto tell = [&](const char *what, size_t bytes, double us) {
@@ -259,28 +258,30 @@ void measure_apart(int n, Report &report) {
             quick ? 3 : static_cast<int>(std::max<size_t>(4, std::min<size_t>(100, (size_t{1} << 28) / bytes)));
         me.gpu.write(me.block, input(rank, count));
         meeting.wait();
-        tell("reduce_scatter", bytes, time_of(me, meeting, times, [&] {
-               CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_F32, PHX_SUM, &options, nullptr));
-             }));
+        tell(
+            "reduce_scatter", bytes, time_of(me, meeting, times, [&] {
+              CHECK_OK(phx_symm_reduce_scatter(me.symm, 0, me.out, part, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+            }));
         std::vector<float> seen(part);
         std::memcpy(seen.data(), me.gpu.read(me.out, part * sizeof(float)).data(), part * sizeof(float));
         for (size_t i = 0; i < part; ++i) CHECK(seen[i] == summed(n, static_cast<size_t>(rank) * part + i));
         // Ordinary ones fetch, as their results lie nowhere in symmetric memory.
         void *const gathered = algo == PHX_ALGO_MULTIMEM ? static_cast<void *>(shared) : me.out;
         tell("all_gather", bytes, time_of(me, meeting, times, [&] {
-               CHECK_OK(phx_symm_all_gather(me.symm, 0, gathered, part, PHX_F32, &options, nullptr));
+               CHECK_OK(phx_symm_all_gather(me.symm, 0, gathered, part, PHX_DTYPE_F32, &options, nullptr));
              }));
         me.gpu.write(me.block, std::vector<unsigned char>(bytes, 0));  // they stay
         meeting.wait();
         tell("all_reduce in place", bytes, time_of(me, meeting, times, [&] {
-               CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, count, PHX_F32, PHX_SUM, &options, nullptr));
+               CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
              }));
         tell("all_reduce of bfloat16 in place", bytes, time_of(me, meeting, times, [&] {
-               CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.block, 2 * count, PHX_BF16, PHX_SUM, &options, nullptr));
+               CHECK_OK(
+                   phx_symm_all_reduce(me.symm, 0, me.block, 2 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options, nullptr));
              }));
         if (algo == PHX_ALGO_MULTIMEM)
           tell("broadcast", bytes, time_of(me, meeting, times, [&] {
-                 CHECK_OK(phx_symm_broadcast(me.symm, 0, count, PHX_F32, 0, &options, nullptr));
+                 CHECK_OK(phx_symm_broadcast(me.symm, 0, count, PHX_DTYPE_F32, 0, &options, nullptr));
                }));
         meeting.wait();
       }
@@ -295,7 +296,7 @@ void replay(Report &report) {
   const int times = 100, replays = quick ? 3 : 10000;
   ranks::as_threads(2, [&](int rank, phx_world *world) {
     const Rank me(world, count * 4, count * 4);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     std::vector<unsigned char> noise(count * 4);
     uint32_t state = 12345u + static_cast<uint32_t>(rank);
     for (size_t i = 0; i < count; ++i) {
@@ -306,7 +307,7 @@ void replay(Report &report) {
     me.gpu.write(me.block, noise);
     meeting.wait();
     const auto once = [&] {
-      CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.out, count, PHX_F32, PHX_SUM, &options, nullptr));
+      CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.out, count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     };
     once();
     CHECK(me.gpu.driver().stream_wait(me.stream) == 0);
@@ -331,9 +332,9 @@ double after_a_death() {
   CHECK(pipe(pipe_ends) == 0);
   ranks::as_processes(2, [&](int rank, phx_world *world) {
     const Rank me(world, 4096, 4096);
-    const phx_options options = me.options(60000);
-    if (rank == 0) CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.out, 100, PHX_F32, PHX_SUM, &options, nullptr));
-    CHECK_OK(phx_group_barrier(me.group, 0));
+    const gpu::Options options = me.options(60000);
+    if (rank == 0) CHECK_OK(phx_symm_all_reduce(me.symm, 0, me.out, 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+    CHECK_OK(phx_barrier(me.group, nullptr, nullptr));
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       const auto now = Clock::now();

@@ -45,9 +45,8 @@ class Rank {
   char *in() const { return static_cast<char *>(in_); }
   char *out() const { return static_cast<char *>(out_); }
   const OwnStream &stream() const { return stream_; }
-  phx_options options(int64_t timeout_ms = 20000) const {
-    phx_options options{};
-    options.struct_size = sizeof options;
+  gpu::Options options(int64_t timeout_ms = 20000) const {
+    gpu::Options options;
     options.timeout_ms = timeout_ms;
     options.scale = kScale;
     options.stream = stream_.get();
@@ -60,16 +59,15 @@ class Rank {
     return bytes == 0 ? Bytes() : Gpu().read(from, bytes);
   }
   uint64_t zero_copies() const {
-    phx_group_info info{};
-    info.struct_size = sizeof info;
-    CHECK_OK(phx_group_get_info(group_, &info));
-    return info.zero_copies;
+    phx_group_stats stats = PHX_GROUP_STATS_INIT;
+    CHECK_OK(phx_group_get_stats(group_, &stats));
+    return stats.zero_copies;
   }
   // Returns when the group has failed.
   phx_error_info failure() const {
     phx_error_info info{};
     info.struct_size = sizeof info;
-    while (phx_group_error(group_, &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    while (phx_group_get_error(group_, &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
     return info;
   }
 
@@ -181,10 +179,10 @@ inline void expect_as_on_host(const Rank &me, const Collective &one, int32_t dty
   if (!given.empty()) Gpu().write(me.in() + shift * item, given);
   char *const there = me.out() + begin;
   const void *const source = aliased ? there + in_at * item : me.in() + shift * item;
-  const phx_options options = me.options();
+  const gpu::Options options = me.options();
   CHECK_OK(one.call(me.group(), source, there + out_at * item, &options));
   const Bytes seen = me.read(me.out(), host_out.size());
-  phx_options plain = options;
+  gpu::Options plain = options;
   plain.stream = nullptr;
   plain.device = {};
   char *const here = reinterpret_cast<char *>(host_out.data()) + begin;

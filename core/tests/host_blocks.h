@@ -50,7 +50,7 @@ class Team {
   // blocks: one for each rank.
   phx_team of(int rank, void *const *blocks, size_t bytes) {
     const int32_t n = static_cast<int32_t>(pads_.size());
-    return {sizeof(phx_team), rank, n, channels_, blocks, pads_.data(), nullptr, bytes, failed_.data()};
+    return {sizeof(phx_team), rank, n, channels_, channels_, 0, blocks, pads_.data(), nullptr, bytes, failed_.data()};
   }
   void fail(int rank) { __atomic_store_n(&failed_[rank], 1, __ATOMIC_RELEASE); }
 

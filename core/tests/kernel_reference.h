@@ -23,20 +23,20 @@ using Bytes = std::vector<unsigned char>;
 constexpr const char *kIsas[] = {"scalar", "avx2", "avx512", "neon"};
 constexpr double kScale = 0.3;
 
-inline bool is_f8(int32_t dtype) { return dtype == PHX_F8E4M3 || dtype == PHX_F8E5M2; }
-inline bool is_float(int32_t dtype) { return dtype <= PHX_F64 || is_f8(dtype); }
-inline bool is_complex(int32_t dtype) { return dtype == PHX_C64 || dtype == PHX_C128; }
+inline bool is_f8(int32_t dtype) { return dtype == PHX_DTYPE_F8E4M3 || dtype == PHX_DTYPE_F8E5M2; }
+inline bool is_float(int32_t dtype) { return dtype <= PHX_DTYPE_F64 || is_f8(dtype); }
+inline bool is_complex(int32_t dtype) { return dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128; }
 inline bool is_signed(int32_t dtype) {
-  return dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64;
+  return dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;
 }
 inline bool is_defined(int32_t dtype, int32_t op) {
-  const bool bitwise = op == PHX_BAND || op == PHX_BOR || op == PHX_BXOR;
+  const bool bitwise = op == PHX_OP_BAND || op == PHX_OP_BOR || op == PHX_OP_BXOR;
   if (is_float(dtype)) return !bitwise;
-  if (is_complex(dtype)) return !bitwise && op != PHX_MIN && op != PHX_MAX;
-  if (dtype == PHX_BOOL) return op != PHX_AVG && op != PHX_PREMUL_SUM;
-  return op != PHX_PREMUL_SUM;
+  if (is_complex(dtype)) return !bitwise && op != PHX_OP_MIN && op != PHX_OP_MAX;
+  if (dtype == PHX_DTYPE_BOOL) return op != PHX_OP_AVG && op != PHX_OP_PREMUL_SUM;
+  return op != PHX_OP_PREMUL_SUM;
 }
-inline bool available(const char *isa) { return find_reduce_isa(isa, PHX_F32, PHX_SUM) != nullptr; }
+inline bool available(const char *isa) { return find_reduce_isa(isa, PHX_DTYPE_F32, PHX_OP_SUM) != nullptr; }
 
 // ---- the reference ----------------------------------------------------------------------------------------------
 
@@ -53,9 +53,9 @@ struct Format {
   int above() const { return infinities ? ((1 << exponent) - 1) << fraction : sign() - 1; }
 };
 inline Format format_of(int32_t dtype) {
-  if (dtype == PHX_F16) return {5, 10, true, 0x7e00};
-  if (dtype == PHX_BF16) return {8, 7, true, 0x7fc0};
-  if (dtype == PHX_F8E4M3) return {4, 3, false, 0x7f};
+  if (dtype == PHX_DTYPE_F16) return {5, 10, true, 0x7e00};
+  if (dtype == PHX_DTYPE_BF16) return {8, 7, true, 0x7fc0};
+  if (dtype == PHX_DTYPE_F8E4M3) return {4, 3, false, 0x7f};
   return {5, 2, true, 0x7f};
 }
 
@@ -98,18 +98,18 @@ T maximum(T a, T b) {
 
 template <class T>
 T reduce_floats(const std::vector<T> &x, int32_t op, int64_t divisor, double scale) {
-  T sum = op == PHX_PREMUL_SUM ? x[0] * static_cast<T>(scale) : x[0];
+  T sum = op == PHX_OP_PREMUL_SUM ? x[0] * static_cast<T>(scale) : x[0];
   for (size_t k = 1; k < x.size(); ++k) {
-    if (op == PHX_SUM || op == PHX_AVG) sum = sum + x[k];
-    if (op == PHX_PROD) sum = sum * x[k];
-    if (op == PHX_MIN) sum = minimum(sum, x[k]);
-    if (op == PHX_MAX) sum = maximum(sum, x[k]);
-    if (op == PHX_PREMUL_SUM) {
+    if (op == PHX_OP_SUM || op == PHX_OP_AVG) sum = sum + x[k];
+    if (op == PHX_OP_PROD) sum = sum * x[k];
+    if (op == PHX_OP_MIN) sum = minimum(sum, x[k]);
+    if (op == PHX_OP_MAX) sum = maximum(sum, x[k]);
+    if (op == PHX_OP_PREMUL_SUM) {
       const T scaled = x[k] * static_cast<T>(scale);
       sum = sum + scaled;
     }
   }
-  if (op == PHX_AVG) sum = sum / static_cast<T>(divisor);
+  if (op == PHX_OP_AVG) sum = sum / static_cast<T>(divisor);
   return std::isnan(sum) ? std::numeric_limits<T>::quiet_NaN() : sum;
 }
 
@@ -139,7 +139,7 @@ inline void reduce_complex(Bytes &out, const std::vector<Bytes> &in, size_t i, i
     parts[0] = ac - bd;
     parts[1] = ad + bc;
   }
-  if (op != PHX_PROD) {
+  if (op != PHX_OP_PROD) {
     parts[0] = reduce_floats(re, op, divisor, scale);
     parts[1] = reduce_floats(im, op, divisor, scale);
   }
@@ -173,15 +173,15 @@ inline uint64_t reduce_integers(const std::vector<uint64_t> &x, int32_t dtype, i
   };
   uint64_t sum = x[0];
   for (size_t k = 1; k < x.size(); ++k) {
-    if (op == PHX_SUM || op == PHX_AVG) sum += x[k];
-    if (op == PHX_PROD) sum *= x[k];
-    if (op == PHX_MIN) sum = less(x[k], sum) ? x[k] : sum;
-    if (op == PHX_MAX) sum = less(sum, x[k]) ? x[k] : sum;
-    if (op == PHX_BAND) sum &= x[k];
-    if (op == PHX_BOR) sum |= x[k];
-    if (op == PHX_BXOR) sum ^= x[k];
+    if (op == PHX_OP_SUM || op == PHX_OP_AVG) sum += x[k];
+    if (op == PHX_OP_PROD) sum *= x[k];
+    if (op == PHX_OP_MIN) sum = less(x[k], sum) ? x[k] : sum;
+    if (op == PHX_OP_MAX) sum = less(sum, x[k]) ? x[k] : sum;
+    if (op == PHX_OP_BAND) sum &= x[k];
+    if (op == PHX_OP_BOR) sum |= x[k];
+    if (op == PHX_OP_BXOR) sum ^= x[k];
   }
-  if (op != PHX_AVG) return sum;
+  if (op != PHX_OP_AVG) return sum;
   sum <<= unused;
   if (is_signed(dtype)) return static_cast<uint64_t>((static_cast<int64_t>(sum) >> unused) / divisor);
   return (sum >> unused) / static_cast<uint64_t>(divisor);
@@ -190,8 +190,8 @@ inline uint64_t reduce_integers(const std::vector<uint64_t> &x, int32_t dtype, i
 inline uint64_t reduce_bools(const std::vector<uint64_t> &x, int32_t op) {
   size_t trues = 0;
   for (uint64_t value : x) trues += value != 0 ? 1 : 0;
-  if (op == PHX_SUM || op == PHX_MAX || op == PHX_BOR) return trues != 0;
-  if (op == PHX_BXOR) return trues % 2;
+  if (op == PHX_OP_SUM || op == PHX_OP_MAX || op == PHX_OP_BOR) return trues != 0;
+  if (op == PHX_OP_BXOR) return trues % 2;
   return trues == x.size();
 }
 
@@ -204,14 +204,14 @@ inline Bytes reference(const std::vector<Bytes> &in, size_t count, int32_t dtype
   std::vector<uint64_t> integers(in.size());
   const Format format = format_of(dtype);
   for (size_t i = 0; i < count; ++i) {
-    if (dtype == PHX_C64) {
+    if (dtype == PHX_DTYPE_C64) {
       reduce_complex<float>(out, in, i, op, divisor, scale);
-    } else if (dtype == PHX_C128) {
+    } else if (dtype == PHX_DTYPE_C128) {
       reduce_complex<double>(out, in, i, op, divisor, scale);
-    } else if (dtype == PHX_F64) {
+    } else if (dtype == PHX_DTYPE_F64) {
       for (size_t k = 0; k < in.size(); ++k) doubles[k] = at<double>(in[k], i);
       put(out, i, reduce_floats(doubles, op, divisor, scale));
-    } else if (dtype == PHX_F32) {
+    } else if (dtype == PHX_DTYPE_F32) {
       for (size_t k = 0; k < in.size(); ++k) floats[k] = at<float>(in[k], i);
       put(out, i, reduce_floats(floats, op, divisor, scale));
     } else if (is_float(dtype)) {
@@ -220,7 +220,7 @@ inline Bytes reference(const std::vector<Bytes> &in, size_t count, int32_t dtype
     } else {
       for (size_t k = 0; k < in.size(); ++k) integers[k] = integer_at(in[k], i, dtype);
       const uint64_t sum =
-          dtype == PHX_BOOL ? reduce_bools(integers, op) : reduce_integers(integers, dtype, op, divisor);
+          dtype == PHX_DTYPE_BOOL ? reduce_bools(integers, op) : reduce_integers(integers, dtype, op, divisor);
       for (size_t b = 0; b < size; ++b) out[i * size + b] = static_cast<unsigned char>(sum >> 8 * b);
     }
   }
@@ -238,16 +238,17 @@ inline Bytes random_elements(std::mt19937_64 &random, int32_t dtype, size_t coun
   for (size_t i = 0; i < count; ++i) {
     if (random() % 2 == 0) continue;
     const double value = static_cast<double>(static_cast<int64_t>(random() % 4001) - 2000) / 512;
-    const bool narrow = dtype == PHX_F16 || dtype == PHX_BF16 || is_f8(dtype);
+    const bool narrow = dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16 || is_f8(dtype);
     if (narrow) put_narrow(bytes, i, dtype, encode(format_of(dtype), static_cast<float>(value)));
-    if (dtype == PHX_F32) put(bytes, i, static_cast<float>(value));
-    if (dtype == PHX_F64) put(bytes, i, value);
+    if (dtype == PHX_DTYPE_F32) put(bytes, i, static_cast<float>(value));
+    if (dtype == PHX_DTYPE_F64) put(bytes, i, value);
     for (size_t part = 0; part < 2; ++part) {
-      if (dtype == PHX_C64) put(bytes, 2 * i + part, static_cast<float>(value / (1.0 + static_cast<double>(part))));
-      if (dtype == PHX_C128) put(bytes, 2 * i + part, value / (1.0 + static_cast<double>(part)));
+      if (dtype == PHX_DTYPE_C64)
+        put(bytes, 2 * i + part, static_cast<float>(value / (1.0 + static_cast<double>(part))));
+      if (dtype == PHX_DTYPE_C128) put(bytes, 2 * i + part, value / (1.0 + static_cast<double>(part)));
     }
     if (!is_float(dtype) && !is_complex(dtype)) {
-      const uint64_t small = dtype == PHX_BOOL ? random() % 2 : random() % 7 - (is_signed(dtype) ? 3 : 0);
+      const uint64_t small = dtype == PHX_DTYPE_BOOL ? random() % 2 : random() % 7 - (is_signed(dtype) ? 3 : 0);
       for (size_t b = 0; b < size; ++b) bytes[i * size + b] = static_cast<unsigned char>(small >> 8 * b);
     }
   }
@@ -302,7 +303,7 @@ inline void expect(const Bytes &got, const Bytes &wanted, const char *isa, int32
   const size_t element = i / phx_dtype_size(dtype);
   char text[256];
   std::snprintf(text, sizeof text, "%s %s %s of %zu inputs, %s: element %zu of %zu is wrong", isa,
-                phx_dtype_name(dtype), phx_reduce_op_name(op), n, what, element, got.size() / phx_dtype_size(dtype));
+                phx_dtype_name(dtype), phx_op_name(op), n, what, element, got.size() / phx_dtype_size(dtype));
   check::failed(__FILE__, __LINE__, text);
 }
 
@@ -339,8 +340,8 @@ inline void expect_all(const std::vector<Bytes> &in, size_t count, int32_t dtype
 
 template <class Body>
 inline void for_each_pair(Body &&body) {
-  for (int32_t dtype = PHX_F16; dtype <= PHX_F8E5M2; ++dtype)
-    for (int32_t op = PHX_SUM; op <= PHX_PREMUL_SUM; ++op)
+  for (int32_t dtype = PHX_DTYPE_F16; dtype <= PHX_DTYPE_F8E5M2; ++dtype)
+    for (int32_t op = PHX_OP_SUM; op <= PHX_OP_PREMUL_SUM; ++op)
       if (is_defined(dtype, op)) body(dtype, op);
 }
 

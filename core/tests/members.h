@@ -74,7 +74,7 @@ inline ranks::Options options_of(const Setup &setup) {
 inline void with_member(phx_world *world, const Setup &setup, const Body &body) {
   const Member member = join(world, "all", all_of(world), kBlockBytes, setup.tuning);
   body(member);
-  CHECK_OK(phx_group_barrier(member.group, 0));
+  CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
   leave(world, member);
 }
 inline void with_threads(int n, const Setup &setup, const Body &body) {
@@ -87,16 +87,14 @@ inline void with_processes(int n, const Setup &setup, const Body &body) {
 }
 
 inline uint64_t zero_copies(phx_group *group) {
-  phx_group_info info{};
-  info.struct_size = sizeof info;
-  CHECK_OK(phx_group_get_info(group, &info));
-  return info.zero_copies;
+  phx_group_stats stats = PHX_GROUP_STATS_INIT;
+  CHECK_OK(phx_group_get_stats(group, &stats));
+  return stats.zero_copies;
 }
 inline size_t eager_bytes(phx_group *group) {
-  phx_group_info info{};
-  info.struct_size = sizeof info;
-  CHECK_OK(phx_group_get_info(group, &info));
-  return info.eager_bytes;
+  phx_group_stats stats = PHX_GROUP_STATS_INIT;
+  CHECK_OK(phx_group_get_stats(group, &stats));
+  return stats.eager_bytes;
 }
 
 // Numbers that look random, the same for the same seed.
@@ -119,8 +117,8 @@ inline collective::Case draw_case(Draw &draw, size_t n, size_t most_bytes, bool 
     c.where = static_cast<collective::Where>(draw.below(coalesced_only ? 2 : collective::kWheres));
     if (coalesced_only && collective::has_lists(c.what)) continue;
     c.in_place = draw.one_in(2) || c.what == collective::What::kBroadcast;
-    c.dtype = static_cast<int32_t>(PHX_F16 + draw.below(reference::kLastDtype));
-    c.op = static_cast<int32_t>(PHX_SUM + draw.below(reference::kLastOp));
+    c.dtype = static_cast<int32_t>(PHX_DTYPE_F16 + draw.below(reference::kLastDtype));
+    c.op = static_cast<int32_t>(PHX_OP_SUM + draw.below(reference::kLastOp));
     c.count = draw.below(draw.below(most_bytes + 1) + 1) / phx_dtype_size(c.dtype);
     c.root = static_cast<int>(draw.below(n));
     c.seed = draw.next();

@@ -25,12 +25,12 @@ inline phx_options within(int64_t timeout_ms) {
 }
 
 inline void send(phx_group *group, int to, uint32_t tag, const std::vector<char> &data) {
-  CHECK_OK(phx_send(group, data.data(), data.size(), PHX_U8, to, tag, nullptr, nullptr));
+  CHECK_OK(phx_send(group, data.data(), data.size(), PHX_DTYPE_U8, to, tag, nullptr, nullptr));
 }
 
 inline phx_work *start_send(phx_group *group, int to, uint32_t tag, const std::vector<char> &data) {
   phx_work *work = nullptr;
-  CHECK_OK(phx_send(group, data.data(), data.size(), PHX_U8, to, tag, nullptr, &work));
+  CHECK_OK(phx_send(group, data.data(), data.size(), PHX_DTYPE_U8, to, tag, nullptr, &work));
   CHECK(work != nullptr);
   return work;
 }
@@ -38,14 +38,14 @@ inline phx_work *start_send(phx_group *group, int to, uint32_t tag, const std::v
 // Receives into a buffer with a guard behind it.
 inline void expect(phx_group *group, int from, uint32_t tag, uint32_t key, size_t size) {
   std::vector<char> data(size + 8, 'z');
-  CHECK_OK(phx_recv(group, data.data(), size, PHX_U8, from, tag, nullptr, nullptr));
+  CHECK_OK(phx_recv(group, data.data(), size, PHX_DTYPE_U8, from, tag, nullptr, nullptr));
   for (size_t i = 0; i < size; ++i) CHECK(data[i] == letter(key, i));
   for (size_t i = size; i < data.size(); ++i) CHECK(data[i] == 'z');
 }
 
 inline phx_work *start_recv(phx_group *group, int from, uint32_t tag, std::vector<char> &data) {
   phx_work *work = nullptr;
-  CHECK_OK(phx_recv(group, data.data(), data.size(), PHX_U8, from, tag, nullptr, &work));
+  CHECK_OK(phx_recv(group, data.data(), data.size(), PHX_DTYPE_U8, from, tag, nullptr, &work));
   CHECK(work != nullptr);
   return work;
 }

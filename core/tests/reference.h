@@ -22,15 +22,15 @@ using kernel_test::is_defined;
 using kernel_test::kScale;
 
 constexpr size_t kPeriod = 1021;
-constexpr int32_t kLastDtype = PHX_F8E5M2;
-constexpr int32_t kLastOp = PHX_PREMUL_SUM;
+constexpr int32_t kLastDtype = PHX_DTYPE_F8E5M2;
+constexpr int32_t kLastOp = PHX_OP_PREMUL_SUM;
 
 // A quarter any bits, a quarter small numbers, and half numbers of full precision, the sums of which depend on their
 // order.
 inline Bytes make_elements(int rank, int32_t dtype) {
   std::mt19937_64 random(static_cast<uint64_t>(rank) * 1000 + static_cast<uint64_t>(dtype));
   Bytes bytes = kernel_test::random_elements(random, dtype, kPeriod);
-  const bool narrow = dtype == PHX_F16 || dtype == PHX_BF16 || kernel_test::is_f8(dtype);
+  const bool narrow = dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16 || kernel_test::is_f8(dtype);
   for (size_t i = 0; i < kPeriod; i += 2) {
     double parts[2];
     for (double &part : parts)
@@ -39,11 +39,11 @@ inline Bytes make_elements(int rank, int32_t dtype) {
       const kernel_test::Format format = kernel_test::format_of(dtype);
       kernel_test::put_narrow(bytes, i, dtype, kernel_test::encode(format, static_cast<float>(parts[0])));
     }
-    if (dtype == PHX_F32) kernel_test::put(bytes, i, static_cast<float>(parts[0]));
-    if (dtype == PHX_F64) kernel_test::put(bytes, i, parts[0]);
+    if (dtype == PHX_DTYPE_F32) kernel_test::put(bytes, i, static_cast<float>(parts[0]));
+    if (dtype == PHX_DTYPE_F64) kernel_test::put(bytes, i, parts[0]);
     for (size_t part = 0; part < 2; ++part) {
-      if (dtype == PHX_C64) kernel_test::put(bytes, 2 * i + part, static_cast<float>(parts[part]));
-      if (dtype == PHX_C128) kernel_test::put(bytes, 2 * i + part, parts[part]);
+      if (dtype == PHX_DTYPE_C64) kernel_test::put(bytes, 2 * i + part, static_cast<float>(parts[part]));
+      if (dtype == PHX_DTYPE_C128) kernel_test::put(bytes, 2 * i + part, parts[part]);
     }
   }
   return bytes;

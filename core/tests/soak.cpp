@@ -149,17 +149,17 @@ class Soak {
   }
   void leave_groups() {
     for (const Member &member : groups_)
-      if (member.group != nullptr) CHECK_OK(phx_group_barrier(member.group, 0));
+      if (member.group != nullptr) CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
     for (const Member &member : groups_)
       if (member.group != nullptr) members::leave(world_, member);
     groups_.clear();
   }
   // While no rank is at anything else.
   void measure(size_t *rss, size_t *fds) {
-    CHECK_OK(phx_group_barrier(groups_[0].group, 0));
+    CHECK_OK(phx_barrier(groups_[0].group, nullptr, nullptr));
     *rss = resident_bytes();
     *fds = open_descriptors();
-    CHECK_OK(phx_group_barrier(groups_[0].group, 0));
+    CHECK_OK(phx_barrier(groups_[0].group, nullptr, nullptr));
   }
   void regroup() {
     finish_all();
@@ -171,7 +171,7 @@ class Soak {
   bool go_on(bool wish) {
     uint64_t values[2] = {wish ? uint64_t{0} : 1, 0};
     for (const uint64_t count : report_->counts) values[1] += count;
-    CHECK_OK(phx_all_reduce(groups_[0].group, values, values, 2, PHX_U64, PHX_SUM, nullptr, nullptr));
+    CHECK_OK(phx_all_reduce(groups_[0].group, values, values, 2, PHX_DTYPE_U64, PHX_OP_SUM, nullptr, nullptr));
     return values[0] == 0 && values[1] < arguments_.count;
   }
 
@@ -187,7 +187,7 @@ class Soak {
     disturb();
     if (what < 1) {
       if (member.group == nullptr) return;
-      CHECK_OK(phx_group_barrier(member.group, 0));
+      CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
       count(member, kBarrierKind, 1);
     } else if (what < 11) {
       coalesced(member, draw, k, std::min(most, kSmallBytes));
@@ -257,7 +257,7 @@ class Soak {
     const size_t n = member.ranks.size();
     const size_t from = draw.below(n), to = draw.below(n);
     const auto tag = static_cast<uint32_t>(draw.below(5));
-    const auto dtype = static_cast<int32_t>(PHX_F16 + draw.below(reference::kLastDtype));
+    const auto dtype = static_cast<int32_t>(PHX_DTYPE_F16 + draw.below(reference::kLastDtype));
     const size_t first = draw.below(reference::kPeriod), elements = draw.below(most + 1) / phx_dtype_size(dtype);
     const auto self = static_cast<size_t>(member.self);
     if (member.group == nullptr || (self != from && self != to) || from == to) return;

@@ -109,11 +109,11 @@ TEST(a_channel_that_a_group_has_not_got_is_an_error) {
     for (const uint32_t channel : {kChannels, UINT32_MAX}) {
       options.channel = channel;
       CHECK_FAILS(PHX_ERR_INVALID, "has 4",
-                  phx_all_reduce(member.group, &x, &x, 1, PHX_F32, PHX_SUM, &options, nullptr));
-      CHECK_FAILS(PHX_ERR_INVALID, "has 4", phx_broadcast(member.group, &x, 1, PHX_F32, 0, &options, nullptr));
+                  phx_all_reduce(member.group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+      CHECK_FAILS(PHX_ERR_INVALID, "has 4", phx_broadcast(member.group, &x, 1, PHX_DTYPE_F32, 0, &options, nullptr));
       CHECK_FAILS(PHX_ERR_INVALID, "has 4", phx_coalesced(member.group, nullptr, 0, &options, nullptr));
       CHECK_FAILS(PHX_ERR_INVALID, "has 4",
-                  phx_symm_all_reduce(member.symm, 0, &x, 1, PHX_F32, PHX_SUM, &options, nullptr));
+                  phx_symm_all_reduce(member.symm, 0, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     }
     CHECK(x == 1.0f);
   });
@@ -165,11 +165,12 @@ TEST(a_group_has_as_many_channels_as_its_worlds_ask_for) {
       options.struct_size = sizeof options;
       for (options.channel = 0; options.channel < channels; ++options.channel) {
         int32_t x = rank + 1;
-        CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_I32, PHX_SUM, &options, nullptr));
+        CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
         CHECK(x == 3);
       }
       int32_t x = 0;
-      CHECK_FAILS(PHX_ERR_INVALID, "channel is", phx_all_reduce(group, &x, &x, 1, PHX_I32, PHX_SUM, &options, nullptr));
+      CHECK_FAILS(PHX_ERR_INVALID, "channel is",
+                  phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
       phx_group_release(group);
     });
   phx_world_params params{};
@@ -189,12 +190,12 @@ TEST(calls_on_different_channels_do_not_meet) {
         const int32_t both[] = {0, 1};
         phx_group *group = nullptr;
         CHECK_OK(phx_group_create(world, "all", both, 2, 20000, &group));
-        CHECK_OK(phx_group_barrier(group, 20000));
+        CHECK_OK(barrier_within(group, 20000));
         phx_options on{};
         on.struct_size = sizeof on;
         on.channel = rank == 0 ? 1 : 2;
         float x = 1;
-        CHECK(phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, &on, nullptr) == PHX_ERR_TIMEOUT);
+        CHECK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, &on, nullptr) == PHX_ERR_TIMEOUT);
         phx_group_release(group);
       },
       options);

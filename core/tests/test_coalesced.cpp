@@ -98,8 +98,9 @@ TEST(all_reduces_that_are_fused_are_told_apart_by_dtype_and_op) {
         struct Kind {
           int32_t dtype, op;
         };
-        constexpr Kind kKinds[] = {{PHX_F32, PHX_SUM},  {PHX_F32, PHX_PREMUL_SUM}, {PHX_F32, PHX_MAX},
-                                   {PHX_BF16, PHX_SUM}, {PHX_I64, PHX_SUM},        {PHX_C64, PHX_PROD}};
+        constexpr Kind kKinds[] = {{PHX_DTYPE_F32, PHX_OP_SUM}, {PHX_DTYPE_F32, PHX_OP_PREMUL_SUM},
+                                   {PHX_DTYPE_F32, PHX_OP_MAX}, {PHX_DTYPE_BF16, PHX_OP_SUM},
+                                   {PHX_DTYPE_I64, PHX_OP_SUM}, {PHX_DTYPE_C64, PHX_OP_PROD}};
         std::vector<Part> parts;
         for (const size_t most : {size_t{10}, size_t{1000}, size_t{20000}}) {
           Draw draw(most);
@@ -169,8 +170,8 @@ phx_call call_of(int32_t kind, const void *in, void *out, size_t count) {
   call.in = in;
   call.out = out;
   call.count = count;
-  call.dtype = PHX_F32;
-  call.op = kind == PHX_CALL_ALL_REDUCE || kind == PHX_CALL_REDUCE_SCATTER || kind == PHX_CALL_REDUCE ? PHX_SUM : 0;
+  call.dtype = PHX_DTYPE_F32;
+  call.op = kind == PHX_CALL_ALL_REDUCE || kind == PHX_CALL_REDUCE_SCATTER || kind == PHX_CALL_REDUCE ? PHX_OP_SUM : 0;
   return call;
 }
 
@@ -251,19 +252,19 @@ void expect_mismatch(phx_world *world, const std::function<void(int rank, std::v
     }
     CHECK(status == PHX_ERR_MISMATCH);
     CHECK(std::strstr(phx_last_error(), "coalesced(") != nullptr);
-    CHECK_FAILS(PHX_ERR_REVOKED, "", phx_group_barrier(group, 0));
+    CHECK_FAILS(PHX_ERR_REVOKED, "", phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
     group = ranks::make_group(world, "odd");
   }
-  CHECK_OK(phx_group_barrier(group, 0));
+  CHECK_OK(phx_barrier(group, nullptr, nullptr));
   phx_group_release(group);
 }
 
 TEST(lists_that_differ_between_ranks_fail_on_every_rank) {
   ranks::as_threads(3, [](int, phx_world *world) {
     expect_mismatch(world, [](int rank, auto &calls) { calls[0].count += rank == 1 ? 1 : 0; });
-    expect_mismatch(world, [](int rank, auto &calls) { calls[0].op = rank == 2 ? PHX_MAX : PHX_SUM; });
-    expect_mismatch(world, [](int rank, auto &calls) { calls[2].dtype = rank == 0 ? PHX_I32 : PHX_F32; });
+    expect_mismatch(world, [](int rank, auto &calls) { calls[0].op = rank == 2 ? PHX_OP_MAX : PHX_OP_SUM; });
+    expect_mismatch(world, [](int rank, auto &calls) { calls[2].dtype = rank == 0 ? PHX_DTYPE_I32 : PHX_DTYPE_F32; });
     expect_mismatch(world, [](int rank, auto &calls) { calls[2].root_group_rank = rank == 1 ? 1 : 0; });
     expect_mismatch(world, [](int rank, auto &calls) {
       if (rank == 1) calls.pop_back();
@@ -279,8 +280,9 @@ TEST(a_list_does_not_match_its_only_call) {
     phx_group *group = ranks::make_group(world);
     float a[8] = {}, b[8] = {};
     const phx_call call = call_of(PHX_CALL_ALL_REDUCE, a, b, 8);
-    CHECK(PHX_ERR_MISMATCH == (rank == 0 ? phx_coalesced(group, &call, 1, nullptr, nullptr)
-                                         : phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, nullptr, nullptr)));
+    CHECK(PHX_ERR_MISMATCH == (rank == 0
+                                   ? phx_coalesced(group, &call, 1, nullptr, nullptr)
+                                   : phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr)));
     CHECK(std::strstr(phx_last_error(), "all_reduce(float32, 8, sum)") != nullptr);
     phx_group_release(group);
   });

@@ -18,7 +18,8 @@ void check_all_reduce(phx_group *group, int rank, int n, size_t count, int32_t a
   std::vector<float> in(count), out(count, -99.0f);
   for (size_t i = 0; i < count; ++i) in[i] = static_cast<float>(value(rank, i));
   phx_work *work = nullptr;
-  CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_F32, PHX_SUM, &options, async ? &work : nullptr));
+  CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options,
+                          async ? &work : nullptr));
   if (async) {
     CHECK_OK(phx_work_wait(work, 0));
     phx_work_release(work);
@@ -34,14 +35,14 @@ void exercise(int rank, phx_world *world) {
   const int n = phx_world_size(world);
   phx_group *group = ranks::make_group(world);
   for (size_t count : kCounts) {
-    for (int32_t algo : {PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT}) {
+    for (const phx_algo algo : std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT}) {
       check_all_reduce(group, rank, n, count, algo, false);
       check_all_reduce(group, rank, n, count, algo, true);
     }
     {  // in place
       std::vector<double> data(count);
       for (size_t i = 0; i < count; ++i) data[i] = value(rank, i);
-      CHECK_OK(phx_all_reduce(group, data.data(), data.data(), count, PHX_F64, PHX_MAX, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(group, data.data(), data.data(), count, PHX_DTYPE_F64, PHX_OP_MAX, nullptr, nullptr));
       for (size_t i = 0; i < count; ++i) {
         int expected = value(0, i);
         for (int r = 1; r < n; ++r) expected = std::max(expected, value(r, i));
@@ -51,14 +52,14 @@ void exercise(int rank, phx_world *world) {
     {
       std::vector<int32_t> in(count), out(count * n, -99);
       for (size_t i = 0; i < count; ++i) in[i] = value(rank, i);
-      CHECK_OK(phx_all_gather(group, in.data(), out.data(), count, PHX_I32, nullptr, nullptr));
+      CHECK_OK(phx_all_gather(group, in.data(), out.data(), count, PHX_DTYPE_I32, nullptr, nullptr));
       for (int r = 0; r < n; ++r)
         for (size_t i = 0; i < count; ++i) CHECK(out[r * count + i] == value(r, i));
     }
     {
       std::vector<int64_t> in(count * n), out(count, -99);
       for (size_t i = 0; i < in.size(); ++i) in[i] = value(rank, i);
-      CHECK_OK(phx_reduce_scatter(group, in.data(), out.data(), count, PHX_I64, PHX_SUM, nullptr, nullptr));
+      CHECK_OK(phx_reduce_scatter(group, in.data(), out.data(), count, PHX_DTYPE_I64, PHX_OP_SUM, nullptr, nullptr));
       for (size_t i = 0; i < count; ++i) {
         int64_t expected = 0;
         for (int r = 0; r < n; ++r) expected += value(r, rank * count + i);
@@ -68,14 +69,14 @@ void exercise(int rank, phx_world *world) {
     {
       std::vector<float> in(count * n), out(count * n, -99.0f);
       for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(value(rank, i));
-      CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count, PHX_F32, nullptr, nullptr));
+      CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count, PHX_DTYPE_F32, nullptr, nullptr));
       for (int r = 0; r < n; ++r)
         for (size_t i = 0; i < count; ++i) CHECK(out[r * count + i] == static_cast<float>(value(r, rank * count + i)));
     }
     for (int root = 0; root < n; ++root) {
       std::vector<int32_t> data(count);
       for (size_t i = 0; i < count; ++i) data[i] = value(rank, i);
-      CHECK_OK(phx_broadcast(group, data.data(), count, PHX_I32, root, nullptr, nullptr));
+      CHECK_OK(phx_broadcast(group, data.data(), count, PHX_DTYPE_I32, root, nullptr, nullptr));
       for (size_t i = 0; i < count; ++i) CHECK(data[i] == value(root, i));
     }
     {  // rank r sends (r + to) % 3 * count elements to `to`
@@ -89,12 +90,13 @@ void exercise(int rank, phx_world *world) {
       size_t at = 0;
       for (int r = 0; r < n; ++r)
         for (size_t i = 0; i < ins[r]; ++i) in[at++] = value(rank * 31 + r, i);
-      CHECK_OK(phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_I32, nullptr, nullptr));
+      CHECK_OK(
+          phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, nullptr, nullptr));
       at = 0;
       for (int r = 0; r < n; ++r)
         for (size_t i = 0; i < outs[r]; ++i) CHECK(out[at++] == value(r * 31 + rank, i));
     }
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
   }
   phx_group_release(group);
 }
@@ -138,7 +140,8 @@ TEST(many_started_collectives_complete_in_any_order_of_waiting) {
         in[k].assign(count, 0);
         out[k].assign(count, 0);
         for (size_t i = 0; i < count; ++i) in[k][i] = static_cast<float>(value(rank + k, i));
-        CHECK_OK(phx_all_reduce(group, in[k].data(), out[k].data(), count, PHX_F32, PHX_SUM, nullptr, &works[k]));
+        CHECK_OK(
+            phx_all_reduce(group, in[k].data(), out[k].data(), count, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &works[k]));
       }
       for (int j = 0; j < kInFlight; ++j) {
         const int k = rank == 1 ? kInFlight - 1 - j : j;  // ranks need not wait in the same order
@@ -165,9 +168,8 @@ TEST(small_input_may_change_as_soon_as_start_returns) {
     ranks::as_threads(size, [](int rank, phx_world *world) {
       const size_t n = phx_world_size(world);
       phx_group *group = ranks::make_group(world);
-      phx_group_info info{};
-      info.struct_size = sizeof info;
-      CHECK_OK(phx_group_get_info(group, &info));
+      phx_group_stats info = PHX_GROUP_STATS_INIT;
+      CHECK_OK(phx_group_get_stats(group, &info));
       const size_t count = info.eager_bytes / sizeof(float);
       const float mine = static_cast<float>(rank + 1), sum = static_cast<float>(n * (n + 1) / 2);
       std::vector<float> in(count), out(count);
@@ -180,20 +182,21 @@ TEST(small_input_may_change_as_soon_as_start_returns) {
         phx_work_release(work);
       };
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_F32, PHX_SUM, nullptr, work));
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, work));
       });
       for (float x : out) CHECK(x == sum);
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_reduce_scatter(group, in.data(), out.data(), count / n, PHX_F32, PHX_SUM, nullptr, work));
+        CHECK_OK(phx_reduce_scatter(group, in.data(), out.data(), count / n, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, work));
       });
       for (size_t i = 0; i < count / n; ++i) CHECK(out[i] == sum);
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count / n, PHX_F32, nullptr, work));
+        CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count / n, PHX_DTYPE_F32, nullptr, work));
       });
       for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
       const std::vector<size_t> each(n, count / n);
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_F32, nullptr, work));
+        CHECK_OK(
+            phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_DTYPE_F32, nullptr, work));
       });
       for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
       phx_group_release(group);
@@ -206,8 +209,8 @@ TEST(a_started_all_to_all_v_lets_others_start_behind_it) {
     int32_t in[4] = {rank, rank, rank, rank}, out[4] = {}, more = 1;
     const size_t each[2] = {2, 2};
     phx_work *first = nullptr, *second = nullptr;
-    CHECK_OK(phx_all_to_all_v(group, in, each, out, each, PHX_I32, nullptr, &first));
-    CHECK_OK(phx_all_reduce(group, &more, &more, 1, PHX_I32, PHX_SUM, nullptr, &second));
+    CHECK_OK(phx_all_to_all_v(group, in, each, out, each, PHX_DTYPE_I32, nullptr, &first));
+    CHECK_OK(phx_all_reduce(group, &more, &more, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, &second));
     CHECK_OK(phx_work_wait(second, 0));
     CHECK_OK(phx_work_wait(first, 0));
     CHECK(more == 2 && out[0] == 0 && out[1] == 0 && out[2] == 1 && out[3] == 1);
@@ -226,7 +229,7 @@ TEST(a_test_loop_alone_completes_a_collective_of_many_rounds) {
         phx_group *group = ranks::make_group(world);
         std::vector<float> in(10000, static_cast<float>(rank + 1)), out(10000);
         phx_work *work = nullptr;
-        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), in.size(), PHX_F32, PHX_SUM, nullptr, &work));
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), in.size(), PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &work));
         phx_status status;
         while ((status = phx_work_test(work)) == PHX_IN_PROGRESS) std::this_thread::yield();
         CHECK(status == PHX_OK);
@@ -245,9 +248,9 @@ TEST(subgroups_and_larger_groups_do_not_disturb_each_other) {  // M20
     CHECK_OK(phx_group_create(world, "pair", pairs[rank % 2], 2, 0, &pair));
     for (int i = 0; i < 200; ++i) {
       int32_t x = rank, y = rank;
-      if (rank % 2 == 0) CHECK_OK(phx_all_reduce(pair, &x, &x, 1, PHX_I32, PHX_SUM, nullptr, nullptr));
-      CHECK_OK(phx_all_reduce(all, &y, &y, 1, PHX_I32, PHX_SUM, nullptr, nullptr));
-      if (rank % 2 == 1) CHECK_OK(phx_all_reduce(pair, &x, &x, 1, PHX_I32, PHX_SUM, nullptr, nullptr));
+      if (rank % 2 == 0) CHECK_OK(phx_all_reduce(pair, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(all, &y, &y, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
+      if (rank % 2 == 1) CHECK_OK(phx_all_reduce(pair, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
       CHECK(x == (rank % 2 == 0 ? 2 : 4));
       CHECK(y == 6);
     }

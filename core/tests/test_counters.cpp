@@ -73,7 +73,7 @@ void call_everything(phx_world *world, const members::Setup &setup) {
       const size_t block = 2 * Part::symmetric_bytes(c, n) + 4096;
       const Member member = members::join(world, "each", members::all_of(world), block, setup.tuning);
       call_four_times(member, c);
-      CHECK_OK(phx_group_barrier(member.group, 0));
+      CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
       members::leave(world, member);
     }
 }
@@ -105,7 +105,7 @@ TEST(a_slot_that_was_left_empty_for_long_is_not_taken_for_full) {
           float *in = here ? block : ordinary.data();
           std::fill_n(in, kCount, static_cast<float>((member.self + 1) * (round + 1)));
           std::fill_n(out.data(), kCount, 0.0f);
-          CHECK_OK(phx_all_reduce(member.group, in, out.data(), kCount, PHX_F32, PHX_SUM, nullptr, nullptr));
+          CHECK_OK(phx_all_reduce(member.group, in, out.data(), kCount, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
           const float sum = static_cast<float>(n * (n + 1) / 2 * (round + 1));
           for (const float value : out) CHECK(value == sum);
         }
@@ -130,8 +130,8 @@ TEST(lists_of_calls_read_where_inputs_lie_and_where_they_do_not) {
         calls[i].in = in;
         calls[i].out = out.data() + i * kCount;
         calls[i].count = kCount;
-        calls[i].dtype = PHX_F32;
-        calls[i].op = PHX_SUM;
+        calls[i].dtype = PHX_DTYPE_F32;
+        calls[i].op = PHX_OP_SUM;
       }
       CHECK_OK(phx_coalesced(member.group, calls, 2, nullptr, nullptr));
       for (int i = 0; i < 2; ++i)
@@ -157,14 +157,14 @@ TEST(barriers_and_signals_pass_the_end_of_the_counters) {
           CHECK_OK(phx_symm_wait_signal(symm, previous, 2, 0));
           CHECK(*mine == round * 10 + previous);
           CHECK_OK(phx_symm_barrier(symm, 1, 0));
-          CHECK_OK(phx_group_barrier(group, 0));
+          CHECK_OK(phx_barrier(group, nullptr, nullptr));
         }
         // None is left, and a wait that has timed out has taken none.
         CHECK(phx_symm_wait_signal(symm, previous, 2, 1) == PHX_ERR_TIMEOUT);
-        CHECK_OK(phx_group_barrier(group, 0));
+        CHECK_OK(phx_barrier(group, nullptr, nullptr));
         CHECK_OK(phx_symm_put_signal(symm, next, 2));
         CHECK_OK(phx_symm_wait_signal(symm, previous, 2, 0));
-        CHECK_OK(phx_group_barrier(group, 0));
+        CHECK_OK(phx_barrier(group, nullptr, nullptr));
         phx_symm_release(symm);
         phx_group_release(group);
       }));
@@ -190,7 +190,7 @@ void send_and_receive(int rank, phx_world *world) {
         if (round % 2 == 1) messages::expect(group, from, 2, key + 1000, 30);
       }
     }
-  CHECK_OK(phx_group_barrier(group, 0));
+  CHECK_OK(phx_barrier(group, nullptr, nullptr));
   phx_group_release(group);
 }
 
@@ -207,15 +207,15 @@ TEST(the_recorder_counts_on) {
   ranks::all_zero(ranks::as_processes(2, [](int, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     float x[4] = {};
-    for (int i = 0; i < 6; ++i) CHECK_OK(phx_all_reduce(group, x, x, 4, PHX_F32, PHX_MAX, nullptr, nullptr));
-    CHECK_OK(phx_group_barrier(group, 0));
+    for (int i = 0; i < 6; ++i) CHECK_OK(phx_all_reduce(group, x, x, 4, PHX_DTYPE_F32, PHX_OP_MAX, nullptr, nullptr));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     std::vector<char> text(1 << 20);
     size_t size = 0;
     CHECK_OK(phx_world_dump(world, text.data(), text.size(), &size));
     CHECK(std::strstr(text.data(), "\"started\": 4294967300, \"completed\": 4294967300") != nullptr);
     for (const char *number : {"4294967294", "4294967295", "4294967296", "4294967297"})
       CHECK(std::strstr(text.data(), (std::string("\"sequence\": ") + number + ", \"call\": \"all_reduce\"").c_str()));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   }));
 }
@@ -228,10 +228,10 @@ TEST(groups_made_of_others_begin_there_too) {
     const int n = rank == 2 ? 1 : 2;
     for (int32_t i = 0; i < 6; ++i) {
       int32_t x = i;
-      CHECK_OK(phx_all_reduce(part, &x, &x, 1, PHX_I32, PHX_SUM, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(part, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
       CHECK(x == n * i);
     }
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(part);
     phx_group_release(group);
   }));
@@ -250,7 +250,7 @@ TEST(ranks_that_begin_at_different_numbers_do_not_meet) {
                 phx_group_create(world, "too large", all.data(), 2, 0, &group));
     unsetenv("PHALANX_FIRST_COUNT");
     CHECK_OK(phx_group_create(world, "usual", all.data(), 2, 0, &group));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   }));
 }

@@ -105,7 +105,7 @@ TEST(hosts_without_a_group_share_memory_of_gpus) {
     phx_mem_info info{};
     info.struct_size = sizeof info;
     CHECK_OK(phx_mem_find(world, static_cast<char *>(block) + 50, &info));
-    CHECK(info.base == block && info.size == kBytes && info.live == 1 && info.device.type == PHX_DEV_CUDA);
+    CHECK(info.base == block && info.size == kBytes && info.live == 1 && info.device.type == PHX_DEVICE_CUDA);
     CHECK(Gpu().read(block, kBytes) == pattern(0));
     Gpu().write(block, pattern(1));
     back.send('w');
@@ -227,8 +227,8 @@ TEST(wrong_handles_and_blocks_are_refused) {
     wrong = ticket;
     std::memcpy(&wrong[24], &more, 8);  // the driver knows how much there is
     CHECK_FAILS(PHX_ERR_DEVICE, "cuMem", import(wrong));
-    CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", import(ticket, 96, {PHX_DEV_CUDA, 99}));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not by 'memfd'", import(ticket, 96, {PHX_DEV_CPU, 0}));
+    CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", import(ticket, 96, {PHX_DEVICE_CUDA, 99}));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not by 'memfd'", import(ticket, 96, {PHX_DEVICE_CPU, 0}));
     CHECK_FAILS(PHX_ERR_INVALID, "device or out is NULL",
                 phx_mem_import_fabric(world, nullptr, ticket.data(), 96, &mapped));
     CHECK(mapped == nullptr);

@@ -135,7 +135,7 @@ void expect_both(const std::vector<Bytes> &in, size_t count, int32_t dtype, int3
   const Bytes wanted = reference(in, count, dtype, op, n, kScale);
   const ReduceFn one_shot = phx::kernels::select<OneShot>(dtype, op),
                  two_shot = phx::kernels::select<TwoShot>(dtype, op), lines = phx::kernels::select<Lines>(dtype, op);
-  if (wanted.size() <= kLineBlocks * kThreads * sizeof(uint64_t) && (dtype != PHX_C128 || op != PHX_PROD))
+  if (wanted.size() <= kLineBlocks * kThreads * sizeof(uint64_t) && (dtype != PHX_DTYPE_C128 || op != PHX_OP_PROD))
     expect(call(lines, in, wanted.size(), count, n, kScale, shift, -1), wanted, "lines", dtype, op, in.size(), "");
   expect(call(one_shot, in, wanted.size(), count, n, kScale, shift, -1), wanted, "one-shot", dtype, op, in.size(), "");
   Placed placed(in, wanted.size(), shift);
@@ -155,17 +155,17 @@ TEST(every_pair_gives_the_bits_of_the_host) {
 TEST(any_number_of_elements_and_ranks) {
   std::mt19937_64 random(42);
   for (const int n : {1, 3, 4})
-    for (const int32_t dtype : {PHX_BF16, PHX_F32, PHX_F64, PHX_U8})
+    for (const int32_t dtype : {PHX_DTYPE_BF16, PHX_DTYPE_F32, PHX_DTYPE_F64, PHX_DTYPE_U8})
       for (const size_t count : {size_t{0}, size_t{1}, 16 / phx_dtype_size(dtype), size_t{65}, size_t{1000}})
-        expect_both(inputs(random, dtype, n, count), count, dtype, PHX_SUM, 0);
+        expect_both(inputs(random, dtype, n, count), count, dtype, PHX_OP_SUM, 0);
 }
 
 TEST(a_part_of_the_input_is_reduced_and_scattered) {
   std::mt19937_64 random(43);
   const int n = 3;
   const size_t count = 77;
-  const std::vector<Bytes> in = inputs(random, PHX_BF16, n, n * count);
-  const Bytes wanted = reference(in, n * count, PHX_BF16, PHX_AVG, n, 1);
+  const std::vector<Bytes> in = inputs(random, PHX_DTYPE_BF16, n, n * count);
+  const Bytes wanted = reference(in, n * count, PHX_DTYPE_BF16, PHX_OP_AVG, n, 1);
   Placed placed(in, wanted.size(), 0);
   Ranks ranks(n, writable(placed.pointers()), wanted.size());
   prepare(ranks, count, n, 1);
@@ -181,7 +181,7 @@ TEST(blocks_are_gathered_exchanged_and_broadcast) {
   std::mt19937_64 random(44);
   for (const int n : {1, 2, 3})
     for (const size_t count : {size_t{1}, size_t{64}, size_t{301}}) {
-      const std::vector<Bytes> in = inputs(random, PHX_U8, n, n * count);
+      const std::vector<Bytes> in = inputs(random, PHX_DTYPE_U8, n, n * count);
       Placed placed(in, n * count, 0);
       Ranks ranks(n, writable(placed.pointers()), n * count);
       prepare(ranks, count, 1, 1);
@@ -209,7 +209,7 @@ TEST(a_root_gathers_sums_and_scatters) {
   std::mt19937_64 random(46);
   const int n = 3, root = 1;
   const size_t count = 77;
-  const std::vector<Bytes> in = inputs(random, PHX_U8, n, n * count);
+  const std::vector<Bytes> in = inputs(random, PHX_DTYPE_U8, n, n * count);
   Placed placed(in, n * count, 0);
   Ranks ranks(n, writable(placed.pointers()), n * count);
   prepare(ranks, count, n, 1);
@@ -219,7 +219,7 @@ TEST(a_root_gathers_sums_and_scatters) {
   ranks.run([](const Launch &launch) { all_gather(launch); });
   for (int from = 0; from < n; ++from) CHECK(std::memcmp(out.data() + from * count, in[from].data(), count) == 0);
   ranks.run([](const Launch &launch) { reduce_into_out<uint8_t, phx::kernels::Sum>(launch); });
-  const Bytes wanted = reference(in, count, PHX_U8, PHX_SUM, n, 1);
+  const Bytes wanted = reference(in, count, PHX_DTYPE_U8, PHX_OP_SUM, n, 1);
   CHECK(std::memcmp(out.data(), wanted.data(), count) == 0);
   std::vector<Bytes> parts(n, Bytes(count));
   for (int rank = 0; rank < n; ++rank) ranks.launches[rank].out = parts[rank].data();
@@ -232,7 +232,7 @@ TEST(lists_of_counts_are_followed) {
   std::mt19937_64 random(47);
   const int n = 3;
   const size_t item = 2;
-  const std::vector<Bytes> in = inputs(random, PHX_BF16, n, 300);
+  const std::vector<Bytes> in = inputs(random, PHX_DTYPE_BF16, n, 300);
   Placed placed(in, 600, 0);
   Ranks ranks(n, writable(placed.pointers()), 600);
   const auto count_of = [](int from, int to) { return static_cast<size_t>((from * 3 + to * 5) % 7) * 9; };
@@ -272,7 +272,7 @@ TEST(lists_of_counts_are_followed) {
 TEST(a_rank_that_is_missing_or_has_failed_ends_the_others) {
   std::mt19937_64 random(45);
   for (const bool fails : {false, true}) {
-    const std::vector<Bytes> in = inputs(random, PHX_F32, 3, 100);
+    const std::vector<Bytes> in = inputs(random, PHX_DTYPE_F32, 3, 100);
     Placed placed(in, 400, 0);
     Ranks ranks(3, writable(placed.pointers()), 400);
     prepare(ranks, 100, 1, 1);
@@ -296,7 +296,7 @@ TEST(a_rank_that_is_missing_or_has_failed_ends_the_others) {
 // launch 2^32 before.
 TEST(lines_that_were_not_sent_are_waited_for) {
   std::mt19937_64 random(46);
-  const std::vector<Bytes> in = inputs(random, PHX_U32, 2, kThreads * 2);
+  const std::vector<Bytes> in = inputs(random, PHX_DTYPE_U32, 2, kThreads * 2);
   Placed placed(in, kThreads * 2 * sizeof(uint32_t), 0);
   Ranks ranks(2, writable(placed.pointers()), kThreads * 2 * sizeof(uint32_t));
   std::vector<uint32_t> out(kThreads * 2), others(kThreads * 2);

@@ -23,9 +23,8 @@ namespace {
 // A stream of a rank's own, and calls on it.
 class OwnStream : public gpu::OwnStream {
  public:
-  phx_options options(int64_t timeout_ms = 20000) const {
-    phx_options options{};
-    options.struct_size = sizeof options;
+  gpu::Options options(int64_t timeout_ms = 20000) const {
+    gpu::Options options;
     options.timeout_ms = timeout_ms;
     options.scale = kScale;
     options.stream = get();
@@ -94,19 +93,20 @@ Bytes part(const Bytes &bytes, size_t begin, size_t size) {
 void each_collective(int rank, phx_world *world) {
   const int n = phx_world_size(world);
   const Rank me(world, kSpace);
-  const phx_options options = me.stream().options();
+  const gpu::Options options = me.stream().options();
   int seed = 50;
-  for (const int32_t dtype : {PHX_F32, PHX_BF16, PHX_I32, PHX_BOOL, PHX_C64, PHX_F8E4M3, PHX_I8})
+  for (const int32_t dtype :
+       {PHX_DTYPE_F32, PHX_DTYPE_BF16, PHX_DTYPE_I32, PHX_DTYPE_BOOL, PHX_DTYPE_C64, PHX_DTYPE_F8E4M3, PHX_DTYPE_I8})
     for (const size_t count : {size_t{1}, size_t{133}, size_t{800}}) {
       const size_t item = phx_dtype_size(dtype), bytes = count * item, offset = 16 * item;
       const std::vector<Bytes> in = inputs(++seed, dtype, n, n * count);
-      const Bytes summed = reference(in, n * count, dtype, PHX_SUM, n, 1);
+      const Bytes summed = reference(in, n * count, dtype, PHX_OP_SUM, n, 1);
       Bytes block(kSpace, 0);
       std::memcpy(block.data() + offset, in[rank].data(), in[rank].size());
       me.write(block);
-      CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.out(), count, dtype, PHX_SUM, &options, nullptr));
+      CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.out(), count, dtype, PHX_OP_SUM, &options, nullptr));
       CHECK(me.result(bytes) == part(summed, 0, bytes));
-      CHECK_OK(phx_symm_reduce_scatter(me.symm(), offset, me.out(), count, dtype, PHX_SUM, &options, nullptr));
+      CHECK_OK(phx_symm_reduce_scatter(me.symm(), offset, me.out(), count, dtype, PHX_OP_SUM, &options, nullptr));
       CHECK(me.result(bytes) == part(summed, rank * bytes, bytes));
       CHECK_OK(phx_symm_all_gather(me.symm(), offset, me.out(), count, dtype, &options, nullptr));
       for (int k = 0; k < n; ++k) CHECK(part(me.result(n * bytes), k * bytes, bytes) == part(in[k], 0, bytes));
@@ -114,7 +114,7 @@ void each_collective(int rank, phx_world *world) {
       for (int k = 0; k < n; ++k)
         CHECK(part(me.result(n * bytes), k * bytes, bytes) == part(in[k], rank * bytes, bytes));
       const int root = n - 1;
-      CHECK_OK(phx_symm_reduce(me.symm(), offset, rank == root ? me.out() : nullptr, count, dtype, PHX_SUM, root,
+      CHECK_OK(phx_symm_reduce(me.symm(), offset, rank == root ? me.out() : nullptr, count, dtype, PHX_OP_SUM, root,
                                &options, nullptr));
       if (rank == root) CHECK(me.result(bytes) == part(summed, 0, bytes));
       CHECK_OK(phx_symm_gather(me.symm(), offset, rank == 0 ? me.out() : nullptr, count, dtype, 0, &options, nullptr));
@@ -123,12 +123,13 @@ void each_collective(int rank, phx_world *world) {
       CHECK_OK(phx_symm_scatter(me.symm(), offset, me.out(), count, dtype, root, &options, nullptr));
       CHECK(me.result(bytes) == part(in[root], rank * bytes, bytes));
       // In place, one after the other on the stream: no rank waits in between.
-      CHECK_OK(phx_symm_all_reduce(me.symm(), offset, me.block() + offset, count, dtype, PHX_SUM, &options, nullptr));
+      CHECK_OK(
+          phx_symm_all_reduce(me.symm(), offset, me.block() + offset, count, dtype, PHX_OP_SUM, &options, nullptr));
       CHECK_OK(phx_symm_broadcast(me.symm(), offset + bytes, (n - 1) * count, dtype, n - 1, &options, nullptr));
       std::memcpy(block.data() + offset, summed.data(), bytes);
       std::memcpy(block.data() + offset + bytes, in[n - 1].data() + bytes, (n - 1) * bytes);
       CHECK(me.content() == block);
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     }
 }
 
@@ -138,9 +139,9 @@ size_t count_of(int i, int j) { return static_cast<size_t>((i * 3 + j * 5) % 7) 
 void each_with_lists(int rank, phx_world *world) {
   const int n = phx_world_size(world);
   const Rank me(world, kSpace);
-  const phx_options options = me.stream().options();
-  const size_t item = phx_dtype_size(PHX_BF16), offset = 6 * item;
-  const std::vector<Bytes> in = inputs(20, PHX_BF16, n, 2000);
+  const gpu::Options options = me.stream().options();
+  const size_t item = phx_dtype_size(PHX_DTYPE_BF16), offset = 6 * item;
+  const std::vector<Bytes> in = inputs(20, PHX_DTYPE_BF16, n, 2000);
   Bytes block(kSpace, 0);
   std::memcpy(block.data() + offset, in[rank].data(), in[rank].size());
   me.write(block);
@@ -161,17 +162,18 @@ void each_with_lists(int rank, phx_world *world) {
     if (k < rank) begin += counts[k];
     total += counts[k];
   }
-  const Bytes summed = reference(in, total, PHX_BF16, PHX_SUM, n, 1);
-  CHECK_OK(phx_symm_all_gather_v(me.symm(), offset, me.out(), counts.data(), PHX_BF16, &options, nullptr));
+  const Bytes summed = reference(in, total, PHX_DTYPE_BF16, PHX_OP_SUM, n, 1);
+  CHECK_OK(phx_symm_all_gather_v(me.symm(), offset, me.out(), counts.data(), PHX_DTYPE_BF16, &options, nullptr));
   CHECK(me.result(gathered.size()) == gathered);
-  CHECK_OK(phx_symm_reduce_scatter_v(me.symm(), offset, me.out(), counts.data(), PHX_BF16, PHX_SUM, &options, nullptr));
+  CHECK_OK(phx_symm_reduce_scatter_v(me.symm(), offset, me.out(), counts.data(), PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                                     nullptr));
   CHECK(me.result(counts[rank] * item) == part(summed, begin * item, counts[rank] * item));
   for (int turn = 0; turn < 2; ++turn) {
-    CHECK_OK(
-        phx_symm_all_to_all_v(me.symm(), offset, sent.data(), me.out(), received.data(), PHX_BF16, &options, nullptr));
+    CHECK_OK(phx_symm_all_to_all_v(me.symm(), offset, sent.data(), me.out(), received.data(), PHX_DTYPE_BF16, &options,
+                                   nullptr));
     CHECK(me.result(exchanged.size()) == exchanged);
   }
-  CHECK_OK(phx_group_barrier(me.group(), 0));
+  CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
 }
 
 }  // namespace
@@ -181,16 +183,17 @@ TEST(a_kernel_ends_when_a_rank_dies) {
   if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
   const std::vector<int> codes = ranks::as_processes(2, [](int rank, phx_world *world) {
     const Rank me(world, kSpace);
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     if (rank == 1) raise(SIGKILL);
-    const phx_options options = me.stream().options(60000);
+    const gpu::Options options = me.stream().options(60000);
     // It may be dead already.
-    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr);
+    const phx_status status =
+        phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
     me.stream().wait();  // the test's own limit is less than the timeout
     phx_error_info info{};
     info.struct_size = sizeof info;
-    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    while (phx_group_get_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
     CHECK(info.status == PHX_ERR_PEER_DEAD && info.peer == 1);
     Gpu().write(me.block(), Bytes(100, 3));  // the GPU can be used
     CHECK(Gpu().read(me.block(), 100) == Bytes(100, 3));
@@ -217,18 +220,18 @@ TEST(every_pair_of_dtype_and_op_has_its_kernel) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world, kSpace);
-    const phx_options options = me.stream().options();
+    const gpu::Options options = me.stream().options();
     int seed = 100;
     for_each_pair([&](int32_t dtype, int32_t op) {
       const size_t count = 21, bytes = count * phx_dtype_size(dtype);
       const std::vector<Bytes> in = inputs(++seed, dtype, 2, count);
-      const Bytes wanted = reference(in, count, dtype, op, 2, op == PHX_PREMUL_SUM ? kScale : 1);
+      const Bytes wanted = reference(in, count, dtype, op, 2, op == PHX_OP_PREMUL_SUM ? kScale : 1);
       me.write(in[rank]);
       CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), count, dtype, op, &options, nullptr));
       CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), count, dtype, op, &options, nullptr));
       CHECK(me.result(bytes) == wanted);
       CHECK(part(me.content(), 0, bytes) == wanted);
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     });
   });
 }
@@ -237,13 +240,13 @@ TEST(a_call_returns_before_the_others_have_come) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world, kSpace);
-    const phx_options options = me.stream().options();
-    const std::vector<Bytes> in = inputs(7, PHX_F32, 2, 100);
+    const gpu::Options options = me.stream().options();
+    const std::vector<Bytes> in = inputs(7, PHX_DTYPE_F32, 2, 100);
     me.write(in[rank]);
-    if (rank == 1) CHECK_OK(phx_group_barrier(me.group(), 0));
-    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
-    if (rank == 0) CHECK_OK(phx_group_barrier(me.group(), 0));  // only now rank 1 goes on
-    CHECK(me.result(400) == reference(in, 100, PHX_F32, PHX_SUM, 2, 1));
+    if (rank == 1) CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+    if (rank == 0) CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));  // only now rank 1 goes on
+    CHECK(me.result(400) == reference(in, 100, PHX_DTYPE_F32, PHX_OP_SUM, 2, 1));
   });
 }
 
@@ -253,17 +256,17 @@ TEST(a_kernel_that_waits_for_a_rank_keeps_no_other_kernel_from_being_launched) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world, kSpace);
     const OwnStream other;
-    const phx_options options = me.stream().options();
-    const std::vector<Bytes> in = inputs(8, PHX_F32, 2, 100);
+    const gpu::Options options = me.stream().options();
+    const std::vector<Bytes> in = inputs(8, PHX_DTYPE_F32, 2, 100);
     me.write(in[rank]);
     if (rank == 1) {
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
       CHECK_OK(phx_symm_enqueue_put_signal(me.symm(), 0, 2, other.get()));  // the first launch of its kernel
       other.wait();
     }
-    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
-    if (rank == 0) CHECK_OK(phx_group_barrier(me.group(), 0));  // only now rank 1 goes on
-    CHECK(me.result(400) == reference(in, 100, PHX_F32, PHX_SUM, 2, 1));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+    if (rank == 0) CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));  // only now rank 1 goes on
+    CHECK(me.result(400) == reference(in, 100, PHX_DTYPE_F32, PHX_OP_SUM, 2, 1));
   });
 }
 
@@ -273,25 +276,25 @@ TEST(a_kernel_ends_when_a_rank_does_not_come) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     {
       const Rank me(world, kSpace);
-      const phx_options options = me.stream().options(50);
+      const gpu::Options options = me.stream().options(50);
       if (rank == 0) {
-        CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
+        CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
         me.stream().wait();
         CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out (the timeout of its launch) waiting for rank 1",
-                    phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_F32, PHX_SUM, &options, nullptr));
+                    phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
         phx_error_info info{};
         info.struct_size = sizeof info;
-        CHECK_OK(phx_group_error(me.group(), &info));
+        CHECK_OK(phx_group_get_error(me.group(), &info));
         CHECK(info.status == PHX_ERR_TIMEOUT && info.peer == 1);
       } else {  // it hears of it
         phx_error_info info{};
         info.struct_size = sizeof info;
-        while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+        while (phx_group_get_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
         CHECK(info.status == PHX_ERR_TIMEOUT && info.peer == 1);
       }
     }
     phx_group *again = ranks::make_group(world, "again");
-    CHECK_OK(phx_group_barrier(again, 0));
+    CHECK_OK(phx_barrier(again, nullptr, nullptr));
     phx_group_release(again);
     each_collective(rank, world);
   });
@@ -307,16 +310,16 @@ TEST(counts_that_differ_are_found_out_by_who_expects_others) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world, kSpace);
-    const phx_options options = me.stream().options();
+    const gpu::Options options = me.stream().options();
     const size_t sent[2] = {10, rank == 0 ? 21 : size_t{20}}, received[2] = {10, 20};
     const size_t to_zero[2] = {10, 10};
-    const phx_status status =
-        phx_symm_all_to_all_v(me.symm(), 0, sent, me.out(), rank == 0 ? to_zero : received, PHX_F32, &options, nullptr);
+    const phx_status status = phx_symm_all_to_all_v(me.symm(), 0, sent, me.out(), rank == 0 ? to_zero : received,
+                                                    PHX_DTYPE_F32, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_REVOKED);
     me.stream().wait();
     phx_error_info info{};
     info.struct_size = sizeof info;
-    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    while (phx_group_get_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
     CHECK(info.status == PHX_ERR_MISMATCH && info.peer == 0);
     CHECK(std::strstr(info.text, "sends another number of elements than rank 1 expects") != nullptr);
   });
@@ -328,19 +331,20 @@ TEST(ranks_that_disagree_are_told_both_calls) {
   for (const bool empty : {false, true})
     ranks::as_threads(2, [&](int rank, phx_world *world) {
       const Rank me(world, kSpace);
-      const phx_options options = me.stream().options();
+      const gpu::Options options = me.stream().options();
       const size_t count = rank == 0 ? 100 : empty ? 0 : 200;
       for (int i = 0; i < 100; ++i)  // more than there are lines to compare
-        CHECK_OK(phx_symm_broadcast(me.symm(), 0, 8, PHX_F32, 0, &options, nullptr));
-      if (rank == 1) CHECK_OK(phx_group_barrier(me.group(), 0));
-      const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), count, PHX_F32, PHX_SUM, &options, nullptr);
+        CHECK_OK(phx_symm_broadcast(me.symm(), 0, 8, PHX_DTYPE_F32, 0, &options, nullptr));
+      if (rank == 1) CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
+      const phx_status status =
+          phx_symm_all_reduce(me.symm(), 0, me.out(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       if (rank == 0) {
         CHECK(status == PHX_OK);
-        phx_group_barrier(me.group(), 0);  // the other one may have found out before this returns
+        phx_barrier(me.group(), nullptr, nullptr);  // the other one may have found out before this returns
         me.stream().wait();
         phx_error_info info{};
         info.struct_size = sizeof info;
-        while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+        while (phx_group_get_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
         CHECK(info.status == PHX_ERR_MISMATCH && std::strstr(info.text, "(float32, 100, sum,") != nullptr);
       } else {
         CHECK(status == PHX_ERR_MISMATCH);
@@ -358,7 +362,7 @@ TEST(signals_and_barriers_order_streams) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world, kSpace);
     const OwnStream &stream = me.stream();
-    const phx_options options = stream.options();
+    const gpu::Options options = stream.options();
     me.write(Bytes(kSpace, static_cast<unsigned char>(1 + rank)));
     for (int i = 0; i < 20; ++i) {  // this rank's turn comes after the other's
       if (rank == 1) CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 0, 3, 0, stream.get()));
@@ -368,9 +372,9 @@ TEST(signals_and_barriers_order_streams) {
     }
     CHECK_OK(phx_symm_enqueue_put_signal(me.symm(), rank, 4, stream.get()));  // to itself
     CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), rank, 4, 0, stream.get()));
-    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_U8, PHX_SUM, &options, nullptr));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 100, PHX_DTYPE_U8, PHX_OP_SUM, &options, nullptr));
     CHECK(me.result(100) == Bytes(100, 3));
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     // One that nobody sends.
     if (rank == 0) {
       CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 1, 3, 20, stream.get()));
@@ -400,13 +404,13 @@ TEST(signals_do_not_stand_in_for_a_rank_at_a_barrier_of_their_channel) {
     if (rank == 1)
       for (int i = 0; i < 3; ++i) CHECK_OK(phx_symm_enqueue_wait_signal(me.symm(), 0, 7, 0, stream.get()));
     stream.wait();
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     if (rank == 1) {
       CHECK_OK(phx_symm_enqueue_barrier(me.symm(), 7, 20, stream.get()));  // to which rank 0 does not come
       stream.wait();
       CHECK_FAILS(PHX_ERR_TIMEOUT, "for rank 0", phx_symm_enqueue_barrier(me.symm(), 7, 0, stream.get()));
     } else {
-      CHECK(phx_group_barrier(me.group(), 0) != PHX_OK);  // until rank 1 has found out
+      CHECK(phx_barrier(me.group(), nullptr, nullptr) != PHX_OK);  // until rank 1 has found out
     }
   });
 }
@@ -416,21 +420,21 @@ TEST(a_graph_is_replayed) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int, phx_world *world) {
     const Rank me(world, kSpace);
-    const phx_options options = me.stream().options();
+    const gpu::Options options = me.stream().options();
     for (const size_t count : {size_t{100}, size_t{4}}) {
       const gpu::Graph graph(me.stream(), [&] {
-        CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), count, PHX_I32, PHX_SUM, &options, nullptr));
+        CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.block(), count, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
       });
       std::vector<int32_t> sums(count, 1);
       Bytes ones(count * 4);
       std::memcpy(ones.data(), sums.data(), ones.size());
       me.write(ones);
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
       for (int i = 0; i < 10; ++i) graph.replay();
       const Bytes content = me.content();
       std::memcpy(sums.data(), content.data(), ones.size());
       for (const int32_t sum : sums) CHECK(sum == 1 << 10);
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     }
   });
 }
@@ -480,23 +484,23 @@ TEST(wrong_requests_say_so) {
   gpu::needs_driver();
   ranks::as_threads(1, [](int, phx_world *world) {
     const Rank me(world, kSpace);
-    phx_options options = me.stream().options();
+    gpu::Options options = me.stream().options();
     float host[4] = {};
     CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach",
-                phx_symm_all_reduce(me.symm(), 0, host, 4, PHX_F32, PHX_SUM, &options, nullptr));
+                phx_symm_all_reduce(me.symm(), 0, host, 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     phx_work *work = nullptr;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL",
-                phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, &work));
+                phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, &work));
     const size_t four = 4;
     CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach",
-                phx_symm_all_to_all_v(me.symm(), 0, &four, host, &four, PHX_F32, &options, nullptr));
+                phx_symm_all_to_all_v(me.symm(), 0, &four, host, &four, PHX_DTYPE_F32, &options, nullptr));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL",
-                phx_symm_all_gather_v(me.symm(), 0, me.out(), &four, PHX_F32, &options, &work));
+                phx_symm_all_gather_v(me.symm(), 0, me.out(), &four, PHX_DTYPE_F32, &options, &work));
     CHECK_FAILS(PHX_ERR_INVALID, "do not fit",
-                phx_symm_all_reduce(me.symm(), kSpace, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
+                phx_symm_all_reduce(me.symm(), kSpace, me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "stream is for memory of a GPU",
-                phx_all_reduce(me.group(), host, host, 4, PHX_F32, PHX_SUM, &options, nullptr));
-    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 0, PHX_F32, PHX_SUM, &options, nullptr));
+                phx_all_reduce(me.group(), host, host, 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+    CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 0, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
   });
 }
 
@@ -519,10 +523,10 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
   for (const char *function : {"cuLaunchKernel", "cuOccupancyMaxActiveBlocksPerMultiprocessor"}) {
     ranks::as_threads(1, [&](int, phx_world *world) {
       const Rank me(world, kSpace);
-      const phx_options options = me.stream().options();
+      const gpu::Options options = me.stream().options();
       setenv("FAKE_CUDA_FAIL", function, 1);
       CHECK_FAILS(PHX_ERR_DEVICE, "CUDA_ERROR_UNKNOWN",
-                  phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr));
+                  phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
       unsetenv("FAKE_CUDA_FAIL");
     });
     CHECK(gpu::alive() == 0);
@@ -533,8 +537,9 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
     setenv("FAKE_CUDA_FAIL", function, 1);
     ranks::as_threads(1, [&](int, phx_world *world) {
       const Rank me(world, kSpace);
-      const phx_options options = me.stream().options();
-      const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr);
+      const gpu::Options options = me.stream().options();
+      const phx_status status =
+          phx_symm_all_reduce(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       me.stream().wait();
       if (std::strcmp(function, "cuModuleLoadData") != 0) {
         CHECK_OK(status);  // one at a time, when they are launched

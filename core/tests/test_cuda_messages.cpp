@@ -23,11 +23,11 @@ ranks::Options small() {
 }
 
 Bytes content(int from, int to, size_t number, size_t bytes) {
-  return random_input(from + 10 * to + 100 * static_cast<int>(number), PHX_U8, bytes);
+  return random_input(from + 10 * to + 100 * static_cast<int>(number), PHX_DTYPE_U8, bytes);
 }
 
 phx_message message(int32_t kind, void *buffer, size_t bytes, int peer, uint32_t tag = 0) {
-  return {sizeof(phx_message), kind, buffer, bytes, PHX_U8, peer, tag, 0};
+  return {sizeof(phx_message), kind, buffer, bytes, PHX_DTYPE_U8, peer, tag, 0};
 }
 phx_message sends(const void *buffer, size_t bytes, int peer, uint32_t tag = 0) {
   return message(PHX_MESSAGE_SEND, const_cast<void *>(buffer), bytes, peer, tag);
@@ -38,14 +38,14 @@ phx_message receives(void *buffer, size_t bytes, int peer, uint32_t tag = 0) {
 
 phx_status send(const Rank &me, const void *from, size_t bytes, int peer, uint32_t tag = 0,
                 int64_t timeout_ms = 20000) {
-  const phx_options options = me.options(timeout_ms);
-  return phx_send(me.group(), from, bytes, PHX_U8, peer, tag, &options, nullptr);
+  const gpu::Options options = me.options(timeout_ms);
+  return phx_send(me.group(), from, bytes, PHX_DTYPE_U8, peer, tag, &options, nullptr);
 }
 phx_status recv(const Rank &me, void *to, size_t bytes, int peer, uint32_t tag = 0, int64_t timeout_ms = 20000) {
-  const phx_options options = me.options(timeout_ms);
-  return phx_recv(me.group(), to, bytes, PHX_U8, peer, tag, &options, nullptr);
+  const gpu::Options options = me.options(timeout_ms);
+  return phx_recv(me.group(), to, bytes, PHX_DTYPE_U8, peer, tag, &options, nullptr);
 }
-phx_status batch(const Rank &me, const std::vector<phx_message> &messages, const phx_options &options) {
+phx_status batch(const Rank &me, const std::vector<phx_message> &messages, const gpu::Options &options) {
   return phx_messages(me.group(), messages.data(), messages.size(), &options);
 }
 phx_status batch(const Rank &me, const std::vector<phx_message> &messages) { return batch(me, messages, me.options()); }
@@ -73,7 +73,7 @@ void expect_sizes(int rank, phx_world *world) {
       if (me.read(me.out(), wanted.size()) != wanted)
         check::failed(__FILE__, __LINE__, "a message of " + std::to_string(bytes) + " bytes is not what was sent");
     }
-  CHECK_OK(phx_group_barrier(me.hosts(), 0));
+  CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ TEST(kernels_end_when_the_other_rank_dies) {
           const std::vector<phx_message> both = {receives(me.out(), 10, 1 - rank), sends(me.in(), 10, 1 - rank)};
           if (what != 2) CHECK_OK(batch(me, both));
           me.stream().wait();
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
           if (rank == 1) raise(SIGKILL);
           const phx_status status =
               what == 1 ? send(me, me.in(), 2 * kRoad, 1, 0, 60000) : recv(me, me.out(), 10, 1, 0, 60000);
@@ -130,7 +130,7 @@ TEST(a_large_message_arrives_through_chunks_as_large_as_they_get) {
       CHECK_OK(recv(me, me.out(), kBytes, 0));
       CHECK(me.read(me.out(), kBytes) == given);
     }
-    CHECK_OK(phx_group_barrier(me.hosts(), 0));
+    CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   });
 }
 
@@ -156,7 +156,7 @@ TEST(what_fits_is_sent_before_it_is_received) {
         me.stream().wait();  // they are through
         for (size_t i = 0; i < phx::cuda::kDeep; ++i) CHECK_OK(recv(me, me.out() + i, 1, peer));
         for (size_t i = 0; i < phx::cuda::kDeep; ++i) CHECK(me.read(me.out() + i, 1) == content(peer, rank, i, 1));
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       },
       small());
 }
@@ -187,7 +187,7 @@ TEST(a_batch_goes_both_ways_at_once) {
             for (int peer = 0; peer < n; ++peer)
               for (size_t i = 0; i < 3; ++i)
                 CHECK(me.read(me.out() + place(peer, i), sizes[i]) == content(peer, rank, i, sizes[i]));
-            CHECK_OK(phx_group_barrier(me.hosts(), 0));
+            CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
           }
         },
         small());
@@ -210,7 +210,7 @@ TEST(a_batch_meets_single_calls) {
           CHECK_OK(batch(me, {receives(me.out() + 1000, 1000, 0, 5), receives(me.out() + 2000, 1000, 0, 6)}));
           for (size_t i = 0; i < 3; ++i) CHECK(me.read(me.out() + 1000 * i, 1000) == content(0, 1, i, 1000));
         }
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       },
       small());
 }
@@ -224,16 +224,16 @@ TEST(the_first_calls_of_a_ring_need_no_batch) {
         [&](int rank, phx_world *world) {
           const Rank me(world);
           const OwnStream other;
-          phx_options beside = me.options();
+          gpu::Options beside = me.options();
           beside.stream = other.get();
           const int next = (rank + 1) % 3, before = (rank + 2) % 3;
           write(me.in(), content(rank, next, 0, 500));
           if (!receives_first) CHECK_OK(send(me, me.in(), 500, next));
-          CHECK_OK(phx_recv(me.group(), me.out(), 500, PHX_U8, before, 0, &beside, nullptr));
+          CHECK_OK(phx_recv(me.group(), me.out(), 500, PHX_DTYPE_U8, before, 0, &beside, nullptr));
           if (receives_first) CHECK_OK(send(me, me.in(), 500, next));
           other.wait();
           CHECK(me.read(me.out(), 500) == content(before, rank, 0, 500));
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         },
         small());
 }
@@ -246,7 +246,7 @@ TEST(calls_on_several_streams_do_not_wait_for_each_other_but_in_one_direction) {
       [](int rank, phx_world *world) {
         const Rank me(world);
         const OwnStream other;
-        phx_options second = me.options();
+        gpu::Options second = me.options();
         second.stream = other.get();
         constexpr size_t kBytes = 2 * kRoad;
         if (rank == 0) {
@@ -258,25 +258,25 @@ TEST(calls_on_several_streams_do_not_wait_for_each_other_but_in_one_direction) {
           write(me.in(), content(1, 0, 0, kBytes));
           CHECK_OK(recv(me, me.out(), 1, 0));
           CHECK_OK(recv(me, me.out(), kBytes, 0));  // comes when what follows has arrived
-          CHECK_OK(phx_send(me.group(), me.in(), kBytes, PHX_U8, 0, 0, &second, nullptr));
+          CHECK_OK(phx_send(me.group(), me.in(), kBytes, PHX_DTYPE_U8, 0, 0, &second, nullptr));
           CHECK(me.read(me.out(), kBytes) == content(1, 0, 0, kBytes));
         }
         // In one direction they keep their order, on whatever streams.
         for (size_t i = 0; i < 8; ++i) {
-          const phx_options options = i % 2 == 0 ? me.options() : second;
+          const gpu::Options options = i % 2 == 0 ? me.options() : second;
           char *const at = me.out() + i * kBytes;
           if (rank == 0) {
             Gpu().write(at, content(0, 1, i, kBytes));
-            CHECK_OK(phx_send(me.group(), at, kBytes, PHX_U8, 1, 0, &options, nullptr));
+            CHECK_OK(phx_send(me.group(), at, kBytes, PHX_DTYPE_U8, 1, 0, &options, nullptr));
           } else {
-            CHECK_OK(phx_recv(me.group(), at, kBytes, PHX_U8, 0, 0, &options, nullptr));
+            CHECK_OK(phx_recv(me.group(), at, kBytes, PHX_DTYPE_U8, 0, 0, &options, nullptr));
           }
         }
         other.wait();
         if (rank == 1)
           for (size_t i = 0; i < 8; ++i) CHECK(me.read(me.out() + i * kBytes, kBytes) == content(0, 1, i, kBytes));
         me.stream().wait();
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       },
       small());
 }
@@ -288,7 +288,7 @@ TEST(captured_messages_are_replayed) {
       [](int rank, phx_world *world) {
         const Rank me(world);
         const OwnStream stream;
-        phx_options captured = me.options();
+        gpu::Options captured = me.options();
         captured.stream = stream.get();
         const int peer = 1 - rank;
         const std::vector<phx_message> both = {receives(me.out(), 3000, peer), sends(me.in(), 3000, peer)};
@@ -308,7 +308,7 @@ TEST(captured_messages_are_replayed) {
           CHECK(me.read(me.out(), 3000) == content(peer, rank, turn, 3000));
           const Bytes first = content(0, 1, turn, 3000);
           if (rank == 1) CHECK(me.read(me.out() + 5000, 10) == Bytes(first.begin(), first.begin() + 10));
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         }
       },
       small());
@@ -321,13 +321,13 @@ TEST(messages_go_on_beside_collectives) {
       2,
       [](int rank, phx_world *world) {
         const Rank me(world);
-        const phx_options options = me.options();
+        const gpu::Options options = me.options();
         const int peer = 1 - rank;
         for (size_t turn = 0; turn < 3; ++turn) {
           const Bytes mine = content(rank, peer, turn, 800);
           write(me.in(), mine);
           CHECK_OK(batch(me, {sends(me.in(), 800, peer), receives(me.out(), 800, peer)}));
-          CHECK_OK(phx_all_gather(me.group(), me.out(), me.out() + 1000, 800, PHX_U8, &options, nullptr));
+          CHECK_OK(phx_all_gather(me.group(), me.out(), me.out() + 1000, 800, PHX_DTYPE_U8, &options, nullptr));
           Bytes there(800);
           std::vector<phx_message> on_host = {sends(mine.data(), 800, peer, 3), receives(there.data(), 800, peer, 3)};
           CHECK_OK(phx_messages(me.group(), on_host.data(), on_host.size(), nullptr));
@@ -335,7 +335,7 @@ TEST(messages_go_on_beside_collectives) {
           for (int from = 0; from < 2; ++from)
             CHECK(me.read(me.out() + 1000 + 800 * from, 800) == content(1 - from, from, turn, 800));
         }
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       },
       small());
 }
@@ -352,20 +352,20 @@ TEST(a_first_collective_does_not_wait_for_a_message_on_its_way) {
         me.stream().wait();
         const Bytes given = content(0, 1, 0, 3 * kRoad);
         write(me.in(), given);
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         if (rank == 0) CHECK_OK(send(me, me.in(), given.size(), 1));  // more than there is room for
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         const OwnStream other;
-        phx_options options = me.options(5000);
+        gpu::Options options = me.options(5000);
         options.stream = other.get();
-        CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), 10, PHX_U8, &options, nullptr));
+        CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), 10, PHX_DTYPE_U8, &options, nullptr));
         other.wait();
         if (rank == 1) {
           CHECK_OK(recv(me, me.out(), given.size(), 0));
           CHECK(me.read(me.out(), given.size()) == given);
         }
         me.stream().wait();
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       },
       small());
 }
@@ -382,7 +382,7 @@ void expect_mismatch(const phx_message &sent, const phx_message &expected) {
         const Rank me(world);
         phx_message mine = rank == 0 ? sent : expected;
         mine.buffer = rank == 0 ? me.in() : me.out();
-        const phx_options options = me.options(60000);
+        const gpu::Options options = me.options(60000);
         CHECK_OK(phx_messages(me.group(), &mine, 1, &options));
         me.stream().wait();  // long before the timeout
         const phx_error_info info = me.failure();
@@ -412,7 +412,7 @@ TEST(messages_that_differ_are_told_on_both_sides) {
   expect_mismatch(sends(nullptr, 5000, 1), receives(nullptr, 0, 0));
   expect_mismatch(sends(nullptr, 3 * kRoad, 1), receives(nullptr, 2 * kRoad, 0));
   phx_message floats = receives(nullptr, 25, 0);
-  floats.dtype = PHX_F32;
+  floats.dtype = PHX_DTYPE_F32;
   expect_mismatch(sends(nullptr, 100, 1), floats);
 }
 
@@ -427,7 +427,7 @@ TEST(a_message_that_does_not_come_is_named_after_the_timeout) {
           CHECK_OK(rank == 0 ? send(me, me.in(), 1, 1) : recv(me, me.out(), 1, 0));
           CHECK_OK(rank == 1 ? send(me, me.in(), 1, 0) : recv(me, me.out(), 1, 1));
           me.stream().wait();
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
           if (rank == 0) {
             CHECK_OK(sends ? send(me, me.in(), 2 * kRoad, 1, 0, 50) : recv(me, me.out(), 1, 1, 0, 50));
             me.stream().wait();
@@ -478,22 +478,22 @@ TEST(wrong_requests_say_so_before_anything_is_sent) {
   gpu::needs_driver();
   ranks::as_threads(1, [](int, phx_world *world) {
     const Rank me(world);
-    const phx_options good = me.options();
+    const gpu::Options good = me.options();
     float host[64] = {};
-    const auto put = [&](const void *in, int peer, const phx_options &options, phx_work **work) {
-      return phx_send(me.group(), in, 4, PHX_F32, peer, 0, &options, work);
+    const auto put = [&](const void *in, int peer, const gpu::Options &options, phx_work **work) {
+      return phx_send(me.group(), in, 4, PHX_DTYPE_F32, peer, 0, &options, work);
     };
-    phx_options options = good;
-    options.device = {PHX_DEV_CUDA, 99};
+    gpu::Options options = good;
+    options.device = {PHX_DEVICE_CUDA, 99};
     CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", put(me.in(), 0, options, nullptr));
     phx_work *work = nullptr;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL", put(me.in(), 0, good, &work));
     CHECK_FAILS(PHX_ERR_INVALID, "the buffer is no memory that the GPU can reach", put(host, 0, good, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "the peer is group rank 1 in a group of 1", put(me.in(), 1, good, nullptr));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "a receive names the rank it is from",
-                phx_recv(me.group(), me.out(), 4, PHX_F32, PHX_ANY_RANK, 0, &good, nullptr));
+                phx_recv(me.group(), me.out(), 4, PHX_DTYPE_F32, PHX_ANY_RANK, 0, &good, nullptr));
     options.device = {};
-    CHECK_FAILS(PHX_ERR_INVALID, "say so in options.device", put(host, 0, options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "say so in phx_gpu_options.device", put(host, 0, options, nullptr));
     options.device = {7, 0};
     CHECK_FAILS(PHX_ERR_INVALID, "7 is no device type", put(me.in(), 0, options, nullptr));
     std::vector<phx_message> many(97, sends(me.in(), 1, 0));
@@ -510,7 +510,7 @@ TEST(wrong_requests_say_so_before_anything_is_sent) {
     CHECK_OK(batch(me, {sends(me.in(), 50, 0), receives(me.out(), 50, 0)}));
     CHECK(me.read(me.out(), 50) == content(0, 0, 0, 50));
     if (gpu::count() < 2) return;
-    options.device = {PHX_DEV_CUDA, 1};
+    options.device = {PHX_DEVICE_CUDA, 1};
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "one GPU on each rank, which is 0 here, not 1", put(me.in(), 0, options, nullptr));
   });
 }
@@ -544,7 +544,7 @@ TEST(nothing_is_left_behind) {
           CHECK_OK(rank == 0 ? send(me, me.in(), 100, 1) : recv(me, me.out(), 100, 0));
           CHECK_OK(send(me, me.in(), 100, 1 - rank));
           me.stream().wait();
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         },
         small());
   CHECK(gpu::alive() == 0);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kSpace = size_t{17} << 12;  // more than an all_gather takes to be stored to all
 
-phx_device gpu_of(int rank) { return {PHX_DEV_CUDA, rank}; }
+phx_device gpu_of(int rank) { return {PHX_DEVICE_CUDA, rank}; }
 
 void needs_gpus(int n) {
   if (gpu::symbol<int()>("cuInit") == nullptr) check::skip("libcuda.so.1");
@@ -42,7 +42,7 @@ int launches(const std::string &kernel) {
 phx_team team_of(phx_symm *symm) {
   phx_team team{};
   team.struct_size = sizeof team;
-  CHECK_OK(phx_symm_team(symm, &team));
+  CHECK_OK(phx_symm_get_team(symm, &team));
   return team;
 }
 
@@ -75,9 +75,8 @@ class Rank {
   char *block() const { return static_cast<char *>(block_); }
   char *shared() const { return static_cast<char *>(shared_); }  // symmetric memory, too
   char *out() const { return static_cast<char *>(out_); }
-  phx_options options(int32_t algo = PHX_ALGO_MULTIMEM) const {
-    phx_options options{};
-    options.struct_size = sizeof options;
+  gpu::Options options(int32_t algo = PHX_ALGO_MULTIMEM) const {
+    gpu::Options options;
     options.timeout_ms = 20000;
     options.scale = 1;
     options.algo = algo;
@@ -89,7 +88,7 @@ class Rank {
     CHECK(gpu_.driver().stream_wait(stream_) == 0);
     return gpu_.read(from, bytes);
   }
-  void meet() const { CHECK_OK(phx_group_barrier(group_, 0)); }
+  void meet() const { CHECK_OK(phx_barrier(group_, nullptr, nullptr)); }
 
  private:
   phx_world *const world_;
@@ -107,13 +106,15 @@ struct Pair {
 // What PTX has instructions for.
 std::vector<Pair> pairs() {
   std::vector<Pair> all;
+  for (const int32_t dtype : {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_F32, PHX_DTYPE_F64, PHX_DTYPE_I32, PHX_DTYPE_U32,
+                              PHX_DTYPE_I64, PHX_DTYPE_U64, PHX_DTYPE_C64, PHX_DTYPE_C128})
+    all.push_back({dtype, PHX_OP_SUM});
   for (const int32_t dtype :
-       {PHX_F16, PHX_BF16, PHX_F32, PHX_F64, PHX_I32, PHX_U32, PHX_I64, PHX_U64, PHX_C64, PHX_C128})
-    all.push_back({dtype, PHX_SUM});
-  for (const int32_t dtype : {PHX_F16, PHX_BF16, PHX_I32, PHX_U32, PHX_I64, PHX_U64})
-    for (const int32_t op : {PHX_MIN, PHX_MAX}) all.push_back({dtype, op});
-  for (const int32_t dtype : {PHX_I8, PHX_U8, PHX_I16, PHX_U16, PHX_I32, PHX_U32, PHX_I64, PHX_U64})
-    for (const int32_t op : {PHX_BAND, PHX_BOR, PHX_BXOR}) all.push_back({dtype, op});
+       {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_I32, PHX_DTYPE_U32, PHX_DTYPE_I64, PHX_DTYPE_U64})
+    for (const int32_t op : {PHX_OP_MIN, PHX_OP_MAX}) all.push_back({dtype, op});
+  for (const int32_t dtype : {PHX_DTYPE_I8, PHX_DTYPE_U8, PHX_DTYPE_I16, PHX_DTYPE_U16, PHX_DTYPE_I32, PHX_DTYPE_U32,
+                              PHX_DTYPE_I64, PHX_DTYPE_U64})
+    for (const int32_t op : {PHX_OP_BAND, PHX_OP_BOR, PHX_OP_BXOR}) all.push_back({dtype, op});
   return all;
 }
 bool is_one_of(const std::vector<Pair> &all, int32_t dtype, int32_t op) {
@@ -131,16 +132,16 @@ Bytes settled(Bytes bytes, int32_t dtype) {
       if (magnitude > infinity) std::memset(&bytes[at], 0xff, sizeof word);
     }
   };
-  if (dtype == PHX_F16) settle(uint16_t{}, 0x7c00);
-  if (dtype == PHX_BF16) settle(uint16_t{}, 0x7f80);
-  if (dtype == PHX_F32 || dtype == PHX_C64) settle(uint32_t{}, 0x7f800000);
-  if (dtype == PHX_F64 || dtype == PHX_C128) settle(uint64_t{}, 0x7ff0000000000000);
+  if (dtype == PHX_DTYPE_F16) settle(uint16_t{}, 0x7c00);
+  if (dtype == PHX_DTYPE_BF16) settle(uint16_t{}, 0x7f80);
+  if (dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_C64) settle(uint32_t{}, 0x7f800000);
+  if (dtype == PHX_DTYPE_F64 || dtype == PHX_DTYPE_C128) settle(uint64_t{}, 0x7ff0000000000000);
   return bytes;
 }
 void expect(const Bytes &got, const Bytes &wanted, const Pair &pair, const char *what) {
   if (settled(got, pair.dtype) == settled(wanted, pair.dtype)) return;
   const std::string text =
-      std::string(what) + " of " + phx_dtype_name(pair.dtype) + " " + phx_reduce_op_name(pair.op) + " is wrong";
+      std::string(what) + " of " + phx_dtype_name(pair.dtype) + " " + phx_op_name(pair.op) + " is wrong";
   check::failed(__FILE__, __LINE__, text.c_str());
 }
 
@@ -154,7 +155,9 @@ Bytes part(const Bytes &bytes, size_t begin, size_t size) {
   return {bytes.begin() + static_cast<std::ptrdiff_t>(begin),
           bytes.begin() + static_cast<std::ptrdiff_t>(begin + size)};
 }
-bool is_floating(int32_t dtype) { return kernel_test::is_float(dtype) || dtype == PHX_C64 || dtype == PHX_C128; }
+bool is_floating(int32_t dtype) {
+  return kernel_test::is_float(dtype) || dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128;
+}
 
 // Around the results nothing changes, whatever `offset` elements do to packs.
 void reduce(const Rank &me, int rank, const Pair &pair, size_t count, size_t offset_elements, int seed) {
@@ -162,7 +165,7 @@ void reduce(const Rank &me, int rank, const Pair &pair, size_t count, size_t off
   const size_t item = phx_dtype_size(pair.dtype), bytes = count * item, offset = offset_elements * item;
   const std::vector<Bytes> in = inputs(seed, pair.dtype, n, n * count);
   const Bytes wanted = reference(in, n * count, pair.dtype, pair.op, n, 1);
-  const phx_options options = me.options();
+  const gpu::Options options = me.options();
   Bytes before(kSpace, 0x5a);
   std::memcpy(before.data() + offset, in[rank].data(), in[rank].size());
   me.write(me.block(), before);
@@ -173,7 +176,7 @@ void reduce(const Rank &me, int rank, const Pair &pair, size_t count, size_t off
   CHECK_OK(phx_symm_reduce(me.symm(), offset, rank == n - 1 ? me.out() : nullptr, count, pair.dtype, pair.op, n - 1,
                            &options, nullptr));
   if (rank == n - 1) expect(me.read(me.out(), bytes), part(wanted, 0, bytes), pair, "reduce");
-  const bool alone = !is_floating(pair.dtype) || (n == 2 && pair.op == PHX_SUM);
+  const bool alone = !is_floating(pair.dtype) || (n == 2 && pair.op == PHX_OP_SUM);
   char *const result = alone ? me.out() : me.shared() + offset;
   me.write(result, Bytes(bytes + item, 0x5a));
   me.meet();
@@ -207,7 +210,8 @@ TEST(ranks_as_processes_reduce_by_switches) {
   needs_gpus(4);
   for (const int n : {2, 4})
     ranks::all_zero(ranks::as_processes(n, [](int rank, phx_world *world) {
-      reduce_each(rank, world, {{PHX_F32, PHX_SUM}, {PHX_BF16, PHX_SUM}, {PHX_I32, PHX_MAX}}, {2, 64, 1001});
+      reduce_each(rank, world, {{PHX_DTYPE_F32, PHX_OP_SUM}, {PHX_DTYPE_BF16, PHX_OP_SUM}, {PHX_DTYPE_I32, PHX_OP_MAX}},
+                  {2, 64, 1001});
     }));
 }
 
@@ -237,14 +241,14 @@ TEST(a_broadcast_is_stored_once_to_all) {
     if (!has_switches()) return;
     const Rank me(world, rank);
     const int before = launches("phx_gpu_multimem_broadcast");
-    for (const int32_t algo : {PHX_ALGO_AUTO, PHX_ALGO_MULTIMEM})
+    for (const int32_t algo : std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_MULTIMEM})
       for (const size_t offset : {size_t{0}, size_t{5}, size_t{32}})
         for (const size_t count : {size_t{1}, size_t{16}, size_t{47}, size_t{4099}}) {
-          const std::vector<Bytes> in = inputs(static_cast<int>(count), PHX_U8, 3, kSpace);
+          const std::vector<Bytes> in = inputs(static_cast<int>(count), PHX_DTYPE_U8, 3, kSpace);
           me.write(me.block(), in[rank]);
           me.meet();
-          const phx_options options = me.options(algo);
-          CHECK_OK(phx_symm_broadcast(me.symm(), offset, count, PHX_U8, 1, &options, nullptr));
+          const gpu::Options options = me.options(algo);
+          CHECK_OK(phx_symm_broadcast(me.symm(), offset, count, PHX_DTYPE_U8, 1, &options, nullptr));
           Bytes wanted = in[rank];
           std::memcpy(wanted.data() + offset, in[1].data() + offset, count);
           CHECK(me.read(me.block(), kSpace) == wanted);
@@ -261,15 +265,15 @@ TEST(an_all_gather_is_stored_to_all_where_the_results_lie_in_one_place) {
     if (!has_switches()) return;
     const Rank me(world, rank);
     const size_t part_bytes = kSpace / 2;  // the result is as large as AUTO asks for
-    const std::vector<Bytes> in = inputs(5, PHX_U8, 2, part_bytes);
+    const std::vector<Bytes> in = inputs(5, PHX_DTYPE_U8, 2, part_bytes);
     me.write(me.block(), in[rank]);
     Bytes wanted = in[0];
     wanted.insert(wanted.end(), in[1].begin(), in[1].end());
-    const phx_options options = me.options(PHX_ALGO_AUTO), strict = me.options();
+    const gpu::Options options = me.options(PHX_ALGO_AUTO), strict = me.options();
     for (char *const out : {me.shared(), me.out(), rank == 0 ? me.shared() : me.out()}) {
       me.write(me.shared(), Bytes(kSpace, 1));
       me.meet();
-      CHECK_OK(phx_symm_all_gather(me.symm(), 0, out, part_bytes, PHX_U8, &options, nullptr));
+      CHECK_OK(phx_symm_all_gather(me.symm(), 0, out, part_bytes, PHX_DTYPE_U8, &options, nullptr));
       CHECK(me.read(out, kSpace) == wanted);
       if (out != me.shared()) CHECK(me.read(me.shared(), kSpace) == Bytes(kSpace, 1));
       me.meet();
@@ -277,8 +281,8 @@ TEST(an_all_gather_is_stored_to_all_where_the_results_lie_in_one_place) {
     // In the block itself, behind the input; and by request.
     me.write(me.shared(), Bytes(kSpace, 1));
     me.meet();
-    CHECK_OK(phx_symm_all_gather(me.symm(), 0, me.block() + 4096, 1024, PHX_F16, &strict, nullptr));
-    CHECK_OK(phx_symm_all_gather(me.symm(), 0, me.shared() + 64, 48, PHX_U8, &strict, nullptr));
+    CHECK_OK(phx_symm_all_gather(me.symm(), 0, me.block() + 4096, 1024, PHX_DTYPE_F16, &strict, nullptr));
+    CHECK_OK(phx_symm_all_gather(me.symm(), 0, me.shared() + 64, 48, PHX_DTYPE_U8, &strict, nullptr));
     const Bytes here = me.read(me.block() + 4096, 4096), there = me.read(me.shared(), 200);
     for (int k = 0; k < 2; ++k) {
       CHECK(part(here, static_cast<size_t>(k) * 2048, 2048) == part(in[k], 0, 2048));
@@ -286,9 +290,9 @@ TEST(an_all_gather_is_stored_to_all_where_the_results_lie_in_one_place) {
     }
     CHECK(part(there, 0, 64) == Bytes(64, 1) && part(there, 160, 40) == Bytes(40, 1));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "let out lie in some",
-                phx_symm_all_gather(me.symm(), 0, me.out(), 16, PHX_U8, &strict, nullptr));
+                phx_symm_all_gather(me.symm(), 0, me.out(), 16, PHX_DTYPE_U8, &strict, nullptr));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "17 bytes at offset 0 of the block are not whole ones",
-                phx_symm_all_gather(me.symm(), 0, me.shared(), 17, PHX_U8, &strict, nullptr));
+                phx_symm_all_gather(me.symm(), 0, me.shared(), 17, PHX_DTYPE_U8, &strict, nullptr));
     me.meet();
   });
 }
@@ -299,27 +303,27 @@ TEST(what_switches_cannot_do_is_refused_alike_and_leaves_the_group_usable) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     if (!has_switches()) return;
     const Rank me(world, rank);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const std::vector<Pair> known = pairs();
     kernel_test::for_each_pair([&](int32_t dtype, int32_t op) {
       if (is_one_of(known, dtype, op)) return;
       CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do",
                   phx_symm_all_reduce(me.symm(), 0, me.block(), 4, dtype, op, &options, nullptr));
     });
-    for (const Pair pair : {Pair{PHX_F32, PHX_SUM}, Pair{PHX_BF16, PHX_MIN}})
+    for (const Pair pair : {Pair{PHX_DTYPE_F32, PHX_OP_SUM}, Pair{PHX_DTYPE_BF16, PHX_OP_MIN}})
       CHECK_FAILS(PHX_ERR_UNSUPPORTED, "their bits could differ",
                   phx_symm_all_reduce(me.symm(), 0, me.out(), 4, pair.dtype, pair.op, &options, nullptr));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM does not do this: it is for all_reduce,",
-                phx_symm_all_to_all(me.symm(), 0, me.out(), 4, PHX_F32, &options, nullptr));
+                phx_symm_all_to_all(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, &options, nullptr));
     const size_t counts[3] = {1, 2, 3};
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "with one count for all",
-                phx_symm_all_gather_v(me.symm(), 0, me.out(), counts, PHX_F32, &options, nullptr));
+                phx_symm_all_gather_v(me.symm(), 0, me.out(), counts, PHX_DTYPE_F32, &options, nullptr));
     std::vector<float> host(8);
-    phx_options on_host = options;
+    gpu::Options on_host = options;
     on_host.stream = nullptr;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM is for symmetric memory of GPUs",
-                phx_all_reduce(me.group(), host.data(), host.data(), 8, PHX_F32, PHX_SUM, &on_host, nullptr));
-    reduce(me, rank, {PHX_F32, PHX_SUM}, 100, 0, 3);
+                phx_all_reduce(me.group(), host.data(), host.data(), 8, PHX_DTYPE_F32, PHX_OP_SUM, &on_host, nullptr));
+    reduce(me, rank, {PHX_DTYPE_F32, PHX_OP_SUM}, 100, 0, 3);
   });
 }
 
@@ -329,37 +333,40 @@ TEST(a_group_on_ordinary_memory_of_gpus_may_ask_for_switches) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     if (!has_switches()) return;
     const Rank me(world, rank);
-    phx_options options = me.options();
+    gpu::Options options = me.options();
     options.device = gpu_of(rank);
     const size_t count = 300;
-    const std::vector<Bytes> in = inputs(4, PHX_BF16, 3, 3 * count);
-    const Bytes wanted = reference(in, 3 * count, PHX_BF16, PHX_SUM, 3, 1);
+    const std::vector<Bytes> in = inputs(4, PHX_DTYPE_BF16, 3, 3 * count);
+    const Bytes wanted = reference(in, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, 3, 1);
     const int before = launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum");
     me.write(me.out(), in[rank]);
     me.meet();
-    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_BF16, PHX_SUM, &options, nullptr));
-    expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_BF16, PHX_SUM}, "all_reduce of a group");
-    CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8192, count, PHX_BF16, PHX_SUM, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                            nullptr));
+    expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_DTYPE_BF16, PHX_OP_SUM}, "all_reduce of a group");
+    CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8192, count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                                nullptr));
     expect(me.read(me.out() + 8192, 2 * count), part(wanted, static_cast<size_t>(rank) * 2 * count, 2 * count),
-           {PHX_BF16, PHX_SUM}, "reduce_scatter of a group");
+           {PHX_DTYPE_BF16, PHX_OP_SUM}, "reduce_scatter of a group");
     if (before >= 0) CHECK(launches("phx_gpu_multimem_reduce_to_all_bfloat16_sum") >= before + 1);
     // Inputs that are read where they lie, wherever that is on each rank.
-    const std::vector<Bytes> large = inputs(6, PHX_U8, 3, 21856);
+    const std::vector<Bytes> large = inputs(6, PHX_DTYPE_U8, 3, 21856);
     char *const from = rank == 0 ? me.block() + 2 : me.block() + 64;
-    phx_options usual = options;
+    gpu::Options usual = options;
     usual.algo = PHX_ALGO_AUTO;
     me.write(from, large[rank]);
     const int gathers = launches("phx_gpu_multimem_all_gather");
     me.meet();
-    CHECK_OK(phx_all_gather(me.group(), from, me.shared(), 21856, PHX_U8, &usual, nullptr));
+    CHECK_OK(phx_all_gather(me.group(), from, me.shared(), 21856, PHX_DTYPE_U8, &usual, nullptr));
     if (before >= 0) CHECK(launches("phx_gpu_multimem_all_gather") > gathers);
     const Bytes gathered = me.read(me.shared(), 3 * size_t{21856});
     for (size_t k = 0; k < 3; ++k) CHECK(part(gathered, k * 21856, 21856) == part(large[k], 0, 21856));
     me.meet();
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do product of bfloat16",
-                phx_all_reduce(me.group(), me.out(), me.out(), 8, PHX_BF16, PHX_PROD, &options, nullptr));
-    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_BF16, PHX_SUM, &options, nullptr));
-    expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_BF16, PHX_SUM}, "all_reduce after an error");
+                phx_all_reduce(me.group(), me.out(), me.out(), 8, PHX_DTYPE_BF16, PHX_OP_PROD, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
+                            nullptr));
+    expect(me.read(me.out() + 8192, 6 * count), wanted, {PHX_DTYPE_BF16, PHX_OP_SUM}, "all_reduce after an error");
     me.meet();
   });
 }
@@ -371,14 +378,14 @@ TEST(results_in_different_places_are_a_mismatch_that_stores_nothing) {
     const Rank me(world, rank);
     me.write(me.shared(), Bytes(kSpace, 7));
     me.meet();
-    const phx_options options = me.options();
-    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.shared() + (rank == 2 ? 1024 : 0), 100, PHX_F32,
-                                                  PHX_SUM, &options, nullptr);
+    const gpu::Options options = me.options();
+    const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.shared() + (rank == 2 ? 1024 : 0), 100,
+                                                  PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_MISMATCH || status == PHX_ERR_REVOKED);
     CHECK(me.read(me.shared(), kSpace) == Bytes(kSpace, 7));
     phx_error_info info{};
     info.struct_size = sizeof info;
-    while (phx_group_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
+    while (phx_group_get_error(me.group(), &info) == PHX_ERR_NOT_FOUND) std::this_thread::yield();
     CHECK(info.status == PHX_ERR_MISMATCH);
   });
 }
@@ -386,16 +393,16 @@ TEST(results_in_different_places_are_a_mismatch_that_stores_nothing) {
 // Without multicast collectives go on as ever, and a request for it says why there is none.
 void expect_none(const Rank &me, int rank, const char *why) {
   CHECK(team_of(me.symm()).multicast == nullptr);
-  const phx_options options = me.options(), usual = me.options(PHX_ALGO_AUTO);
+  const gpu::Options options = me.options(), usual = me.options(PHX_ALGO_AUTO);
   CHECK_FAILS(PHX_ERR_UNSUPPORTED, "there is no multicast in group 'all': ",
-              phx_symm_all_reduce(me.symm(), 0, me.block(), 4, PHX_F32, PHX_SUM, &options, nullptr));
+              phx_symm_all_reduce(me.symm(), 0, me.block(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
   CHECK(std::strstr(phx_last_error(), why) != nullptr);
-  const std::vector<Bytes> in = inputs(9, PHX_F32, me.size(), 500);
+  const std::vector<Bytes> in = inputs(9, PHX_DTYPE_F32, me.size(), 500);
   me.write(me.block(), in[rank]);
   me.meet();
-  CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 500, PHX_F32, PHX_SUM, &usual, nullptr));
-  CHECK(me.read(me.out(), 2000) == reference(in, 500, PHX_F32, PHX_SUM, me.size(), 1));
-  CHECK_OK(phx_symm_broadcast(me.symm(), 0, 500, PHX_F32, 0, &usual, nullptr));
+  CHECK_OK(phx_symm_all_reduce(me.symm(), 0, me.out(), 500, PHX_DTYPE_F32, PHX_OP_SUM, &usual, nullptr));
+  CHECK(me.read(me.out(), 2000) == reference(in, 500, PHX_DTYPE_F32, PHX_OP_SUM, me.size(), 1));
+  CHECK_OK(phx_symm_broadcast(me.symm(), 0, 500, PHX_DTYPE_F32, 0, &usual, nullptr));
   CHECK(me.read(me.block(), 2000) == in[0]);
   me.meet();
 }
@@ -465,11 +472,10 @@ TEST(a_call_of_the_driver_that_fails_on_one_rank_is_agreed_on_and_leaves_nothing
             CHECK(bits != 0);  // all said the same
           }
           if (mine[0] != 0 && mine[1] == 0) {
-            phx_options options{};
-            options.struct_size = sizeof options;
+            gpu::Options options;
             options.algo = PHX_ALGO_MULTIMEM;
             CHECK_FAILS(PHX_ERR_UNSUPPORTED, failing.why,
-                        phx_symm_all_reduce(symm, 0, block, 4, PHX_F32, PHX_SUM, &options, nullptr));
+                        phx_symm_all_reduce(symm, 0, block, 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
             CHECK(std::strstr(phx_last_error(), ("on rank " + std::to_string(who)).c_str()) != nullptr);
           }
           phx_symm_release(symm);
@@ -538,12 +544,12 @@ TEST(multicast_without_kernels_is_for_kernels_of_ones_own) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world, rank);
     CHECK(team_of(me.symm()).multicast != nullptr);
-    const phx_options options = me.options(), usual = me.options(PHX_ALGO_AUTO);
+    const gpu::Options options = me.options(), usual = me.options(PHX_ALGO_AUTO);
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not every rank of group 'all' has kernels for multicast",
-                phx_symm_all_reduce(me.symm(), 0, me.block(), 4, PHX_F32, PHX_SUM, &options, nullptr));
+                phx_symm_all_reduce(me.symm(), 0, me.block(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     me.write(me.block(), Bytes(100, static_cast<unsigned char>(rank)));
     me.meet();
-    CHECK_OK(phx_symm_broadcast(me.symm(), 0, 100, PHX_U8, 1, &usual, nullptr));
+    CHECK_OK(phx_symm_broadcast(me.symm(), 0, 100, PHX_DTYPE_U8, 1, &usual, nullptr));
     CHECK(me.read(me.block(), 100) == Bytes(100, 1));
     me.meet();
   });
@@ -556,7 +562,9 @@ TEST(nothing_is_left_behind) {
   needs_fake();
   const size_t before = gpu::open_files();
   for (int i = 0; i < 3; ++i)
-    ranks::as_threads(3, [](int rank, phx_world *world) { reduce_each(rank, world, {{PHX_BF16, PHX_SUM}}, {200}); });
+    ranks::as_threads(3, [](int rank, phx_world *world) {
+      reduce_each(rank, world, {{PHX_DTYPE_BF16, PHX_OP_SUM}}, {200});
+    });
   CHECK(gpu::alive() == 0);
   CHECK(gpu::open_files() == before);
 }

@@ -72,7 +72,7 @@ TEST(every_kind_and_dtype_has_the_bits_of_the_host) {
   const World world;
   int defined = 0;
   for (int32_t kind = PHX_RANDOM_BITS; kind <= PHX_RANDOM_LOG_NORMAL; ++kind)
-    for (int32_t dtype = PHX_F16; dtype <= PHX_F8E5M2; ++dtype) {
+    for (int32_t dtype = PHX_DTYPE_F16; dtype <= PHX_DTYPE_F8E5M2; ++dtype) {
       const Fill fill = [&](const phx_device *device, void *stream, void *out, const Box &box) {
         return phx_random_fill_on(device, stream, out, dtype, kind, 0.25, 0.75, kKey, box.first,
                                   static_cast<int32_t>(box.sizes.size()), box.sizes.data(), box.index_strides.data(),
@@ -89,7 +89,7 @@ TEST(every_kind_and_dtype_has_the_bits_of_the_host) {
 TEST(integers_of_every_dtype_have_the_bits_of_the_host) {
   gpu::needs_driver();
   const World world;
-  for (int32_t dtype = PHX_F16; dtype <= PHX_F8E5M2; ++dtype)
+  for (int32_t dtype = PHX_DTYPE_F16; dtype <= PHX_DTYPE_F8E5M2; ++dtype)
     for (const uint64_t range : {uint64_t{1}, uint64_t{6}, uint64_t{1} << 16, (uint64_t{1} << 16) + 1, uint64_t{0}})
       world.expect_alike(
           [&](const phx_device *device, void *stream, void *out, const Box &box) {
@@ -105,14 +105,16 @@ TEST(wrong_requests_say_so) {
   const World world;
   const int64_t four = 4, one = 1;
   const auto fill = [&](const phx_device &device, void *stream, void *out, double a, double b) {
-    return phx_random_fill_on(&device, stream, out, PHX_F32, PHX_RANDOM_UNIFORM, a, b, kKey, 0, 1, &four, &one, &one);
+    return phx_random_fill_on(&device, stream, out, PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, a, b, kKey, 0, 1, &four, &one,
+                              &one);
   };
   float host[4];
   CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach", fill(kGpu, nullptr, host, 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "a must not be above b", fill(kGpu, nullptr, world.memory(), 1, 0));
-  CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", fill({PHX_DEV_CUDA, 99}, nullptr, world.memory(), 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99",
+              fill({PHX_DEVICE_CUDA, 99}, nullptr, world.memory(), 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "7 is no device type", fill({7, 0}, nullptr, world.memory(), 0, 1));
-  CHECK_FAILS(PHX_ERR_INVALID, "stream is for memory of a GPU", fill({PHX_DEV_CPU, 0}, host, host, 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "stream is for memory of a GPU", fill({PHX_DEVICE_CPU, 0}, host, host, 0, 1));
   CHECK_FAILS(PHX_ERR_INVALID, "out is NULL", fill(kGpu, nullptr, nullptr, 0, 1));
 }
 
@@ -123,7 +125,7 @@ TEST(a_graph_fills_again) {
   const int64_t size = 100, one = 1;
   std::vector<unsigned char> wanted(400);
   const auto fill = [&](const phx_device *device, void *on, void *out) {
-    return phx_random_fill_on(device, on, out, PHX_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 0, 1, &size, &one, &one);
+    return phx_random_fill_on(device, on, out, PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 0, 1, &size, &one, &one);
   };
   CHECK_OK(fill(nullptr, nullptr, wanted.data()));
   const gpu::Graph graph(stream, [&] { CHECK_OK(fill(&kGpu, stream.get(), world.memory())); });

@@ -38,20 +38,20 @@ void set(phx_group *group, const phx_gpu_tuning &values) { CHECK_OK(phx_group_se
 bool same(const phx_gpu_tuning &a, const phx_gpu_tuning &b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 // A first collective, with which the group gets a workspace, and so looks into the table.
-void begin(const Rank &me) { CHECK_OK(phx_group_enqueue_barrier(me.group(), &kGpu, 0, me.stream().get())); }
+void begin(const Rank &me) { CHECK_OK(gpu::barrier(me.group(), me.stream().get(), kGpu)); }
 
 // How often kernels are launched by `call` on all ranks of this process together. Every rank gets the same numbers.
 template <class Function>
 std::vector<int> launched_by(const Rank &me, const std::vector<std::string> &kernels, const Function &call) {
   std::vector<int> counts;
-  CHECK_OK(phx_group_barrier(me.hosts(), 0));
+  CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   for (const std::string &kernel : kernels) counts.push_back(launches(kernel));
-  CHECK_OK(phx_group_barrier(me.hosts(), 0));
+  CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   CHECK_OK(call());
   me.stream().wait();
-  CHECK_OK(phx_group_barrier(me.hosts(), 0));
+  CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   for (size_t i = 0; i < kernels.size(); ++i) counts[i] = launches(kernels[i]) - counts[i];
-  CHECK_OK(phx_group_barrier(me.hosts(), 0));
+  CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   return counts;
 }
 
@@ -84,13 +84,13 @@ TEST(ranks_with_different_tables_use_that_of_group_rank_0) {
   ranks::all_zero(ranks::as_processes(2, [&](int rank, phx_world *world) {
     (rank == 0 ? first : second).use();
     const Rank me(world);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     Gpu().write(me.in(), Bytes(64, static_cast<unsigned char>(rank + 1)));
-    CHECK_OK(phx_all_reduce(me.group(), me.in(), me.out(), 64, PHX_U8, PHX_SUM, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.in(), me.out(), 64, PHX_DTYPE_U8, PHX_OP_SUM, &options, nullptr));
     CHECK(me.read(me.out(), 64) == Bytes(64, 3));
     CHECK(same(tuning_of(me.group()), tuning(1, 8, 64 << 10, kNever, 16)));
     CHECK(launches("phx_gpu_reduce_in_place_uint8_sum") == 1);
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
   }));
 }
 
@@ -102,9 +102,9 @@ TEST(copies_that_fail_end_the_group) {
     phx_symm *symm = nullptr;
     CHECK_OK(phx_symm_rendezvous(me.group(), me.in(), 0, &symm));
     set(me.group(), tuning(0, 0, 0, 1));
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     if (rank == 1) setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoDAsync_v2", 1);
-    const phx_status status = phx_symm_all_gather(symm, 0, me.out(), 100, PHX_U8, &options, nullptr);
+    const phx_status status = phx_symm_all_gather(symm, 0, me.out(), 100, PHX_DTYPE_U8, &options, nullptr);
     unsetenv("FAKE_CUDA_FAIL");
     if (rank == 1) {
       CHECK(status == PHX_ERR_DEVICE);
@@ -122,13 +122,13 @@ TEST(the_values_of_a_group_decide_which_kernel_an_all_reduce_is) {
   needs_fake();
   ranks::as_threads(3, [](int, phx_world *world) {
     const Rank me(world);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const std::vector<std::string> ways = {"phx_gpu_reduce_lines_float32_sum", "phx_gpu_reduce_float32_sum",
                                            "phx_gpu_reduce_in_place_float32_sum"};
     const auto launched = [&](const phx_gpu_tuning &values, size_t count) {
       set(me.group(), values);
       return launched_by(me, ways, [&] {
-        return phx_all_reduce(me.group(), me.in(), me.out(), count, PHX_F32, PHX_SUM, &options, nullptr);
+        return phx_all_reduce(me.group(), me.in(), me.out(), count, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       });
     };
     CHECK(launched(tuning(0), 16) == std::vector<int>({3, 0, 0}));
@@ -145,10 +145,10 @@ TEST(two_ranks_reduce_in_two_steps_if_they_are_told_to) {
   needs_fake();
   ranks::as_threads(2, [](int, phx_world *world) {
     const Rank me(world);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const auto in_place = [&] {
       return launched_by(me, {"phx_gpu_reduce_in_place_float32_sum"}, [&] {
-        return phx_all_reduce(me.group(), me.in(), me.out(), 1000, PHX_F32, PHX_SUM, &options, nullptr);
+        return phx_all_reduce(me.group(), me.in(), me.out(), 1000, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       });
     };
     CHECK(in_place() == std::vector<int>{0});
@@ -164,7 +164,7 @@ TEST(a_gather_of_symmetric_memory_is_copied_from_the_size_that_is_set) {
     const Rank me(world);
     phx_symm *symm = nullptr;
     CHECK_OK(phx_symm_rendezvous(me.group(), me.in(), 0, &symm));
-    phx_options options = me.options();
+    gpu::Options options = me.options();
     const std::vector<std::string> ways = {"phx_gpu_all_gather", "phx_gpu_barrier"};
     const auto launched = [&](uint64_t copy, size_t count) {
       set(me.group(), tuning(0, 0, 0, copy));
@@ -172,7 +172,7 @@ TEST(a_gather_of_symmetric_memory_is_copied_from_the_size_that_is_set) {
       Gpu().write(me.in() + 64, mine);
       Gpu().write(me.out(), Bytes(3 * count, 0));
       const std::vector<int> counts = launched_by(
-          me, ways, [&] { return phx_symm_all_gather(symm, 64, me.out(), count, PHX_U8, &options, nullptr); });
+          me, ways, [&] { return phx_symm_all_gather(symm, 64, me.out(), count, PHX_DTYPE_U8, &options, nullptr); });
       const Bytes seen = me.read(me.out(), 3 * count);
       for (size_t i = 0; i < seen.size(); ++i) CHECK(seen[i] == i / count + 1);
       return counts;
@@ -189,23 +189,22 @@ TEST(a_gather_of_symmetric_memory_is_copied_from_the_size_that_is_set) {
 TEST(switches_gather_from_the_size_that_is_set) {
   needs_fake();
   ranks::as_threads(2, [](int rank, phx_world *world) {
-    const phx_device own{PHX_DEV_CUDA, rank};
+    const phx_device own{PHX_DEVICE_CUDA, rank};
     phx_group *const group = ranks::make_group(world);
     void *block = nullptr;
     phx_symm *symm = nullptr;
     CHECK_OK(phx_mem_alloc(world, &own, kSpace, &block));
     CHECK_OK(phx_symm_rendezvous(group, block, 0, &symm));
     const Gpu gpu(rank);
-    phx_options options{};
-    options.struct_size = sizeof options;
+    gpu::Options options;
     options.scale = 1;
     const auto spread = [&](uint64_t from) {
       set(group, tuning(0, 0, from));
       const int before = launches("phx_gpu_multimem_all_gather");
-      CHECK_OK(phx_group_barrier(group, 0));
-      CHECK_OK(phx_symm_all_gather(symm, 0, static_cast<char *>(block) + 4096, 512, PHX_U8, &options, nullptr));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
+      CHECK_OK(phx_symm_all_gather(symm, 0, static_cast<char *>(block) + 4096, 512, PHX_DTYPE_U8, &options, nullptr));
       CHECK(gpu.driver().stream_wait(nullptr) == 0);
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       return launches("phx_gpu_multimem_all_gather") - before;
     };
     CHECK(spread(0) == 0);
@@ -221,14 +220,14 @@ TEST(threads_that_do_more_are_fewer) {
   needs_fake();
   ranks::as_threads(2, [](int, phx_world *world) {
     const Rank me(world);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const auto blocks = [&](uint64_t thread_bytes, size_t count) {
       set(me.group(), tuning(1, 0, 0, 0, thread_bytes));
-      CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), count, PHX_U8, &options, nullptr));
+      CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), count, PHX_DTYPE_U8, &options, nullptr));
       me.stream().wait();
-      CHECK_OK(phx_group_barrier(me.hosts(), 0));
+      CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       const int last = blocks_of_last("phx_gpu_all_gather");
-      CHECK_OK(phx_group_barrier(me.hosts(), 0));
+      CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
       return last;
     };
     // A block has 4 threads, and of 6 processors each of the two ranks has 3.
@@ -239,7 +238,7 @@ TEST(threads_that_do_more_are_fewer) {
     CHECK(blocks(16, 5000) == 3);
     // What is sent beside flags needs a thread for each 8 bytes, whatever is set.
     set(me.group(), tuning(0, 0, 0, 0, 4096));
-    CHECK_OK(phx_all_reduce(me.group(), me.in(), me.out(), 24, PHX_F32, PHX_SUM, &options, nullptr));
+    CHECK_OK(phx_all_reduce(me.group(), me.in(), me.out(), 24, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     me.stream().wait();
     CHECK(blocks_of_last("phx_gpu_reduce_lines_float32_sum") == 3);
   });
@@ -255,8 +254,8 @@ TEST(no_result_depends_on_the_values) {
     for (const phx_gpu_tuning &values : all) {
       set(me.group(), values);
       for (const size_t count : {size_t{1}, size_t{7}, size_t{100}, size_t{1000}})
-        for (const Collective &one : collectives(3, rank, count, PHX_F32, PHX_SUM, 1))
-          for (const bool in_place : {false, true}) expect_as_on_host(me, one, PHX_F32, 3, in_place, ++seed);
+        for (const Collective &one : collectives(3, rank, count, PHX_DTYPE_F32, PHX_OP_SUM, 1))
+          for (const bool in_place : {false, true}) expect_as_on_host(me, one, PHX_DTYPE_F32, 3, in_place, ++seed);
     }
   });
 }
@@ -291,7 +290,7 @@ TEST(what_cannot_be_is_refused_on_all_ranks_and_changes_nothing) {
     refused(flagged, "flags must be 0");
     CHECK_FAILS(PHX_ERR_INVALID, "tuning is NULL", phx_group_set_gpu_tuning(group, nullptr, 0));
     CHECK_FAILS(PHX_ERR_INVALID, "group is NULL", phx_group_save_gpu_tuning(nullptr, nullptr));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }
@@ -331,7 +330,7 @@ TEST(saved_values_are_those_of_later_groups_on_such_gpus) {
     begin(me);
     CHECK(same(tuning_of(me.group()), mine));  // what was set before the first rendezvous holds
     if (rank == 0) CHECK_OK(phx_group_save_gpu_tuning(me.group(), nullptr));
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     me.stream().wait();
   });
   CHECK(table.read().find(" ranks=2 shared=1 line_bytes=128 two_shot_bytes=5000 multicast_bytes=6000 copy_bytes=7000 "
@@ -350,7 +349,7 @@ TEST(ranks_with_gpus_of_their_own_have_a_row_of_their_own) {
       "gpu=another ranks=2 shared=0 line_bytes=33\n");
   for (const bool shared : {false, true})
     ranks::as_threads(2, [&](int rank, phx_world *world) {
-      const phx_device device{PHX_DEV_CUDA, shared ? 1 : rank};
+      const phx_device device{PHX_DEVICE_CUDA, shared ? 1 : rank};
       phx_group *const group = ranks::make_group(world);
       void *block = nullptr;
       phx_symm *symm = nullptr;

@@ -29,8 +29,8 @@ std::vector<int32_t> read(const Rank &me, const void *from, size_t count) {
   return values;
 }
 
-phx_status gather(const Rank &me, const phx_options &options, size_t count) {
-  return phx_all_gather(me.group(), me.in(), me.out(), count, PHX_I32, &options, nullptr);
+phx_status gather(const Rank &me, const gpu::Options &options, size_t count) {
+  return phx_all_gather(me.group(), me.in(), me.out(), count, PHX_DTYPE_I32, &options, nullptr);
 }
 // Rank k gave k + `more`.
 void expect_gathered(const Rank &me, size_t count, int32_t more) {
@@ -50,7 +50,7 @@ TEST(a_kernel_ends_when_a_rank_dies) {
           const Rank me(world);
           CHECK_OK(gather(me, me.options(), 10));
           me.stream().wait();
-          CHECK_OK(phx_group_barrier(me.hosts(), 0));
+          CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
           if (rank == 1) raise(SIGKILL);
           const phx_status status = gather(me, me.options(60000), grows ? 1000 : 10);
           CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
@@ -77,7 +77,7 @@ TEST(a_workspace_that_cannot_be_made_fails_alike) {
     write(me.in(), std::vector<int32_t>(10, rank));
     CHECK_OK(gather(me, me.options(), 10));
     expect_gathered(me, 10, 0);
-    CHECK_OK(phx_group_barrier(me.hosts(), 0));
+    CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   }));
 }
 
@@ -108,7 +108,7 @@ TEST(a_graph_is_replayed_after_the_workspace_has_grown) {
       [](int rank, phx_world *world) {
         const Rank me(world);
         const OwnStream stream;
-        phx_options captured = me.options();
+        gpu::Options captured = me.options();
         captured.stream = stream.get();
         CHECK_OK(gather(me, me.options(), 50));
         me.stream().wait();
@@ -124,7 +124,7 @@ TEST(a_graph_is_replayed_after_the_workspace_has_grown) {
           stream.wait();
           expect_gathered(me, 50, more);
         }
-        CHECK_OK(phx_group_barrier(me.group(), 0));
+        CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
       },
       small());
 }
@@ -148,13 +148,14 @@ TEST(calls_on_several_streams_keep_their_order) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world);
     const OwnStream other;
-    phx_options second = me.options();
+    gpu::Options second = me.options();
     second.stream = other.get();
     for (int32_t i = 0; i < 10; ++i) {
       write(me.in(), std::vector<int32_t>(2000, rank + i));
       CHECK_OK(gather(me, me.options(), 1000));
       // Of what the first one gives.
-      CHECK_OK(phx_reduce_scatter(me.group(), me.out(), me.out() + 8000, 1000, PHX_I32, PHX_SUM, &second, nullptr));
+      CHECK_OK(
+          phx_reduce_scatter(me.group(), me.out(), me.out() + 8000, 1000, PHX_DTYPE_I32, PHX_OP_SUM, &second, nullptr));
       other.wait();
       expect_gathered(me, 1000, i);
       CHECK(read(me, me.out() + 8000, 1000) == std::vector<int32_t>(1000, 2 * (rank + i)));
@@ -166,23 +167,23 @@ TEST(coalesced_calls_go_one_after_the_other) {
   gpu::needs_driver();
   ranks::as_threads(3, [](int rank, phx_world *world) {
     const Rank me(world);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const auto in = [&](size_t at) { return me.in() + at * 4; };
     const auto out = [&](size_t at) { return me.out() + at * 4; };
     const auto call = [](int32_t kind, const void *from, void *to, size_t count, int32_t op, int32_t root) {
-      return phx_call{sizeof(phx_call), kind, from, to, count, PHX_I32, op, root, 0};
+      return phx_call{sizeof(phx_call), kind, from, to, count, PHX_DTYPE_I32, op, root, 0};
     };
     const bool root = rank == 1;
     write(me.in(), std::vector<int32_t>(8000, 1 + rank));
     write(me.out(), std::vector<int32_t>(8000, 10 * rank));
     const std::vector<phx_call> calls = {
-        call(PHX_CALL_ALL_REDUCE, in(0), out(0), 5, PHX_SUM, 0),
-        call(PHX_CALL_ALL_REDUCE, in(0), out(100), 900, PHX_MAX, 0),
+        call(PHX_CALL_ALL_REDUCE, in(0), out(0), 5, PHX_OP_SUM, 0),
+        call(PHX_CALL_ALL_REDUCE, in(0), out(100), 900, PHX_OP_MAX, 0),
         call(PHX_CALL_ALL_GATHER, in(0), out(1000), 10, 0, 0),
-        call(PHX_CALL_REDUCE_SCATTER, in(0), out(1100), 10, PHX_SUM, 0),
+        call(PHX_CALL_REDUCE_SCATTER, in(0), out(1100), 10, PHX_OP_SUM, 0),
         call(PHX_CALL_ALL_TO_ALL, in(0), out(1200), 10, 0, 0),
         call(PHX_CALL_BROADCAST, out(1300), out(1300), 10, 0, 1),
-        call(PHX_CALL_REDUCE, in(0), out(1400), 10, PHX_SUM, 1),
+        call(PHX_CALL_REDUCE, in(0), out(1400), 10, PHX_OP_SUM, 1),
         call(PHX_CALL_GATHER, in(0), out(1500), 10, 0, 1),
         call(PHX_CALL_SCATTER, in(0), out(1600), 10, 0, 1),
     };
@@ -206,7 +207,7 @@ TEST(coalesced_calls_go_one_after_the_other) {
       CHECK(read(me, me.out(), 8000) == wanted);
     }
     CHECK_OK(phx_coalesced(me.group(), nullptr, 0, &options, nullptr));
-    CHECK_OK(phx_group_barrier(me.hosts(), 0));
+    CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
   });
 }
 
@@ -215,11 +216,10 @@ TEST(a_barrier_orders_streams) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world);
-    CHECK_FAILS(PHX_ERR_INVALID, "device must be a GPU", phx_group_enqueue_barrier(me.group(), nullptr, 0, nullptr));
-    for (int i = 0; i < 5; ++i) CHECK_OK(phx_group_enqueue_barrier(me.group(), &kGpu, 0, me.stream().get()));
+    for (int i = 0; i < 5; ++i) CHECK_OK(gpu::barrier(me.group(), me.stream().get(), kGpu));
     me.stream().wait();
     if (rank == 0) {  // one to which the other does not come
-      CHECK_OK(phx_group_enqueue_barrier(me.group(), &kGpu, 30, me.stream().get()));
+      CHECK_OK(gpu::barrier(me.group(), me.stream().get(), kGpu, 30));
       me.stream().wait();
     }
     const phx_error_info info = me.failure();
@@ -268,11 +268,11 @@ TEST(inputs_in_symmetric_memory_are_read_where_they_lie) {
       const Rank me(world);
       const bool symmetric = which == 2 || (which == 1 && rank == 1);
       const Source source(world, me, symmetric), unused(world, me, false);
-      for (const Collective &one : collectives(3, rank, 700, PHX_F32, PHX_SUM, 1)) {
+      for (const Collective &one : collectives(3, rank, 700, PHX_DTYPE_F32, PHX_OP_SUM, 1)) {
         if (std::strcmp(one.name, "broadcast") == 0) continue;
-        const Bytes given = random_input(rank, PHX_F32, one.in);
+        const Bytes given = random_input(rank, PHX_DTYPE_F32, one.in);
         if (!given.empty()) Gpu().write(source.at(), given);
-        phx_options options = me.options();
+        gpu::Options options = me.options();
         const uint64_t before = me.zero_copies();
         Bytes host(one.out * 4, 0);
         CHECK_OK(one.call(me.group(), source.at(), me.out(), &options));
@@ -286,7 +286,7 @@ TEST(inputs_in_symmetric_memory_are_read_where_they_lie) {
         CHECK_OK(one.call(me.hosts(), given.data(), host.data(), &options));
         if (seen != host) check::failed(__FILE__, __LINE__, one.name);
       }
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     });
 }
 
@@ -299,14 +299,14 @@ TEST(an_all_reduce_in_place_in_symmetric_memory_is_not_read_while_it_is_written)
       phx_symm *symm = nullptr;
       CHECK_OK(phx_mem_alloc(world, &kGpu, size_t{1} << 20, &block));
       CHECK_OK(phx_symm_rendezvous(me.group(), block, 0, &symm));
-      const phx_options options = me.options();
+      const gpu::Options options = me.options();
       for (int turn = 0; turn < 3; ++turn) {
         write(block, std::vector<int32_t>(count, rank + turn));
-        CHECK_OK(phx_all_reduce(me.group(), block, block, count, PHX_I32, PHX_SUM, &options, nullptr));
+        CHECK_OK(phx_all_reduce(me.group(), block, block, count, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
         CHECK(read(me, block, count) == std::vector<int32_t>(count, 3 + 3 * turn));
       }
       CHECK(me.zero_copies() == (count > 1000 ? 3 : 0));
-      CHECK_OK(phx_group_barrier(me.group(), 0));
+      CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
       phx_symm_release(symm);
       CHECK_OK(phx_mem_free(world, block));
     });
@@ -319,10 +319,10 @@ TEST(memory_that_another_rank_has_freed_is_copied) {
     const Rank me(world);
     Source source(world, me, rank == 0);
     if (rank == 1) source.free();
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     write(source.at(), std::vector<int32_t>(1000, rank));
-    const phx_options options = me.options();
-    CHECK_OK(phx_all_gather(me.group(), source.at(), me.out(), 1000, PHX_I32, &options, nullptr));
+    const gpu::Options options = me.options();
+    CHECK_OK(phx_all_gather(me.group(), source.at(), me.out(), 1000, PHX_DTYPE_I32, &options, nullptr));
     expect_gathered(me, 1000, 0);
     CHECK(me.zero_copies() == 0);
   });
@@ -333,13 +333,13 @@ TEST(memory_that_is_freed_too_early_is_named) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world);
     Source source(world, me, rank == 0);
-    const phx_options options = me.options();
-    CHECK_OK(phx_group_enqueue_barrier(me.group(), &kGpu, 0, me.stream().get()));
-    if (rank == 0) CHECK_OK(phx_all_gather(me.group(), source.at(), me.out(), 1000, PHX_I32, &options, nullptr));
-    CHECK_OK(phx_group_barrier(me.group(), 0));
+    const gpu::Options options = me.options();
+    CHECK_OK(gpu::barrier(me.group(), me.stream().get(), kGpu));
+    if (rank == 0) CHECK_OK(phx_all_gather(me.group(), source.at(), me.out(), 1000, PHX_DTYPE_I32, &options, nullptr));
+    CHECK_OK(phx_barrier(me.group(), nullptr, nullptr));
     if (rank == 1) {
       source.free();
-      CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), 1000, PHX_I32, &options, nullptr));
+      CHECK_OK(phx_all_gather(me.group(), me.in(), me.out(), 1000, PHX_DTYPE_I32, &options, nullptr));
       me.stream().wait();
     }
     const phx_error_info info = me.failure();
@@ -359,7 +359,7 @@ void disagree(size_t before, size_t count, size_t other, bool late_first) {
         const Rank me(world);
         if (before != 0) CHECK_OK(gather(me, me.options(), before));
         if (before != 0) me.stream().wait();
-        CHECK_OK(phx_group_barrier(me.hosts(), 0));
+        CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         if (rank == (late_first ? 0 : 1)) {
           size_t blocks = 0, bytes = 0;  // the other one begins
           for (int i = 0; i < 1000; ++i) CHECK_OK(phx_mem_count(world, &blocks, &bytes));
@@ -418,10 +418,10 @@ TEST(counts_of_a_ragged_exchange_that_differ_are_found_out) {
   gpu::needs_driver();
   ranks::as_threads(2, [](int rank, phx_world *world) {
     const Rank me(world);
-    const phx_options options = me.options();
+    const gpu::Options options = me.options();
     const size_t sent[2] = {10, rank == 0 ? 21 : size_t{20}}, received[2] = {10, 20}, to_zero[2] = {10, 10};
     const phx_status status = phx_all_to_all_v(me.group(), me.in(), sent, me.out(), rank == 0 ? to_zero : received,
-                                               PHX_F32, &options, nullptr);
+                                               PHX_DTYPE_F32, &options, nullptr);
     CHECK(status == PHX_OK || status == PHX_ERR_REVOKED);
     me.stream().wait();
     const phx_error_info info = me.failure();
@@ -435,32 +435,31 @@ TEST(wrong_requests_say_so_before_anything_is_sent) {
   gpu::needs_driver();
   ranks::as_threads(1, [](int, phx_world *world) {
     const Rank me(world);
-    const phx_options good = me.options();
+    const gpu::Options good = me.options();
     float host[64] = {};
-    const auto reduce = [&](const void *in, void *out, const phx_options &options, phx_work **work) {
-      return phx_all_reduce(me.group(), in, out, 50, PHX_F32, PHX_SUM, &options, work);
+    const auto reduce = [&](const void *in, void *out, const gpu::Options &options, phx_work **work) {
+      return phx_all_reduce(me.group(), in, out, 50, PHX_DTYPE_F32, PHX_OP_SUM, &options, work);
     };
     phx_work *work = nullptr;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL", reduce(me.in(), me.out(), good, &work));
     CHECK_FAILS(PHX_ERR_INVALID, "in is no memory that the GPU can reach", reduce(host, me.out(), good, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach", reduce(me.in(), host, good, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "input and output overlap", reduce(me.in(), me.in() + 4, good, nullptr));
-    phx_options options = good;
+    gpu::Options options = good;
     options.device = {};
-    CHECK_FAILS(PHX_ERR_INVALID, "say so in options.device", reduce(host, host, options, nullptr));
-    options.device = {PHX_DEV_CPU, 0};
-    CHECK_FAILS(PHX_ERR_INVALID, "say so in options.device", reduce(host, host, options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "say so in phx_gpu_options.device", reduce(host, host, options, nullptr));
+    options.device = {PHX_DEVICE_CPU, 0};
+    CHECK_FAILS(PHX_ERR_INVALID, "say so in phx_gpu_options.device", reduce(host, host, options, nullptr));
     options.device = {7, 0};
     CHECK_FAILS(PHX_ERR_INVALID, "7 is no device type", reduce(me.in(), me.out(), options, nullptr));
-    options.device = {PHX_DEV_CUDA, 99};
+    options.device = {PHX_DEVICE_CUDA, 99};
     CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", reduce(me.in(), me.out(), options, nullptr));
-    const phx_call call{sizeof(phx_call), PHX_CALL_ALL_GATHER, me.in(), host, 4, PHX_F32, 0, 0, 0};
+    const phx_call call{sizeof(phx_call), PHX_CALL_ALL_GATHER, me.in(), host, 4, PHX_DTYPE_F32, 0, 0, 0};
     CHECK_FAILS(PHX_ERR_INVALID, "out is no memory that the GPU can reach",
                 phx_coalesced(me.group(), &call, 1, &good, nullptr));
-    // An older caller's options end before the device.
+    // An older caller's options end before what says where memory lies.
     options = good;
-    options.struct_size = offsetof(phx_options, device);
-    options.stream = nullptr;
+    options.struct_size = offsetof(phx_options, gpu);
     CHECK_OK(reduce(host, host, options, nullptr));
   });
 }
@@ -472,10 +471,10 @@ TEST(a_call_of_the_driver_that_fails_is_named_and_leaves_nothing) {
                                "cuStreamIsCapturing", "cuEventRecord", "cuLaunchKernel", "cuModuleLoadData"}) {
     ranks::as_threads(1, [&](int, phx_world *world) {
       const Rank me(world);
-      const phx_options options = me.options();
+      const gpu::Options options = me.options();
       setenv("FAKE_CUDA_FAIL", function, 1);
       const phx_status status =
-          phx_reduce_scatter(me.group(), me.in(), me.out(), 4, PHX_F32, PHX_SUM, &options, nullptr);
+          phx_reduce_scatter(me.group(), me.in(), me.out(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
       unsetenv("FAKE_CUDA_FAIL");
       CHECK(status == PHX_ERR_DEVICE && std::strstr(phx_last_error(), "CUDA_ERROR_UNKNOWN") != nullptr);
     });
@@ -492,7 +491,7 @@ TEST(a_handle_of_symmetric_memory_may_outlive_its_group) {
     CHECK_OK(phx_mem_alloc(world, &kGpu, kSpace, &block));
     CHECK_OK(phx_symm_rendezvous(group, block, 0, &symm));
     const OwnStream stream;
-    CHECK_OK(phx_group_enqueue_barrier(group, &kGpu, 0, stream.get()));
+    CHECK_OK(gpu::barrier(group, stream.get(), kGpu));
     stream.wait();
     phx_group_release(group);
     CHECK_OK(phx_mem_free(world, block));
@@ -513,8 +512,8 @@ TEST(nothing_is_left_behind) {
           const Source source(world, me, true);
           for (const size_t count : {size_t{10}, size_t{1000}}) {
             write(source.at(), std::vector<int32_t>(count, rank));
-            const phx_options options = me.options();
-            CHECK_OK(phx_all_gather(me.group(), source.at(), me.out(), count, PHX_I32, &options, nullptr));
+            const gpu::Options options = me.options();
+            CHECK_OK(phx_all_gather(me.group(), source.at(), me.out(), count, PHX_DTYPE_I32, &options, nullptr));
             expect_gathered(me, count, 0);
           }
         },

@@ -12,7 +12,7 @@ namespace {
 
 float sum_of(phx_group *group, float mine) {
   float x = mine;
-  CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+  CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
   return x;
 }
 
@@ -115,13 +115,15 @@ TEST(survivors_of_a_kill_shrink_and_go_on) {
     for (int i = 0; i < 100; ++i) CHECK(sum_of(all, 1) == 4);
     if (rank == 0) die();  // the one that made the store
     float x = 1;
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 0 (pid", phx_all_reduce(all, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 0 (pid",
+                phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_OK(phx_group_shrink(all, "rest", 0, &rest));
     const phx_group_info info = info_of(rest);
     CHECK(info.group_size == 3 && info.group_rank == rank - 1 && info.ranks[0] == 1 && info.ranks[2] == 3);
     for (int i = 0; i < 100; ++i) CHECK(sum_of(rest, 1 << rank) == 2 + 4 + 8);
     if (rank == 2) die();  // and again, from the new group
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid", phx_all_reduce(rest, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2 (pid",
+                phx_all_reduce(rest, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     phx_group *pair = nullptr;
     CHECK_OK(phx_group_shrink(rest, "pair", 0, &pair));
     CHECK(sum_of(pair, 1 << rank) == 2 + 8);
@@ -142,7 +144,7 @@ TEST(ranks_that_die_while_the_others_shrink_are_left_out) {
     const auto codes = ranks::as_processes(5, [seed](int rank, phx_world *world) {
       std::mt19937 random(seed * 16 + static_cast<unsigned>(rank));
       phx_group *all = ranks::make_group(world), *rest = nullptr;
-      CHECK_OK(phx_group_barrier(all, 0));
+      CHECK_OK(phx_barrier(all, nullptr, nullptr));
       if (rank == 4) die();
       std::thread killer([&] {
         if (rank == 0 || random() % 2 == 0) return;
@@ -150,23 +152,23 @@ TEST(ranks_that_die_while_the_others_shrink_are_left_out) {
         die();
       });
       float x = 1;
-      const phx_status failed = phx_all_reduce(all, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr);
+      const phx_status failed = phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
       CHECK(failed == PHX_ERR_PEER_DEAD);
       CHECK_OK(phx_group_shrink(all, "rest", 0, &rest));
       killer.join();
       x = 1;
-      phx_status status = phx_all_reduce(rest, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr);
+      phx_status status = phx_all_reduce(rest, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
       while (status == PHX_ERR_PEER_DEAD || status == PHX_ERR_REVOKED) {  // one died since
         phx_group *fewer = nullptr;
         CHECK_OK(phx_group_shrink(rest, "fewer", 0, &fewer));
         phx_group_release(rest);
         rest = fewer;
         x = 1;
-        status = phx_all_reduce(rest, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr);
+        status = phx_all_reduce(rest, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
       }
       CHECK(status == PHX_OK);
       CHECK(x == static_cast<float>(info_of(rest).group_size));
-      CHECK_OK(phx_group_barrier(rest, 0));
+      CHECK_OK(phx_barrier(rest, nullptr, nullptr));
       phx_group_release(rest);
       phx_group_release(all);
     });
@@ -183,14 +185,15 @@ TEST(a_stopped_rank_is_left_out_and_told_when_it_comes) {
       [](int rank, phx_world *world) {
         phx_group *all = ranks::make_group(world), *rest = nullptr;
         int64_t pids[3] = {}, mine = getpid();
-        CHECK_OK(phx_all_gather(all, &mine, pids, 1, PHX_I64, nullptr, nullptr));
+        CHECK_OK(phx_all_gather(all, &mine, pids, 1, PHX_DTYPE_I64, nullptr, nullptr));
         float x = 1;
         if (rank == 1) {
           raise(SIGSTOP);  // until rank 0 has gone on without it
           CHECK_FAILS(PHX_ERR_REVOKED, "went on without rank 1", phx_group_shrink(all, "rest", 0, &rest));
           CHECK(rest == nullptr);
         } else {
-          CHECK_FAILS(PHX_ERR_TIMEOUT, "stopped", phx_all_reduce(all, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+          CHECK_FAILS(PHX_ERR_TIMEOUT, "stopped",
+                      phx_all_reduce(all, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
           CHECK_OK(phx_group_shrink(all, "rest", 2000, &rest));
           CHECK(info_of(rest).group_size == 2);
           CHECK(sum_of(rest, 1) == 2);
@@ -212,8 +215,7 @@ TEST(abort_ends_every_wait_of_every_thread_on_all_ranks) {
     if (rank == 0)
       for (phx_group *group : {one, two})
         stuck.emplace_back([&ended, group] {
-          if (phx_group_barrier(group, 60000) != PHX_OK && std::strstr(phx_last_error(), "had enough") != nullptr)
-            ++ended;
+          if (barrier_within(group, 60000) != PHX_OK && std::strstr(phx_last_error(), "had enough") != nullptr) ++ended;
         });
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -13,7 +13,7 @@ constexpr uint64_t kShort = 50ull * 1000000;
 phx_team team_of(phx_symm *symm) {
   phx_team team{};
   team.struct_size = sizeof team;
-  CHECK_OK(phx_symm_team(symm, &team));
+  CHECK_OK(phx_symm_get_team(symm, &team));
   return team;
 }
 
@@ -43,15 +43,15 @@ void describe(int rank, phx_world *world) {
   CHECK(phx_team_at(&team, rank, 0) == s.block);
   for (int r = 0; r < 3; ++r) {
     CHECK(phx_team_at(&team, r, 8) == static_cast<char *>(phx_symm_buffer(s.symm, r)) + 8);
-    CHECK(phx_team_word(&team, r, 2, 1) == phx_symm_signal_pad(s.symm, r) + 2 * 3 + 1);
+    CHECK(phx_team_word(&team, r, 2, 1) == phx_symm_signal_pad(s.symm, r) + team.pad_stride + 2);
     CHECK(phx_team_last(&team, 0, r) == 0 && team.failed[r] == 0);
   }
   phx_team old{};
   old.struct_size = sizeof old - sizeof old.failed;  // of a caller that was compiled with less
-  CHECK_OK(phx_symm_team(s.symm, &old));
+  CHECK_OK(phx_symm_get_team(s.symm, &old));
   CHECK(old.bytes == 1000 && old.failed == nullptr);
-  CHECK_FAILS(PHX_ERR_INVALID, "symm is NULL", phx_symm_team(nullptr, &old));
-  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_symm_team(s.symm, nullptr));
+  CHECK_FAILS(PHX_ERR_INVALID, "symm is NULL", phx_symm_get_team(nullptr, &old));
+  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_symm_get_team(s.symm, nullptr));
   CHECK_OK(phx_symm_barrier(s.symm, 0, 0));
 }
 
@@ -153,7 +153,7 @@ void fail_meanwhile(int rank, phx_world *world) {
   CHECK(phx_team_barrier(&s.team, 1, kLong) == PHX_ERR_REVOKED);
   phx_error_info why{};
   why.struct_size = sizeof why;
-  CHECK_OK(phx_group_error(s.group, &why));
+  CHECK_OK(phx_group_get_error(s.group, &why));
   CHECK(std::strstr(why.text, "the loss is NaN") != nullptr);
 }
 
@@ -162,7 +162,7 @@ void leave_early(int rank, phx_world *world) {
   Symmetric s(world, 64);
   CHECK(phx_team_barrier(&s.team, 0, kLong) == 0);
   if (rank == 2) return;
-  while (phx_word_get(reinterpret_cast<const uint32_t *>(&s.team.failed[2])) == 0) phx_pause(5000);
+  while (phx_word_get(reinterpret_cast<const uint32_t *>(&s.team.failed[2])) == 0) phx_private_pause(5000);
   const int other = 1 - rank;
   for (uint32_t n = 1; n <= 100; ++n) {
     phx_team_put(&s.team, 1, other, n);

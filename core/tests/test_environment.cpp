@@ -114,8 +114,8 @@ class Listener final : public phx::GroupListener {
     return false;
   }
   void on_peer_gone(const phx::Link &, phx::LinkState, bool) override {}
-  void on_revoked(const phx_error_info &cause) override { told_.send(cause); }
-  phx_error_info told() const { return told_.receive<phx_error_info>(); }
+  void on_revoked(const phx::ErrorInfo &cause) override { told_.send(cause); }
+  phx::ErrorInfo told() const { return told_.receive<phx::ErrorInfo>(); }
 
  private:
   const bool fails_;
@@ -136,7 +136,7 @@ TEST(an_exception_in_the_monitor_fails_the_groups_and_not_the_process) {
   CHECK(monitor.await_link(self, phx::Deadline::after_ms(20000)) != nullptr);
   link->close();  // which the monitor is to tell the groups
   for (const Listener *listener : {broken.get(), healthy.get()}) {
-    const phx_error_info cause = listener->told();
+    const phx::ErrorInfo cause = listener->told();
     CHECK(cause.status == PHX_ERR_NO_MEMORY && cause.rank == 0);
     CHECK(std::strstr(cause.text, "monitor thread of rank 0") != nullptr);
   }
@@ -171,7 +171,7 @@ TEST(a_world_is_made_where_getrandom_is_refused) {
       refuse({SYS_getrandom}, error);
       phx_world *world = ranks::make_world(0, 1, nullptr);
       phx_group *group = ranks::make_group(world);
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       CHECK(phx::random_uuid() != phx::random_uuid());
       phx_group_release(group);
       phx_world_release(world);
@@ -205,10 +205,10 @@ TEST(ranks_work_together_where_what_they_can_do_without_is_refused) {
       phx_group *group = ranks::make_group(world);
       const float in = static_cast<float>(self + 1);
       float out = 0;
-      CHECK_OK(phx_all_reduce(group, &in, &out, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(group, &in, &out, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       CHECK(out == 3);
       if (self == 1) _exit(0);  // dies, as far as the other one is concerned: seen by the socket alone
-      CHECK(phx_group_barrier(group, 0) == PHX_ERR_PEER_DEAD);
+      CHECK(phx_barrier(group, nullptr, nullptr) == PHX_ERR_PEER_DEAD);
     };
     const pid_t other = fork();
     CHECK(other >= 0);

@@ -25,27 +25,31 @@ TEST(wrong_arguments_fail_before_anything_is_sent) {
     phx_group *group = ranks::make_group(world);
     phx_group *none = nullptr;
     float a[8] = {}, b[8] = {};
-    CHECK_FAILS(PHX_ERR_INVALID, "is NULL", phx_all_reduce(nullptr, a, b, 8, PHX_F32, PHX_SUM, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "is NULL", phx_all_reduce(group, nullptr, b, 8, PHX_F32, PHX_SUM, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "no dtype", phx_all_reduce(group, a, b, 8, 99, PHX_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "is NULL",
+                phx_all_reduce(nullptr, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "is NULL",
+                phx_all_reduce(group, nullptr, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "no dtype", phx_all_reduce(group, a, b, 8, 99, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "Invalid reduce operation 42",
-                phx_all_reduce(group, a, b, 8, PHX_F32, 42, nullptr, nullptr));
+                phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, 42, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "band is not defined for float32",
-                phx_all_reduce(group, a, b, 8, PHX_F32, PHX_BAND, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "overlap", phx_all_reduce(group, a, a + 1, 4, PHX_F32, PHX_SUM, nullptr, nullptr));
+                phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_BAND, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "overlap",
+                phx_all_reduce(group, a, a + 1, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
-                phx_all_reduce(group, a, b, SIZE_MAX / 2, PHX_F32, PHX_SUM, nullptr, nullptr));
+                phx_all_reduce(group, a, b, SIZE_MAX / 2, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
-                phx_reduce_scatter(group, a, b, SIZE_MAX / 2 + 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+                phx_reduce_scatter(group, a, b, SIZE_MAX / 2 + 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "root is group rank 2 in a group of 2",
-                phx_broadcast(group, a, 8, PHX_F32, 2, nullptr, nullptr));
+                phx_broadcast(group, a, 8, PHX_DTYPE_F32, 2, nullptr, nullptr));
     phx_options options{};
     options.struct_size = sizeof options;
     options.timeout_ms = -5;
     CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -5",
-                phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, &options, nullptr));
+                phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     options.struct_size = 3;
-    CHECK_FAILS(PHX_ERR_ABI, "struct_size", phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, &options, nullptr));
+    CHECK_FAILS(PHX_ERR_ABI, "struct_size",
+                phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     const int32_t twice[] = {0, 1, 0}, strange[] = {0, 7}, alone[] = {1 - phx_world_rank(world)};
     CHECK_FAILS(PHX_ERR_INVALID, "rank 0 is listed twice", phx_group_create(world, "g", twice, 3, 0, &none));
     CHECK_FAILS(PHX_ERR_INVALID, "rank 7 does not exist", phx_group_create(world, "g", strange, 2, 0, &none));
@@ -55,7 +59,7 @@ TEST(wrong_arguments_fail_before_anything_is_sent) {
     CHECK(none == nullptr);
     CHECK_OK(phx_world_check(world));
     a[0] = 1;  // the group has not noticed any of it
-    CHECK_OK(phx_all_reduce(group, a, b, 8, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_OK(phx_all_reduce(group, a, b, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK(b[0] == 2);
     phx_group_release(group);
   });
@@ -65,23 +69,23 @@ TEST(ranks_that_call_different_collectives_are_told_both_calls) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     float a[64] = {}, b[256] = {};
-    CHECK_OK(phx_group_barrier(group, 0));
-    const phx_status status = rank == 1 ? phx_all_gather(group, a, b, 32, PHX_F32, nullptr, nullptr)
-                                        : phx_all_reduce(group, a, b, 64, PHX_F32, PHX_SUM, nullptr, nullptr);
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
+    const phx_status status = rank == 1 ? phx_all_gather(group, a, b, 32, PHX_DTYPE_F32, nullptr, nullptr)
+                                        : phx_all_reduce(group, a, b, 64, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
     CHECK(status == PHX_ERR_MISMATCH);
     CHECK(std::strstr(phx_last_error(), "all_gather(float32, 32)") != nullptr);
     CHECK(std::strstr(phx_last_error(), "all_reduce(float32, 64, sum)") != nullptr);
-    CHECK_FAILS(PHX_ERR_REVOKED, "revoked by an earlier failure", phx_group_barrier(group, 0));
+    CHECK_FAILS(PHX_ERR_REVOKED, "revoked by an earlier failure", phx_barrier(group, nullptr, nullptr));
     phx_group_info info{};
     info.struct_size = sizeof info;
     CHECK_OK(phx_group_get_info(group, &info));
     CHECK(info.state == PHX_GROUP_FAILED);
     phx_error_info cause{};
     cause.struct_size = sizeof cause;
-    CHECK_OK(phx_group_error(group, &cause));
+    CHECK_OK(phx_group_get_error(group, &cause));
     CHECK(cause.status == PHX_ERR_MISMATCH);
     phx_group *fresh = ranks::make_group(world);  // of the same name
-    CHECK_OK(phx_group_barrier(fresh, 0));
+    CHECK_OK(phx_barrier(fresh, nullptr, nullptr));
     phx_group_release(fresh);
     phx_group_release(group);
   });
@@ -90,7 +94,7 @@ TEST(ranks_that_call_different_collectives_are_told_both_calls) {
 TEST(ranks_that_meet_for_different_reasons_are_told_both_calls) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world), *half = nullptr;
-    const phx_device cpu{PHX_DEV_CPU, 0};
+    const phx_device cpu{PHX_DEVICE_CPU, 0};
     void *block = nullptr;
     phx_symm *symm = nullptr;
     CHECK_OK(phx_mem_alloc(world, &cpu, 4096, &block));
@@ -99,7 +103,7 @@ TEST(ranks_that_meet_for_different_reasons_are_told_both_calls) {
     CHECK(status == PHX_ERR_MISMATCH);
     CHECK(std::strstr(phx_last_error(), "group_split") != nullptr);
     CHECK(std::strstr(phx_last_error(), "symm_rendezvous") != nullptr);
-    CHECK_FAILS(PHX_ERR_REVOKED, "revoked by an earlier failure", phx_group_barrier(group, 0));
+    CHECK_FAILS(PHX_ERR_REVOKED, "revoked by an earlier failure", phx_barrier(group, nullptr, nullptr));
     CHECK_OK(phx_mem_free(world, block));
     phx_group_release(group);
   });
@@ -111,8 +115,8 @@ TEST(counts_that_do_not_fit_in_all_to_all_v_fail_alike_and_leave_the_group_usabl
     int32_t in[16] = {}, out[16] = {};
     const size_t ins[2] = {2, 3}, outs[2] = {2, rank == 0 ? size_t{4} : size_t{3}};
     CHECK_FAILS(PHX_ERR_MISMATCH, "all_to_all_v",
-                phx_all_to_all_v(group, in, ins, out, outs, PHX_I32, nullptr, nullptr));
-    CHECK_OK(phx_group_barrier(group, 0));
+                phx_all_to_all_v(group, in, ins, out, outs, PHX_DTYPE_I32, nullptr, nullptr));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }
@@ -131,16 +135,16 @@ TEST(a_peer_that_never_comes_is_named_at_the_deadline) {
         }
         phx_group *group = nullptr;
         CHECK_OK(phx_group_create(world, "pair", both, 2, 20000, &group));
-        CHECK_OK(phx_group_barrier(group, 20000));
+        CHECK_OK(barrier_within(group, 20000));
         float x = 1;
         if (rank == 0) {
           CHECK_FAILS(PHX_ERR_TIMEOUT, "all_reduce #2 on group 'pair'",
-                      phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+                      phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
           CHECK(std::strstr(phx_last_error(), "rank 1 (pid") != nullptr);
         } else {
           while (phx_world_check(world) == PHX_OK) std::this_thread::yield();  // told by rank 0
           CHECK_FAILS(PHX_ERR_TIMEOUT, "still waits for rank 1",
-                      phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+                      phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
         }
         phx_group_release(group);
       },
@@ -161,7 +165,7 @@ TEST(a_rank_that_comes_too_late_is_told_at_once_and_the_next_try_of_all_makes_th
       CHECK(std::strstr(phx_last_error(), "gave up: group_create 'late': timed out after 50 ms") != nullptr);
     }
     CHECK_OK(phx_group_create(world, "late", both, 2, 0, &group));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }
@@ -172,11 +176,11 @@ TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
     std::vector<float> data(1 << 16, 1.0f);
     std::vector<int32_t> pids(4);
     int32_t pid = getpid();
-    CHECK_OK(phx_all_gather(group, &pid, pids.data(), 1, PHX_I32, nullptr, nullptr));
+    CHECK_OK(phx_all_gather(group, &pid, pids.data(), 1, PHX_DTYPE_I32, nullptr, nullptr));
     for (int i = 0;; ++i) {
       if (rank == 2 && i == 20) raise(SIGKILL);
       const phx_status status =
-          phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_F32, PHX_MAX, nullptr, nullptr);
+          phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_DTYPE_F32, PHX_OP_MAX, nullptr, nullptr);
       if (status == PHX_OK) continue;
       CHECK(status == PHX_ERR_PEER_DEAD);
       const std::string expected = "rank 2 (pid " + std::to_string(pids[2]) + ") died";
@@ -184,7 +188,7 @@ TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
       CHECK(last_info().peer == 2 && last_info().sequence > 0);
       break;
     }
-    CHECK_FAILS(PHX_ERR_REVOKED, "died", phx_group_barrier(group, 0));
+    CHECK_FAILS(PHX_ERR_REVOKED, "died", phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
   for (int rank = 0; rank < 4; ++rank)
@@ -194,12 +198,12 @@ TEST(a_killed_rank_is_named_with_its_pid_by_every_survivor) {
 TEST(survivors_learn_of_a_death_while_they_wait_for_somebody_else) {
   const std::vector<int> codes = ranks::as_processes(3, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     if (rank == 2) raise(SIGKILL);
     if (rank == 1)
       while (phx_world_check(world) == PHX_OK) std::this_thread::yield();
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2", phx_group_barrier(group, 0));
-    CHECK_FAILS(PHX_ERR_REVOKED, "rank 2", phx_group_barrier(group, 0));
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2", phx_barrier(group, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_REVOKED, "rank 2", phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
   CHECK(codes[0] == 0 && codes[1] == 0);
@@ -208,11 +212,11 @@ TEST(survivors_learn_of_a_death_while_they_wait_for_somebody_else) {
 TEST(a_rank_that_leaves_is_not_called_dead) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     if (rank == 1)
       CHECK_OK(phx_world_finalize(world));
     else {
-      CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_group_barrier(group, 0));
+      CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_barrier(group, nullptr, nullptr));
     }
     phx_group_release(group);
   });
@@ -222,7 +226,7 @@ TEST(revoke_ends_a_wait_on_another_rank) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     if (rank == 0)
-      CHECK_FAILS(PHX_ERR_REVOKED, "rank 1 revoked it: enough", phx_group_barrier(group, 0));
+      CHECK_FAILS(PHX_ERR_REVOKED, "rank 1 revoked it: enough", phx_barrier(group, nullptr, nullptr));
     else
       CHECK_OK(phx_group_revoke(group, "enough"));
     phx_group_release(group);
@@ -322,7 +326,7 @@ TEST(a_process_of_another_user_is_refused) {
 TEST(a_forked_child_can_neither_use_nor_end_the_world_of_its_parent) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     if (rank == 0) {
       const pid_t pid = fork();
       CHECK(pid >= 0);
@@ -338,7 +342,7 @@ TEST(a_forked_child_can_neither_use_nor_end_the_world_of_its_parent) {
       waitpid(pid, &status, 0);
       CHECK(status == 0);
     }
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }

@@ -59,39 +59,39 @@ void refuse_collectives(Rank &rank) {
   phx_group *group = rank.group;
   phx_work *work = nullptr;
   for (phx_work **started : {static_cast<phx_work **>(nullptr), &work}) {
-    REFUSED(phx_all_reduce(group, in, out, 4, PHX_F32, PHX_SUM, nullptr, started));
-    REFUSED(phx_all_gather(group, in, out, 4, PHX_F32, nullptr, started));
-    REFUSED(phx_all_gather_v(group, in, out, counts, PHX_F32, nullptr, started));
-    REFUSED(phx_reduce_scatter(group, in, out, 4, PHX_F32, PHX_SUM, nullptr, started));
-    REFUSED(phx_reduce_scatter_v(group, in, out, counts, PHX_F32, PHX_SUM, nullptr, started));
-    REFUSED(phx_all_to_all(group, in, out, 4, PHX_F32, nullptr, started));
-    REFUSED(phx_all_to_all_v(group, in, counts, out, counts, PHX_F32, nullptr, started));
-    REFUSED(phx_broadcast(group, in, 4, PHX_F32, 0, nullptr, started));
-    REFUSED(phx_reduce(group, in, out, 4, PHX_F32, PHX_SUM, 0, nullptr, started));
-    REFUSED(phx_gather(group, in, out, 4, PHX_F32, 0, nullptr, started));
-    REFUSED(phx_scatter(group, in, out, 4, PHX_F32, 0, nullptr, started));
-    REFUSED(phx_send(group, in, 4, PHX_F32, 1, 0, nullptr, started));
-    REFUSED(phx_recv(group, out, 4, PHX_F32, 1, 0, nullptr, started));
+    REFUSED(phx_all_reduce(group, in, out, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, started));
+    REFUSED(phx_all_gather(group, in, out, 4, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_all_gather_v(group, in, out, counts, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_reduce_scatter(group, in, out, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, started));
+    REFUSED(phx_reduce_scatter_v(group, in, out, counts, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, started));
+    REFUSED(phx_all_to_all(group, in, out, 4, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_all_to_all_v(group, in, counts, out, counts, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_broadcast(group, in, 4, PHX_DTYPE_F32, 0, nullptr, started));
+    REFUSED(phx_reduce(group, in, out, 4, PHX_DTYPE_F32, PHX_OP_SUM, 0, nullptr, started));
+    REFUSED(phx_gather(group, in, out, 4, PHX_DTYPE_F32, 0, nullptr, started));
+    REFUSED(phx_scatter(group, in, out, 4, PHX_DTYPE_F32, 0, nullptr, started));
+    REFUSED(phx_send(group, in, 4, PHX_DTYPE_F32, 1, 0, nullptr, started));
+    REFUSED(phx_recv(group, out, 4, PHX_DTYPE_F32, 1, 0, nullptr, started));
     phx_symm *symm = rank.symm;
-    REFUSED(phx_symm_all_reduce(symm, 0, out, 4, PHX_F32, PHX_SUM, nullptr, started));
-    REFUSED(phx_symm_all_gather(symm, 0, out, 4, PHX_F32, nullptr, started));
-    REFUSED(phx_symm_all_gather_v(symm, 0, out, counts, PHX_F32, nullptr, started));
-    REFUSED(phx_symm_reduce_scatter(symm, 0, out, 4, PHX_F32, PHX_SUM, nullptr, started));
-    REFUSED(phx_symm_reduce_scatter_v(symm, 0, out, counts, PHX_F32, PHX_SUM, nullptr, started));
-    REFUSED(phx_symm_all_to_all(symm, 0, out, 4, PHX_F32, nullptr, started));
-    REFUSED(phx_symm_all_to_all_v(symm, 0, counts, out, counts, PHX_F32, nullptr, started));
-    REFUSED(phx_symm_broadcast(symm, 0, 4, PHX_F32, 0, nullptr, started));
-    REFUSED(phx_symm_reduce(symm, 0, out, 4, PHX_F32, PHX_SUM, 0, nullptr, started));
-    REFUSED(phx_symm_gather(symm, 0, out, 4, PHX_F32, 0, nullptr, started));
-    REFUSED(phx_symm_scatter(symm, 0, out, 4, PHX_F32, 0, nullptr, started));
+    REFUSED(phx_symm_all_reduce(symm, 0, out, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, started));
+    REFUSED(phx_symm_all_gather(symm, 0, out, 4, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_symm_all_gather_v(symm, 0, out, counts, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_symm_reduce_scatter(symm, 0, out, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, started));
+    REFUSED(phx_symm_reduce_scatter_v(symm, 0, out, counts, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, started));
+    REFUSED(phx_symm_all_to_all(symm, 0, out, 4, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_symm_all_to_all_v(symm, 0, counts, out, counts, PHX_DTYPE_F32, nullptr, started));
+    REFUSED(phx_symm_broadcast(symm, 0, 4, PHX_DTYPE_F32, 0, nullptr, started));
+    REFUSED(phx_symm_reduce(symm, 0, out, 4, PHX_DTYPE_F32, PHX_OP_SUM, 0, nullptr, started));
+    REFUSED(phx_symm_gather(symm, 0, out, 4, PHX_DTYPE_F32, 0, nullptr, started));
+    REFUSED(phx_symm_scatter(symm, 0, out, 4, PHX_DTYPE_F32, 0, nullptr, started));
     phx_call call{};
     call.struct_size = sizeof call;
     call.kind = PHX_CALL_ALL_REDUCE;
     call.in = in;
     call.out = out;
     call.count = 4;
-    call.dtype = PHX_F32;
-    call.op = PHX_SUM;
+    call.dtype = PHX_DTYPE_F32;
+    call.op = PHX_OP_SUM;
     REFUSED(phx_coalesced(group, &call, 1, nullptr, started));
   }
   phx_message message{};
@@ -99,12 +99,10 @@ void refuse_collectives(Rank &rank) {
   message.kind = PHX_MESSAGE_SEND;
   message.buffer = in;
   message.count = 4;
-  message.dtype = PHX_F32;
+  message.dtype = PHX_DTYPE_F32;
   message.peer_group_rank = 1;
   REFUSED(phx_messages(group, &message, 1, nullptr));
-  const phx_device gpu{PHX_DEV_CUDA, 0};
-  REFUSED(phx_group_barrier(group, 0));
-  REFUSED(phx_group_enqueue_barrier(group, &gpu, 0, nullptr));
+  REFUSED(phx_barrier(group, nullptr, nullptr));
 }
 
 void refuse_the_rest(Rank &rank) {
@@ -122,7 +120,7 @@ void refuse_the_rest(Rank &rank) {
   REFUSED(phx_group_get_info(group, &group_info));
   phx_error_info error{};
   error.struct_size = sizeof error;
-  REFUSED(phx_group_error(group, &error));
+  REFUSED(phx_group_get_error(group, &error));
   phx_tuning tuning{};
   tuning.struct_size = sizeof tuning;
   REFUSED(phx_group_get_tuning(group, &tuning));
@@ -163,7 +161,7 @@ void refuse_the_rest(Rank &rank) {
   REFUSED(phx_symm_get_info(rank.symm, &symm_info));
   phx_team team{};
   team.struct_size = sizeof team;
-  REFUSED(phx_symm_team(rank.symm, &team));
+  REFUSED(phx_symm_get_team(rank.symm, &team));
   REFUSED(phx_symm_map_gathered(rank.symm, 0, 4096, &memory));
   REFUSED(phx_symm_unmap_gathered(rank.symm, rank.block));
   REFUSED(phx_symm_put_signal(rank.symm, 1, 0));
@@ -173,9 +171,9 @@ void refuse_the_rest(Rank &rank) {
 
   REFUSED(phx_work_test(rank.work));
   REFUSED(phx_work_wait(rank.work, 0));
-  REFUSED(phx_work_error(rank.work, &error));
+  REFUSED(phx_work_get_error(rank.work, &error));
   int32_t source = 0;
-  REFUSED(phx_work_source(rank.work, &source));
+  REFUSED(phx_work_get_source(rank.work, &source));
 }
 
 void release_all(Rank &rank) {
@@ -199,7 +197,7 @@ TEST(every_use_in_a_forked_child_is_refused_and_the_ranks_get_their_own_numbers)
     rank.block = phx_symm_buffer(rank.symm, self);
     if (self == 1) refused_all.receive<int>();
     const float mine = static_cast<float>(self + 1);
-    CHECK_OK(phx_all_reduce(rank.group, &mine, &rank.pending, 1, PHX_F32, PHX_SUM, nullptr, &rank.work));
+    CHECK_OK(phx_all_reduce(rank.group, &mine, &rank.pending, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &rank.work));
     if (self == 0) {
       CHECK(in_child([&] { refuse_collectives(rank); }) == 0);
       CHECK(in_child([&] { refuse_the_rest(rank); }) == 0);
@@ -211,7 +209,7 @@ TEST(every_use_in_a_forked_child_is_refused_and_the_ranks_get_their_own_numbers)
     for (int i = 0; i < 4; ++i) {
       const float in = static_cast<float>(i * (self + 1));
       float out = 0;
-      CHECK_OK(phx_all_reduce(rank.group, &in, &out, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(rank.group, &in, &out, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       CHECK(out == static_cast<float>(3 * i));
     }
     CHECK_OK(phx_symm_barrier(rank.symm, 0, 0));
@@ -245,7 +243,7 @@ TEST(a_child_releases_what_it_inherited_whatever_threads_of_its_parent_were_doin
     }
     done.store(true);
     agreeing.join();
-    CHECK_OK(phx_group_barrier(rank.group, 0));
+    CHECK_OK(phx_barrier(rank.group, nullptr, nullptr));
     phx_symm_release(rank.symm);
     phx_group_release(busy);
     phx_group_release(rank.group);
@@ -273,12 +271,12 @@ TEST(children_of_one_process_make_worlds_and_groups_of_their_own) {
         phx_group *group = ranks::make_group(own);
         const float in = static_cast<float>(self + 1);
         float out = 0;
-        CHECK_OK(phx_all_reduce(group, &in, &out, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+        CHECK_OK(phx_all_reduce(group, &in, &out, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
         CHECK(out == 3);
-        REFUSED(phx_group_barrier(parents, 0));
+        REFUSED(phx_barrier(parents, nullptr, nullptr));
         // A grandchild has neither.
-        CHECK(in_child([&] { REFUSED(phx_group_barrier(group, 0)); }) == 0);
-        CHECK_OK(phx_group_barrier(group, 0));
+        CHECK(in_child([&] { REFUSED(phx_barrier(group, nullptr, nullptr)); }) == 0);
+        CHECK_OK(phx_barrier(group, nullptr, nullptr));
         phx_group_release(group);
         phx_world_release(own);
         code = 0;
@@ -291,7 +289,7 @@ TEST(children_of_one_process_make_worlds_and_groups_of_their_own) {
       CHECK(waitpid(pid, &status, 0) == pid);
       CHECK(status == 0);
     }
-    CHECK_OK(phx_group_barrier(parents, 0));
+    CHECK_OK(phx_barrier(parents, nullptr, nullptr));
     phx_group_release(parents);
   });
   phx_store_release(store);

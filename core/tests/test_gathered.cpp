@@ -36,16 +36,16 @@ void reads_what_the_ranks_write(int rank, phx_world *world) {
     auto *const own = static_cast<uint32_t *>(shared.mine) + kWords;
     for (uint32_t i = 0; i < 2 * kWords; ++i) own[i] = round * 100000 + static_cast<uint32_t>(rank) * 10000 + i;
     // Into the range: nothing moves, and all are there.
-    CHECK_OK(phx_symm_all_gather(shared.symm, kPage, range, 2 * kWords, PHX_U32, nullptr, nullptr));
+    CHECK_OK(phx_symm_all_gather(shared.symm, kPage, range, 2 * kWords, PHX_DTYPE_U32, nullptr, nullptr));
     for (int from = 0; from < n; ++from)
       for (uint32_t i = 0; i < 2 * kWords; ++i)
         CHECK(all[static_cast<size_t>(from) * 2 * kWords + i] ==
               round * 100000 + static_cast<uint32_t>(from) * 10000 + i);
-    CHECK_OK(phx_group_barrier(shared.group, 0));
+    CHECK_OK(phx_barrier(shared.group, nullptr, nullptr));
   }
   // What is written through it is in the blocks.
   if (rank == 0) all[static_cast<size_t>(n - 1) * 2 * kWords] = 7;
-  CHECK_OK(phx_group_barrier(shared.group, 0));
+  CHECK_OK(phx_barrier(shared.group, nullptr, nullptr));
   CHECK(static_cast<uint32_t *>(phx_symm_buffer(shared.symm, n - 1))[kWords] == 7);
   CHECK_OK(phx_symm_unmap_gathered(shared.symm, range));
   CHECK_OK(phx_mem_free(world, shared.mine));
@@ -70,7 +70,7 @@ TEST(a_part_must_be_whole_pages_inside_the_block) {
     CHECK(range == nullptr);
     CHECK_FAILS(PHX_ERR_NOT_FOUND, "no range of", phx_symm_unmap_gathered(shared.symm, shared.mine));
     CHECK_OK(phx_symm_map_gathered(shared.symm, 0, 3 * kPage, &range));  // with the block's last page
-    CHECK_OK(phx_group_barrier(shared.group, 0));
+    CHECK_OK(phx_barrier(shared.group, nullptr, nullptr));
     CHECK_OK(phx_mem_free(world, shared.mine));  // the range goes with the handle
   });
 }
@@ -94,7 +94,7 @@ TEST(a_part_that_is_mapped_gives_the_same_range_and_the_last_few_stay) {
     }
     static_cast<volatile char *>(other)[4 * kPage - 1] = 1;  // in use all the time
     CHECK_OK(phx_symm_unmap_gathered(shared.symm, other));
-    CHECK_OK(phx_group_barrier(shared.group, 0));
+    CHECK_OK(phx_barrier(shared.group, nullptr, nullptr));
     CHECK_OK(phx_mem_free(world, shared.mine));
   });
 }
@@ -107,7 +107,7 @@ TEST(a_gather_into_the_range_does_not_match_one_into_other_memory) {
     std::vector<uint32_t> out(2 * kWords);
     void *const target = rank == 0 ? range : out.data();
     CHECK_FAILS(PHX_ERR_MISMATCH, "called",
-                phx_symm_all_gather(shared.symm, 0, target, kWords, PHX_U32, nullptr, nullptr));
+                phx_symm_all_gather(shared.symm, 0, target, kWords, PHX_DTYPE_U32, nullptr, nullptr));
     CHECK_OK(phx_mem_free(world, shared.mine));
   });
 }
@@ -131,7 +131,7 @@ TEST(memory_that_is_not_shared_cannot_be_gathered) {
                            uint64_t *) -> phx_status { return PHX_ERR_UNSUPPORTED; };
     ops.unmap = [](void *, void *, uint64_t) -> phx_status { return PHX_OK; };
     ops.destroy = [](void *) {};
-    CHECK_OK(phx_allocator_register(world, PHX_DEV_CPU, &ops, nullptr));
+    CHECK_OK(phx_allocator_register(world, PHX_DEVICE_CPU, &ops, nullptr));
     Shared shared(world, kPage);
     void *range = nullptr;
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "no memory that can be mapped twice",

@@ -58,9 +58,9 @@ Held held() {
 
 // While no rank makes or frees anything: descriptors on their way are held by who is to receive them.
 Held held_at_rest(phx_group *group) {
-  CHECK_OK(phx_group_barrier(group, 0));
+  CHECK_OK(phx_barrier(group, nullptr, nullptr));
   const Held now = held();
-  CHECK_OK(phx_group_barrier(group, 0));
+  CHECK_OK(phx_barrier(group, nullptr, nullptr));
   return now;
 }
 
@@ -75,10 +75,10 @@ TEST(an_unused_group_has_at_most_64_KiB_a_rank) {
       const long resident = pss_kib();
       std::vector<phx_group *> groups;
       for (int i = 0; i < kGroups; ++i) groups.push_back(ranks::make_group(world, "more"));
-      CHECK_OK(phx_group_barrier(first, 0));
+      CHECK_OK(phx_barrier(first, nullptr, nullptr));
       const Held after = held();
       const long now = pss_kib();
-      CHECK_OK(phx_group_barrier(first, 0));  // nobody drops its share of the pages before all have looked
+      CHECK_OK(phx_barrier(first, nullptr, nullptr));  // nobody drops its share of the pages before all have looked
       if (kCounts) {
         CHECK(after.maps - before.maps <= kGroups * size + 4);
         CHECK(after.fds == before.fds);
@@ -102,8 +102,8 @@ TEST(staging_that_comes_with_use_gives_the_right_numbers) {
         options.channel = channel;
         std::vector<int32_t> in(count), out(count), gathered(3 * count);
         for (size_t i = 0; i < count; ++i) in[i] = static_cast<int32_t>(i) * (rank + 1);
-        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_I32, PHX_SUM, &options, nullptr));
-        CHECK_OK(phx_all_gather(group, in.data(), gathered.data(), count, PHX_I32, &options, nullptr));
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_I32, PHX_OP_SUM, &options, nullptr));
+        CHECK_OK(phx_all_gather(group, in.data(), gathered.data(), count, PHX_DTYPE_I32, &options, nullptr));
         for (size_t i = 0; i < count; ++i) {
           CHECK(out[i] == static_cast<int32_t>(i) * 6);
           for (size_t r = 0; r < 3; ++r) CHECK(gathered[r * count + i] == static_cast<int32_t>(i * (r + 1)));
@@ -119,10 +119,10 @@ TEST(a_host_without_memory_for_staging_fails_the_call_and_the_group_by_name) {
     phx_group *group = ranks::make_group(world, "poor");
     std::vector<float> data(100000, 1.0f);
     float few[4] = {1, 2, 3, 4};
-    CHECK_OK(phx_all_reduce(group, few, few, 4, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_OK(phx_all_reduce(group, few, few, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     if (rank == 1) memory_ends_at.store(size_t{32} << 10);
     const auto call = [&] {
-      return phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_F32, PHX_SUM, nullptr, nullptr);
+      return phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
     };
     CHECK_FAILS(PHX_ERR_NO_MEMORY, "rank 1", call());
     CHECK(std::strstr(phx_last_error(), "all_reduce #2 on group 'poor'") != nullptr);
@@ -267,7 +267,8 @@ TEST(pads_that_serve_again_are_zero_and_belong_to_one_allocation) {
       // What the peers have put there by now is at most one signal each, on the channel of this round.
       const uint32_t channel = static_cast<uint32_t>(round) % info.signal_channels;
       for (size_t word = 0; word < info.signal_pad_bytes / sizeof *pad; ++word) {
-        const bool may_have_come = word / kRanks == channel && static_cast<int>(word % kRanks) != rank;
+        const bool may_have_come =
+            word % info.pad_stride == channel && static_cast<int>(word / info.pad_stride) != rank;
         CHECK(pad[word] == 0 || (may_have_come && pad[word] == 1));
       }
       for (int peer = 0; peer < kRanks; ++peer)
@@ -283,7 +284,7 @@ TEST(pads_that_serve_again_are_zero_and_belong_to_one_allocation) {
         live.erase(live.begin() + static_cast<long>(at));
       }
     }
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     for (phx_symm *symm : live) phx_symm_release(symm);
     phx_group_release(group);
   });

@@ -58,7 +58,7 @@ void interrupt_in(const Wait &wait) {
     CHECK_OK(phx_group_shrink(group, "next", 0, &next));
     CHECK(next != nullptr && members_of(next) == 2);
     float one = 1, sum = 0;
-    CHECK_OK(phx_all_reduce(next, &one, &sum, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_OK(phx_all_reduce(next, &one, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK(sum == 2);
     phx_group_release(next);
     phx_group_release(group);
@@ -68,13 +68,13 @@ void interrupt_in(const Wait &wait) {
 
 phx_status all_reduce(phx_group *group, int) {
   float one = 1, sum = 0;
-  return phx_all_reduce(group, &one, &sum, 1, PHX_F32, PHX_SUM, nullptr, nullptr);
+  return phx_all_reduce(group, &one, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
 }
 
 phx_status started(phx_group *group, int) {
   float one = 1, sum = 0;
   phx_work *work = nullptr;
-  phx_status status = phx_all_reduce(group, &one, &sum, 1, PHX_F32, PHX_SUM, nullptr, &work);
+  phx_status status = phx_all_reduce(group, &one, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &work);
   if (status != PHX_OK) return status;
   status = phx_work_wait(work, 0);
   if (status != PHX_OK) CHECK(phx_work_test(work) == status);
@@ -84,7 +84,7 @@ phx_status started(phx_group *group, int) {
 
 phx_status receive(phx_group *group, int rank) {
   float value = 0;
-  return phx_recv(group, &value, 1, PHX_F32, 1 - rank, 7, nullptr, nullptr);
+  return phx_recv(group, &value, 1, PHX_DTYPE_F32, 1 - rank, 7, nullptr, nullptr);
 }
 
 phx_status allocate(phx_group *group, int) {
@@ -192,7 +192,7 @@ struct Busy {
 int use_the_group(void *arg) {
   Busy *busy = static_cast<Busy *>(arg);
   float one = 1, sum = 0;
-  busy->collective = phx_all_reduce(busy->group, &one, &sum, 1, PHX_F32, PHX_SUM, nullptr, nullptr);
+  busy->collective = phx_all_reduce(busy->group, &one, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr);
   busy->set = phx_store_set(busy->store, "key", "value", 5);
   return ++busy->calls >= 3 ? 1 : 0;
 }
@@ -207,7 +207,7 @@ TEST(a_hook_is_refused_what_waits_on_a_group_and_is_asked_again_until_it_says_ye
       Busy busy{group, store};
       CHECK_OK(phx_set_interrupt(use_the_group, &busy));
       float one = 1, sum = 0;
-      CHECK(phx_all_reduce(group, &one, &sum, 1, PHX_F32, PHX_SUM, nullptr, nullptr) == PHX_ERR_INTERRUPTED);
+      CHECK(phx_all_reduce(group, &one, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr) == PHX_ERR_INTERRUPTED);
       CHECK(busy.calls >= 3 && busy.collective == PHX_ERR_UNSUPPORTED && busy.set == PHX_OK);
       CHECK_OK(phx_set_interrupt(nullptr, nullptr));
       over = true;

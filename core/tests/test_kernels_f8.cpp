@@ -5,10 +5,10 @@ using namespace kernel_test;
 
 namespace {
 
-constexpr int32_t kKinds[] = {PHX_F8E4M3, PHX_F8E5M2};
+constexpr int32_t kKinds[] = {PHX_DTYPE_F8E4M3, PHX_DTYPE_F8E5M2};
 constexpr int kOne[] = {0x38, 0x3c};  // 1.0 of each
 
-int one_of(int32_t dtype) { return kOne[dtype == PHX_F8E4M3 ? 0 : 1]; }
+int one_of(int32_t dtype) { return kOne[dtype == PHX_DTYPE_F8E4M3 ? 0 : 1]; }
 
 // `value` as a kernel rounds it: the product of 1.0 and a scale.
 int rounded(ReduceFn premul_sum, int32_t dtype, float value) {
@@ -26,7 +26,7 @@ void for_each_isa(int32_t dtype, int32_t op, Body &&body) {
 }
 
 void expect_rounded(int32_t dtype, float value, int wanted) {
-  for_each_isa(dtype, PHX_PREMUL_SUM, [&](ReduceFn fn, const char *isa) {
+  for_each_isa(dtype, PHX_OP_PREMUL_SUM, [&](ReduceFn fn, const char *isa) {
     const int got = rounded(fn, dtype, value);
     if (got == wanted) return;
     char text[160];
@@ -42,7 +42,7 @@ float before(float value) { return std::nextafterf(value, -std::numeric_limits<f
 }  // namespace
 
 TEST(the_reference_knows_the_published_values_of_both_kinds) {
-  const Format e4m3 = format_of(PHX_F8E4M3), e5m2 = format_of(PHX_F8E5M2);
+  const Format e4m3 = format_of(PHX_DTYPE_F8E4M3), e5m2 = format_of(PHX_DTYPE_F8E5M2);
   CHECK(decode(e4m3, 0x7e) == 448 && decode(e4m3, 0x08) == 0x1p-6 && decode(e4m3, 0x01) == 0x1p-9);
   CHECK(decode(e5m2, 0x7b) == 57344 && decode(e5m2, 0x04) == 0x1p-14 && decode(e5m2, 0x01) == 0x1p-16);
   CHECK(std::isnan(decode(e4m3, 0x7f)) && std::isnan(decode(e4m3, 0xff)) && decode(e4m3, 0x78) == 256);
@@ -52,7 +52,7 @@ TEST(the_reference_knows_the_published_values_of_both_kinds) {
 
 TEST(all_256_values_come_out_as_they_went_in_and_all_nans_as_0x7f) {
   for (int32_t dtype : kKinds)
-    for (int32_t op : {PHX_SUM, PHX_AVG, PHX_PROD, PHX_MIN, PHX_MAX, PHX_PREMUL_SUM})
+    for (int32_t op : {PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PROD, PHX_OP_MIN, PHX_OP_MAX, PHX_OP_PREMUL_SUM})
       for_each_isa(dtype, op, [&](ReduceFn fn, const char *) {
         Bytes all(256), out(256);
         for (size_t i = 0; i < 256; ++i) all[i] = static_cast<unsigned char>(i);
@@ -72,9 +72,9 @@ TEST(all_pairs_of_values_combine_as_the_reference_says) {
       in[0][i] = static_cast<unsigned char>(i);
       in[1][i] = static_cast<unsigned char>(i >> 8);
     }
-    for (int32_t op : {PHX_SUM, PHX_AVG, PHX_PROD, PHX_MIN, PHX_MAX, PHX_PREMUL_SUM})
+    for (int32_t op : {PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PROD, PHX_OP_MIN, PHX_OP_MAX, PHX_OP_PREMUL_SUM})
       expect_all(in, 65536, dtype, op, 2, 0.75);
-    expect_all(in, 65536, dtype, PHX_AVG, 3, 1);
+    expect_all(in, 65536, dtype, PHX_OP_AVG, 3, 1);
   }
 }
 
@@ -98,24 +98,24 @@ TEST(numbers_between_two_neighbours_go_to_the_nearer_and_ties_to_the_even_one) {
 
 TEST(too_large_is_the_largest_in_e4m3_and_infinity_in_e5m2) {
   const float inf = std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::max();
-  expect_rounded(PHX_F8E4M3, 464.0f, 0x7e);  // the tie goes to 448, which is even
-  expect_rounded(PHX_F8E4M3, -464.0f, 0xfe);
+  expect_rounded(PHX_DTYPE_F8E4M3, 464.0f, 0x7e);  // the tie goes to 448, which is even
+  expect_rounded(PHX_DTYPE_F8E4M3, -464.0f, 0xfe);
   for (float value : {next(464.0f), 479.0f, 480.0f, 512.0f, 65536.0f, 0x1p40f, most, inf}) {
-    expect_rounded(PHX_F8E4M3, value, 0x7e);
-    expect_rounded(PHX_F8E4M3, -value, 0xfe);
+    expect_rounded(PHX_DTYPE_F8E4M3, value, 0x7e);
+    expect_rounded(PHX_DTYPE_F8E4M3, -value, 0xfe);
   }
-  expect_rounded(PHX_F8E5M2, before(61440.0f), 0x7b);
-  expect_rounded(PHX_F8E5M2, -before(61440.0f), 0xfb);
+  expect_rounded(PHX_DTYPE_F8E5M2, before(61440.0f), 0x7b);
+  expect_rounded(PHX_DTYPE_F8E5M2, -before(61440.0f), 0xfb);
   for (float value : {61440.0f, 65504.0f, 65520.0f, 65536.0f, 0x1p17f, 0x1p40f, 0x1p120f, most, inf}) {
-    expect_rounded(PHX_F8E5M2, value, 0x7c);
-    expect_rounded(PHX_F8E5M2, -value, 0xfc);
+    expect_rounded(PHX_DTYPE_F8E5M2, value, 0x7c);
+    expect_rounded(PHX_DTYPE_F8E5M2, -value, 0xfc);
   }
   for (int32_t dtype : kKinds) expect_rounded(dtype, std::numeric_limits<float>::quiet_NaN(), 0x7f);
 }
 
 TEST(too_small_is_a_zero_that_keeps_its_sign) {
   for (int32_t dtype : kKinds) {
-    const float half = dtype == PHX_F8E4M3 ? 0x1p-10f : 0x1p-17f;  // of the smallest subnormal
+    const float half = dtype == PHX_DTYPE_F8E4M3 ? 0x1p-10f : 0x1p-17f;  // of the smallest subnormal
     for (float value : {half, before(half), 0x1p-60f, 0x1p-126f, 0x1p-149f, 0.0f}) {
       expect_rounded(dtype, value, 0);
       expect_rounded(dtype, -value, 0x80);
@@ -134,7 +134,7 @@ TEST(f32_of_all_sizes_round_as_the_reference_does) {
         float value;
         std::memcpy(&value, &bits, sizeof value);
         const int wanted = encode(format, value);
-        for_each_isa(dtype, PHX_PREMUL_SUM,
+        for_each_isa(dtype, PHX_OP_PREMUL_SUM,
                      [&](ReduceFn fn, const char *) { CHECK(rounded(fn, dtype, value) == wanted); });
       }
   }
@@ -144,10 +144,10 @@ TEST(sums_are_rounded_once_and_not_after_each_input) {
   // 16 + 0.5 is 16 in e4m3, and 8 + 0.5 is 8 in e5m2; adding four of them must not lose them.
   for (int32_t dtype : kKinds) {
     const Format format = format_of(dtype);
-    const float big = dtype == PHX_F8E4M3 ? 16 : 8;
+    const float big = dtype == PHX_DTYPE_F8E4M3 ? 16 : 8;
     const uint8_t start = static_cast<uint8_t>(encode(format, big)), half = static_cast<uint8_t>(encode(format, 0.5f));
     const void *in[] = {&start, &half, &half, &half, &half};
-    for_each_isa(dtype, PHX_SUM, [&](ReduceFn fn, const char *) {
+    for_each_isa(dtype, PHX_OP_SUM, [&](ReduceFn fn, const char *) {
       uint8_t out = 0;
       fn(&out, in, 5, 1, 5, 1);
       CHECK(decode(format, out) == big + 2);
@@ -156,7 +156,7 @@ TEST(sums_are_rounded_once_and_not_after_each_input) {
   // Nor does a sum overflow on the way: 448 + 448 - 448 is 448.
   const uint8_t most = 0x7e, minus = 0xfe;
   const void *in[] = {&most, &most, &minus};
-  for_each_isa(PHX_F8E4M3, PHX_SUM, [&](ReduceFn fn, const char *) {
+  for_each_isa(PHX_DTYPE_F8E4M3, PHX_OP_SUM, [&](ReduceFn fn, const char *) {
     uint8_t out = 0;
     fn(&out, in, 3, 1, 3, 1);
     CHECK(out == most);

@@ -38,8 +38,8 @@ std::vector<Bytes> random_inputs(std::mt19937_64 &random, int32_t dtype, size_t 
   return in;
 }
 
-constexpr int32_t kDtypes[] = {PHX_F16, PHX_BF16, PHX_F32,  PHX_F64,    PHX_U8,
-                               PHX_I32, PHX_C64,  PHX_C128, PHX_F8E4M3, PHX_F8E5M2};
+constexpr int32_t kDtypes[] = {PHX_DTYPE_F16, PHX_DTYPE_BF16, PHX_DTYPE_F32,  PHX_DTYPE_F64,    PHX_DTYPE_U8,
+                               PHX_DTYPE_I32, PHX_DTYPE_C64,  PHX_DTYPE_C128, PHX_DTYPE_F8E4M3, PHX_DTYPE_F8E5M2};
 constexpr size_t kLong = size_t{16} << 10;  // bytes; what the kernels call wide
 
 }  // namespace
@@ -60,7 +60,7 @@ TEST(lengths_around_the_change_to_the_long_way_are_alike) {
          {kLong - size, kLong, kLong + size, kLong + 1024, kLong + 1024 + 256 + size, kLong + 4096 - size})
       for (size_t n : {1, 3}) {
         const std::vector<Bytes> in = random_inputs(random, dtype, n, bytes / size);
-        expect_all(in, bytes / size, dtype, PHX_SUM, static_cast<int64_t>(n), kScale);
+        expect_all(in, bytes / size, dtype, PHX_OP_SUM, static_cast<int64_t>(n), kScale);
       }
   }
 }
@@ -71,7 +71,7 @@ TEST(long_inputs_may_have_any_alignment_and_the_output_may_be_one_of_them) {
     const size_t count = (kLong + 2100) / phx_dtype_size(dtype);
     for (size_t n : {2, 3}) {
       const std::vector<Bytes> in = random_inputs(random, dtype, n, count);
-      const int32_t op = is_complex(dtype) ? PHX_PROD : PHX_AVG;
+      const int32_t op = is_complex(dtype) ? PHX_OP_PROD : PHX_OP_AVG;
       for (size_t shift : {1, 8, 16, 20, 60})
         for (int alias : {-1, 0, static_cast<int>(n) - 1})
           expect_all(in, count, dtype, op, static_cast<int64_t>(n), kScale, shift, alias);
@@ -86,7 +86,7 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
     for (size_t count : {size_t{1}, size_t{3}, 64 / size, 64 / size + 1, 256 / size + 3, 4096 / size, 4096 / size + 1,
                          kLong / size + 5}) {
       const std::vector<Bytes> in = random_inputs(random, dtype, 2, count);
-      const Bytes wanted = reference(in, count, dtype, PHX_SUM, 2, 1);
+      const Bytes wanted = reference(in, count, dtype, PHX_OP_SUM, 2, 1);
       Fenced a(count * size), b(count * size), out(count * size);
       std::memcpy(a.data(), in[0].data(), a.size());
       std::memcpy(b.data(), in[1].data(), b.size());
@@ -94,7 +94,7 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
       for (const char *isa : kIsas) {
         if (!available(isa)) continue;
         for (const ReduceFn fn :
-             {find_reduce_isa(isa, dtype, PHX_SUM), find_reduce_streaming_isa(isa, dtype, PHX_SUM)}) {
+             {find_reduce_isa(isa, dtype, PHX_OP_SUM), find_reduce_streaming_isa(isa, dtype, PHX_OP_SUM)}) {
           std::memset(out.data(), 0xa5, out.size());
           fn(out.data(), places, 2, count, 2, 1);
           CHECK(std::memcmp(out.data(), wanted.data(), wanted.size()) == 0);
@@ -103,7 +103,7 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
         std::memcpy(one.data(), in[0].data(), one.size());
         std::memcpy(other.data(), in[1].data(), other.size());
         const void *blocks[] = {one.data(), other.data()};
-        find_reduce_into_all_isa(isa, dtype, PHX_SUM)(nullptr, blocks, 2, count, 2, 1);
+        find_reduce_into_all_isa(isa, dtype, PHX_OP_SUM)(nullptr, blocks, 2, count, 2, 1);
         CHECK(std::memcmp(one.data(), wanted.data(), wanted.size()) == 0);
         CHECK(std::memcmp(other.data(), wanted.data(), wanted.size()) == 0);
       }
@@ -112,8 +112,8 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
 }
 
 TEST(the_other_kernels_are_there_for_the_same_pairs) {
-  for (int32_t dtype = -1; dtype <= PHX_F8E5M2 + 1; ++dtype)
-    for (int32_t op = -1; op <= PHX_PREMUL_SUM + 1; ++op) {
+  for (int32_t dtype = -1; dtype <= PHX_DTYPE_F8E5M2 + 1; ++dtype)
+    for (int32_t op = -1; op <= PHX_OP_PREMUL_SUM + 1; ++op) {
       CHECK((phx::kernels::find_reduce_streaming(dtype, op) != nullptr) ==
             (phx::kernels::find_reduce(dtype, op) != nullptr));
       CHECK((phx::kernels::find_reduce_into_all(dtype, op) != nullptr) ==

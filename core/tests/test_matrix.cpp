@@ -76,8 +76,8 @@ struct Pair {
 };
 std::vector<Pair> defined_pairs() {
   std::vector<Pair> pairs;
-  for (int32_t dtype = PHX_F16; dtype <= reference::kLastDtype; ++dtype)
-    for (int32_t op = PHX_SUM; op <= reference::kLastOp; ++op)
+  for (int32_t dtype = PHX_DTYPE_F16; dtype <= reference::kLastDtype; ++dtype)
+    for (int32_t op = PHX_OP_SUM; op <= reference::kLastOp; ++op)
       if (reference::is_defined(dtype, op)) pairs.push_back({dtype, op});
   return pairs;
 }
@@ -146,7 +146,8 @@ void move_all_sizes(const Member &member, size_t chunk, size_t one_in) {
     for (int where = 0; where < collective::kWheres; ++where)
       for (const bool in_place : {false, true})
         for (size_t how = 0; how < kHows; ++how)
-          for (const int32_t algo : {PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT})
+          for (const int32_t algo :
+               std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT})
             for (size_t size = 0; size < edges(1, n, chunk).size(); ++size) {
               Case c;
               c.what = static_cast<What>(what);
@@ -188,7 +189,7 @@ TEST(large_inputs_give_the_reference_bits) {
       for (int what = 0; what < collective::kWhats; ++what)
         for (const Where where : {Where::kPlain, Where::kUnaligned, Where::kCoalesced, Where::kRecognised})
           for (const size_t bytes : sizes)
-            for (const int32_t dtype : {PHX_F32, PHX_BF16}) {
+            for (const int32_t dtype : {PHX_DTYPE_F32, PHX_DTYPE_BF16}) {
               Case c;
               c.what = static_cast<What>(what);
               c.where = where;
@@ -215,8 +216,8 @@ TEST(ranks_as_numerous_as_lines_of_a_slot_share_it) {
 TEST(pairs_that_are_not_defined_are_refused_and_hurt_nobody) {
   with_threads(2, kTiny, [](const Member &member) {
     std::vector<char> in(256), out(256);
-    for (int32_t dtype = PHX_F16; dtype <= reference::kLastDtype; ++dtype)
-      for (int32_t op = PHX_SUM; op <= reference::kLastOp; ++op) {
+    for (int32_t dtype = PHX_DTYPE_F16; dtype <= reference::kLastDtype; ++dtype)
+      for (int32_t op = PHX_OP_SUM; op <= reference::kLastOp; ++op) {
         if (reference::is_defined(dtype, op)) continue;
         CHECK_FAILS(PHX_ERR_UNSUPPORTED, "is not defined for",
                     phx_all_reduce(member.group, in.data(), out.data(), 4, dtype, op, nullptr, nullptr));
@@ -239,21 +240,21 @@ TEST(calls_of_more_than_2_gib_give_the_reference_bits) {
       CHECK_OK(phx_mem_alloc(world, nullptr, kCount, &memory));
       phx_symm *symm = nullptr;
       if (symmetric) CHECK_OK(phx_symm_rendezvous(group, memory, 0, &symm));
-      for (const int32_t op : {PHX_SUM, PHX_AVG}) {
-        reference::fill(memory, reference::elements(rank, PHX_I8), 1, 5, kCount);
+      for (const int32_t op : {PHX_OP_SUM, PHX_OP_AVG}) {
+        reference::fill(memory, reference::elements(rank, PHX_DTYPE_I8), 1, 5, kCount);
         if (symmetric)
-          CHECK_OK(phx_symm_all_reduce(symm, 0, memory, kCount, PHX_I8, op, nullptr, nullptr));
+          CHECK_OK(phx_symm_all_reduce(symm, 0, memory, kCount, PHX_DTYPE_I8, op, nullptr, nullptr));
         else
-          CHECK_OK(phx_all_reduce(group, memory, memory, kCount, PHX_I8, op, nullptr, nullptr));
-        CHECK(reference::matches(memory, reference::reduced({0, 1}, PHX_I8, op), 1, 5, kCount));
+          CHECK_OK(phx_all_reduce(group, memory, memory, kCount, PHX_DTYPE_I8, op, nullptr, nullptr));
+        CHECK(reference::matches(memory, reference::reduced({0, 1}, PHX_DTYPE_I8, op), 1, 5, kCount));
       }
-      reference::fill(memory, reference::elements(rank, PHX_U8), 1, 9, kCount);
+      reference::fill(memory, reference::elements(rank, PHX_DTYPE_U8), 1, 9, kCount);
       if (symmetric)
-        CHECK_OK(phx_symm_broadcast(symm, 0, kCount, PHX_U8, 1, nullptr, nullptr));
+        CHECK_OK(phx_symm_broadcast(symm, 0, kCount, PHX_DTYPE_U8, 1, nullptr, nullptr));
       else
-        CHECK_OK(phx_broadcast(group, memory, kCount, PHX_U8, 1, nullptr, nullptr));
-      CHECK(reference::matches(memory, reference::elements(1, PHX_U8), 1, 9, kCount));
-      CHECK_OK(phx_group_barrier(group, 0));
+        CHECK_OK(phx_broadcast(group, memory, kCount, PHX_DTYPE_U8, 1, nullptr, nullptr));
+      CHECK(reference::matches(memory, reference::elements(1, PHX_DTYPE_U8), 1, 9, kCount));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       phx_symm_release(symm);
       CHECK_OK(phx_mem_free(world, memory));
       phx_group_release(group);

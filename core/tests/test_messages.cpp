@@ -44,7 +44,7 @@ TEST(messages_of_every_size_arrive_among_processes) { ranks::all_zero(ranks::as_
 TEST(every_dtype_arrives) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    for (int32_t dtype = PHX_F16; dtype <= PHX_F8E5M2; ++dtype) {
+    for (int32_t dtype = PHX_DTYPE_F16; dtype <= PHX_DTYPE_F8E5M2; ++dtype) {
       const size_t count = 1001, bytes = count * phx_dtype_size(dtype);
       std::vector<char> data = letters(dtype, bytes);
       if (rank == 0) {
@@ -67,13 +67,13 @@ TEST(a_message_of_many_mib_arrives_whether_or_not_its_receive_came_first) {
       if (rank == 0) {
         phx_work *work = start_send(group, 1, 1, letters(1, 0));
         wait(work);
-        CHECK_OK(phx_group_barrier(group, 0));
+        CHECK_OK(phx_barrier(group, nullptr, nullptr));
         const std::vector<char> large = letters(9, kSize);
         work = start_send(group, 1, 2, large);
         send(group, 1, 3, letters(3, 10));
         wait(work);
       } else {
-        CHECK_OK(phx_group_barrier(group, 0));
+        CHECK_OK(phx_barrier(group, nullptr, nullptr));
         if (!first) expect(group, 0, 3, 3, 10);  // was sent after the large one, which waits for its receive
         expect(group, 0, 2, 9, kSize);
         if (first) expect(group, 0, 3, 3, 10);
@@ -130,18 +130,18 @@ TEST(a_receive_from_any_rank_says_where_it_came_from) {
     if (rank != 0) {
       for (int i = 0; i < kEach; ++i) {
         const int32_t mine[2] = {rank, i};
-        CHECK_OK(phx_send(group, mine, 2, PHX_I32, 0, 4, nullptr, nullptr));
+        CHECK_OK(phx_send(group, mine, 2, PHX_DTYPE_I32, 0, 4, nullptr, nullptr));
       }
     } else {
       const int32_t own[2] = {0, 0};
       int next[4] = {0, 0, 0, 0};
-      CHECK_OK(phx_send(group, own, 2, PHX_I32, 0, 4, nullptr, nullptr));
+      CHECK_OK(phx_send(group, own, 2, PHX_DTYPE_I32, 0, 4, nullptr, nullptr));
       for (int i = 0; i < 3 * kEach + 1; ++i) {
         int32_t got[2] = {-1, -1}, source = -2;
         phx_work *work = nullptr;
-        CHECK_OK(phx_recv(group, got, 2, PHX_I32, PHX_ANY_RANK, 4, nullptr, &work));
+        CHECK_OK(phx_recv(group, got, 2, PHX_DTYPE_I32, PHX_ANY_RANK, 4, nullptr, &work));
         CHECK_OK(phx_work_wait(work, 0));
-        CHECK_OK(phx_work_source(work, &source));
+        CHECK_OK(phx_work_get_source(work, &source));
         phx_work_release(work);
         CHECK(source == got[0] && source >= 0 && source < 4);
         CHECK(got[1] == next[source]++);  // of each sender in order
@@ -160,13 +160,13 @@ TEST(a_named_receive_and_one_from_any_rank_get_messages_in_the_order_they_were_p
       phx_work *any = start_recv(group, PHX_ANY_RANK, 1, a);
       phx_work *named = start_recv(group, 1, 1, b);
       phx_work *last = start_recv(group, PHX_ANY_RANK, 1, c);
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       wait(last);
       wait(named);
       wait(any);
       CHECK(a == letters(1, 3) && b == letters(2, 3) && c == letters(3, 3));
     } else {
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       for (uint32_t i = 1; i <= 3; ++i) send(group, 0, 1, letters(i, 3));
     }
     phx_group_release(group);
@@ -190,11 +190,11 @@ TEST(a_rank_sends_to_itself_before_or_after_it_receives) {
         wait(work);
         int32_t source = -1;
         CHECK_OK(phx_work_wait(receive, 0));
-        CHECK_OK(phx_work_source(receive, &source));
+        CHECK_OK(phx_work_get_source(receive, &source));
         CHECK(source == rank && out == letters(2, bytes));
         phx_work_release(receive);
       }
-      CHECK_OK(phx_group_barrier(group, 0));  // a receive from any rank ends when all others have left
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));  // a receive from any rank ends when all others have left
       phx_group_release(group);
     });
 }
@@ -215,7 +215,7 @@ TEST(two_ranks_may_both_send_before_they_receive) {
     wait(work);
     wait(receive);
     CHECK(out == letters(6 - rank, kLarge));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }
@@ -268,7 +268,7 @@ TEST(works_that_are_released_before_they_are_complete_still_complete) {
     expect(group, 1 - rank, 2, 9, kSize);
     wait(work);
     CHECK(theirs == letters(1 - rank, kSize));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }
@@ -284,7 +284,7 @@ TEST(works_that_are_never_complete_go_with_their_group) {
       phx_work_release(start_recv(group, 1, 1, out));
       phx_work_release(start_recv(group, PHX_ANY_RANK, 2, out));
     }
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
 }
@@ -349,9 +349,9 @@ TEST(messages_mix_with_collectives_on_their_group) {
       int32_t sum = rank + i, token = -1;
       phx_work *work = nullptr;
       const int32_t mine = rank * 1000 + i;
-      CHECK_OK(phx_send(group, &mine, 1, PHX_I32, (rank + 1) % 3, i, nullptr, &work));
-      CHECK_OK(phx_all_reduce(group, &sum, &sum, 1, PHX_I32, PHX_SUM, nullptr, nullptr));
-      CHECK_OK(phx_recv(group, &token, 1, PHX_I32, (rank + 2) % 3, i, nullptr, nullptr));
+      CHECK_OK(phx_send(group, &mine, 1, PHX_DTYPE_I32, (rank + 1) % 3, i, nullptr, &work));
+      CHECK_OK(phx_all_reduce(group, &sum, &sum, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
+      CHECK_OK(phx_recv(group, &token, 1, PHX_DTYPE_I32, (rank + 2) % 3, i, nullptr, nullptr));
       wait(work);
       CHECK(sum == 3 + 3 * i);
       CHECK(token == (rank + 2) % 3 * 1000 + i);
@@ -371,20 +371,20 @@ TEST(started_messages_move_on_while_their_rank_waits_in_collectives) {
       phx_work *work = nullptr;
       if (rank == 0) {
         work = start_send(group, 1, 1, mine);
-        CHECK_OK(phx_group_barrier(waited, 0));  // rank 1 comes when it has all of it
+        CHECK_OK(phx_barrier(waited, nullptr, nullptr));  // rank 1 comes when it has all of it
       } else {
         expect(group, 0, 1, 4, kSize);
-        CHECK_OK(phx_group_barrier(waited, 0));
+        CHECK_OK(phx_barrier(waited, nullptr, nullptr));
       }
       if (work != nullptr) wait(work);
       if (rank == 0) {
         work = start_recv(group, 1, 2, theirs);
-        CHECK_OK(phx_group_barrier(waited, 0));
+        CHECK_OK(phx_barrier(waited, nullptr, nullptr));
         wait(work);
         CHECK(theirs == letters(5, kSize));
       } else {
         send(group, 0, 2, letters(5, kSize));  // returns while rank 0 waits for this rank's barrier
-        CHECK_OK(phx_group_barrier(waited, 0));
+        CHECK_OK(phx_barrier(waited, nullptr, nullptr));
       }
     }
     phx_group_release(other);
@@ -401,7 +401,7 @@ TEST(a_started_collective_moves_on_while_its_rank_waits_for_a_message) {
         phx_group *group = ranks::make_group(world);
         std::vector<float> in(20000, static_cast<float>(rank + 1)), out(20000);
         phx_work *work = nullptr;
-        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), in.size(), PHX_F32, PHX_SUM, nullptr, &work));
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), in.size(), PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &work));
         if (rank == 0) {
           expect(group, 1, 1, 1, 3);
           wait(work);

@@ -36,7 +36,7 @@ TEST(a_ring_takes_records_until_it_is_full_and_gives_them_back_in_order) {
     if (random() % 2 == 0) {
       size_t taken = 0;
       const phx::Record next{phx::RecordKind::kData,
-                             {static_cast<uint32_t>(put), PHX_U8, size(put)},
+                             {static_cast<uint32_t>(put), PHX_DTYPE_U8, size(put)},
                              written,
                              size(put) - written,
                              data.data() + written};
@@ -60,7 +60,7 @@ TEST(a_ring_takes_records_until_it_is_full_and_gives_them_back_in_order) {
 TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
   const char byte = 1;
   size_t taken = 0;
-  const phx::Record small{phx::RecordKind::kEager, {1, PHX_U8, 1}, 0, 1, &byte};
+  const phx::Record small{phx::RecordKind::kEager, {1, PHX_DTYPE_U8, 1}, 0, 1, &byte};
   phx::Record record;
   const auto broken = [&](auto spoil) {
     Ring ring;
@@ -85,7 +85,8 @@ TEST(a_ring_refuses_what_no_writer_and_no_reader_can_have_written) {
     const std::vector<char> large(phx::kPieceBytes);
     phx::RingResult result = phx::RingResult::kOk;
     for (int i = 0; i < 100 && result == phx::RingResult::kOk; ++i)
-      result = writer.put({phx::RecordKind::kData, {1, PHX_U8, large.size()}, 0, large.size(), large.data()}, &taken);
+      result =
+          writer.put({phx::RecordKind::kData, {1, PHX_DTYPE_U8, large.size()}, 0, large.size(), large.data()}, &taken);
     CHECK(result == phx::RingResult::kBroken);
   }
 }
@@ -139,7 +140,7 @@ TEST(broken_shared_memory_fails_the_group_and_nothing_else) {
         phx::RecordHeader *record = first_record_for_rank_1();
         record->bytes = 1;
         record->tag = 5;
-        record->dtype = PHX_U8;
+        record->dtype = PHX_DTYPE_U8;
         record->kind = phx::RecordKind::kEager;
         record->count = 1;
         record->offset = 0;
@@ -152,9 +153,9 @@ TEST(broken_shared_memory_fails_the_group_and_nothing_else) {
         area->doorbell.fetch_add(1);  // rank 1 may sleep by now
         phx::wake_all(area->doorbell);
       }
-      const phx_status status = phx_recv(group, &x, 1, PHX_U8, 1 - rank, 5, nullptr, nullptr);
+      const phx_status status = phx_recv(group, &x, 1, PHX_DTYPE_U8, 1 - rank, 5, nullptr, nullptr);
       CHECK(status == PHX_ERR_INTERNAL && says("the memory shared with rank 0 (pid") && says("is broken"));
-      CHECK_FAILS(PHX_ERR_REVOKED, "rank 0", phx_group_barrier(group, 0));
+      CHECK_FAILS(PHX_ERR_REVOKED, "rank 0", phx_barrier(group, nullptr, nullptr));
       phx_group_release(group);
     });
   };

@@ -57,7 +57,7 @@ TEST(messages_that_no_receive_asks_for_take_little_memory_and_are_found) {
       CHECK(grew_by_less_than(before, 8 * 1024));
       for (uint32_t tag = kMessages; tag-- > 0;) {
         std::vector<char> out(kMiB);
-        CHECK_OK(phx_recv(group, out.data(), kMiB, PHX_U8, 0, tag, nullptr, nullptr));
+        CHECK_OK(phx_recv(group, out.data(), kMiB, PHX_DTYPE_U8, 0, tag, nullptr, nullptr));
         CHECK(out == data);
       }
       CHECK(grew_by_less_than(before, 16 * 1024));
@@ -73,16 +73,16 @@ TEST(small_messages_that_no_receive_asks_for_are_bounded_as_well) {
     const std::vector<char> data = letters(1, 1000);
     if (rank == 0) {
       const std::vector<phx_work *> works = start_many(group, 0, kMessages, data);
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       CHECK(phx_work_test(works.front()) == PHX_OK);          // within the credit
       CHECK(phx_work_test(works.back()) == PHX_IN_PROGRESS);  // beyond it
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       for (phx_work *work : works) wait(work);
     } else {
       const long before = private_kib();
       std::vector<char> out(1000);
-      CHECK_OK(phx_group_barrier(group, 0));
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       phx_work *receive = start_recv(group, 0, kMessages - 1, out);
       wait(receive);
       CHECK(out == data && grew_by_less_than(before, 8 * 1024));
@@ -102,10 +102,11 @@ TEST(a_blocking_send_beyond_the_credit_waits_for_its_receive) {
         const size_t free = bytes > kEager ? 0 : phx::credit_bytes(2) / phx::eager_cost(bytes);
         for (size_t i = 0; i < free; ++i) send(group, 1, 1, data);
         CHECK_FAILS(PHX_ERR_TIMEOUT, "receive its send(uint8",
-                    phx_send(group, data.data(), bytes, PHX_U8, 1, 2, &options, nullptr));
+                    phx_send(group, data.data(), bytes, PHX_DTYPE_U8, 1, 2, &options, nullptr));
         CHECK(says("tag 2") && says("rank 1 (pid"));
       } else {  // takes whatever comes
-        CHECK_FAILS(PHX_ERR_TIMEOUT, "tag 2", phx_recv(group, data.data(), bytes, PHX_U8, 0, 9, nullptr, nullptr));
+        CHECK_FAILS(PHX_ERR_TIMEOUT, "tag 2",
+                    phx_recv(group, data.data(), bytes, PHX_DTYPE_U8, 0, 9, nullptr, nullptr));
       }
       phx_group_release(group);
     });
@@ -126,7 +127,7 @@ TEST(a_send_to_itself_beyond_the_credit_waits_for_its_receive) {
     }
     const phx_options options = within(30);
     CHECK_FAILS(PHX_ERR_TIMEOUT, "receive its send(uint8, 41943040, tag 4)",
-                phx_send(group, data.data(), data.size(), PHX_U8, 0, 4, &options, nullptr));
+                phx_send(group, data.data(), data.size(), PHX_DTYPE_U8, 0, 4, &options, nullptr));
     phx_group_release(group);
   });
 }
@@ -141,19 +142,19 @@ TEST(more_messages_than_may_be_announced_arrive_in_order) {
       for (uint32_t i = 0; i < kMessages; ++i) {
         phx_work *work = nullptr;
         numbers[i] = i;
-        CHECK_OK(phx_send(group, &numbers[i], i % 3 == 0 ? 0 : 1, PHX_U32, 1, 5, nullptr, &work));
+        CHECK_OK(phx_send(group, &numbers[i], i % 3 == 0 ? 0 : 1, PHX_DTYPE_U32, 1, 5, nullptr, &work));
         works.push_back(work);
       }
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       for (phx_work *work : works) {
         CHECK_OK(phx_work_wait(work, 0));
         phx_work_release(work);
       }
     } else {
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       for (uint32_t i = 0; i < kMessages; ++i) {
         uint32_t got = i;
-        CHECK_OK(phx_recv(group, &got, i % 3 == 0 ? 0 : 1, PHX_U32, 0, 5, nullptr, nullptr));
+        CHECK_OK(phx_recv(group, &got, i % 3 == 0 ? 0 : 1, PHX_DTYPE_U32, 0, 5, nullptr, nullptr));
         CHECK(got == i);
       }
     }
@@ -199,7 +200,7 @@ void exchange_in_any_order(int rank, phx_world *world) {
     wait(one.work);
     if (!one.sends) CHECK(one.data == letters(one.tag + static_cast<uint32_t>(one.peer), one.data.size()));
   }
-  CHECK_OK(phx_group_barrier(group, 0));
+  CHECK_OK(phx_barrier(group, nullptr, nullptr));
   phx_group_release(group);
 }
 
@@ -215,17 +216,17 @@ TEST(a_receive_from_any_rank_gets_announced_messages_and_says_where_they_came_fr
     if (rank != 0) {
       const std::vector<char> data = letters(static_cast<uint32_t>(rank), kSize);
       phx_work *work = start_send(group, 0, 1, data);
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       wait(work);
     } else {
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       int sources = 0;
       for (int i = 0; i < 2; ++i) {
         std::vector<char> out(kSize);
         phx_work *work = start_recv(group, PHX_ANY_RANK, 1, out);
         int32_t source = -1;
         CHECK_OK(phx_work_wait(work, 0));
-        CHECK_OK(phx_work_source(work, &source));
+        CHECK_OK(phx_work_get_source(work, &source));
         phx_work_release(work);
         CHECK(out == letters(static_cast<uint32_t>(source), kSize));
         sources += source;
@@ -246,21 +247,21 @@ TEST(a_rank_that_dies_after_it_announced_a_message_ends_its_receive) {
       if (rank == 1) {
         phx_work *work = start_send(group, 0, 1, large);
         char x = 1;
-        CHECK_OK(phx_send(group, &x, 1, PHX_U8, 0, 2, nullptr, nullptr));
-        if (met) CHECK_OK(phx_recv(group, &x, 1, PHX_U8, 0, 3, nullptr, nullptr));
+        CHECK_OK(phx_send(group, &x, 1, PHX_DTYPE_U8, 0, 2, nullptr, nullptr));
+        if (met) CHECK_OK(phx_recv(group, &x, 1, PHX_DTYPE_U8, 0, 3, nullptr, nullptr));
         CHECK(phx_work_test(work) == PHX_IN_PROGRESS);
         _exit(9);
       }
       char x = 0;
-      CHECK_OK(phx_recv(group, &x, 1, PHX_U8, 1, 2, nullptr, nullptr));
+      CHECK_OK(phx_recv(group, &x, 1, PHX_DTYPE_U8, 1, 2, nullptr, nullptr));
       phx_work *work = nullptr;
       if (met) {
         work = start_recv(group, 1, 1, large);
-        CHECK_OK(phx_send(group, &x, 1, PHX_U8, 1, 3, nullptr, nullptr));
+        CHECK_OK(phx_send(group, &x, 1, PHX_DTYPE_U8, 1, 3, nullptr, nullptr));
         CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1", phx_work_wait(work, 0));
         phx_work_release(work);
       } else {
-        const phx_status status = phx_recv(group, large.data(), large.size(), PHX_U8, 1, 1, nullptr, nullptr);
+        const phx_status status = phx_recv(group, large.data(), large.size(), PHX_DTYPE_U8, 1, 1, nullptr, nullptr);
         CHECK((status == PHX_ERR_PEER_DEAD || status == PHX_ERR_REVOKED) && says("rank 1"));
       }
       phx_group_release(group);
@@ -274,7 +275,7 @@ TEST(a_rank_that_dies_before_it_receives_ends_the_send_that_was_announced) {
     phx_group *group = ranks::make_group(world);
     if (rank == 1) {
       char x = 1;
-      CHECK_OK(phx_recv(group, &x, 1, PHX_U8, 0, 2, nullptr, nullptr));
+      CHECK_OK(phx_recv(group, &x, 1, PHX_DTYPE_U8, 0, 2, nullptr, nullptr));
       _exit(9);
     }
     const std::vector<char> large(4 * kMiB);
@@ -293,12 +294,12 @@ TEST(a_timeout_holds_while_another_thread_of_the_rank_waits_for_messages) {
     if (rank == 0) {
       std::thread other([&] {
         char x = 0;
-        CHECK(phx_recv(group, &x, 1, PHX_U8, 1, 1, nullptr, nullptr) == PHX_ERR_TIMEOUT);
+        CHECK(phx_recv(group, &x, 1, PHX_DTYPE_U8, 1, 1, nullptr, nullptr) == PHX_ERR_TIMEOUT);
       });
       char x = 0;
       const phx_options options = within(50);
       CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 50 ms (the timeout_ms of this call)",
-                  phx_recv(group, &x, 1, PHX_U8, 1, 2, &options, nullptr));
+                  phx_recv(group, &x, 1, PHX_DTYPE_U8, 1, 2, &options, nullptr));
       other.join();
     } else {
       while (phx_world_check(world) == PHX_OK) std::this_thread::yield();

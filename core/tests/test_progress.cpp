@@ -122,7 +122,7 @@ void hundreds_in_flight(int rank, phx_world *world, const Setup &setup) {
       flights[g]->finish(k);
     }
   }
-  for (const Member &member : joined) CHECK_OK(phx_group_barrier(member.group, 0));
+  for (const Member &member : joined) CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
   for (const Member &member : joined) members::leave(world, member);
 }
 
@@ -162,7 +162,7 @@ TEST(test_loops_alone_complete_what_is_in_flight_on_several_groups) {
             on_b.check(k);
           }
         }
-        CHECK_OK(phx_group_barrier(a.group, 0));
+        CHECK_OK(phx_barrier(a.group, nullptr, nullptr));
         members::leave(world, a);
         members::leave(world, b);
       },
@@ -199,7 +199,8 @@ struct Elsewhere {
 };
 
 const Elsewhere kElsewhere[] = {
-    {"a barrier", [](int, phx_world *, const Member &second) { CHECK_OK(phx_group_barrier(second.group, 0)); }},
+    {"a barrier",
+     [](int, phx_world *, const Member &second) { CHECK_OK(phx_barrier(second.group, nullptr, nullptr)); }},
     {"a collective of many rounds",
      [](int, phx_world *, const Member &second) {
        Part part;
@@ -240,21 +241,21 @@ const Elsewhere kElsewhere[] = {
     {"recv",
      [](int rank, phx_world *, const Member &second) {
        int32_t x = rank;
-       CHECK_OK(rank == 0 ? phx_recv(second.group, &x, 1, PHX_I32, 1, 9, nullptr, nullptr)
-                          : phx_send(second.group, &x, 1, PHX_I32, 0, 9, nullptr, nullptr));
+       CHECK_OK(rank == 0 ? phx_recv(second.group, &x, 1, PHX_DTYPE_I32, 1, 9, nullptr, nullptr)
+                          : phx_send(second.group, &x, 1, PHX_DTYPE_I32, 0, 9, nullptr, nullptr));
        CHECK(x == 1);
      }},
     {"a large send",
      [](int rank, phx_world *, const Member &second) {
        std::vector<char> data(size_t{3} << 20, static_cast<char>(rank));
-       CHECK_OK(rank == 0 ? phx_send(second.group, data.data(), data.size(), PHX_U8, 1, 9, nullptr, nullptr)
-                          : phx_recv(second.group, data.data(), data.size(), PHX_U8, 0, 9, nullptr, nullptr));
+       CHECK_OK(rank == 0 ? phx_send(second.group, data.data(), data.size(), PHX_DTYPE_U8, 1, 9, nullptr, nullptr)
+                          : phx_recv(second.group, data.data(), data.size(), PHX_DTYPE_U8, 0, 9, nullptr, nullptr));
        CHECK(data.front() == 0 && data.back() == 0);
      }},
     {"group_create",
      [](int, phx_world *world, const Member &) {
        phx_group *third = ranks::make_group(world, "third");
-       CHECK_OK(phx_group_barrier(third, 0));
+       CHECK_OK(phx_barrier(third, nullptr, nullptr));
        phx_group_release(third);
      }},
     {"symm_rendezvous",
@@ -280,7 +281,7 @@ void block_elsewhere(int rank, phx_world *world, const Elsewhere &elsewhere, con
     elsewhere.call(rank, world, second);
     flight.finish_all();
   }
-  CHECK_OK(phx_group_barrier(first.group, 0));
+  CHECK_OK(phx_barrier(first.group, nullptr, nullptr));
   members::leave(world, first);
   members::leave(world, second);
 }
@@ -335,7 +336,7 @@ TEST(ranks_may_wait_for_two_groups_in_opposite_orders) {
           on_a.finish_all();
           on_b.finish_all();
         }
-        CHECK_OK(phx_group_barrier(a.group, 0));
+        CHECK_OK(phx_barrier(a.group, nullptr, nullptr));
         members::leave(world, a);
         members::leave(world, b);
       },
@@ -351,7 +352,7 @@ TEST(operations_whose_works_are_released_complete_all_the_same) {
         InFlight flight(member);
         for (size_t k = 0; k < 15; ++k) flight.start(sums(k * k * 20, repeat + k));
         flight.release_all();
-        CHECK_OK(phx_group_barrier(member.group, 0));  // behind them, on the same channel
+        CHECK_OK(phx_barrier(member.group, nullptr, nullptr));  // behind them, on the same channel
         for (size_t k = 0; k < flight.size(); ++k) flight.check(k);
       }
     });
@@ -373,7 +374,7 @@ TEST(counts_that_do_not_fit_fail_their_all_to_all_v_and_nothing_else) {
           buffers.push_back(std::make_unique<std::vector<float>>(5 * size + 1));
           bad.push_back(nullptr);
           CHECK_OK(phx_all_to_all_v(member.group, buffers.end()[-2]->data(), ins.data(), buffers.back()->data(),
-                                    outs.data(), PHX_F32, nullptr, &bad.back()));
+                                    outs.data(), PHX_DTYPE_F32, nullptr, &bad.back()));
         };
         for (size_t k = 0; k < 30; ++k) {
           if (k % 7 == (first ? 0 : 3)) start_bad();
@@ -388,13 +389,13 @@ TEST(counts_that_do_not_fit_fail_their_all_to_all_v_and_nothing_else) {
           CHECK_FAILS(PHX_ERR_MISMATCH, "sends 6 elements", phx_work_wait(work, 0));  // it stays so
           phx_error_info info{};
           info.struct_size = sizeof info;
-          CHECK_OK(phx_work_error(work, &info));
+          CHECK_OK(phx_work_get_error(work, &info));
           CHECK(info.status == PHX_ERR_MISMATCH);
           phx_work_release(work);
         }
         flight.finish_all();
         start_bad();  // also when a blocking call has to complete it
-        CHECK_OK(phx_group_barrier(member.group, 0));
+        CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
         CHECK(phx_work_test(bad.back()) == PHX_ERR_MISMATCH);
         phx_work_release(bad.back());
       });
@@ -446,7 +447,7 @@ void survive(const std::vector<Member> &groups, int dead, Started &started) {
   }
   phx_work *none = nullptr;
   float x = 0;
-  CHECK(phx_all_reduce(groups[0].group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, &none) == PHX_ERR_REVOKED);
+  CHECK(phx_all_reduce(groups[0].group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &none) == PHX_ERR_REVOKED);
   CHECK(none == nullptr);
 }
 
@@ -471,7 +472,7 @@ TEST(a_process_that_dies_with_many_in_flight_ends_them_on_every_survivor) {
           phx_group *pair = nullptr;  // the others go on
           const int32_t rest[] = {0, 2};
           CHECK_OK(phx_group_create(world, "rest", rest, 2, 0, &pair));
-          CHECK_OK(phx_group_barrier(pair, 0));
+          CHECK_OK(phx_barrier(pair, nullptr, nullptr));
           phx_group_release(pair);
           for (const Member &member : groups) members::leave(world, member);
         },
@@ -585,14 +586,14 @@ TEST(a_rank_that_waits_long_with_operations_pending_uses_no_core) {
       CHECK(used < 100000);
       CHECK(after.ru_nvcsw - before.ru_nvcsw < 1500);
     };
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     if (rank == 0) {
       phx_work *works[4] = {};
-      CHECK_OK(phx_recv(group, &y, 1, PHX_F32, 1, 3, nullptr, &works[0]));
-      CHECK_OK(phx_recv(other, out.data(), out.size(), PHX_U8, 1, 4, nullptr, &works[1]));
-      CHECK_OK(phx_send(group, large.data(), large.size(), PHX_U8, 1, 5, nullptr, &works[2]));
-      CHECK_OK(phx_all_reduce(other, &x, &sum, 1, PHX_F32, PHX_SUM, nullptr, &works[3]));
-      measured([&] { CHECK_OK(phx_group_barrier(group, 0)); });
+      CHECK_OK(phx_recv(group, &y, 1, PHX_DTYPE_F32, 1, 3, nullptr, &works[0]));
+      CHECK_OK(phx_recv(other, out.data(), out.size(), PHX_DTYPE_U8, 1, 4, nullptr, &works[1]));
+      CHECK_OK(phx_send(group, large.data(), large.size(), PHX_DTYPE_U8, 1, 5, nullptr, &works[2]));
+      CHECK_OK(phx_all_reduce(other, &x, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &works[3]));
+      measured([&] { CHECK_OK(phx_barrier(group, nullptr, nullptr)); });
       measured([&] { CHECK_OK(phx_work_wait(works[0], 0)); });
       for (phx_work *work : works) {
         CHECK_OK(phx_work_wait(work, 0));
@@ -601,18 +602,18 @@ TEST(a_rank_that_waits_long_with_operations_pending_uses_no_core) {
       CHECK(y == 1 && sum == 2 && out == large);
     } else {
       sleep(1);  // what rank 0 waits for
-      CHECK_OK(phx_group_barrier(group, 0));
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
       sleep(1);
-      CHECK_OK(phx_send(group, &x, 1, PHX_F32, 0, 3, nullptr, nullptr));
+      CHECK_OK(phx_send(group, &x, 1, PHX_DTYPE_F32, 0, 3, nullptr, nullptr));
       phx_work *work = nullptr;
-      CHECK_OK(phx_send(other, large.data(), large.size(), PHX_U8, 0, 4, nullptr, &work));
-      CHECK_OK(phx_recv(group, out.data(), out.size(), PHX_U8, 0, 5, nullptr, nullptr));
-      CHECK_OK(phx_all_reduce(other, &x, &sum, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      CHECK_OK(phx_send(other, large.data(), large.size(), PHX_DTYPE_U8, 0, 4, nullptr, &work));
+      CHECK_OK(phx_recv(group, out.data(), out.size(), PHX_DTYPE_U8, 0, 5, nullptr, nullptr));
+      CHECK_OK(phx_all_reduce(other, &x, &sum, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       CHECK_OK(phx_work_wait(work, 0));
       phx_work_release(work);
       CHECK(out == large && sum == 2);
     }
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     phx_group_release(other);
     phx_group_release(group);
   }));

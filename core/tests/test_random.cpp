@@ -39,18 +39,18 @@ TEST(the_generator_gives_the_published_vectors) {  // kat_vectors of the authors
   is_philox({{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u, {{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}});
   is_philox({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, 0xa4093822, 0x299f31d0,
             {{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}});
-  const std::vector<uint32_t> words = fill<uint32_t>(PHX_U32, PHX_RANDOM_BITS, 0, 0, 4, 0, 0);
+  const std::vector<uint32_t> words = fill<uint32_t>(PHX_DTYPE_U32, PHX_RANDOM_BITS, 0, 0, 4, 0, 0);
   CHECK(words[0] == 0x6627e8d5 && words[1] == 0xe169c58d && words[2] == 0xbc57ac4c && words[3] == 0x9b00dbd8);
 }
 
 TEST(bits_are_the_words_in_order_also_beyond_two_to_the_32_blocks) {
   const uint64_t first = (uint64_t{1} << 34) - 6;  // the block number passes 2^32
-  const std::vector<uint32_t> narrow = fill<uint32_t>(PHX_U32, PHX_RANDOM_BITS, 0, 0, 100, first);
+  const std::vector<uint32_t> narrow = fill<uint32_t>(PHX_DTYPE_U32, PHX_RANDOM_BITS, 0, 0, 100, first);
   for (size_t i = 0; i < narrow.size(); ++i) {
     const uint64_t at = first + i;
     CHECK(narrow[i] == phx::random::block_of(kKey, at / 4).word[at % 4]);
   }
-  const std::vector<uint64_t> wide = fill<uint64_t>(PHX_I64, PHX_RANDOM_BITS, 0, 0, 100, first);
+  const std::vector<uint64_t> wide = fill<uint64_t>(PHX_DTYPE_I64, PHX_RANDOM_BITS, 0, 0, 100, first);
   for (size_t i = 0; i < wide.size(); ++i) {
     const phx::random::Block block = phx::random::block_of(kKey, (first + i) / 2);
     const size_t low = (first + i) % 2 * 2;
@@ -70,10 +70,10 @@ TEST(every_instruction_set_gives_the_same_bits) {
   int compared = 0;
   for (const char *isa : kIsas)
     for (int32_t kind : {1, 2, 3, 4, 5, 6, 7, 100, 101})
-      for (int32_t dtype = PHX_F16; dtype <= PHX_F8E5M2; ++dtype) {
+      for (int32_t dtype = PHX_DTYPE_F16; dtype <= PHX_DTYPE_F8E5M2; ++dtype) {
         const FillFn fill = phx::random::find_fill_isa(isa, kind, dtype);
         const FillFn reference = phx::random::find_scalar(kind, dtype);
-        if (phx::random::find_fill_isa(isa, PHX_RANDOM_UNIFORM, PHX_F32) == nullptr) continue;
+        if (phx::random::find_fill_isa(isa, PHX_RANDOM_UNIFORM, PHX_DTYPE_F32) == nullptr) continue;
         CHECK((fill == nullptr) == (reference == nullptr));
         if (fill == nullptr) continue;
         const size_t bytes = kCount * phx_dtype_size(dtype);
@@ -98,22 +98,22 @@ void is_alike_in_pieces(int32_t dtype, int32_t kind, double a, double b) {
 }
 TEST(a_piece_has_the_elements_of_the_whole) {
   for (int32_t kind : {PHX_RANDOM_UNIFORM, PHX_RANDOM_NORMAL, PHX_RANDOM_LOG_NORMAL, PHX_RANDOM_CAUCHY}) {
-    is_alike_in_pieces<float>(PHX_F32, kind, 0, 1);
-    is_alike_in_pieces<double>(PHX_F64, kind, 0, 1);
-    is_alike_in_pieces<uint16_t>(PHX_F16, kind, 0, 1);
-    is_alike_in_pieces<uint16_t>(PHX_BF16, kind, 0, 1);
+    is_alike_in_pieces<float>(PHX_DTYPE_F32, kind, 0, 1);
+    is_alike_in_pieces<double>(PHX_DTYPE_F64, kind, 0, 1);
+    is_alike_in_pieces<uint16_t>(PHX_DTYPE_F16, kind, 0, 1);
+    is_alike_in_pieces<uint16_t>(PHX_DTYPE_BF16, kind, 0, 1);
   }
-  is_alike_in_pieces<float>(PHX_F32, PHX_RANDOM_EXPONENTIAL, 2, 0);
-  is_alike_in_pieces<uint8_t>(PHX_BOOL, PHX_RANDOM_BERNOULLI, 0.3, 0);
+  is_alike_in_pieces<float>(PHX_DTYPE_F32, PHX_RANDOM_EXPONENTIAL, 2, 0);
+  is_alike_in_pieces<uint8_t>(PHX_DTYPE_BOOL, PHX_RANDOM_BERNOULLI, 0.3, 0);
 }
 
 TEST(a_box_with_gaps_and_turned_dims_has_the_elements_of_the_whole) {
   // The box [1:4, 2:7, 5:8] of a [5, 9, 11] tensor, stored with its dims in the order 1, 2, 0.
-  const std::vector<float> whole = fill<float>(PHX_F32, PHX_RANDOM_NORMAL, 0, 1, 5 * 9 * 11);
+  const std::vector<float> whole = fill<float>(PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, 5 * 9 * 11);
   const int64_t sizes[] = {3, 5, 3}, index_strides[] = {99, 11, 1}, out_strides[] = {1, 12, 4};
   std::vector<float> out(64, -77.0f);
-  CHECK_OK(phx_random_fill(out.data(), PHX_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 99 + 22 + 5, 3, sizes, index_strides,
-                           out_strides));
+  CHECK_OK(phx_random_fill(out.data(), PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 99 + 22 + 5, 3, sizes,
+                           index_strides, out_strides));
   size_t written = 0;
   for (int i = 0; i < 3; ++i)
     for (int j = 0; j < 5; ++j)
@@ -124,13 +124,13 @@ TEST(a_box_with_gaps_and_turned_dims_has_the_elements_of_the_whole) {
   CHECK(written == out.size());
   // Only every 11th element: none shares a block with another.
   const int64_t one[] = {9}, apart[] = {11}, close[] = {1};
-  CHECK_OK(phx_random_fill(out.data(), PHX_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 4, 1, one, apart, close));
+  CHECK_OK(phx_random_fill(out.data(), PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 4, 1, one, apart, close));
   for (size_t i = 0; i < 9; ++i) CHECK(out[i] == whole[4 + 11 * i]);
   // No dims: one element. An empty box: none, and no memory is needed.
-  CHECK_OK(phx_random_fill(out.data(), PHX_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 7, 0, nullptr, nullptr, nullptr));
+  CHECK_OK(phx_random_fill(out.data(), PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 7, 0, nullptr, nullptr, nullptr));
   CHECK(out[0] == whole[7]);
   const int64_t none[] = {0};
-  CHECK_OK(phx_random_fill(nullptr, PHX_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 0, 1, none, apart, close));
+  CHECK_OK(phx_random_fill(nullptr, PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, 1, kKey, 0, 1, none, apart, close));
 }
 
 // How far a float is from the exact value, in units of its last place.
@@ -182,32 +182,33 @@ void has_moments(const std::vector<T> &values, double mean, double variance) {
 }
 TEST(elements_have_the_mean_and_the_variance_of_their_kind) {
   constexpr size_t kMany = 1000000;
-  has_moments(fill<float>(PHX_F32, PHX_RANDOM_UNIFORM, -1, 3, kMany), 1, 16.0 / 12);
-  has_moments(fill<double>(PHX_F64, PHX_RANDOM_UNIFORM, 0, 1, kMany), 0.5, 1.0 / 12);
-  has_moments(fill<float>(PHX_F32, PHX_RANDOM_NORMAL, 2, 3, kMany), 2, 9);
-  has_moments(fill<double>(PHX_F64, PHX_RANDOM_NORMAL, 0, 1, kMany), 0, 1);
-  has_moments(fill<float>(PHX_F32, PHX_RANDOM_EXPONENTIAL, 2, 0, kMany), 0.5, 0.25);
-  has_moments(fill<double>(PHX_F64, PHX_RANDOM_EXPONENTIAL, 0.5, 0, kMany), 2, 4);
-  has_moments(fill<float>(PHX_F32, PHX_RANDOM_BERNOULLI, 0.3, 0, kMany), 0.3, 0.21);
-  has_moments(fill<float>(PHX_F32, PHX_RANDOM_LOG_NORMAL, 0, 0.25, kMany), std::exp(0.03125),
+  has_moments(fill<float>(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, -1, 3, kMany), 1, 16.0 / 12);
+  has_moments(fill<double>(PHX_DTYPE_F64, PHX_RANDOM_UNIFORM, 0, 1, kMany), 0.5, 1.0 / 12);
+  has_moments(fill<float>(PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 2, 3, kMany), 2, 9);
+  has_moments(fill<double>(PHX_DTYPE_F64, PHX_RANDOM_NORMAL, 0, 1, kMany), 0, 1);
+  has_moments(fill<float>(PHX_DTYPE_F32, PHX_RANDOM_EXPONENTIAL, 2, 0, kMany), 0.5, 0.25);
+  has_moments(fill<double>(PHX_DTYPE_F64, PHX_RANDOM_EXPONENTIAL, 0.5, 0, kMany), 2, 4);
+  has_moments(fill<float>(PHX_DTYPE_F32, PHX_RANDOM_BERNOULLI, 0.3, 0, kMany), 0.3, 0.21);
+  has_moments(fill<float>(PHX_DTYPE_F32, PHX_RANDOM_LOG_NORMAL, 0, 0.25, kMany), std::exp(0.03125),
               std::expm1(0.0625) * std::exp(0.0625));
 }
 
 TEST(uniform_elements_never_reach_their_upper_bound) {
   // A range of three units in the last place: nearly every product rounds to one of its ends.
   const double low = 1, high = 1 + 3 * 0x1p-23;
-  for (float value : fill<float>(PHX_F32, PHX_RANDOM_UNIFORM, low, high, 10000)) CHECK(value >= low && value < high);
-  for (double value : fill<double>(PHX_F64, PHX_RANDOM_UNIFORM, 1, 1 + 0x1p-52, 100)) CHECK(value == 1);
-  for (uint16_t bits : fill<uint16_t>(PHX_F16, PHX_RANDOM_UNIFORM, 0, 1, 100000)) CHECK(bits < 0x3c00);
-  for (uint16_t bits : fill<uint16_t>(PHX_BF16, PHX_RANDOM_UNIFORM, 0, 1, 100000)) CHECK(bits < 0x3f80);
-  for (float value : fill<float>(PHX_F32, PHX_RANDOM_UNIFORM, -1, 0, 100000)) CHECK(value >= -1 && value < 0);
-  for (float value : fill<float>(PHX_F32, PHX_RANDOM_UNIFORM, 2.5, 2.5, 100)) CHECK(value == 2.5f);
-  for (float value : fill<float>(PHX_F32, PHX_RANDOM_EXPONENTIAL, 1e30, 0, 100000)) CHECK(value > 0);
+  for (float value : fill<float>(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, low, high, 10000))
+    CHECK(value >= low && value < high);
+  for (double value : fill<double>(PHX_DTYPE_F64, PHX_RANDOM_UNIFORM, 1, 1 + 0x1p-52, 100)) CHECK(value == 1);
+  for (uint16_t bits : fill<uint16_t>(PHX_DTYPE_F16, PHX_RANDOM_UNIFORM, 0, 1, 100000)) CHECK(bits < 0x3c00);
+  for (uint16_t bits : fill<uint16_t>(PHX_DTYPE_BF16, PHX_RANDOM_UNIFORM, 0, 1, 100000)) CHECK(bits < 0x3f80);
+  for (float value : fill<float>(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, -1, 0, 100000)) CHECK(value >= -1 && value < 0);
+  for (float value : fill<float>(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, 2.5, 2.5, 100)) CHECK(value == 2.5f);
+  for (float value : fill<float>(PHX_DTYPE_F32, PHX_RANDOM_EXPONENTIAL, 1e30, 0, 100000)) CHECK(value > 0);
 }
 
 TEST(bernoulli_elements_of_probability_0_and_1_are_sure) {
-  for (uint8_t value : fill<uint8_t>(PHX_BOOL, PHX_RANDOM_BERNOULLI, 0, 0, 5000)) CHECK(value == 0);
-  for (double value : fill<double>(PHX_F64, PHX_RANDOM_BERNOULLI, 1, 0, 5000)) CHECK(value == 1);
+  for (uint8_t value : fill<uint8_t>(PHX_DTYPE_BOOL, PHX_RANDOM_BERNOULLI, 0, 0, 5000)) CHECK(value == 0);
+  for (double value : fill<double>(PHX_DTYPE_F64, PHX_RANDOM_BERNOULLI, 1, 0, 5000)) CHECK(value == 1);
 }
 
 template <class T>
@@ -219,22 +220,22 @@ std::vector<T> integers(int32_t dtype, int64_t low, uint64_t range, size_t count
 }
 TEST(integers_are_in_their_range_and_reach_its_ends) {
   size_t seen[7] = {};
-  for (int8_t value : integers<int8_t>(PHX_I8, -3, 7, 70000)) {
+  for (int8_t value : integers<int8_t>(PHX_DTYPE_I8, -3, 7, 70000)) {
     CHECK(value >= -3 && value <= 3);
     ++seen[value + 3];
   }
   for (size_t count : seen) CHECK(count > 9500 && count < 10500);
   bool negative = false, large = false;
-  for (int64_t value : integers<int64_t>(PHX_I64, INT64_MIN, 0, 1000)) {
+  for (int64_t value : integers<int64_t>(PHX_DTYPE_I64, INT64_MIN, 0, 1000)) {
     negative = negative || value < 0;
     large = large || value > (int64_t{1} << 61);
   }
   CHECK(negative && large);
-  for (int64_t value : integers<int64_t>(PHX_I64, -5, uint64_t{3} << 40, 1000))
+  for (int64_t value : integers<int64_t>(PHX_DTYPE_I64, -5, uint64_t{3} << 40, 1000))
     CHECK(value >= -5 && value < (int64_t{3} << 40) - 5);
-  for (float value : integers<float>(PHX_F32, 0, (1 << 24) + 1, 1000)) CHECK(value >= 0 && value <= (1 << 24));
-  for (uint8_t value : integers<uint8_t>(PHX_BOOL, 0, 2, 1000)) CHECK(value <= 1);
-  for (int32_t value : integers<int32_t>(PHX_I32, 42, 1, 1000)) CHECK(value == 42);
+  for (float value : integers<float>(PHX_DTYPE_F32, 0, (1 << 24) + 1, 1000)) CHECK(value >= 0 && value <= (1 << 24));
+  for (uint8_t value : integers<uint8_t>(PHX_DTYPE_BOOL, 0, 2, 1000)) CHECK(value <= 1);
+  for (int32_t value : integers<int32_t>(PHX_DTYPE_I32, 42, 1, 1000)) CHECK(value == 42);
 }
 
 TEST(half_floats_are_rounded_to_the_nearest_even) {
@@ -253,22 +254,23 @@ TEST(wrong_arguments_are_named) {
   const auto call = [&](int32_t dtype, int32_t kind, double a, double b) {
     return phx_random_fill(out, dtype, kind, a, b, kKey, 0, 1, size, step, step);
   };
-  CHECK_FAILS(PHX_ERR_INVALID, "no kind 0", call(PHX_F32, 0, 0, 1));
-  CHECK_FAILS(PHX_ERR_INVALID, "no kind 8", call(PHX_F32, 8, 0, 1));
-  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "int32", call(PHX_I32, PHX_RANDOM_UNIFORM, 0, 1));
-  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "float8_e4m3fn", call(PHX_F8E4M3, PHX_RANDOM_NORMAL, 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "no kind 0", call(PHX_DTYPE_F32, 0, 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "no kind 8", call(PHX_DTYPE_F32, 8, 0, 1));
+  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "int32", call(PHX_DTYPE_I32, PHX_RANDOM_UNIFORM, 0, 1));
+  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "float8_e4m3fn", call(PHX_DTYPE_F8E4M3, PHX_RANDOM_NORMAL, 0, 1));
   CHECK_FAILS(PHX_ERR_UNSUPPORTED, "?", call(99, PHX_RANDOM_NORMAL, 0, 1));
-  CHECK_FAILS(PHX_ERR_INVALID, "must not be above b", call(PHX_F32, PHX_RANDOM_UNIFORM, 1, 0));
-  CHECK_FAILS(PHX_ERR_INVALID, "finite", call(PHX_F32, PHX_RANDOM_UNIFORM, -3e38, 3e38));
-  CHECK_FAILS(PHX_ERR_INVALID, "finite", call(PHX_F32, PHX_RANDOM_UNIFORM, 0, NAN));
-  CHECK_FAILS(PHX_ERR_INVALID, "standard deviation", call(PHX_F32, PHX_RANDOM_NORMAL, 0, -1));
-  CHECK_FAILS(PHX_ERR_INVALID, "rate", call(PHX_F32, PHX_RANDOM_EXPONENTIAL, 0, 0));
-  CHECK_FAILS(PHX_ERR_INVALID, "probability", call(PHX_F32, PHX_RANDOM_BERNOULLI, 1.5, 0));
-  CHECK_FAILS(PHX_ERR_INVALID, "scale", call(PHX_F32, PHX_RANDOM_CAUCHY, 0, 0));
-  CHECK_FAILS(PHX_ERR_INVALID, "ndim", phx_random_fill(out, PHX_F32, 2, 0, 1, kKey, 0, 65, size, step, step));
-  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_random_fill(out, PHX_F32, 2, 0, 1, kKey, 0, 1, nullptr, step, step));
-  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_random_fill(nullptr, PHX_F32, 2, 0, 1, kKey, 0, 1, size, step, step));
-  CHECK_FAILS(PHX_ERR_INVALID, "sizes[0] is -1", phx_random_fill(out, PHX_F32, 2, 0, 1, kKey, 0, 1, bad, step, step));
+  CHECK_FAILS(PHX_ERR_INVALID, "must not be above b", call(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, 1, 0));
+  CHECK_FAILS(PHX_ERR_INVALID, "finite", call(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, -3e38, 3e38));
+  CHECK_FAILS(PHX_ERR_INVALID, "finite", call(PHX_DTYPE_F32, PHX_RANDOM_UNIFORM, 0, NAN));
+  CHECK_FAILS(PHX_ERR_INVALID, "standard deviation", call(PHX_DTYPE_F32, PHX_RANDOM_NORMAL, 0, -1));
+  CHECK_FAILS(PHX_ERR_INVALID, "rate", call(PHX_DTYPE_F32, PHX_RANDOM_EXPONENTIAL, 0, 0));
+  CHECK_FAILS(PHX_ERR_INVALID, "probability", call(PHX_DTYPE_F32, PHX_RANDOM_BERNOULLI, 1.5, 0));
+  CHECK_FAILS(PHX_ERR_INVALID, "scale", call(PHX_DTYPE_F32, PHX_RANDOM_CAUCHY, 0, 0));
+  CHECK_FAILS(PHX_ERR_INVALID, "ndim", phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 65, size, step, step));
+  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, nullptr, step, step));
+  CHECK_FAILS(PHX_ERR_INVALID, "NULL", phx_random_fill(nullptr, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, size, step, step));
+  CHECK_FAILS(PHX_ERR_INVALID, "sizes[0] is -1",
+              phx_random_fill(out, PHX_DTYPE_F32, 2, 0, 1, kKey, 0, 1, bad, step, step));
   for (float value : out) CHECK(value == 0);
 }
 

@@ -16,7 +16,7 @@ void fill(float *values, float value) { std::fill_n(values, kCount, value); }
 // all_reduce of ones and twos among two ranks.
 void sum(const Member &member, phx_group *group, float *in, float *out, phx_work **work = nullptr) {
   fill(in, static_cast<float>(member.self + 1));
-  CHECK_OK(phx_all_reduce(group, in, out, kCount, PHX_F32, PHX_SUM, nullptr, work));
+  CHECK_OK(phx_all_reduce(group, in, out, kCount, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, work));
 }
 void is_three(const float *values) {
   for (size_t i = 0; i < kCount; ++i) CHECK(values[i] == 3.0f);
@@ -63,9 +63,8 @@ TEST(started_ones_in_flight_behind_each_other_mix) {
     auto *block = reinterpret_cast<float *>(member.block);
     constexpr size_t kEach = 12;
     std::vector<std::vector<float>> ordinary(kEach, std::vector<float>(kCount)), out(kEach, std::vector<float>(kCount));
-    phx_group_info info{};
-    info.struct_size = sizeof info;
-    CHECK_OK(phx_group_get_info(member.group, &info));
+    phx_group_stats info = PHX_GROUP_STATS_INIT;
+    CHECK_OK(phx_group_get_stats(member.group, &info));
     const bool started_too = kCount * sizeof(float) > info.eager_bytes;
     phx_work *works[kEach] = {};
     uint64_t expected = 0;
@@ -99,7 +98,7 @@ TEST(a_rendezvous_with_one_group_serves_every_group_of_the_same_processes) {
     sum(member, turned, block, out.data());
     is_three(out.data());
     CHECK(zero_copies(turned) == 0);
-    CHECK_OK(phx_group_barrier(other, 0));
+    CHECK_OK(phx_barrier(other, nullptr, nullptr));
     phx_group_release(turned);
     phx_group_release(other);
   });
@@ -113,9 +112,9 @@ TEST(small_inputs_and_those_of_a_chosen_algorithm_are_copied) {
     options.struct_size = sizeof options;
     options.algo = PHX_ALGO_TWO_SHOT;
     fill(block, static_cast<float>(member.self + 1));
-    CHECK_OK(phx_all_reduce(member.group, block, out.data(), kCount, PHX_F32, PHX_SUM, &options, nullptr));
+    CHECK_OK(phx_all_reduce(member.group, block, out.data(), kCount, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
     is_three(out.data());
-    CHECK_OK(phx_all_reduce(member.group, block, out.data(), 16, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_OK(phx_all_reduce(member.group, block, out.data(), 16, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     CHECK(out[0] == 3.0f);
     CHECK(zero_copies(member.group) == 0);
   });
@@ -137,21 +136,21 @@ TEST(what_a_root_gives_is_read_where_it_lies_whatever_the_others_have) {  // M35
           float *given = shared && here ? block + 32 : ordinary.data();
           if (here) fill(given, 1.0f), fill(given + kCount, 2.0f);
           phx_work *work = nullptr;
-          CHECK_OK(phx_scatter(member.group, here ? given : nullptr, out.data(), kCount, PHX_F32, root, nullptr,
+          CHECK_OK(phx_scatter(member.group, here ? given : nullptr, out.data(), kCount, PHX_DTYPE_F32, root, nullptr,
                                starts ? &work : nullptr));
           if (starts) CHECK_OK(phx_work_wait(work, 0));
           phx_work_release(work);
           half(out.data());
           float *buffer = here ? given : starts ? out.data() : block + kCount;
           fill(buffer, here ? 3.0f : 0.0f);
-          CHECK_OK(phx_broadcast(member.group, buffer, kCount, PHX_F32, root, nullptr, nullptr));
+          CHECK_OK(phx_broadcast(member.group, buffer, kCount, PHX_DTYPE_F32, root, nullptr, nullptr));
           is_three(buffer);
           expected += shared ? 2 : 0;
           CHECK(zero_copies(member.group) == expected);
         }
     float *given = member.self == 0 ? block : ordinary.data();  // a scatter in place
     fill(block, 1.0f), fill(block + kCount, 2.0f);
-    CHECK_OK(phx_scatter(member.group, given, given, kCount, PHX_F32, 0, nullptr, nullptr));
+    CHECK_OK(phx_scatter(member.group, given, given, kCount, PHX_DTYPE_F32, 0, nullptr, nullptr));
     half(given);
     CHECK(zero_copies(member.group) == expected + 1);
   });
@@ -179,10 +178,10 @@ struct List {
     for (size_t i = 0; i <= kCalls; ++i) {
       phx_call &call = calls[i];
       call.struct_size = sizeof call;
-      call.dtype = PHX_F32;
+      call.dtype = PHX_DTYPE_F32;
       call.kind = i < kCalls ? kKinds[i] : PHX_CALL_ALL_REDUCE;  // the last one is too small to be looked for
       const bool sums = call.kind == PHX_CALL_ALL_REDUCE || call.kind == PHX_CALL_REDUCE_SCATTER;
-      call.op = sums ? PHX_SUM : 0;
+      call.op = sums ? PHX_OP_SUM : 0;
       call.root_group_rank = i == 4 ? 1 : 0;
       call.count = i < kCalls ? kCount : 8;
       call.in = i < kCalls ? at[i] : few;
@@ -249,10 +248,10 @@ TEST(what_a_rank_has_freed_is_copied_for_it) {
     std::vector<float> ordinary(2 * kCount), out(kCount);
     float *given = self == 0 ? block : ordinary.data();
     fill(given, 3.0f), fill(given + kCount, 3.0f);
-    CHECK_OK(phx_scatter(member.group, given, out.data(), kCount, PHX_F32, 0, nullptr, nullptr));
+    CHECK_OK(phx_scatter(member.group, given, out.data(), kCount, PHX_DTYPE_F32, 0, nullptr, nullptr));
     is_three(out.data());
     fill(given, self == 0 ? 3.0f : 0.0f);
-    CHECK_OK(phx_broadcast(member.group, given, kCount, PHX_F32, 0, nullptr, nullptr));
+    CHECK_OK(phx_broadcast(member.group, given, kCount, PHX_DTYPE_F32, 0, nullptr, nullptr));
     is_three(given);
     CHECK(zero_copies(member.group) == 0);
     for (const bool starts : {false, true}) {
@@ -261,7 +260,7 @@ TEST(what_a_rank_has_freed_is_copied_for_it) {
       list.issue(member, starts);
       CHECK(zero_copies(member.group) == (starts ? 10 : 5));
     }
-    CHECK_OK(phx_group_barrier(member.group, 0));
+    CHECK_OK(phx_barrier(member.group, nullptr, nullptr));
     if (self == 0) CHECK_OK(phx_mem_free(world, more));
     members::leave(world, member);
   };

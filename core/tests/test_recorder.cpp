@@ -34,16 +34,16 @@ TEST(every_rank_sees_what_all_ranks_called) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world, "with \"quotes\"");
     float x[12] = {};
-    for (int i = 0; i < 5; ++i) CHECK_OK(phx_all_reduce(group, x, x, 12, PHX_F32, PHX_MAX, nullptr, nullptr));
-    CHECK_OK(phx_broadcast(group, x, 3, PHX_F32, 1, nullptr, nullptr));
+    for (int i = 0; i < 5; ++i) CHECK_OK(phx_all_reduce(group, x, x, 12, PHX_DTYPE_F32, PHX_OP_MAX, nullptr, nullptr));
+    CHECK_OK(phx_broadcast(group, x, 3, PHX_DTYPE_F32, 1, nullptr, nullptr));
     phx_options options{};
     options.struct_size = sizeof options;
     options.channel = 2;
     phx_work *work = nullptr;
-    CHECK_OK(phx_all_reduce(group, x, x, 1, PHX_I32, PHX_BOR, &options, &work));
+    CHECK_OK(phx_all_reduce(group, x, x, 1, PHX_DTYPE_I32, PHX_OP_BOR, &options, &work));
     CHECK_OK(phx_work_wait(work, 0));
     phx_work_release(work);
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     const std::string text = dump(world);
     CHECK(text.find("\"format\": \"phalanx-flight-recorder\", \"version\": 1") != std::string::npos);
     CHECK(text.find("\"name\": \"with \\\"quotes\\\"\"") != std::string::npos);
@@ -55,7 +55,7 @@ TEST(every_rank_sees_what_all_ranks_called) {
           3);
     CHECK(count_of(text, "\"channel\": 2, \"started\": 1, \"completed\": 1") >= 1);
     CHECK(count_of(text, "\"sequence\": 7, \"call\": \"barrier\", \"dtype\": null") == 3);
-    CHECK_OK(phx_group_barrier(group, 0));  // nobody goes before the others have looked
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));  // nobody goes before the others have looked
     phx_group_release(group);
   });
 }
@@ -63,7 +63,7 @@ TEST(every_rank_sees_what_all_ranks_called) {
 TEST(it_keeps_the_last_ones) {
   ranks::as_threads(1, [](int, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    for (int i = 0; i < 1000; ++i) CHECK_OK(phx_group_barrier(group, 0));
+    for (int i = 0; i < 1000; ++i) CHECK_OK(phx_barrier(group, nullptr, nullptr));
     const std::string text = dump(world);
     CHECK(count_of(text, "\"sequence\": ") == 256);
     CHECK(text.find("\"sequence\": 744,") == std::string::npos && text.find("\"sequence\": 745,") != std::string::npos);
@@ -80,7 +80,8 @@ TEST(a_dump_may_be_taken_while_the_others_go_on) {
       while (rank == 0 && !over) CHECK(!dump(world).empty());
     });
     float x = 1;
-    for (int i = 0; i < 3000; ++i) CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_MAX, nullptr, nullptr));
+    for (int i = 0; i < 3000; ++i)
+      CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_MAX, nullptr, nullptr));
     over = true;
     reader.join();
     phx_group_release(group);
@@ -117,10 +118,10 @@ TEST(the_late_rank_is_named_with_its_last_call) {
         const int32_t both[] = {0, 1};
         CHECK_OK(phx_group_create(world, "g", both, 2, 20000, &group));
         float x = 1;
-        CHECK_OK(phx_group_barrier(group, 20000));
+        CHECK_OK(barrier_within(group, 20000));
         if (rank == 0) {
           CHECK_FAILS(PHX_ERR_TIMEOUT, "; its last call was barrier() #1)",
-                      phx_all_reduce(group, &x, &x, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+                      phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
           const std::string text = dump(world);
           CHECK(text.find("\"status\": \"PHX_ERR_TIMEOUT\"") != std::string::npos);
           CHECK(text.find("\"state\": \"failed\"") != std::string::npos);
@@ -141,17 +142,18 @@ TEST(survivors_read_what_the_dead_one_did_and_leave_it_in_a_file) {
   const auto codes = ranks::as_processes(2, [&over](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     float x[4] = {};
-    CHECK_OK(phx_all_reduce(group, x, x, 4, PHX_F32, PHX_SUM, nullptr, nullptr));
+    CHECK_OK(phx_all_reduce(group, x, x, 4, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
     if (rank == 1) {
       phx_work *work = nullptr;
-      CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_F32, PHX_MIN, nullptr, &work));
+      CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_DTYPE_F32, PHX_OP_MIN, nullptr, &work));
       char done;
       CHECK(read(over[0], &done, 1) == 1);
       kill(getpid(), SIGKILL);
     }
-    CHECK_OK(phx_all_reduce(group, x, x, 2, PHX_F32, PHX_MIN, nullptr, nullptr));  // its part has come, or comes
+    CHECK_OK(
+        phx_all_reduce(group, x, x, 2, PHX_DTYPE_F32, PHX_OP_MIN, nullptr, nullptr));  // its part has come, or comes
     CHECK(write(over[1], "", 1) == 1);
-    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1 (pid", phx_group_barrier(group, 0));
+    CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 1 (pid", phx_barrier(group, nullptr, nullptr));
     phx_group_release(group);
   });
   unsetenv("PHALANX_DUMP");

@@ -36,14 +36,15 @@ TEST(sums_of_two_to_eight_ranks_have_the_bits_of_the_reference) {
                                  size_t{99996}, size_t{270000}})
         for (const What what : {What::kAllReduce, What::kReduce})
           for (const Where where : {Where::kSymmetric, Where::kRecognised})
-            for (const int32_t algo : {PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT}) {
+            for (const int32_t algo :
+                 std::initializer_list<phx_algo>{PHX_ALGO_AUTO, PHX_ALGO_ONE_SHOT, PHX_ALGO_TWO_SHOT}) {
               if (where == Where::kRecognised && algo != PHX_ALGO_AUTO) continue;
               Case c;
               c.what = what;
               c.where = where;
               c.algo = algo;
-              c.dtype = seed % 3 == 0 ? PHX_BF16 : PHX_F32;
-              c.op = seed % 4 == 0 ? PHX_AVG : PHX_SUM;
+              c.dtype = seed % 3 == 0 ? PHX_DTYPE_BF16 : PHX_DTYPE_F32;
+              c.op = seed % 4 == 0 ? PHX_OP_AVG : PHX_OP_SUM;
               c.count = bytes / phx_dtype_size(c.dtype);
               c.root = static_cast<int>(seed) % n;
               c.seed = 4 * ++seed;  // of recognised ones: all have it there
@@ -87,13 +88,13 @@ TEST(a_rank_reads_only_what_it_sums_of_the_inputs_of_others) {
           std::fill(out.begin(), out.end(), -1);
         };
         const Hidden hidden(member, part_bytes);
-        CHECK_OK(phx_all_reduce(member.group, in, out.data(), count, PHX_I32, PHX_SUM, nullptr, nullptr));
+        CHECK_OK(phx_all_reduce(member.group, in, out.data(), count, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
         expect(true);
-        CHECK_OK(phx_symm_all_reduce(member.symm, 0, out.data(), count, PHX_I32, PHX_SUM, nullptr, nullptr));
+        CHECK_OK(phx_symm_all_reduce(member.symm, 0, out.data(), count, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
         expect(true);
-        CHECK_OK(phx_reduce(member.group, in, out.data(), count, PHX_I32, PHX_SUM, 1, nullptr, nullptr));
+        CHECK_OK(phx_reduce(member.group, in, out.data(), count, PHX_DTYPE_I32, PHX_OP_SUM, 1, nullptr, nullptr));
         expect(member.self == 1);
-        CHECK_OK(phx_symm_reduce(member.symm, 0, out.data(), count, PHX_I32, PHX_SUM, 1, nullptr, nullptr));
+        CHECK_OK(phx_symm_reduce(member.symm, 0, out.data(), count, PHX_DTYPE_I32, PHX_OP_SUM, 1, nullptr, nullptr));
         expect(member.self == 1);
         // The same for a list, by whichever path.
         phx_call calls[2] = {};
@@ -101,8 +102,8 @@ TEST(a_rank_reads_only_what_it_sums_of_the_inputs_of_others) {
           call.struct_size = sizeof call;
           call.kind = PHX_CALL_ALL_REDUCE;
           call.count = count / 2;
-          call.dtype = PHX_I32;
-          call.op = PHX_SUM;
+          call.dtype = PHX_DTYPE_I32;
+          call.op = PHX_OP_SUM;
         }
         calls[0].in = in, calls[0].out = out.data();
         calls[1].in = in + count / 2, calls[1].out = out.data() + count / 2;

@@ -55,49 +55,56 @@ struct Entry {
 };
 
 const Entry kEntries[] = {
-    {"barrier", [](phx_group *g, phx_symm *, Buffers &, bool w) { return phx_group_barrier(g, w ? -5 : kLongMs); }},
+    {"barrier", [](phx_group *g, phx_symm *, Buffers &, bool w) { return barrier_within(g, w ? -5 : kLongMs); }},
     {"all_reduce",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_all_reduce(g, b.in, b.out, 8, w ? 99 : PHX_F32, PHX_SUM, &b.options, nullptr);
+       return phx_all_reduce(g, b.in, b.out, 8, w ? 99 : PHX_DTYPE_F32, PHX_OP_SUM, &b.options, nullptr);
      }},
     {"a binding's refusal",
      [](phx_group *g, phx_symm *, Buffers &, bool w) {
-       if (!w) return phx_group_barrier(g, kLongMs);
+       if (!w) return barrier_within(g, kLongMs);
        CHECK_OK(phx_group_refuse(g, 0, "the binding says no"));
        return phx_status{PHX_ERR_INVALID};
      }},
     {"all_gather",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_all_gather(g, w ? nullptr : b.in, b.out, 8, PHX_F32, &b.options, nullptr);
+       return phx_all_gather(g, w ? nullptr : b.in, b.out, 8, PHX_DTYPE_F32, &b.options, nullptr);
      }},
     {"all_gather_v",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_all_gather_v(g, b.in, b.out, w ? b.huge : b.counts, PHX_F32, &b.options, nullptr);
+       return phx_all_gather_v(g, b.in, b.out, w ? b.huge : b.counts, PHX_DTYPE_F32, &b.options, nullptr);
      }},
     {"reduce_scatter",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_reduce_scatter(g, b.in, b.out, 8, PHX_F32, w ? 42 : PHX_SUM, &b.options, nullptr);
+       return phx_reduce_scatter(g, b.in, b.out, 8, PHX_DTYPE_F32, w ? 42 : PHX_OP_SUM, &b.options, nullptr);
      }},
     {"reduce_scatter_v",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_reduce_scatter_v(g, b.in, b.out, w ? nullptr : b.counts, PHX_F32, PHX_SUM, &b.options, nullptr);
+       return phx_reduce_scatter_v(g, b.in, b.out, w ? nullptr : b.counts, PHX_DTYPE_F32, PHX_OP_SUM, &b.options,
+                                   nullptr);
      }},
-    {"all_to_all", [](phx_group *g, phx_symm *, Buffers &b,
-                      bool w) { return phx_all_to_all(g, b.in, w ? b.in : b.out, 8, PHX_F32, &b.options, nullptr); }},
+    {"all_to_all",
+     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
+       return phx_all_to_all(g, b.in, w ? b.in : b.out, 8, PHX_DTYPE_F32, &b.options, nullptr);
+     }},
     {"all_to_all_v",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_all_to_all_v(g, b.in, w ? b.huge : b.counts, b.out, b.counts, PHX_F32, &b.options, nullptr);
+       return phx_all_to_all_v(g, b.in, w ? b.huge : b.counts, b.out, b.counts, PHX_DTYPE_F32, &b.options, nullptr);
      }},
     {"broadcast", [](phx_group *g, phx_symm *, Buffers &b,
-                     bool w) { return phx_broadcast(g, b.out, 8, PHX_F32, w ? 7 : 1, &b.options, nullptr); }},
+                     bool w) { return phx_broadcast(g, b.out, 8, PHX_DTYPE_F32, w ? 7 : 1, &b.options, nullptr); }},
     {"reduce",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       return phx_reduce(g, b.in, b.out, 8, PHX_F32, PHX_SUM, 0, w ? &b.negative : &b.options, nullptr);
+       return phx_reduce(g, b.in, b.out, 8, PHX_DTYPE_F32, PHX_OP_SUM, 0, w ? &b.negative : &b.options, nullptr);
      }},
-    {"gather", [](phx_group *g, phx_symm *, Buffers &b,
-                  bool w) { return phx_gather(g, w ? nullptr : b.in, b.out, 8, PHX_F32, 0, &b.options, nullptr); }},
-    {"scatter", [](phx_group *g, phx_symm *, Buffers &b,
-                   bool w) { return phx_scatter(g, b.in, w ? nullptr : b.out, 8, PHX_F32, 0, &b.options, nullptr); }},
+    {"gather",
+     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
+       return phx_gather(g, w ? nullptr : b.in, b.out, 8, PHX_DTYPE_F32, 0, &b.options, nullptr);
+     }},
+    {"scatter",
+     [](phx_group *g, phx_symm *, Buffers &b, bool w) {
+       return phx_scatter(g, b.in, w ? nullptr : b.out, 8, PHX_DTYPE_F32, 0, &b.options, nullptr);
+     }},
     {"coalesced",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
        phx_call call{};
@@ -106,28 +113,28 @@ const Entry kEntries[] = {
        call.in = b.in;
        call.out = b.out;
        call.count = 8;
-       call.dtype = PHX_F32;
-       call.op = w ? 42 : PHX_SUM;
+       call.dtype = PHX_DTYPE_F32;
+       call.op = w ? 42 : PHX_OP_SUM;
        return phx_coalesced(g, &call, 1, &b.options, nullptr);
      }},
     {"a started all_reduce",
      [](phx_group *g, phx_symm *, Buffers &b, bool w) {
-       phx_status status = phx_all_reduce(g, b.in, b.out, 8, PHX_F32, w ? 42 : PHX_SUM, &b.options, &b.work);
+       phx_status status = phx_all_reduce(g, b.in, b.out, 8, PHX_DTYPE_F32, w ? 42 : PHX_OP_SUM, &b.options, &b.work);
        if (status == PHX_OK) status = phx_work_wait(b.work, kLongMs);
        phx_work_release(b.work);
        return status;
      }},
     {"symm_all_reduce",
      [](phx_group *, phx_symm *s, Buffers &b, bool w) {
-       return phx_symm_all_reduce(s, w ? size_t{1} << 40 : 0, b.out, 8, PHX_F32, PHX_SUM, &b.options, nullptr);
+       return phx_symm_all_reduce(s, w ? size_t{1} << 40 : 0, b.out, 8, PHX_DTYPE_F32, PHX_OP_SUM, &b.options, nullptr);
      }},
     {"symm_all_gather_v",
      [](phx_group *, phx_symm *s, Buffers &b, bool w) {
-       return phx_symm_all_gather_v(s, 0, b.out, w ? b.huge : b.counts, PHX_F32, &b.options, nullptr);
+       return phx_symm_all_gather_v(s, 0, b.out, w ? b.huge : b.counts, PHX_DTYPE_F32, &b.options, nullptr);
      }},
     {"symm_alloc",
      [](phx_group *g, phx_symm *, Buffers &, bool w) {
-       const phx_device device{PHX_DEV_CPU, w ? 1 : 0};
+       const phx_device device{PHX_DEVICE_CPU, w ? 1 : 0};
        phx_symm *made = nullptr;
        const phx_status status = phx_symm_alloc(g, &device, 4096, kLongMs, &made);
        phx_symm_release(made);
@@ -163,7 +170,7 @@ void refuse(phx_world *world, const Entry &entry, bool alone, std::atomic<int> &
   phx_group *group = ranks::make_group(world, entry.name);
   phx_symm *symm = nullptr;
   CHECK_OK(phx_symm_alloc(group, nullptr, 4096, 0, &symm));
-  CHECK_OK(phx_group_barrier(group, 0));
+  CHECK_OK(phx_barrier(group, nullptr, nullptr));
   Buffers b;
   const bool wrong = !alone || phx_world_rank(world) == 1;
   const auto begin = Clock::now();
@@ -179,7 +186,7 @@ void refuse(phx_world *world, const Entry &entry, bool alone, std::atomic<int> &
   // Once all have their error: what the one that refused says of its next call is another one.
   over += 1;
   while (over % phx_world_size(world) != 0) usleep(100);
-  const phx_status after = phx_group_barrier(group, kLongMs);
+  const phx_status after = barrier_within(group, kLongMs);
   CHECK(ms_since(begin) < kAtOnceMs);
   CHECK(alone ? after == PHX_ERR_REVOKED || after == PHX_ERR_MISMATCH : after == PHX_OK);
   phx_symm_release(symm);
@@ -205,7 +212,7 @@ TEST(ranks_that_refuse_alike_stay_in_step) {
 TEST(a_rank_that_refuses_an_agreement_is_absent_from_it_at_once) {
   ranks::as_threads(3, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     uint64_t bits = 5;
     uint8_t alive[3] = {};
     const auto begin = Clock::now();
@@ -233,7 +240,7 @@ TEST(a_rank_that_refuses_to_make_a_group_ends_the_attempt_of_the_others_at_once)
     CHECK(std::strstr(phx_last_error(), "timeout_ms is -5") != nullptr);
     CHECK(ms_since(begin) < kAtOnceMs);
     CHECK_OK(phx_group_create(world, "g", all, 3, kLongMs, &group));
-    CHECK_OK(phx_group_barrier(group, kLongMs));
+    CHECK_OK(barrier_within(group, kLongMs));
     phx_group_release(group);
   });
 }
@@ -244,19 +251,20 @@ TEST(a_timeout_holds_while_another_thread_is_inside_the_channel) {
   std::atomic<bool> gave_up{false};
   ranks::as_threads(2, [&](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     float a = 1, b = 0, c = 0;
     if (rank == 1) {  // comes when the other one has given up its wait
       while (!gave_up) usleep(1000);
-      for (int i = 0; i < 2; ++i) CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, nullptr, nullptr));
+      for (int i = 0; i < 2; ++i)
+        CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       phx_group_release(group);
       return;
     }
     phx_options options = within(kLongMs);
     phx_work *work = nullptr;
-    CHECK_OK(phx_all_reduce(group, &a, &c, 1, PHX_F32, PHX_SUM, &options, &work));
+    CHECK_OK(phx_all_reduce(group, &a, &c, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, &work));
     phx_status other = PHX_OK;
-    std::thread inside([&] { other = phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &options, nullptr); });
+    std::thread inside([&] { other = phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr); });
     phx_group_info info{};
     info.struct_size = sizeof info;
     do CHECK_OK(phx_group_get_info(group, &info));
@@ -279,13 +287,13 @@ TEST(a_timeout_holds_while_another_thread_is_in_a_rendezvous_or_barrier) {
     phx_group *group = ranks::make_group(world);
     phx_symm *symm = nullptr;
     CHECK_OK(phx_symm_alloc(group, nullptr, 4096, 0, &symm));
-    CHECK_OK(phx_group_barrier(group, 0));
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
     if (rank == 1) {
       CHECK_OK(phx_symm_wait_signal(symm, 0, 1, kLongMs));
       CHECK_OK(phx_symm_barrier(symm, 0, kLongMs));
       phx_error_info cause{};
       cause.struct_size = sizeof cause;
-      while (phx_group_error(group, &cause) == PHX_ERR_NOT_FOUND) usleep(1000);
+      while (phx_group_get_error(group, &cause) == PHX_ERR_NOT_FOUND) usleep(1000);
     } else {
       phx_status first = PHX_OK;
       std::thread inside([&] { first = phx_symm_barrier(symm, 0, kLongMs); });
@@ -314,15 +322,15 @@ TEST(a_timeout_is_positive_or_zero_for_the_default_and_may_be_as_long_as_its_typ
     float a = 1, b = 0;
     for (const int64_t timeout_ms : {int64_t{0}, INT64_MAX, INT64_MAX - 1, int64_t{1} << 40}) {
       phx_options options = within(timeout_ms);
-      CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &options, nullptr));
+      CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
       CHECK(b == 2);
       phx_work *work = nullptr;
-      CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &options, &work));
+      CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, &work));
       CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -1", phx_work_wait(work, -1));
       CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -9223372036854775808", phx_work_wait(work, INT64_MIN));
       CHECK_OK(phx_work_wait(work, timeout_ms));
       phx_work_release(work);
-      CHECK_OK(phx_group_barrier(group, timeout_ms));
+      CHECK_OK(barrier_within(group, timeout_ms));
       phx_symm *symm = nullptr;
       CHECK_OK(phx_symm_alloc(group, nullptr, 64, timeout_ms, &symm));
       CHECK_OK(phx_symm_barrier(symm, 0, timeout_ms));
@@ -351,7 +359,7 @@ TEST(every_timeout_says_that_it_timed_out_and_what_set_the_limit) {
         CHECK_OK(phx_group_create(world, "g", both, 2, kLongMs, &group));
         phx_symm *symm = nullptr;
         CHECK_OK(phx_symm_alloc(group, nullptr, 64, kLongMs, &symm));
-        CHECK_OK(phx_group_barrier(group, kLongMs));
+        CHECK_OK(barrier_within(group, kLongMs));
         if (rank == 0) {
           CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 60 ms (the default of the world)",
                       phx_symm_wait_signal(symm, 1, 1, 0));
@@ -373,7 +381,7 @@ TEST(every_timeout_says_that_it_timed_out_and_what_set_the_limit) {
           float a = 1, b = 0;
           const phx_options long_enough = within(kLongMs);
           phx_work *work = nullptr;
-          CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &long_enough, &work));
+          CHECK_OK(phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, &long_enough, &work));
           CHECK_FAILS(PHX_ERR_INVALID, "timeout_ms is -1", phx_work_expire(work, -1));
           CHECK(phx_work_test(work) == PHX_IN_PROGRESS);
           CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 40 ms (the timeout of the group)", phx_work_expire(work, 0));
@@ -383,7 +391,7 @@ TEST(every_timeout_says_that_it_timed_out_and_what_set_the_limit) {
           const phx_options long_enough = within(kLongMs);
           float a = 1, b = 0;
           CHECK_FAILS(PHX_ERR_TIMEOUT, "timed out after 40 ms (the timeout of the group)",
-                      phx_all_reduce(group, &a, &b, 1, PHX_F32, PHX_SUM, &long_enough, nullptr));
+                      phx_all_reduce(group, &a, &b, 1, PHX_DTYPE_F32, PHX_OP_SUM, &long_enough, nullptr));
         }
         phx_symm_release(symm);
         phx_group_release(group);
@@ -403,13 +411,13 @@ ranks::Options small_groups() {
 std::vector<phx_group *> make_groups(phx_world *world, int count) {
   std::vector<phx_group *> groups;
   for (int i = 0; i < count; ++i) groups.push_back(ranks::make_group(world, ("g" + std::to_string(i)).c_str()));
-  CHECK_OK(phx_group_barrier(groups[0], 0));
+  CHECK_OK(phx_barrier(groups[0], nullptr, nullptr));
   return groups;
 }
 
 bool has_failed(phx_group *group, phx_error_info *cause) {
   cause->struct_size = sizeof *cause;
-  return phx_group_error(group, cause) == PHX_OK;
+  return phx_group_get_error(group, cause) == PHX_OK;
 }
 
 // E2: a peer that takes nothing holds nobody up.
@@ -485,7 +493,7 @@ TEST(many_rendezvous_of_different_groups_may_be_under_way_at_once) {
           threads.emplace_back([&, i] { statuses[i] = phx_symm_alloc(groups[i], nullptr, 64, kLongMs, &symms[i]); });
         for (std::thread &thread : threads) thread.join();
         for (const phx_status status : statuses) CHECK(status == PHX_OK);
-        CHECK_OK(phx_group_barrier(groups[0], 0));
+        CHECK_OK(phx_barrier(groups[0], nullptr, nullptr));
         for (int i = 0; i < kGroups; ++i) {
           phx_symm_release(symms[i]);
           phx_group_release(groups[i]);
@@ -499,7 +507,7 @@ TEST(many_rendezvous_of_different_groups_may_be_under_way_at_once) {
 TEST(a_group_that_needs_a_dead_rank_is_given_up_at_once) {
   const std::vector<int> codes = ranks::as_processes(3, [&](int rank, phx_world *world) {
     phx_group *all = ranks::make_group(world);
-    CHECK_OK(phx_group_barrier(all, 0));
+    CHECK_OK(phx_barrier(all, nullptr, nullptr));
     if (rank == 2) kill(getpid(), SIGKILL);
     const auto begin = Clock::now();
     while (phx_world_check_peer(world, 2) == PHX_OK) {

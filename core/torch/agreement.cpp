@@ -92,7 +92,7 @@ std::string first_difference(std::vector<std::string_view> texts) {
   longest = std::min(longest, kComparedBytes);
   std::string mine(longest, '\0');
   std::memcpy(mine.data(), plan.data(), std::min(plan.size(), longest));
-  const std::vector<char> all = gather(call, mine.data(), longest, PHX_U8, longest);
+  const std::vector<char> all = gather(call, mine.data(), longest, PHX_DTYPE_U8, longest);
   std::vector<std::string_view> texts;
   for (size_t i = 0; i < headers.size(); ++i)
     texts.emplace_back(all.data() + i * longest, std::min<size_t>(headers[i].length, longest));
@@ -116,7 +116,7 @@ std::string tell_bytes(const Header &header) {
 void agree_on_plan(const Call &call, std::string_view plan, uint64_t bytes, uint64_t bytes_before) {
   if (call.group->size == 1) return;
   const Header mine{hash_of(plan), plan.size(), bytes, bytes_before};
-  const std::vector<Header> all = gather(call, &mine, 1, PHX_U64, sizeof mine / sizeof(uint64_t));
+  const std::vector<Header> all = gather(call, &mine, 1, PHX_DTYPE_U64, sizeof mine / sizeof(uint64_t));
   for (const Header &each : all)
     if (each.hash != mine.hash || each.length != mine.length) plans_differ(call, plan, all);
   for (const Header &each : all)

@@ -22,9 +22,9 @@ struct Reduction {
   const char *name;
   int32_t number;
 };
-constexpr Reduction kReductions[] = {{"sum", PHX_SUM}, {"avg", PHX_AVG},   {"product", PHX_PROD},
-                                     {"min", PHX_MIN}, {"max", PHX_MAX},   {"band", PHX_BAND},
-                                     {"bor", PHX_BOR}, {"bxor", PHX_BXOR}, {"premul_sum", PHX_PREMUL_SUM}};
+constexpr Reduction kReductions[] = {{"sum", PHX_OP_SUM}, {"avg", PHX_OP_AVG},   {"product", PHX_OP_PROD},
+                                     {"min", PHX_OP_MIN}, {"max", PHX_OP_MAX},   {"band", PHX_OP_BAND},
+                                     {"bor", PHX_OP_BOR}, {"bxor", PHX_OP_BXOR}, {"premul_sum", PHX_OP_PREMUL_SUM}};
 
 }  // namespace
 
@@ -95,10 +95,10 @@ int32_t parse_reduction(std::string_view text) {
 }
 
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type) {
-  if (__builtin_expect(reduction == PHX_PREMUL_SUM, 0))
+  if (__builtin_expect(reduction == PHX_OP_PREMUL_SUM, 0))
     call.refuse("premul_sum needs a factor, which this op has no argument for: multiply the input by it and use sum");
   if (__builtin_expect(type.reduce == Reducible::always, 1)) return;
-  if (type.reduce == Reducible::sums && (reduction == PHX_SUM || reduction == PHX_AVG)) return;
+  if (type.reduce == Reducible::sums && (reduction == PHX_OP_SUM || reduction == PHX_OP_AVG)) return;
   if (type.reduce == Reducible::sums)
     call.unsupported(std::string("only sum and avg are defined for ") + type.name +
                      "; reduce torch.view_as_real(input) instead");

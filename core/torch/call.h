@@ -6,17 +6,23 @@
 #include "gpu.h"
 #include "interned.h"
 #include "pending.h"
+#include "phalanx/tuning.h"
 
 namespace phxt {
 
 // The op and the group, for messages and for the call.
 struct Call {
   const char *op;
-  GroupRef group;        // empty: the call belongs to torch.distributed
-  int32_t gpu = kHost;   // where its tensors lie
-  phx_options on_gpu{};  // set where that is a GPU
+  GroupRef group;                                 // empty: the call belongs to torch.distributed
+  int32_t gpu = kHost;                            // where its tensors lie
+  phx_gpu_options on_gpu = PHX_GPU_OPTIONS_INIT;  // set where that is a GPU
+  mutable phx_options all_options = PHX_OPTIONS_INIT;
 
-  const phx_options *options() const { return gpu == kHost ? nullptr : &on_gpu; }
+  // Valid while this call stays where it is.
+  const phx_options *options() const {
+    all_options.gpu = &on_gpu;
+    return gpu == kHost ? nullptr : &all_options;
+  }
   phx_group *handle() const { return group->handle; }
   explicit operator bool() const { return group != nullptr; }
   // With the text "<op> on group 'g' (rank r of n): <text>".

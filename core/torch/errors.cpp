@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -67,6 +68,19 @@ void raise_core(phx_status status) { raise(status, phx_last_error()); }
 
 void raise_kept(phx_status status) { raise(status, last_error.text); }
 
+phx_status status_of_exception() noexcept {
+  try {
+    throw;
+  } catch (const std::bad_alloc &) {
+    return set_error(PHX_ERR_NO_MEMORY, "out of memory");
+  } catch (const std::exception &error) {
+    if (last_error.status < 0 && last_error.text == error.what()) return last_error.status;  // by raise()
+    return set_error(PHX_ERR_INTERNAL, error.what());
+  } catch (...) {
+    return set_error(PHX_ERR_INTERNAL, "an exception of an unknown type");
+  }
+}
+
 std::string torch_reason() {
   const auto what = optional_shim().exception_get_what_without_backtrace;
   if (!what) return "torch has printed the reason";  // before 2.13 there is no call that returns it
@@ -84,6 +98,13 @@ void raise_torch(const char *doing) {
 extern "C" void phxt_set_interrupted(phxt_raise raise, void **kept) {
   phxt::raise_object.store(raise);
   phxt::kept.store(kept, std::memory_order_release);
+}
+extern "C" int32_t phxt_take_interrupted(void **type, void **exception) {
+  if (!phxt::is_kept()) return 0;
+  void **const slots = phxt::kept.load(std::memory_order_acquire);
+  *type = slots[0];
+  *exception = std::exchange(slots[1], nullptr);
+  return 1;
 }
 extern "C" phx_status phxt_last_status(void) { return phxt::last_error.status; }
 extern "C" const char *phxt_last_error(void) { return phxt::last_error.text.c_str(); }

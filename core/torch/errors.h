@@ -16,6 +16,18 @@ phx_status set_error(phx_status status, std::string text);
 [[noreturn]] void raise_core(phx_status status);
 // With the text that set_error() left.
 [[noreturn]] void raise_kept(phx_status status);
+// For callers that take no exceptions: runs `body`, and gives what it raises as its status. The text is that of
+// set_error().
+phx_status status_of_exception() noexcept;  // in a catch block
+template <class Body>
+phx_status quietly(Body body) noexcept {
+  try {
+    body();
+    return PHX_OK;
+  } catch (...) {
+    return status_of_exception();
+  }
+}
 // Why torch's last call failed, as far as torch tells.
 std::string torch_reason();
 // A call of torch failed. `doing` completes "could not ...".

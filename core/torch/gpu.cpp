@@ -129,16 +129,14 @@ void *current_stream(int32_t gpu) {
   return result;
 }
 
-phx_options options(int32_t gpu) {
-  phx_options result{};
-  result.struct_size = sizeof result;
-  result.scale = 1.0;
+phx_gpu_options options(int32_t gpu) {
+  phx_gpu_options result = PHX_GPU_OPTIONS_INIT;
   result.stream = current_stream(gpu);
-  result.device = {PHX_DEV_CUDA, gpu};
+  result.device = {PHX_DEVICE_CUDA, gpu};
   return result;
 }
 
-void leave_mark(const Group *group, const phx_options &put, const std::vector<Output> &outputs) {
+void leave_mark(const Group *group, const phx_gpu_options &put, const std::vector<Output> &outputs) {
   const InContext context(put.device.index);
   const auto mark = std::make_shared<const Mark>(put.device.index, put.stream);
   Table &all = table();

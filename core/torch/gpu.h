@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "groups.h"
+#include "phalanx/cuda.h"
 #include "tensors.h"
 
 namespace phxt::gpu {
@@ -16,14 +17,14 @@ namespace phxt::gpu {
 // Whether this torch can tell its current stream: of CUDA builds, or 2.13 and later.
 bool knows_streams();
 void *current_stream(int32_t gpu);
-phx_options options(int32_t gpu);  // the GPU and its current stream
+phx_gpu_options options(int32_t gpu);  // the GPU and its current stream
 
 struct Output {
   uintptr_t storage;
   Range range;
 };
 // Everything that was put on the stream of `put` by now has written these.
-void leave_mark(const Group *group, const phx_options &put, const std::vector<Output> &outputs);
+void leave_mark(const Group *group, const phx_gpu_options &put, const std::vector<Output> &outputs);
 
 inline std::atomic<uint64_t> marks{0};  // how many there are
 inline bool has_marks() { return marks.load(std::memory_order_relaxed) != 0; }

@@ -12,6 +12,7 @@
 #include "errors.h"
 #include "gpu.h"
 #include "pending.h"
+#include "phalanx/tuning.h"
 #include "phalanx_torch.h"
 
 namespace phxt {
@@ -73,17 +74,15 @@ uint64_t phxt_context(void) { return thread_context; }
 phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group) {
   if (name == nullptr || group == nullptr)
     return set_error(PHX_ERR_INVALID, "phxt_group_add: name and group must not be NULL");
-  phx_group_info info;
-  std::memset(&info, 0, sizeof info);
-  info.struct_size = sizeof info;
-  const phx_status status = phx_group_get_info(group, &info);
+  phx_group_stats stats = PHX_GROUP_STATS_INIT;
+  const phx_status status = phx_group_get_stats(group, &stats);
   if (status != PHX_OK) return set_error(status, phx_last_error());
   auto added = std::make_shared<Group>();
   added->handle = phx_group_retain(group);
   added->name = name;
-  added->rank = info.group_rank;
-  added->size = info.group_size;
-  added->eager_bytes = info.eager_bytes;
+  added->rank = phx_group_rank(group);
+  added->size = phx_group_size(group);
+  added->eager_bytes = stats.eager_bytes;
   Registry &all = registry();
   const std::unique_lock lock(all.mutex);
   const auto found = all.find(context, name);
@@ -117,14 +116,15 @@ phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_t
   const GroupRef group = name ? find_group(context, name) : nullptr;
   if (!group)
     return set_error(PHX_ERR_NOT_FOUND, describe(context, name ? name : "") + " is not registered: phxt_group_add it");
-  if (device_type != PHX_DEV_CPU && device_type != PHX_DEV_CUDA)
+  if (device_type != PHX_DEVICE_CPU && device_type != PHX_DEVICE_CUDA)
     return set_error(PHX_ERR_INVALID, "phxt_group_serve: device_type is " + std::to_string(device_type) +
-                                          ", but must be PHX_DEV_CPU or PHX_DEV_CUDA");
-  if (device_type == PHX_DEV_CUDA && serves != 0 && !gpu::knows_streams())
+                                          ", but must be PHX_DEVICE_CPU or PHX_DEVICE_CUDA");
+  if (device_type == PHX_DEVICE_CUDA && serves != 0 && !gpu::knows_streams())
     return set_error(PHX_ERR_UNSUPPORTED,
                      "phxt_group_serve: this torch does not tell its current stream; install one that was built for "
                      "CUDA");
-  (device_type == PHX_DEV_CPU ? group->serves_cpu : group->serves_cuda).store(serves != 0, std::memory_order_relaxed);
+  (device_type == PHX_DEVICE_CPU ? group->serves_cpu : group->serves_cuda)
+      .store(serves != 0, std::memory_order_relaxed);
   return PHX_OK;
 }
 

@@ -104,12 +104,18 @@ bool define(TorchLibraryHandle library, const Op &op, const std::string &schema)
 std::atomic<phxt_around> around{nullptr};
 std::atomic<void (*)(void *)> span_end{nullptr};
 
+// The kernel for callers in C: see phxt_kernel.
+template <size_t I>
+phx_status quiet_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
+  return quietly([&] { kOps[I].kernel(stack, inputs, outputs); });
+}
+
 // The kernel, or what is called in its place: see phxt_set_around.
 template <size_t I>
 void shown_kernel(StableIValue *stack, uint64_t inputs, uint64_t outputs) {
   const phxt_around shown = around.load(std::memory_order_acquire);
   if (__builtin_expect(shown != nullptr, 0))
-    return shown(kOps[I].name, kOps[I].kernel, stack, inputs, outputs, &open_span);
+    return check_kept(shown(kOps[I].name, quiet_kernel<I>, stack, inputs, outputs, &open_span));
   kOps[I].kernel(stack, inputs, outputs);
 }
 template <size_t I>
@@ -145,6 +151,10 @@ constexpr std::array<Kernel *, sizeof...(I)> registered_kernels(std::index_seque
   return {registered<I>()...};
 }
 template <size_t... I>
+constexpr std::array<phxt_kernel, sizeof...(I)> quiet_kernels(std::index_sequence<I...>) {
+  return {quiet_kernel<I>...};
+}
+template <size_t... I>
 constexpr std::array<Kernel *, sizeof...(I)> blocking_kernels(std::index_sequence<I...>) {
   return {blocking_kernel<I>...};
 }
@@ -154,6 +164,7 @@ constexpr std::array<Kernel *, sizeof...(I)> ordered_kernels(std::index_sequence
 }
 constexpr size_t kOpCount = std::size(kOps);
 constexpr std::array<Kernel *, kOpCount> kKernels = registered_kernels(std::make_index_sequence<kOpCount>());
+constexpr std::array<phxt_kernel, kOpCount> kQuietKernels = quiet_kernels(std::make_index_sequence<kOpCount>());
 constexpr std::array<Kernel *, kOpCount> kBlockingKernels = blocking_kernels(std::make_index_sequence<kOpCount>());
 constexpr std::array<Kernel *, kOpCount> kOrderedKernels = ordered_kernels(std::make_index_sequence<kOpCount>());
 
@@ -226,8 +237,8 @@ const char *phxt_version(void) { return PHX_VERSION_STRING; }
 const char *phxt_load_error(void) { return phxt::load_error ? phxt::load_error->c_str() : nullptr; }
 
 phxt_kernel phxt_kernel_of(const char *op) {
-  for (const phxt::Op &each : phxt::kOps)
-    if (op != nullptr && std::strcmp(each.name, op) == 0) return each.kernel;
+  for (size_t i = 0; i < phxt::kOpCount; ++i)
+    if (op != nullptr && std::strcmp(phxt::kOps[i].name, op) == 0) return phxt::kQuietKernels[i];
   return nullptr;
 }
 

@@ -1,5 +1,6 @@
 // symm_arena and what is done with an arena: views of its memory, here and on the peers, and a barrier.
 #include "arenas.h"
+#include "phalanx/cuda.h"
 
 namespace phxt {
 namespace {

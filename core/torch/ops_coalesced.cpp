@@ -1,5 +1,6 @@
 // The coalesced ops: several tensors in one call of the core.
 #include "output.h"
+#include "phalanx/tuning.h"
 #include "rows.h"
 
 namespace phxt {

@@ -51,7 +51,8 @@ void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use us
       const Gathered gathered(found.symm(), found.offset(), in.bytes());
       meet(found.symm(), found.offset(), gathered.data());
       use(all(gathered));
-      return check_core(phx_group_barrier(call.handle(), 0));  // they have read the shard, which is the caller's
+      return check_core(
+          phx_barrier(call.handle(), nullptr, nullptr));  // they have read the shard, which is the caller's
     }
     if (in.bytes() <= kMostStaged) {
       const Staging::Turn turn = call.group->staging.next(call, in.bytes());

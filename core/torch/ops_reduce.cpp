@@ -81,13 +81,17 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
 int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
                         size_t reduce_op_size, const char *group_name, size_t group_name_size) {
   using namespace phxt;
-  const Call call{"all_reduce", find_group({group_name, group_name_size})};
-  if (!call || !serves(*call.group, kHost) || pending_count() != 0) return 0;
-  const int32_t reduction = parse_reduction({reduce_op, reduce_op_size});
-  const ElementType type = element_type(torch_dtype);
-  check_reduction(call, reduction, type);
-  const size_t count = static_cast<size_t>(numel) * type.lanes;
-  if (in != out) expect_first_touch(out, static_cast<size_t>(numel) * type.bytes);
-  check_core(phx_all_reduce(call.handle(), in, out, count, type.code, reduction, nullptr, nullptr));
-  return 1;
+  int32_t done = 0;
+  const phx_status status = quietly([&] {
+    const Call call{"all_reduce", find_group({group_name, group_name_size})};
+    if (!call || !serves(*call.group, kHost) || pending_count() != 0) return;
+    const int32_t reduction = parse_reduction({reduce_op, reduce_op_size});
+    const ElementType type = element_type(torch_dtype);
+    check_reduction(call, reduction, type);
+    const size_t count = static_cast<size_t>(numel) * type.lanes;
+    if (in != out) expect_first_touch(out, static_cast<size_t>(numel) * type.bytes);
+    check_core(phx_all_reduce(call.handle(), in, out, count, type.code, reduction, nullptr, nullptr));
+    done = 1;
+  });
+  return status == PHX_OK ? done : status;
 }

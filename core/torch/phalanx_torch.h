@@ -71,9 +71,9 @@ PHX_API uint64_t phxt_context(void);
 PHX_API phx_status phxt_group_add(uint64_t context, const char *name, phx_group *group);
 /* Work of the group that is still pending stays so, and can be waited for. PHX_ERR_NOT_FOUND when there is none. */
 PHX_API phx_status phxt_group_remove(uint64_t context, const char *name);
-/* Whether ops on tensors of a device (PHX_DEV_*) come to this group, or go to torch.distributed, as in a torch group
- * "cpu:gloo,cuda:phalanx". A group that was added serves the CPU alone. For PHX_DEV_CUDA the core must be able to serve
- * the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when there is no such group;
+/* Whether ops on tensors of a device (PHX_DEVICE_*) come to this group, or go to torch.distributed, as in a torch group
+ * "cpu:gloo,cuda:phalanx". A group that was added serves the CPU alone. For PHX_DEVICE_CUDA the core must be able to
+ * serve the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when there is no such group;
  * PHX_ERR_UNSUPPORTED when this torch does not tell its current stream. */
 PHX_API phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_type, int32_t serves);
 PHX_API int32_t phxt_group_has(uint64_t context, const char *name); /* 1 or 0 */
@@ -95,25 +95,27 @@ PHX_API uint64_t phxt_sweep(void);
 
 PHX_API uint64_t phxt_fallback_count(void); /* calls that went to phalanx_c10d */
 
-/* The kernel of an op, as torch's stable ABI calls it: `stack` has the arguments, which it takes over, and then the
- * results. It throws what the op raises. For code made for the torch that runs, on tensors for which torch's dispatcher
- * would call nothing else. NULL when there is no such op; "all_reduce" names torch.ops.phalanx.all_reduce. */
-typedef void (*phxt_kernel)(uint64_t *stack, uint64_t inputs, uint64_t outputs);
+/* The kernel of an op, with the arguments of torch's stable ABI: `stack` has the arguments, which it takes over, and
+ * then the results. What the op would raise is its status, and phxt_last_error() the text; nothing is thrown. For code
+ * made for the torch that runs, on tensors for which torch's dispatcher would call nothing else. NULL when there is no
+ * such op; "all_reduce" names torch.ops.phalanx.all_reduce. */
+typedef phx_status (*phxt_kernel)(uint64_t *stack, uint64_t inputs, uint64_t outputs);
 PHX_API phxt_kernel phxt_kernel_of(const char *op);
 
 /* For a binding that shows collectives to torch's profilers: from then on, `around` is called in place of the kernel of
- * each op on a group, in its threads, and must call the kernel with the same arguments; NULL: not any more. Where the
- * op leaves its collective pending, `end` is called with what `around` has put into *span, once the collective is known
- * to be complete, in any thread; else *span is left to `around`. */
-typedef void (*phxt_around)(const char *op, phxt_kernel kernel, uint64_t *stack, uint64_t inputs, uint64_t outputs,
-                            void **span);
+ * each op on a group, in its threads, and must call the kernel with the same arguments and return its status; it must
+ * not throw. NULL: not any more. Where the op leaves its collective pending, `end` is called with what `around` has put
+ * into *span, once the collective is known to be complete, in any thread; else *span is left to `around`. */
+typedef phx_status (*phxt_around)(const char *op, phxt_kernel kernel, uint64_t *stack, uint64_t inputs,
+                                  uint64_t outputs, void **span);
 PHX_API void phxt_set_around(phxt_around around, void (*end)(void *span));
 /* The group of that name which ops of this thread use, retained (phx_group_release); NULL when there is none. */
 PHX_API phx_group *phxt_group_find(const char *name);
 
 /* What torch.ops.phalanx.blocking_all_reduce does with a contiguous CPU tensor of `numel` elements, without tensors and
  * without torch: `out` is `in`, or as much memory beside it. torch_dtype: torch's number. 1 when it is done; 0 where
- * the op must be called instead: it is no group of ours, or something is pending. Throws what the op raises. */
+ * the op must be called instead: it is no group of ours, or something is pending; or the status of what the op would
+ * raise. */
 PHX_API int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
                                 size_t reduce_op_size, const char *group_name, size_t group_name_size);
 
@@ -136,6 +138,9 @@ PHX_API uint64_t phxt_pool_count(const phx_world *world); /* of its segments */
  * which is PyErr_SetObject, and sets kept[1] to NULL. `kept` must live for ever. NULL: not any more. */
 typedef void (*phxt_raise)(void *type, void *exception);
 PHX_API void phxt_set_interrupted(phxt_raise raise, void **kept);
+/* For callers of a phxt_kernel, after it has failed: 1 and kept[0] and kept[1], which then becomes NULL, where an op
+ * that raises would have thrown that exception; else 0. */
+PHX_API int32_t phxt_take_interrupted(void **type, void **exception);
 
 /* Of the last error that an op or a phxt call raised in this thread: PHX_OK and "" before the first. */
 PHX_API phx_status phxt_last_status(void);

@@ -46,7 +46,7 @@ phx_world *phxt_pool_enter(phx_world *world) {
 
 void *phxt_pool_alloc(int64_t size, int32_t device, void *) {
   if (entered == nullptr || size < 0) return nullptr;
-  const phx_device place{PHX_DEV_CUDA, device};
+  const phx_device place{PHX_DEVICE_CUDA, device};
   void *made = nullptr;
   if (phx_mem_alloc(entered, &place, static_cast<size_t>(size), &made) != PHX_OK) return nullptr;
   Segments &all = segments();

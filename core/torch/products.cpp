@@ -7,7 +7,8 @@ namespace {
 
 bool is_float(const ElementType &type) {
   return type.lanes == 1 && type.reduce == Reducible::always &&
-         (type.code == PHX_F64 || type.code == PHX_F32 || type.code == PHX_BF16 || type.code == PHX_F16);
+         (type.code == PHX_DTYPE_F64 || type.code == PHX_DTYPE_F32 || type.code == PHX_DTYPE_BF16 ||
+          type.code == PHX_DTYPE_F16);
 }
 
 }  // namespace

@@ -18,22 +18,22 @@ std::array<ElementType, kTableSize> make_table() {
   const auto enter = [&](int32_t number, ElementType type) {
     if (number >= 0 && static_cast<size_t>(number) < kTableSize) table[static_cast<size_t>(number)] = type;
   };
-  enter(aoti_torch_dtype_float16(), {PHX_F16, 1, 2, Reducible::always, "float16"});
-  enter(aoti_torch_dtype_bfloat16(), {PHX_BF16, 1, 2, Reducible::always, "bfloat16"});
-  enter(aoti_torch_dtype_float32(), {PHX_F32, 1, 4, Reducible::always, "float32"});
-  enter(aoti_torch_dtype_float64(), {PHX_F64, 1, 8, Reducible::always, "float64"});
-  enter(aoti_torch_dtype_int8(), {PHX_I8, 1, 1, Reducible::always, "int8"});
-  enter(aoti_torch_dtype_uint8(), {PHX_U8, 1, 1, Reducible::always, "uint8"});
-  enter(aoti_torch_dtype_int16(), {PHX_I16, 1, 2, Reducible::always, "int16"});
-  enter(aoti_torch_dtype_uint16(), {PHX_U16, 1, 2, Reducible::always, "uint16"});
-  enter(aoti_torch_dtype_int32(), {PHX_I32, 1, 4, Reducible::always, "int32"});
-  enter(aoti_torch_dtype_uint32(), {PHX_U32, 1, 4, Reducible::always, "uint32"});
-  enter(aoti_torch_dtype_int64(), {PHX_I64, 1, 8, Reducible::always, "int64"});
-  enter(aoti_torch_dtype_uint64(), {PHX_U64, 1, 8, Reducible::always, "uint64"});
-  enter(aoti_torch_dtype_bool(), {PHX_BOOL, 1, 1, Reducible::always, "bool"});
-  enter(aoti_torch_dtype_complex32(), {PHX_F16, 2, 4, Reducible::sums, "complex32"});
-  enter(aoti_torch_dtype_complex64(), {PHX_F32, 2, 8, Reducible::sums, "complex64"});
-  enter(aoti_torch_dtype_complex128(), {PHX_F64, 2, 16, Reducible::sums, "complex128"});
+  enter(aoti_torch_dtype_float16(), {PHX_DTYPE_F16, 1, 2, Reducible::always, "float16"});
+  enter(aoti_torch_dtype_bfloat16(), {PHX_DTYPE_BF16, 1, 2, Reducible::always, "bfloat16"});
+  enter(aoti_torch_dtype_float32(), {PHX_DTYPE_F32, 1, 4, Reducible::always, "float32"});
+  enter(aoti_torch_dtype_float64(), {PHX_DTYPE_F64, 1, 8, Reducible::always, "float64"});
+  enter(aoti_torch_dtype_int8(), {PHX_DTYPE_I8, 1, 1, Reducible::always, "int8"});
+  enter(aoti_torch_dtype_uint8(), {PHX_DTYPE_U8, 1, 1, Reducible::always, "uint8"});
+  enter(aoti_torch_dtype_int16(), {PHX_DTYPE_I16, 1, 2, Reducible::always, "int16"});
+  enter(aoti_torch_dtype_uint16(), {PHX_DTYPE_U16, 1, 2, Reducible::always, "uint16"});
+  enter(aoti_torch_dtype_int32(), {PHX_DTYPE_I32, 1, 4, Reducible::always, "int32"});
+  enter(aoti_torch_dtype_uint32(), {PHX_DTYPE_U32, 1, 4, Reducible::always, "uint32"});
+  enter(aoti_torch_dtype_int64(), {PHX_DTYPE_I64, 1, 8, Reducible::always, "int64"});
+  enter(aoti_torch_dtype_uint64(), {PHX_DTYPE_U64, 1, 8, Reducible::always, "uint64"});
+  enter(aoti_torch_dtype_bool(), {PHX_DTYPE_BOOL, 1, 1, Reducible::always, "bool"});
+  enter(aoti_torch_dtype_complex32(), {PHX_DTYPE_F16, 2, 4, Reducible::sums, "complex32"});
+  enter(aoti_torch_dtype_complex64(), {PHX_DTYPE_F32, 2, 8, Reducible::sums, "complex64"});
+  enter(aoti_torch_dtype_complex128(), {PHX_DTYPE_F64, 2, 16, Reducible::sums, "complex128"});
   return table;
 }
 
@@ -66,7 +66,7 @@ ElementType element_type(int32_t torch_dtype) {
   if (torch_dtype >= 0 && static_cast<size_t>(torch_dtype) < kTableSize && table[static_cast<size_t>(torch_dtype)].name)
     return table[static_cast<size_t>(torch_dtype)];
   const auto bytes = static_cast<uint32_t>(aoti_torch_dtype_element_size(torch_dtype));
-  return {PHX_U8, bytes, bytes, Reducible::never, bytes == 1 ? "of this 8-bit format" : "of this format"};
+  return {PHX_DTYPE_U8, bytes, bytes, Reducible::never, bytes == 1 ? "of this 8-bit format" : "of this format"};
 }
 
 void settle(const Tensor &tensor, const Range &range) {

@@ -44,7 +44,7 @@ int run(int rank, const std::string &path) {
 
   std::vector<float> values(kCount);
   for (size_t i = 0; i < kCount; ++i) values[i] = static_cast<float>((rank + 1) * static_cast<int>(i));
-  must(phx_all_reduce(group, values.data(), values.data(), kCount, PHX_F32, PHX_SUM, nullptr, nullptr));
+  must(phx_all_reduce(group, values.data(), values.data(), kCount, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
 
   size_t wrong = 0;
   for (size_t i = 0; i < kCount; ++i) wrong += values[i] != static_cast<float>(3 * i);  // 1 * i + 2 * i

@@ -47,7 +47,7 @@ def _attempts(world: Any, group: Any, raw: Any) -> list[tuple[str, Callable[[], 
 
     def all_reduce() -> Any:
         places = ffi.from_buffer(x), ffi.from_buffer(y)
-        return lib.phx_all_reduce(raw, *places, 8, lib.PHX_F32, lib.PHX_SUM, ffi.NULL, ffi.NULL)
+        return lib.phx_all_reduce(raw, *places, 8, lib.PHX_DTYPE_F32, lib.PHX_OP_SUM, ffi.NULL, ffi.NULL)
 
     return [
         ("Group.all_reduce", lambda: group.all_reduce(x, y)),
@@ -56,7 +56,7 @@ def _attempts(world: Any, group: Any, raw: Any) -> list[tuple[str, Callable[[], 
         ("Group.agree", lambda: group.agree(1)),
         ("World.create_group", lambda: world.create_group("child", group.ranks, 500)),
         ("phx_all_reduce", all_reduce),
-        ("phx_group_barrier", lambda: lib.phx_group_barrier(raw, 500)),
+        ("phx_barrier", lambda: lib.phx_barrier(raw, ffi.NULL, ffi.NULL)),
     ]
 
 

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from phalanx.core import ffi
 
 MAGIC = 0x31584850
 EXCHANGE, REVOKE, GOODBYE = 1, 2, 3
@@ -30,7 +29,7 @@ GEOMETRY = struct.Struct("<QiiIII4x32sI4xQ512s")  # of a control segment; then t
 # ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then the
 # GPU's uuid, processors, present, multicast, reserved, unit; then what its table says for GPUs
 SYMM = struct.Struct("<QQQIiiiIIII64s16siiiiQ80s")
-ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx_error_info
+ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx::ErrorInfo (core/src/base/error.h)
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
 PLACE = struct.Struct("<QQ")  # key, offset
@@ -104,7 +103,7 @@ def group_id(name: str, uuids: list[bytes], key: str) -> int:
 
 def error_info(status: int, text: str = "", **fields: int) -> bytes:
     rank, peer = fields.get("rank", -1), fields.get("peer", -1)
-    return ERROR.pack(ffi.sizeof("phx_error_info"), status, rank, peer, 0, 0, 0, b"", b"", text.encode())
+    return ERROR.pack(ERROR.size, status, rank, peer, 0, 0, 0, b"", b"", text.encode())
 
 
 # ---- sockets

@@ -89,9 +89,9 @@ class World:
         )
         checked(self.ops.phxt_group_add(context, name, self.group))
         self.ops.phxt_set_context(context)
-        info = self.ffi.new("phx_group_info *")
-        info.struct_size = self.ffi.sizeof("phx_group_info")
-        checked(self.core.phx_group_get_info(self.group, info))
+        info = self.ffi.new("phx_group_stats *")
+        info.struct_size = self.ffi.sizeof("phx_group_stats")
+        checked(self.core.phx_group_get_stats(self.group, info))
         self.eager_bytes = info.eager_bytes
 
     def made(self, kind, call):
@@ -100,7 +100,7 @@ class World:
         return out[0]
 
     def barrier(self):
-        checked(self.core.phx_group_barrier(self.group, 0))
+        checked(self.core.phx_barrier(self.group, self.ffi.NULL, self.ffi.NULL))
 
     def __enter__(self):
         return self

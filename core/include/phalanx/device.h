@@ -1,7 +1,7 @@
 /* phalanx/device.h: symmetric memory inside kernels of one's own, in C11, C++17 and CUDA.
  *
- * A rendezvous gives a phx_team (phx_symm_team, in Python SymmetricMemory.team): where the block of every rank is, and
- * a signal pad for each. A kernel reads and writes the blocks like any memory, and orders what it does by signals:
+ * A rendezvous gives a phx_team (phx_symm_get_team, in Python SymmetricMemory.team): where the block of every rank is,
+ * and a signal pad for each. A kernel reads and writes the blocks like any memory, and orders what it does by signals:
  *
  *     float *mine = phx_team_at(team, team->group_rank, 0);
  *     ... write to mine ...
@@ -11,13 +11,15 @@
  *
  * A signal is a count in a word that one rank writes and one rank reads, and that only grows (modulo 2^32): nothing is
  * ever reset, so a kernel may be launched again, also as part of a graph, and a rank that died leaves nothing half
- * done. The word [channel * group_size + r] of a rank's pad is written by rank r alone. The words of a rank for itself
+ * done. The word [r * pad_stride + channel] of a rank's pad is written by rank r alone. The words of a rank for itself
  * count its barriers. Channels do not disturb each other; use one either from here or through phx_symm_put_signal and
  * phx_symm_wait_signal, not both, and either for barriers or for put and wait, not both.
  *
  * Waits return 0; or 1 + the group rank that is late, after timeout_ns; or PHX_ERR_REVOKED once the group has failed,
- * as when a rank has died: phx_group_error tells the cause. After that a channel may be out of step: make a new group.
- * Everything is for one thread of each rank at a time and channel, but for what has `block` in its name. */
+ * as when a rank has died: phx_group_get_error tells the cause. After that a channel may be out of step: make a new
+ * group. Everything is for one thread of each rank at a time and channel, but for what has `block` in its name.
+ *
+ * Names with `private` in them are no API. PHX_FN marks a function for both processors; sources may use it too. */
 #ifndef PHALANX_DEVICE_H
 #define PHALANX_DEVICE_H
 
@@ -29,8 +31,11 @@
 #include <sched.h>
 #include <string.h>
 #include <time.h>
-#ifndef CLOCK_MONOTONIC
-#error "with -std=c11 define _POSIX_C_SOURCE as 200809L before the first #include, or use -std=gnu11"
+#ifdef CLOCK_MONOTONIC
+#define PHX_PRIVATE_MONOTONIC CLOCK_MONOTONIC
+#else /* -std=c11: the C library has it, but its header does not declare it */
+#define PHX_PRIVATE_MONOTONIC 1
+extern int clock_gettime(int clock, struct timespec *now);
 #endif
 #define PHX_FN static inline
 #endif
@@ -58,14 +63,14 @@ PHX_FN uint32_t phx_word_get(const uint32_t *word) {
 #endif
 }
 
-PHX_FN uint64_t phx_clock_ns(void) {
+PHX_FN uint64_t phx_private_clock_ns(void) {
 #ifdef __CUDA_ARCH__
   uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 #elif !defined(__CUDACC__)
   struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(PHX_PRIVATE_MONOTONIC, &now);
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 #else
   return 0;
@@ -73,7 +78,7 @@ PHX_FN uint64_t phx_clock_ns(void) {
 }
 
 /* Between two looks at a word: at first the processor rests for some cycles, later others may run. */
-PHX_FN void phx_pause(uint32_t looks) {
+PHX_FN void phx_private_pause(uint32_t looks) {
 #ifdef __CUDA_ARCH__
   if (looks > 64) __nanosleep(20);
 #elif !defined(__CUDACC__)
@@ -99,7 +104,7 @@ PHX_FN void *phx_team_at(const phx_team *team, int32_t group_rank, size_t offset
 }
 
 PHX_FN uint32_t *phx_team_word(const phx_team *team, int32_t pad_of, uint32_t channel, int32_t from) {
-  return team->pads[pad_of] + (size_t)channel * (size_t)team->group_size + (size_t)from;
+  return team->pads[pad_of] + (size_t)from * team->pad_stride + channel;
 }
 
 /* What this rank last put for another one, 0 at first: the next signal is this + 1. */
@@ -120,13 +125,13 @@ PHX_FN int32_t phx_team_wait(const phx_team *team, uint32_t channel, int32_t fro
   uint32_t looks = 0;
   while ((int32_t)(phx_word_get(word) - count) < 0) {
     if ((++looks & 63) == 0) {
-      const uint64_t now = phx_clock_ns();
+      const uint64_t now = phx_private_clock_ns();
       if (phx_word_get((const uint32_t *)team->failed + from) != 0) /* it may have put it before it left */
         return (int32_t)(phx_word_get(word) - count) < 0 ? PHX_ERR_REVOKED : 0;
       if (begun == 0) begun = now;
       if (now - begun > timeout_ns) return 1 + from;
     }
-    phx_pause(looks);
+    phx_private_pause(looks);
   }
   return 0;
 }
@@ -163,79 +168,80 @@ typedef struct phx_pack {
 
 #if !defined(__CUDACC__)
 
-static inline float phx_float_of_bits(uint32_t bits) {
+static inline float phx_private_float_of_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
-static inline uint32_t phx_bits_of_float(float value) {
+static inline uint32_t phx_private_bits_of_float(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-static inline float phx_float_of_bf16(uint16_t raw) { return phx_float_of_bits((uint32_t)raw << 16); }
-static inline uint16_t phx_bf16_of_float(float value) { /* to nearest even */
-  const uint32_t bits = phx_bits_of_float(value);
+static inline float phx_private_float_of_bf16(uint16_t raw) { return phx_private_float_of_bits((uint32_t)raw << 16); }
+static inline uint16_t phx_private_bf16_of_float(float value) { /* to nearest even */
+  const uint32_t bits = phx_private_bits_of_float(value);
   return value != value ? 0x7fc0 : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
-static inline float phx_float_of_f16(uint16_t raw) {
+static inline float phx_private_float_of_f16(uint16_t raw) {
   const uint32_t sign = (raw & 0x8000u) << 16, magnitude = raw & 0x7fffu;
-  if (magnitude >= 0x7c00u) return phx_float_of_bits(sign | (magnitude << 13) | 0x7f800000u); /* infinities, NaNs */
-  if (magnitude >= 0x0400u) return phx_float_of_bits(sign | ((magnitude << 13) + (112u << 23)));
-  return phx_float_of_bits(sign | phx_bits_of_float((float)magnitude * 0x1p-24f));
+  if (magnitude >= 0x7c00u)
+    return phx_private_float_of_bits(sign | (magnitude << 13) | 0x7f800000u); /* infinities, NaNs */
+  if (magnitude >= 0x0400u) return phx_private_float_of_bits(sign | ((magnitude << 13) + (112u << 23)));
+  return phx_private_float_of_bits(sign | phx_private_bits_of_float((float)magnitude * 0x1p-24f));
 }
-static inline uint16_t phx_f16_of_float(float value) { /* to nearest even */
-  const uint32_t bits = phx_bits_of_float(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+static inline uint16_t phx_private_f16_of_float(float value) { /* to nearest even */
+  const uint32_t bits = phx_private_bits_of_float(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
   if (value != value) return 0x7e00;
   if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* from halfway between the largest and 2^16 on */
   if (magnitude >= 0x38800000u)
     return (uint16_t)(sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13));
   /* Of 0.5 the last bit is worth the smallest f16: the sum is rounded to a multiple of that. */
-  return (uint16_t)(sign | (phx_bits_of_float(phx_float_of_bits(magnitude) + 0.5f) - 0x3f000000u));
+  return (uint16_t)(sign | (phx_private_bits_of_float(phx_private_float_of_bits(magnitude) + 0.5f) - 0x3f000000u));
 }
-static inline float phx_smaller(float a, float x) { /* a NaN if one is; -0 below 0 */
-  return a < x || a != a || (a == x && phx_bits_of_float(a) >> 31 != 0) ? a : x;
+static inline float phx_private_smaller(float a, float x) { /* a NaN if one is; -0 below 0 */
+  return a < x || a != a || (a == x && phx_private_bits_of_float(a) >> 31 != 0) ? a : x;
 }
-static inline float phx_larger(float a, float x) { return -phx_smaller(-a, -x); }
+static inline float phx_private_larger(float a, float x) { return -phx_private_smaller(-a, -x); }
 
-#define PHX_SAME(x) (x)
+#define PHX_PRIVATE_SAME(x) (x)
 /* The body of a reduction: of `loads` and `form` only CUDA makes something. `combined` is made of a and x. */
-#define PHX_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined)       \
-  Raw raw[sizeof(phx_pack) / sizeof(Raw)];                                  \
-  Acc acc[sizeof(phx_pack) / sizeof(Raw)];                                  \
-  phx_pack value;                                                           \
-  int32_t rank;                                                             \
-  size_t i;                                                                 \
-  for (rank = 0; rank < team->group_size; ++rank) {                         \
-    memcpy(raw, phx_team_at(team, rank, offset), sizeof raw);               \
-    for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) {                      \
-      const Acc x = widen(raw[i]);                                          \
-      if (rank == 0) {                                                      \
-        acc[i] = x;                                                         \
-      } else {                                                              \
-        const Acc a = acc[i];                                               \
-        acc[i] = (combined);                                                \
-      }                                                                     \
-    }                                                                       \
-  }                                                                         \
-  for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) raw[i] = narrow(acc[i]); \
-  memcpy(&value, raw, sizeof value);                                        \
+#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) \
+  Raw raw[sizeof(phx_pack) / sizeof(Raw)];                                    \
+  Acc acc[sizeof(phx_pack) / sizeof(Raw)];                                    \
+  phx_pack value;                                                             \
+  int32_t rank;                                                               \
+  size_t i;                                                                   \
+  for (rank = 0; rank < team->group_size; ++rank) {                           \
+    memcpy(raw, phx_team_at(team, rank, offset), sizeof raw);                 \
+    for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) {                        \
+      const Acc x = widen(raw[i]);                                            \
+      if (rank == 0) {                                                        \
+        acc[i] = x;                                                           \
+      } else {                                                                \
+        const Acc a = acc[i];                                                 \
+        acc[i] = (combined);                                                  \
+      }                                                                       \
+    }                                                                         \
+  }                                                                           \
+  for (i = 0; i < sizeof raw / sizeof raw[0]; ++i) raw[i] = narrow(acc[i]);   \
+  memcpy(&value, raw, sizeof value);                                          \
   return value
 
 #elif defined(__CUDA_ARCH__)
 
-#define PHX_LOAD_V4(form)                                                                           \
+#define PHX_PRIVATE_LOAD_V4(form)                                                                   \
   asm volatile("multimem.ld_reduce.relaxed.sys.global." form " {%0, %1, %2, %3}, [%4];"             \
                : "=r"(value.word[0]), "=r"(value.word[1]), "=r"(value.word[2]), "=r"(value.word[3]) \
                : "l"(at)                                                                            \
                : "memory")
-#define PHX_LOAD_4(form)                                                  \
+#define PHX_PRIVATE_LOAD_4(form)                                          \
   for (int i = 0; i < 4; ++i)                                             \
   asm volatile("multimem.ld_reduce.relaxed.sys.global." form " %0, [%1];" \
                : "=r"(value.word[i])                                      \
                : "l"(at + 4 * i)                                          \
                : "memory")
-#define PHX_LOAD_2(form)                                                             \
+#define PHX_PRIVATE_LOAD_2(form)                                                     \
   for (int i = 0; i < 2; ++i)                                                        \
   asm volatile("{\n\t.reg .b64 both;\n\tmultimem.ld_reduce.relaxed.sys.global." form \
                " both, [%2];\n\t"                                                    \
@@ -243,15 +249,15 @@ static inline float phx_larger(float a, float x) { return -phx_smaller(-a, -x); 
                : "=r"(value.word[2 * i]), "=r"(value.word[2 * i + 1])                \
                : "l"(at + 8 * i)                                                     \
                : "memory")
-#define PHX_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined)         \
+#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) \
   const char *const at = static_cast<const char *>(team->multicast) + offset; \
   phx_pack value;                                                             \
-  PHX_LOAD_##loads(form);                                                     \
+  PHX_PRIVATE_LOAD_##loads(form);                                             \
   return value
 
 #else /* nvcc's pass for the host, where no kernel runs */
 
-#define PHX_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) return phx_pack()
+#define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) return phx_pack()
 
 #endif
 
@@ -280,80 +286,86 @@ PHX_FN void phx_multicast_put(const phx_team *team, size_t offset, phx_pack valu
 
 /* The sum over the blocks of all ranks: of 4 float32, 8 float16, 8 bfloat16, 2 float64; of integers, signed or not. */
 PHX_FN phx_pack phx_multicast_sum_f32x4(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "add.v4.f32", float, float, PHX_SAME, PHX_SAME, a + x);
+  PHX_PRIVATE_MULTICAST(V4, "add.v4.f32", float, float, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_f16x8(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "add.acc::f32.v4.f16x2", uint16_t, float, phx_float_of_f16, phx_f16_of_float, a + x);
+  PHX_PRIVATE_MULTICAST(V4, "add.acc::f32.v4.f16x2", uint16_t, float, phx_private_float_of_f16,
+                        phx_private_f16_of_float, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_bf16x8(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "add.acc::f32.v4.bf16x2", uint16_t, float, phx_float_of_bf16, phx_bf16_of_float, a + x);
+  PHX_PRIVATE_MULTICAST(V4, "add.acc::f32.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16,
+                        phx_private_bf16_of_float, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_f64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "add.f64", double, double, PHX_SAME, PHX_SAME, a + x);
+  PHX_PRIVATE_MULTICAST(2, "add.f64", double, double, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_u32x4(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(4, "add.u32", uint32_t, uint32_t, PHX_SAME, PHX_SAME, a + x);
+  PHX_PRIVATE_MULTICAST(4, "add.u32", uint32_t, uint32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a + x);
 }
 PHX_FN phx_pack phx_multicast_sum_u64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "add.u64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a + x);
+  PHX_PRIVATE_MULTICAST(2, "add.u64", uint64_t, uint64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a + x);
 }
 
 /* The minimum and maximum. */
 PHX_FN phx_pack phx_multicast_min_f16x8(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "min.v4.f16x2", uint16_t, float, phx_float_of_f16, phx_f16_of_float, phx_smaller(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "min.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float,
+                        phx_private_smaller(a, x));
 }
 PHX_FN phx_pack phx_multicast_min_bf16x8(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "min.v4.bf16x2", uint16_t, float, phx_float_of_bf16, phx_bf16_of_float, phx_smaller(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "min.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float,
+                        phx_private_smaller(a, x));
 }
 PHX_FN phx_pack phx_multicast_min_u32x4(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(4, "min.u32", uint32_t, uint32_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+  PHX_PRIVATE_MULTICAST(4, "min.u32", uint32_t, uint32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x < a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_min_i32x4(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(4, "min.s32", int32_t, int32_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+  PHX_PRIVATE_MULTICAST(4, "min.s32", int32_t, int32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x < a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_min_u64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "min.u64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+  PHX_PRIVATE_MULTICAST(2, "min.u64", uint64_t, uint64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x < a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_min_i64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "min.s64", int64_t, int64_t, PHX_SAME, PHX_SAME, x < a ? x : a);
+  PHX_PRIVATE_MULTICAST(2, "min.s64", int64_t, int64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x < a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_max_f16x8(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "max.v4.f16x2", uint16_t, float, phx_float_of_f16, phx_f16_of_float, phx_larger(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "max.v4.f16x2", uint16_t, float, phx_private_float_of_f16, phx_private_f16_of_float,
+                        phx_private_larger(a, x));
 }
 PHX_FN phx_pack phx_multicast_max_bf16x8(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(V4, "max.v4.bf16x2", uint16_t, float, phx_float_of_bf16, phx_bf16_of_float, phx_larger(a, x));
+  PHX_PRIVATE_MULTICAST(V4, "max.v4.bf16x2", uint16_t, float, phx_private_float_of_bf16, phx_private_bf16_of_float,
+                        phx_private_larger(a, x));
 }
 PHX_FN phx_pack phx_multicast_max_u32x4(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(4, "max.u32", uint32_t, uint32_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+  PHX_PRIVATE_MULTICAST(4, "max.u32", uint32_t, uint32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x > a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_max_i32x4(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(4, "max.s32", int32_t, int32_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+  PHX_PRIVATE_MULTICAST(4, "max.s32", int32_t, int32_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x > a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_max_u64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "max.u64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+  PHX_PRIVATE_MULTICAST(2, "max.u64", uint64_t, uint64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x > a ? x : a);
 }
 PHX_FN phx_pack phx_multicast_max_i64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "max.s64", int64_t, int64_t, PHX_SAME, PHX_SAME, x > a ? x : a);
+  PHX_PRIVATE_MULTICAST(2, "max.s64", int64_t, int64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, x > a ? x : a);
 }
 
 /* Bit by bit, whatever the elements are. */
 PHX_FN phx_pack phx_multicast_and_b64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "and.b64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a & x);
+  PHX_PRIVATE_MULTICAST(2, "and.b64", uint64_t, uint64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a & x);
 }
 PHX_FN phx_pack phx_multicast_or_b64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "or.b64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a | x);
+  PHX_PRIVATE_MULTICAST(2, "or.b64", uint64_t, uint64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a | x);
 }
 PHX_FN phx_pack phx_multicast_xor_b64x2(const phx_team *team, size_t offset) {
-  PHX_MULTICAST(2, "xor.b64", uint64_t, uint64_t, PHX_SAME, PHX_SAME, a ^ x);
+  PHX_PRIVATE_MULTICAST(2, "xor.b64", uint64_t, uint64_t, PHX_PRIVATE_SAME, PHX_PRIVATE_SAME, a ^ x);
 }
 
 #endif /* from sm_90 on */
 
-#undef PHX_MULTICAST
-#undef PHX_SAME
-#undef PHX_LOAD_V4
-#undef PHX_LOAD_4
-#undef PHX_LOAD_2
+#undef PHX_PRIVATE_MULTICAST
+#undef PHX_PRIVATE_SAME
+#undef PHX_PRIVATE_LOAD_V4
+#undef PHX_PRIVATE_LOAD_4
+#undef PHX_PRIVATE_LOAD_2
 
 /* ---- CUDA --------------------------------------------------------------------------------------------------- */
 

@@ -1,17 +1,42 @@
 /* phalanx.h: the C ABI of Phalanx, symmetric memory and collectives among the ranks of one host.
  *
+ * This header is what ABI version 1 will freeze. Four others go with it:
+ *
+ *   phalanx/phalanx.hpp  the same for C++17: handles that release themselves, spans, exceptions or results
+ *   phalanx/device.h     for kernels of one's own on symmetric memory
+ *   phalanx/cuda.h       memory and streams of GPUs: experimental, may change in every version
+ *   phalanx/tuning.h     algorithms and their limits: experimental; phalanx/random.h, random numbers: experimental
+ *
+ * Life of a rank. Each thing keeps what it is made from, so handles may be released in any order:
+ *
+ *   phx_store_*  ->  phx_world_create  ->  phx_group_create  ->  phx_symm_alloc  ->  phx_symm_release
+ *                         |                     |  collectives, messages  ->  phx_work_wait, phx_work_release
+ *                         |                phx_group_release
+ *                    phx_world_finalize: this rank leaves; later calls on the world and its groups fail
+ *                    phx_world_release: finalizes if that was not done, and gives the handle back. A world has one
+ *                                       owner: it has no retain, because releasing it is leaving.
+ *   When something fails:  phx_group_get_error (what, and who), phx_group_shrink (go on without the dead),
+ *                          phx_group_revoke, phx_world_abort (give up on all ranks at once)
+ *
  * Rules of this header, and of every later version of it:
  *
  *   - C99 and C++17; self-contained. The region between the cdef marks is also read by cffi.
- *   - Handles are opaque. Enumerations cross as int32_t.
- *   - A struct that crosses starts with struct_size, which the CALLER sets to sizeof(the struct) before the call.
- *     Structs only ever grow at their end; fields that the caller's struct does not have are neither read nor written.
+ *   - Handles are opaque. Enumerations cross as int32_t, under the name of a typedef; the constants of phx_dtype begin
+ *     with PHX_DTYPE_, those of phx_op with PHX_OP_, and so on.
+ *   - A struct that crosses starts with struct_size, the sizeof of the struct where the CALLER was compiled. Set it by
+ *     the initializer of the struct: `phx_options options = PHX_OPTIONS_INIT;`. Structs only ever grow at their end.
+ *     Of a struct that the library reads, fields that the caller does not know are as in the initializer; fields that
+ *     the library does not know must be 0, else the call is PHX_ERR_INVALID. Of a struct that the library fills, fields
+ *     that the library does not know become 0.
  *   - Every call that can fail returns a phx_status: 0 is success, 1 "not yet", negative an error. On error the
  *     out-parameters are untouched and the calling thread's phx_last_error_info() says what happened.
+ *   - Queries: phx_THING_get_WHAT(thing, out) returns a status. A fact that never changes is returned as it is (rank,
+ *     size, address); for a wrong handle that is -1, 0 or NULL, and the calling thread's last error is set.
+ *   - A function that takes phx_options has its timeout there. Other functions that wait have a parameter timeout_ms,
+ *     the last one before what they return. A timeout_ms of 0 means the default of the group, or that of the world
+ *     where the group has none; a negative one is an error: no wait is unbounded.
  *   - Nothing throws, exits or prints. Text goes to the log callback, if one is set.
  *   - Strings are UTF-8, borrowed in (copied when kept) and borrowed out (each says for how long).
- *   - A timeout_ms of 0 means the default of the group, or that of the world where the group has none; a negative one
- *     is an error: no wait is unbounded.
  *   - Functions are thread-safe, but the collectives of ONE group must be issued in one order that all ranks share,
  *     so two threads must not race to issue them.
  *   - What a process has made is of no use in its forked child: there, every call on it is PHX_ERR_UNSUPPORTED, but for
@@ -19,12 +44,18 @@
  *     file or TCP store. (A child that clone(2) makes without the C library is not recognised.)
  *   - Ranks must run the same build of the library; builds that differ do not meet (PHX_ERR_ABI).
  *   - A thread must not be cancelled (pthread_cancel) while it is in a call: that would end the process.
- *   - "Collective" means: every rank of the group must make the same call, in the same order.
+ *   - "Collective" means: every rank of the group must make the same call, in the same order. "Local" means: no other
+ *     rank takes part.
  *   - A collective call with a wrong argument returns its error at once, waits for nobody, and counts as a call. Ranks
  *     that refuse alike go on. Where one rank refuses and another one does not, the call of the other fails at once
  *     with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
  *     calling rank hears of: calls that cannot know their group (a handle is NULL, a list of ranks is wrong), messages,
  *     signals and barriers of symmetric memory, and calls on memory of GPUs.
+ *
+ * Errors that every function may return are not repeated at each: PHX_ERR_INVALID (an argument is wrong),
+ * PHX_ERR_UNSUPPORTED (in a forked child), PHX_ERR_NO_MEMORY and PHX_ERR_SYSTEM. Every call on a group may return
+ * PHX_ERR_REVOKED (the group has failed before), and every one that waits PHX_ERR_TIMEOUT, PHX_ERR_PEER_DEAD,
+ * PHX_ERR_MISMATCH and PHX_ERR_INTERRUPTED.
  *
  * A rank number is the global one (that of the world), unless its name says group_rank. */
 #ifndef PHALANX_PHALANX_H
@@ -51,6 +82,7 @@ extern "C" {
 
 /* ---- vocabulary --------------------------------------------------------------------------------------------- */
 
+/* The result of a call. */
 typedef int32_t phx_status;
 enum {
   PHX_OK = 0,
@@ -73,47 +105,55 @@ enum {
   PHX_ERR_INTERRUPTED = -16 /* the hook of phx_set_interrupt ended the wait */
 };
 
+/* The type of an element. */
+typedef int32_t phx_dtype;
 enum {
-  PHX_F16 = 1,
-  PHX_BF16 = 2,
-  PHX_F32 = 3,
-  PHX_F64 = 4,
-  PHX_I8 = 5,
-  PHX_U8 = 6,
-  PHX_I16 = 7,
-  PHX_U16 = 8,
-  PHX_I32 = 9,
-  PHX_U32 = 10,
-  PHX_I64 = 11,
-  PHX_U64 = 12,
-  PHX_BOOL = 13,
-  PHX_C64 = 14,    /* complex of two f32 */
-  PHX_C128 = 15,   /* complex of two f64 */
-  PHX_F8E4M3 = 16, /* torch.float8_e4m3fn: no infinities; what is too large becomes 448; NaN is 0x7f and 0xff */
-  PHX_F8E5M2 = 17  /* torch.float8_e5m2 */
+  PHX_DTYPE_F16 = 1,
+  PHX_DTYPE_BF16 = 2,
+  PHX_DTYPE_F32 = 3,
+  PHX_DTYPE_F64 = 4,
+  PHX_DTYPE_I8 = 5,
+  PHX_DTYPE_U8 = 6,
+  PHX_DTYPE_I16 = 7,
+  PHX_DTYPE_U16 = 8,
+  PHX_DTYPE_I32 = 9,
+  PHX_DTYPE_U32 = 10,
+  PHX_DTYPE_I64 = 11,
+  PHX_DTYPE_U64 = 12,
+  PHX_DTYPE_BOOL = 13,
+  PHX_DTYPE_C64 = 14,    /* complex of two f32 */
+  PHX_DTYPE_C128 = 15,   /* complex of two f64 */
+  PHX_DTYPE_F8E4M3 = 16, /* torch.float8_e4m3fn: no infinities; what is too large becomes 448; NaN is 0x7f and 0xff */
+  PHX_DTYPE_F8E5M2 = 17  /* torch.float8_e5m2 */
 };
 
 /* Reductions run in group rank order; floats of 16 and 8 bits accumulate in f32 and round once, to nearest even, so
  * every rank gets the same bits whatever the algorithm. min and max propagate NaN. avg divides the sum by the group
  * size (integers: towards zero). Not defined: bitwise ops on floats and complex, min and max on complex, avg on bool,
  * premultiplied sums on integers and bool. */
+typedef int32_t phx_op;
 enum {
-  PHX_SUM = 1,
-  PHX_AVG = 2,
-  PHX_PROD = 3,
-  PHX_MIN = 4,
-  PHX_MAX = 5,
-  PHX_BAND = 6,
-  PHX_BOR = 7,
-  PHX_BXOR = 8,
-  PHX_PREMUL_SUM = 9 /* the sum of scale * input; scale is phx_options.scale, the same on all ranks */
+  PHX_OP_SUM = 1,
+  PHX_OP_AVG = 2,
+  PHX_OP_PROD = 3,
+  PHX_OP_MIN = 4,
+  PHX_OP_MAX = 5,
+  PHX_OP_BAND = 6,
+  PHX_OP_BOR = 7,
+  PHX_OP_BXOR = 8,
+  PHX_OP_PREMUL_SUM = 9 /* the sum of scale * input; scale is phx_options.scale, the same on all ranks */
 };
 
-enum { PHX_DEV_CPU = 1, PHX_DEV_CUDA = 2 }; /* DLPack's numbers */
+/* What memory belongs to: the numbers of DLPack. */
+typedef int32_t phx_device_type;
+enum { PHX_DEVICE_CPU = 1, PHX_DEVICE_CUDA = 2 };
 
-/* MULTIMEM: by NVLink switches, on symmetric memory of GPUs; see there. */
-enum { PHX_ALGO_AUTO = 0, PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2, PHX_ALGO_MULTIMEM = 3 };
+/* How a collective runs. AUTO: the library chooses, alike on all ranks. phalanx/tuning.h has the others. */
+typedef int32_t phx_algo;
+enum { PHX_ALGO_AUTO = 0 };
 
+/* How important a line of the log is. */
+typedef int32_t phx_log_level;
 enum { PHX_LOG_DEBUG = 0, PHX_LOG_INFO = 1, PHX_LOG_WARNING = 2, PHX_LOG_ERROR = 3 };
 
 typedef struct phx_store phx_store; /* a key-value store through which ranks find each other */
@@ -122,41 +162,49 @@ typedef struct phx_group phx_group; /* a named, ordered set of ranks that share 
 typedef struct phx_symm phx_symm;   /* one allocation as seen by every rank of one group */
 typedef struct phx_work phx_work;   /* a collective that was started and not yet waited for */
 
+/* Frozen for ever (the layout of DLDevice), so it is embedded by value and has no struct_size. */
 typedef struct phx_device {
-  int32_t type;  /* PHX_DEV_* */
-  int32_t index; /* 0 on CPU */
-} phx_device;    /* frozen for ever (the layout of DLDevice), so it is embedded by value */
+  phx_device_type type; /* PHX_DEVICE_* */
+  int32_t index;        /* 0 on CPU */
+} phx_device;
 
+/* The strings are never NULL. They belong to the calling thread and live until it next asks for an error. */
 typedef struct phx_error_info {
   uint32_t struct_size;
-  int32_t status;
-  int32_t rank;      /* the rank that reports */
-  int32_t peer;      /* the rank at fault, -1 when unknown or none */
-  uint64_t sequence; /* of the collective in its group, 0 when none */
-  int32_t step;      /* the round inside the collective */
-  int32_t sys_errno; /* 0 when no system call failed */
-  char operation[32];
-  char group[64];
-  char text[640];
+  phx_status status;
+  int32_t rank;          /* the rank that reports; -1: none */
+  int32_t peer;          /* the rank at fault, -1 when unknown or none */
+  uint64_t sequence;     /* of the collective in its group, 0 when none */
+  int32_t step;          /* the round inside the collective */
+  int32_t sys_errno;     /* 0 when no system call failed */
+  const char *operation; /* of what call, such as "all_reduce" */
+  const char *group;     /* its name, "" when none */
+  const char *text;      /* what failed, what was given, what is allowed */
 } phx_error_info;
 
 /* ---- library ------------------------------------------------------------------------------------------------ */
 
-PHX_API uint32_t phx_abi_version(void);
-PHX_API const char *phx_version(void);                   /* static */
-PHX_API const char *phx_build_info(void);                /* static, one JSON object: version, build, compiler, ... */
-PHX_API int32_t phx_has(const char *feature);            /* 1 or 0; features: see phx_build_info */
-PHX_API size_t phx_struct_size(const char *struct_name); /* sizeof of a public struct, 0 if unknown: bindings check */
-PHX_API const char *phx_status_name(phx_status status);  /* static */
-PHX_API const char *phx_dtype_name(int32_t dtype);       /* static, "float32"; "?" if unknown */
-PHX_API const char *phx_reduce_op_name(int32_t op);      /* static, "sum"; "?" if unknown */
-PHX_API size_t phx_dtype_size(int32_t dtype);            /* bytes, 0 if unknown */
-PHX_API const char *phx_last_error(void);                /* text of this thread's last error, until its next one */
+/* All of these are local, never wait and cannot fail, but for phx_last_error_info. */
+
+PHX_API uint32_t phx_abi_version(void);       /* PHX_ABI_VERSION of the library that is loaded */
+PHX_API const char *phx_version(void);        /* static */
+PHX_API const char *phx_build_info(void);     /* static, one JSON object: version, build, compiler, ... */
+PHX_API int32_t phx_has(const char *feature); /* 1 or 0; phx_build_info lists the features */
+/* sizeof of a public struct in the library, by its name, such as "phx_options"; 0 if unknown. For bindings. */
+PHX_API size_t phx_struct_size(const char *struct_name);
+PHX_API const char *phx_status_name(phx_status status); /* static, such as "PHX_ERR_TIMEOUT"; "unknown status" */
+PHX_API const char *phx_dtype_name(phx_dtype dtype);    /* static, such as "float32"; "?" if unknown */
+PHX_API const char *phx_op_name(phx_op op);             /* static, such as "sum"; "?" if unknown */
+PHX_API size_t phx_dtype_size(phx_dtype dtype);         /* bytes of an element, 0 if unknown */
+/* The text of the calling thread's last error, "" before the first; valid until its next error. */
+PHX_API const char *phx_last_error(void);
+/* All that is known of it. status is PHX_OK before the first error. */
 PHX_API phx_status phx_last_error_info(phx_error_info *out);
 
-/* Called from any thread, also while calls are in progress; must not call back into phalanx. NULL turns logging off. */
-typedef void (*phx_log_fn)(void *user, int32_t level, const char *file, int32_t line, const char *message);
-PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level);
+/* Local, of the process. `fn` gets every line of at least min_level, from any thread, also while calls are in progress;
+ * it must not call back into phalanx. NULL turns logging off, as it is at first. */
+typedef void (*phx_log_fn)(void *user, phx_log_level level, const char *file, int32_t line, const char *message);
+PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, phx_log_level min_level);
 
 /* Lets the calling thread interrupt its own waits, for example at Ctrl-C. While this thread waits inside a call, and
  * only then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
@@ -187,24 +235,37 @@ typedef struct phx_store_ops {
   void (*destroy)(void *self);                       /* once, when the last reference is gone */
 } phx_store_ops;
 
+/* Functions of stores are local. Those that wait return PHX_ERR_TIMEOUT; a server that has gone is PHX_ERR_PEER_DEAD.
+ */
+
+/* A store made of the caller's functions, each of which gets `self`. `ops` is copied. */
 PHX_API phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out);
-PHX_API phx_status phx_store_memory(phx_store **out); /* among the threads of one process */
-PHX_API phx_status phx_store_file(const char *path,
-                                  phx_store **out); /* a file all ranks see; made 0600, removed by its user */
-/* Binds to bind_address only ("127.0.0.1", "::1", ...). *port: in, the wish (0 = any); out, the port bound. */
+/* A store among the threads of one process. */
+PHX_API phx_status phx_store_memory(phx_store **out);
+/* A store in a file that all ranks see. It is made with mode 0600 if it is not there, and its user removes it. */
+PHX_API phx_status phx_store_file(const char *path, phx_store **out);
+/* A store that others reach by TCP. Binds to bind_address only ("127.0.0.1", "::1", ...). *port: in, the wish (0 =
+ * any); out, the port bound. Only clients with the same token are served. */
 PHX_API phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port,
                                        phx_store **out);
+/* Waits for the server. PHX_ERR_PERMISSION: it has another token. */
 PHX_API phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size,
                                          int64_t timeout_ms, phx_store **out);
-PHX_API phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out); /* a view; retains base */
+/* A view of a store whose keys all begin with `prefix`; it retains base. */
+PHX_API phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out);
+/* Sets the value of a key, in place of one that is there. */
 PHX_API phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size);
+/* Waits until the key is there. Copies min(capacity, length) bytes; *size is the length of the value. */
 PHX_API phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size,
                                  int64_t timeout_ms);
+/* Waits until all of `count` keys are there. */
 PHX_API phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms);
+/* Adds to a decimal counter that starts at 0; *result is the new value. */
 PHX_API phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result);
+/* PHX_ERR_NOT_FOUND when there is no such key. */
 PHX_API phx_status phx_store_remove(phx_store *store, const char *key);
-PHX_API phx_store *phx_store_retain(phx_store *store);
-PHX_API void phx_store_release(phx_store *store); /* NULL is allowed, here and in every release */
+PHX_API phx_store *phx_store_retain(phx_store *store); /* one more release is needed; returns store */
+PHX_API void phx_store_release(phx_store *store);      /* NULL is allowed, here and in every release */
 
 /* ---- world -------------------------------------------------------------------------------------------------- */
 
@@ -236,7 +297,8 @@ PHX_API phx_status phx_world_abort(phx_world *world, const char *reason);
 /* Finalizes; the handle is invalid after it. Free memory before: blocks still in the table are freed now, except those
  * that a phx_symm holds. Groups, symms and works may be released later. */
 PHX_API void phx_world_release(phx_world *world);
-PHX_API phx_status phx_world_check(phx_world *world); /* never blocks: OK, or the first dead peer or revoked group */
+/* Local, never blocks: PHX_OK, or the first dead peer (PHX_ERR_PEER_DEAD) or revoked group (PHX_ERR_REVOKED). */
+PHX_API phx_status phx_world_check(phx_world *world);
 /* Whether a rank that this one has met, in any group of the world, is known to have died or left: PHX_ERR_PEER_DEAD,
  * with a text that names it and its process; else PHX_OK. For who waits for that rank by other means. Never blocks. */
 PHX_API phx_status phx_world_check_peer(phx_world *world, int32_t rank);
@@ -245,9 +307,11 @@ PHX_API phx_status phx_world_check_peer(phx_world *world, int32_t rank);
  * collective; also while calls are in progress. With the environment variable PHALANX_DUMP, each failure of a group
  * writes one into that folder. `phalanx trace` reads it. */
 PHX_API phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size);
+/* Facts that never change. Local. */
 PHX_API int32_t phx_world_rank(const phx_world *world);
 PHX_API int32_t phx_world_size(const phx_world *world);
 PHX_API uint64_t phx_world_host_id(const phx_world *world);
+/* The default of every later wait of this rank. Local. */
 PHX_API phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms);
 
 /* ---- groups ------------------------------------------------------------------------------------------------- */
@@ -263,10 +327,8 @@ typedef struct phx_group_info {
   uint64_t sequence;    /* collectives issued by this rank on channel 0 */
   const char *name;     /* lives as long as the group */
   const int32_t *ranks; /* group_size global ranks; lives as long as the group */
-  uint64_t eager_bytes; /* a collective with at most so many bytes of input has taken them all when its start returns */
   uint32_t channels;    /* how many independent sequences of collectives the group has */
-  uint32_t reserved;
-  uint64_t zero_copies; /* collectives on ordinary pointers that read all inputs where they lie, in symmetric memory */
+  uint32_t reserved;    /* 0 */
 } phx_group_info;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when
@@ -289,28 +351,27 @@ PHX_API phx_status phx_group_shrink(phx_group *group, const char *name, int64_t 
 /* Likewise: *inout_bits becomes the bitwise AND of what the ranks that took part gave, alike on all of them. alive:
  * NULL, or group_size bytes: 1 for each rank that took part, 0 for the others. */
 PHX_API phx_status phx_group_agree(phx_group *group, uint64_t *inout_bits, uint8_t *alive, int64_t timeout_ms);
+/* This rank's number in the group, and how many ranks it has. Local. */
+PHX_API int32_t phx_group_rank(const phx_group *group);
+PHX_API int32_t phx_group_size(const phx_group *group);
+/* Local. */
 PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 /* Every later call on the group, on every rank, fails with PHX_ERR_REVOKED and this reason. Not collective. */
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
-PHX_API phx_status phx_group_error(phx_group *group,
-                                   phx_error_info *out); /* first cause; PHX_ERR_NOT_FOUND when healthy */
+/* Why the group has failed: the first cause. PHX_ERR_NOT_FOUND when it has not. Local. */
+PHX_API phx_status phx_group_get_error(phx_group *group, phx_error_info *out);
 /* For bindings that check arguments themselves: stands for a collective of that channel whose arguments were wrong on
  * this rank, with the reason for the other ranks, as if the core had refused it. Waits for no peer. */
 PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why);
 /* The default of every later wait of this rank on the group and on what is made on it: symmetric memory, works. 0: the
  * default of the world, as at first. Groups that are made from it (split, shrink) take it over. Not collective. */
 PHX_API phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms);
-PHX_API phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms); /* collective */
-/* Collective: a barrier of streams, put on one of a GPU; returns at once. What precedes it on any rank's stream is done
- * when what follows it on another's begins. See the collectives on memory of a GPU. */
-PHX_API phx_status phx_group_enqueue_barrier(phx_group *group, const phx_device *device, int64_t timeout_ms,
-                                             void *stream);
-PHX_API phx_group *phx_group_retain(phx_group *group);
+PHX_API phx_group *phx_group_retain(phx_group *group); /* one more release is needed; returns group */
 PHX_API void phx_group_release(phx_group *group);
 
 /* ---- allocators and memory ---------------------------------------------------------------------------------- */
 
-enum { PHX_HANDLE_BYTES = 64 };
+enum { PHX_ALLOCATOR_HANDLE_BYTES = 64 };
 enum { PHX_ALLOCATOR_DEVICE_MEMORY = 1 }; /* the processors of the host cannot read it */
 
 /* Where the memory of one device type comes from. All functions are required. */
@@ -321,7 +382,8 @@ typedef struct phx_allocator_ops {
   /* Zeroed memory of at least `size` bytes that export_handle can share. *cookie identifies it to the other calls. */
   phx_status (*alloc)(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie);
   phx_status (*free)(void *self, void *pointer, uint64_t cookie);
-  /* What a peer needs to map the block: up to PHX_HANDLE_BYTES of data and one file descriptor (borrowed; -1 = none).
+  /* What a peer needs to map the block: up to PHX_ALLOCATOR_HANDLE_BYTES of data and one file descriptor (borrowed; -1
+   * = none).
    */
   phx_status (*export_handle)(void *self, void *pointer, uint64_t cookie, void *handle, size_t *handle_size,
                               int32_t *fd);
@@ -335,10 +397,9 @@ typedef struct phx_allocator_ops {
 
 /* CPU (memfd) and, where there is a driver, CUDA are registered in every new world. Registering again replaces; blocks
  * made before stay valid. */
-PHX_API phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops,
+PHX_API phx_status phx_allocator_register(phx_world *world, phx_device_type device_type, const phx_allocator_ops *ops,
                                           void *self);
-PHX_API phx_status phx_allocator_unregister(phx_world *world, int32_t device_type);
-PHX_API phx_status phx_allocator_name(phx_world *world, int32_t device_type, const char **out); /* static string */
+PHX_API phx_status phx_allocator_unregister(phx_world *world, phx_device_type device_type);
 
 typedef struct phx_mem_info {
   uint32_t struct_size;
@@ -365,19 +426,6 @@ PHX_API phx_status phx_mem_drop(phx_world *world, const phx_device *device, cons
 PHX_API phx_status phx_mem_find(phx_world *world, const void *pointer, phx_mem_info *out); /* any interior pointer */
 PHX_API phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes);         /* idle ones included */
 
-enum { PHX_FABRIC_HANDLE_BYTES = 96 };
-
-/* Not collective. Memory of GPUs beyond the host: a block of phalanx's CUDA allocator as bytes that may be sent by any
- * means to a process, on this host or another, whose GPU is in the same NVLink domain (and IMEX channel). `pointer`:
- * any in the block; `handle`: PHX_FABRIC_HANDLE_BYTES of room. Whoever has these bytes can map the block; they are of
- * use until it is freed. PHX_ERR_UNSUPPORTED, with the reason, where the GPU or its driver has no fabric handles. */
-PHX_API phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle);
-/* Not collective. Maps the block that a handle stands for on a GPU of this rank (device; its type must be
- * PHX_DEV_CUDA). It is a block of this world then: phx_mem_find says its size, phx_mem_free unmaps it; the memory lives
- * as long as the last mapping. It has no signals and cannot be offered to a rendezvous, as it is another rank's. */
-PHX_API phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle,
-                                         size_t handle_size, void **out);
-
 /* ---- symmetric memory --------------------------------------------------------------------------------------- */
 
 typedef struct phx_symm_info {
@@ -387,9 +435,11 @@ typedef struct phx_symm_info {
   uint32_t signal_channels;
   void *base;              /* this rank's block */
   size_t size;             /* bytes, the same on all ranks */
-  size_t signal_pad_bytes; /* of one rank's pad: signal_channels * group_size 32-bit words */
+  size_t signal_pad_bytes; /* of one rank's pad: group_size * pad_stride 32-bit words */
   phx_device device;
-  const char *group; /* its name; lives as long as the handle */
+  const char *group;   /* its name; lives as long as the handle */
+  uint32_t pad_stride; /* words of a pad from those of one writer to those of the next: see phx_symm_signal_pad */
+  uint32_t reserved;   /* 0 */
 } phx_symm_info;
 
 /* Collective: every rank of the group gives a block of its own (any pointer into it) of the same size.
@@ -400,9 +450,6 @@ PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t 
 PHX_API phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms,
                                   phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
-/* 1 if a blocking collective of `group` with these bytes as its input would read them where they lie, as far as this
- * rank is concerned; else 0. NULL: whether it might read as many bytes of another rank there. Never communicates. */
-PHX_API int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size);
 PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
 /* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
  * the handle. */
@@ -416,13 +463,11 @@ PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
  * mapped for the next use. */
 PHX_API phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out);
 PHX_API phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer); /* PHX_ERR_NOT_FOUND: no such range */
-/* A rank's signal pad as mapped here: word [channel * group_size + r] is written only by group rank r, holds a count
- * that only grows (modulo 2^32), and is zero when the handle appears. put_signal and wait_signal use the same words:
- * use a channel either through them or by hand, not both. Of memory of a GPU the pad lies on the GPU, for kernels, and
- * put_signal, wait_signal and barrier, which are the host's, use words of their own. */
+/* A rank's signal pad as mapped here: word [r * pad_stride + channel] is written only by group rank r, holds a count
+ * that only grows (modulo 2^32), and is zero when the handle appears. No two writers share a cache line. put_signal and
+ * wait_signal use the same words: use a channel either through them or by hand, not both. NULL, with the error set,
+ * when group_rank is out of range. Lives as long as the handle. Local. */
 PHX_API uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank);
-PHX_API void *const *phx_symm_buffers_device(phx_symm *symm);     /* group_size pointers that the device can read */
-PHX_API void *const *phx_symm_signal_pads_device(phx_symm *symm); /* likewise */
 /* One signal from this rank to a peer. Writes made before put_signal are visible after the matching wait_signal.
  * put never blocks. A wait that failed took no signal and may be tried again. */
 PHX_API phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel);
@@ -430,107 +475,94 @@ PHX_API phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint
 /* Collective; channels are independent of each other and of the signals. One that timed out may be tried again: it goes
  * on waiting for the same barrier. */
 PHX_API phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms);
-/* The same for memory of a GPU, put on a stream (CUstream, cudaStream_t) of its primary context: they return at once.
- * What precedes a put on its stream is visible to what follows the matching wait on the other rank's. The words are
- * those of the pad on the GPU, so a put of the host is not one of these. A wait or barrier that lasts longer than
- * timeout_ms, or whose peer dies, ends; then the next call on the group, or phx_group_error, tells why. */
-PHX_API phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream);
-PHX_API phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel,
-                                                int64_t timeout_ms, void *stream);
-PHX_API phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream);
 /* What a kernel needs to use the memory of all ranks by itself: see phalanx/device.h. Lives as long as the handle. */
 typedef struct phx_team {
   uint32_t struct_size;
   int32_t group_rank;
   int32_t group_size;
   uint32_t channels;     /* of each pad */
+  uint32_t pad_stride;   /* words of a pad from those of one writer to those of the next; at least `channels` */
+  uint32_t reserved;     /* 0 */
   void *const *buffers;  /* group_size pointers: each rank's block */
   uint32_t *const *pads; /* likewise: each rank's signal pad */
   void *multicast;       /* all blocks at once; NULL where the device has no such thing */
   size_t bytes;          /* of each block */
   const int32_t *failed; /* group_size words: not 0 once it is of no use to wait for that rank */
 } phx_team;
-PHX_API phx_status phx_symm_team(phx_symm *symm, phx_team *out);
-PHX_API phx_symm *phx_symm_retain(phx_symm *symm);
+PHX_API phx_status phx_symm_get_team(phx_symm *symm, phx_team *out); /* local */
+PHX_API phx_symm *phx_symm_retain(phx_symm *symm);                   /* one more release is needed; returns symm */
 PHX_API void phx_symm_release(phx_symm *symm);
 
 /* ---- collectives -------------------------------------------------------------------------------------------- */
 
+/* Where the data of a call lie on a GPU, and on which stream it goes: phalanx/cuda.h. */
+typedef struct phx_gpu_options phx_gpu_options;
+
+/* How a call is made. NULL wherever it is asked for means PHX_OPTIONS_INIT: all defaults. */
 typedef struct phx_options {
   uint32_t struct_size;
   uint32_t flags;     /* 0 */
-  int32_t algo;       /* PHX_ALGO_*, the same on all ranks */
-  uint32_t channel;   /* below phx_group_info.channels. Collectives of one channel are issued in one order on all ranks;
-                       * those of different channels are independent, so that threads can have one each. */
+  phx_algo algo;      /* the same on all ranks */
+  uint32_t channel;   /* below phx_group_info.channels. Collectives of one channel are issued in one order on all
+                       * ranks; those of different channels are independent: threads can have one each. */
   int64_t timeout_ms; /* of the whole operation, start and wait each */
-  double scale;       /* of PHX_PREMUL_SUM */
-  void *stream;       /* CUstream (cudaStream_t) of a collective on memory of a GPU; else NULL */
-  phx_device device;  /* where `in` and `out` of a collective of a group lie; type 0: the host. Of one on symmetric
-                       * memory its block says that. */
-} phx_options;        /* NULL wherever it is asked for means all defaults */
+  double scale;       /* of PHX_OP_PREMUL_SUM, the same on all ranks; 1.0 in PHX_OPTIONS_INIT */
+  const phx_gpu_options *gpu; /* NULL: data in memory of the host. Read before the call returns. */
+} phx_options;
 
 /* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
  * Otherwise it returns a handle, at once: any number may be in flight, on any number of groups. Then `out` must stay
- * valid and unread until phx_work_wait, and so must `in`, and unchanged, unless it has at most
- * phx_group_info.eager_bytes bytes: then it was copied before the call returned. What was started moves on inside every
- * call of this rank that waits, and in phx_work_test. in == out is allowed where the two have the same size; other
- * overlaps are errors. After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group
- * is revoked. (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and
- * leaves it usable.) Lists of counts are read before the call returns.
+ * valid and unread, and `in` valid and unchanged, until phx_work_wait. What was started moves on inside every call of
+ * this rank that waits, and in phx_work_test. in == out is allowed where the two have the same size; other overlaps are
+ * errors. After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked.
+ * (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and leaves it
+ * usable.) Lists of counts are read before the call returns.
  *
- * Inputs of 4 KiB and more (256 KiB where the ranks outnumber their cores) that lie in symmetric memory on every rank,
- * in one allocation that has had a rendezvous with any group of the same processes in the same order, are read there by
- * the peers and not copied, at whatever offsets; of all_reduce if it is in place on all ranks or on none. Of broadcast
- * and scatter only the root's input matters; of coalesced calls each is looked at by itself. Started ones only above
- * eager_bytes. phx_group_info.zero_copies counts them.
- *
- * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the GPU of this rank, which `in` and `out` are ordinary
- * pointers of; work == NULL): the call puts copies and kernels on options.stream, of the GPU's primary context, and
- * returns. All of these on one group run in one order on all ranks, whatever their channel; on one rank, those on other
- * streams wait for those before them, but for what is captured.
- *
- * Inputs there that lie in memory which has had a rendezvous with this group, one of the last 64, are read where they
- * are by the peers, on whichever ranks that is so, at whatever offsets; zero_copies counts those of this rank. Free
- * such memory on all ranks or on none. Not so of all_to_all_v, of an all_reduce in place that is not large, and with
- * another algo than PHX_ALGO_AUTO. All other inputs, but for small ones of all_reduce, are copied into a workspace of
- * the group on that GPU. The first call makes it, and one that needs more than any before makes a larger one: then the
- * call waits for the other ranks' hosts, and is PHX_ERR_UNSUPPORTED while the stream is captured (make one call of that
- * size before the capture). Workspaces last as long as the group, so captured calls may be replayed as long as that, as
- * often as on the other ranks. What is said below of symmetric memory of a GPU holds here as well: timeouts, dead
- * peers, calls that differ, bits. */
-PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+ * Inputs that lie in symmetric memory may be read there by the peers instead of being copied; the results are the same.
+ * docs/explanation/algorithms.md says when, and docs/howto/gpu.md what differs on memory of GPUs. */
+
+/* Waits until every rank has come here. Moves nothing. */
+PHX_API phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **work);
+/* out[i] becomes the reduction of all ranks' in[i]. in and out: count elements; in == out is allowed. */
+PHX_API phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype, phx_op op,
                                   const phx_options *options, phx_work **work);
-PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
-                                  const phx_options *options, phx_work **work); /* out: group_size * count */
-/* counts[j] elements come from group rank j; the same list on all ranks. The blocks lie one after another in `out`. */
-PHX_API phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype,
+/* `out` becomes all ranks' inputs, by group rank. in: count elements; out: group_size * count. */
+PHX_API phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
+                                  const phx_options *options, phx_work **work);
+/* The same with inputs of different sizes: counts[j] elements come from group rank j; the same list on all ranks. The
+ * blocks lie one after another in `out`. */
+PHX_API phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const size_t *counts, phx_dtype dtype,
                                     const phx_options *options, phx_work **work);
-PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
-                                      int32_t op, const phx_options *options,
-                                      phx_work **work); /* in: group_size * count */
-/* counts[j] elements go to group rank j; the same list on all ranks. The blocks lie one after another in `in`. */
+/* Reduces all ranks' inputs; group rank r gets part r of the result. in: group_size * count elements; out: count. */
+PHX_API phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
+                                      phx_op op, const phx_options *options, phx_work **work);
+/* The same with parts of different sizes: counts[j] elements go to group rank j; the same list on all ranks. The blocks
+ * lie one after another in `in`. */
 PHX_API phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, const size_t *counts,
-                                        int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
-                                  const phx_options *options, phx_work **work); /* both: group_size * count */
-/* Element counts per group rank; in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one after
- * another. */
+                                        phx_dtype dtype, phx_op op, const phx_options *options, phx_work **work);
+/* Block j of `in` goes to group rank j; block j of `out` comes from there. in and out: group_size * count elements. */
+PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
+                                  const phx_options *options, phx_work **work);
+/* The same with blocks of different sizes: in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one
+ * after another. PHX_ERR_MISMATCH on every rank, and the group stays usable, when counts do not agree. */
 PHX_API phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_counts, void *out,
-                                    const size_t *out_counts, int32_t dtype, const phx_options *options,
+                                    const size_t *out_counts, phx_dtype dtype, const phx_options *options,
                                     phx_work **work);
-PHX_API phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank,
+/* `buffer` becomes what it is on the root. count elements. */
+PHX_API phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, phx_dtype dtype, int32_t root_group_rank,
                                  const phx_options *options, phx_work **work);
-/* `out` is written on the root only, and may be NULL elsewhere. */
-PHX_API phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+/* As all_reduce, but `out` is written on the root only, and may be NULL elsewhere. */
+PHX_API phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype, phx_op op,
                               int32_t root_group_rank, const phx_options *options, phx_work **work);
-/* out: group_size * count, on the root only; NULL is allowed elsewhere. */
-PHX_API phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+/* As all_gather, but out: group_size * count elements on the root; elsewhere NULL is allowed. */
+PHX_API phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
                               int32_t root_group_rank, const phx_options *options, phx_work **work);
-/* in: group_size * count, on the root only; NULL is allowed elsewhere. */
-PHX_API phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+/* Block r of the root's `in` goes to group rank r. in: group_size * count elements on the root, NULL is allowed
+ * elsewhere; out: count. */
+PHX_API phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
                                int32_t root_group_rank, const phx_options *options, phx_work **work);
 
-/* One call of a coalesced group: the arguments of the function of that name. */
+/* One call of several: the arguments of the function of that name. Later versions may add kinds and fields. */
 enum {
   PHX_CALL_ALL_REDUCE = 1,
   PHX_CALL_ALL_GATHER = 2,
@@ -547,8 +579,8 @@ typedef struct phx_call {
   const void *in;
   void *out;
   size_t count;
-  int32_t dtype;
-  int32_t op;              /* 0 where there is none */
+  phx_dtype dtype;
+  phx_op op;               /* 0 where there is none */
   int32_t root_group_rank; /* likewise */
   uint32_t flags;          /* 0 */
 } phx_call;
@@ -571,21 +603,10 @@ enum { PHX_ANY_RANK = -1 };
  * come (less in groups of more than 64 ranks); a message of more than half of that, or beyond it, stays with its sender
  * until it has met its receive. Ranks that send such messages to each other start their sends, or use phx_messages. At
  * most 65536 messages from one rank to another may stay with the sender in that way; receives find later ones only
- * after some of these have been received.
- *
- * On memory of a GPU (options.device is {PHX_DEV_CUDA, index}, the same one in all calls on the group; work == NULL)
- * the call puts a kernel on options.stream, of the GPU's primary context, and returns. The n-th send of a rank to
- * another meets the n-th receive of that one from it, whatever the tags: those that differ, in dtype, count or tag, end
- * the kernels; the next call on the group raises PHX_ERR_MISMATCH, and other failures: see collectives on symmetric
- * memory of a GPU. No PHX_ANY_RANK. A send of up to 3.9 MiB (less with small staging_bytes) is through before it is
- * received, if those before it to that rank have been; so are the first four in a row of at most 7.8 KiB. Calls between
- * two ranks in one direction keep their order on any streams, but for what is captured; others do not wait for each
- * other. A rank's first message makes memory, 4 MiB for each rank of the group. The first one to a rank, and from it,
- * cannot be captured; the first receive from a rank waits, on the host, for that one's first message on the group, to
- * or from anyone. */
-PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, int32_t dtype, int32_t peer_group_rank,
+ * after some of these have been received. */
+PHX_API phx_status phx_send(phx_group *group, const void *in, size_t count, phx_dtype dtype, int32_t peer_group_rank,
                             uint32_t tag, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, int32_t peer_group_rank,
+PHX_API phx_status phx_recv(phx_group *group, void *out, size_t count, phx_dtype dtype, int32_t peer_group_rank,
                             uint32_t tag, const phx_options *options, phx_work **work);
 /* One message of several: the arguments of phx_send or phx_recv. */
 enum { PHX_MESSAGE_SEND = 1, PHX_MESSAGE_RECV = 2 };
@@ -594,167 +615,99 @@ typedef struct phx_message {
   int32_t kind;         /* PHX_MESSAGE_* */
   void *buffer;         /* of a send it is only read */
   size_t count;
-  int32_t dtype;
+  phx_dtype dtype;
   int32_t peer_group_rank;
   uint32_t tag;
   uint32_t flags; /* 0 */
 } phx_message;
 /* Several messages at once, so that the order of sends and receives does not matter; what two ranks send each other in
- * one direction keeps its order. Returns when all are complete; on a GPU, when one kernel for all of them is on the
- * stream: at most 96 messages, on 32 roads (to one rank, or from one). No buffer that is received into may overlap
- * another. */
+ * one direction keeps its order. Returns when all are complete. No buffer that is received into may overlap another. */
 PHX_API phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count,
                                 const phx_options *options);
-/* The group rank from which a completed receive came. */
-PHX_API phx_status phx_work_source(phx_work *work, int32_t *group_rank);
 
 /* ---- collectives on symmetric memory ------------------------------------------------------------------------- */
 
-/* As above with the input at `offset` bytes into the symmetric block of every rank (the same offset on all): no copy
- * into a staging area, unless that is the faster way: of small inputs (2 KiB, or phx_tuning.one_shot_bytes if that is
- * more), and where ranks share cores of somewhat larger broadcasts and of all_gathers that fit no cache;
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT rule that out, and say for reduce and for an all_reduce that is not in place
- * whether a rank that wants the sum reads all inputs, or each rank sums a part of them and passes it on (the default
- * from three ranks on). `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in
- * place; or, for all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing
- * moves, and the ranks only meet.
- *
- * On memory of a GPU (work == NULL): the call puts a kernel on phx_options.stream, of the GPU's primary context, and
- * returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at the same
- * time, one stream keeps them so. A kernel that waits longer than timeout_ms, or whose peer dies, ends; the next call
- * on the group, or phx_group_error, tells why, and `out` is then unspecified. Of ranks whose calls differ the one that
- * comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the counts of
- * all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being captured
- * gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of the host.
- * PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.
- *
- * Where each rank has a GPU of its own and NVLink switches connect them (phx_team.multicast is not NULL), broadcasts
- * store everything once, to all ranks, and so do all_gathers of 64 KiB and more whose `out` lies in symmetric memory of
- * the group, at one place on all ranks. PHX_ALGO_MULTIMEM wants the switches, and is PHX_ERR_UNSUPPORTED where they
- * cannot: for those two, and to sum float16, bfloat16 (in float32), float32, float64, complex numbers and integers of
- * 32 and 64 bits, to take the minimum or maximum of float16, bfloat16 and integers of 32 and 64 bits, and for bitwise
- * ops on all integers, in all_reduce, reduce_scatter and reduce. Switches add in an order of their own: the bits are
- * the same on all ranks, but not always those of the host, nor those of the call before. Therefore an all_reduce of
- * floats is in place, or `out` lies in symmetric memory as above; but for sums of two ranks. NaNs may become others,
- * and minima and maxima may pass over them. */
-PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
-                                       int32_t op, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+/* The collectives above with the input at `offset` bytes into the symmetric block of every rank, the same offset on
+ * all: peers read it there, with no copy into a staging area where that is faster. `offset` is a multiple of the size
+ * of an element. `out` is ordinary memory, or, for all_reduce, this rank's own block at the same offset: in place; or,
+ * for all_gather, on all ranks the range that phx_symm_map_gathered made of just these bytes: then nothing moves, and
+ * the ranks only meet. Sizes, counts and errors are as above. */
+PHX_API phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
+                                       phx_op op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                        const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,
-                                         const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
-                                           int32_t op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts,
+                                         phx_dtype dtype, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
+                                           phx_op op, const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, const size_t *counts,
-                                             int32_t dtype, int32_t op, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+                                             phx_dtype dtype, phx_op op, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                        const phx_options *options, phx_work **work);
 PHX_API phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in_counts, void *out,
-                                         const size_t *out_counts, int32_t dtype, const phx_options *options,
+                                         const size_t *out_counts, phx_dtype dtype, const phx_options *options,
                                          phx_work **work);
-PHX_API phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype,
-                                      int32_t root_group_rank, const phx_options *options,
-                                      phx_work **work); /* in place on every rank */
-PHX_API phx_status phx_symm_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
+/* In place on every rank. */
+PHX_API phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, phx_dtype dtype,
+                                      int32_t root_group_rank, const phx_options *options, phx_work **work);
+PHX_API phx_status phx_symm_reduce(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype, phx_op op,
                                    int32_t root_group_rank, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+PHX_API phx_status phx_symm_gather(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                    int32_t root_group_rank, const phx_options *options, phx_work **work);
-PHX_API phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
+PHX_API phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, size_t count, phx_dtype dtype,
                                     int32_t root_group_rank, const phx_options *options, phx_work **work);
 
 /* ---- work: what was started ---------------------------------------------------------------------------------- */
 
-PHX_API phx_status phx_work_test(phx_work *work); /* PHX_OK: complete; PHX_IN_PROGRESS; or the error. Never blocks. */
-PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms); /* idempotent */
+/* All of these are local. A collective or message that was started without error stays one: its failure is the result
+ * of wait and test, again and again, until the handle is released. */
+
+/* PHX_OK: complete; PHX_IN_PROGRESS; or the error of the operation. Never blocks. */
+PHX_API phx_status phx_work_test(phx_work *work);
+/* Waits until it is complete, or has failed. After PHX_ERR_TIMEOUT the work and its group have failed. */
+PHX_API phx_status phx_work_wait(phx_work *work, int64_t timeout_ms);
+/* Waits until one of `count` works, of any groups, is complete or has failed; *index says which, and the result is what
+ * phx_work_test gives for it. NULL entries are passed over. PHX_ERR_TIMEOUT, with *index untouched, revokes nothing. */
+PHX_API phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeout_ms, size_t *index);
 /* For a caller that looks with phx_work_test and keeps the time itself: what phx_work_wait does when its time is over.
  * Work that is not complete fails at once with PHX_ERR_TIMEOUT; the error names timeout_ms. */
 PHX_API phx_status phx_work_expire(phx_work *work, int64_t timeout_ms);
-PHX_API phx_status phx_work_error(phx_work *work, phx_error_info *out); /* PHX_ERR_NOT_FOUND when it has none */
-PHX_API phx_work *phx_work_retain(phx_work *work);
+/* Why it has failed; PHX_ERR_NOT_FOUND when it has not. */
+PHX_API phx_status phx_work_get_error(phx_work *work, phx_error_info *out);
+/* The group rank from which a completed receive came; PHX_ERR_NOT_FOUND when it is no such thing. */
+PHX_API phx_status phx_work_get_source(phx_work *work, int32_t *group_rank);
+PHX_API phx_work *phx_work_retain(phx_work *work); /* one more release is needed; returns work */
 PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */
 
-/* ---- tuning -------------------------------------------------------------------------------------------------- */
-
-/* Where one algorithm takes over from another, for groups of one size on this host. All ranks of a group use those of
- * its group rank 0. `phalanx tune` measures them and writes the file; the built-in ones are good without it. */
-typedef struct phx_tuning {
-  uint32_t struct_size;
-  uint32_t flags;           /* 0 */
-  uint64_t one_shot_bytes;  /* all_reduce: the largest input for which every rank reduces everything */
-  uint64_t chunk_bytes;     /* of the larger ones: what moves between two barriers; at most slot_bytes */
-  uint64_t streaming_bytes; /* results from this size on are written around the cache */
-  uint64_t push_bytes;      /* symmetric all_reduce in place, more than 4 ranks: the piece that is pushed to the peers
-                             * while it is in the cache. Fewer ranks write sums everywhere at once. */
-} phx_tuning;
-PHX_API phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out);
-/* Collective; group rank 0's values hold. Zero means the built-in value. */
-PHX_API phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int64_t timeout_ms);
-/* Not collective. Writes the group's values to the row for this host and this group size of the table that new groups
- * read. path NULL: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. */
-PHX_API phx_status phx_group_save_tuning(phx_group *group, const char *path);
-
-/* The same for collectives on GPUs. A group takes them from the table at its first rendezvous of memory of GPUs (that
- * of the workspace of the first collective on ordinary memory is one): from group rank 0's row for the name of its GPU,
- * the size of the group, and whether ranks have a GPU in common or each has one of its own. Before that, and without
- * such a row, it has the built-in ones, which have not been measured. `phalanx tune --device cuda` measures them.
- * Sizes are at most 1 << 62, which no input has: from there on means never. */
-typedef struct phx_gpu_tuning {
-  uint32_t struct_size;
-  uint32_t flags;           /* 0 */
-  uint64_t line_bytes;      /* all_reduce: the largest input that is sent beside flags; no more than the pads have room
-                             * for, which is 32 KiB */
-  uint64_t two_shot_bytes;  /* all_reduce of ordinary memory: from this input on each rank reduces a part */
-  uint64_t multicast_bytes; /* all_gather into symmetric memory: results from this size on go by NVLink switches, where
-                             * there are some */
-  uint64_t copy_bytes;      /* all_gather of symmetric memory: other results from this size on are copied by the GPU's
-                             * copy engines, between two barriers, and not by a kernel */
-  uint64_t thread_bytes;    /* work for which a launch has one more thread, as long as there is room: a multiple of 16,
-                             * up to 4096 */
-} phx_gpu_tuning;
-PHX_API phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out);
-/* Collective; group rank 0's values hold, for all calls of the group after it. Zero means the built-in value. */
-PHX_API phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuning, int64_t timeout_ms);
-/* Not collective. Writes them to the row of the table that is for this rank's GPU and such groups; after the first
- * rendezvous of memory of GPUs. path: as above. */
-PHX_API phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path);
-
-/* ---- random numbers ----------------------------------------------------------------------------------------- */
-
-/* Element i of a tensor is a function of a key and of i alone, so that it is the same however the tensor is cut into
- * pieces, on every processor, bit for bit. The function is Philox4x32-10 (Salmon et al., SC 2011), with the key, of
- * block i / 4 or, where an element takes 64 bits, i / 2. Draw another key for each tensor. Not for cryptography. */
-enum {
-  PHX_RANDOM_BITS = 1,        /* integers of 32 and 64 bits: the words themselves; a and b are not used */
-  PHX_RANDOM_UNIFORM = 2,     /* floats in [a, b), b - a finite; as many bits as the type has; a when they are equal */
-  PHX_RANDOM_NORMAL = 3,      /* floats: mean a, standard deviation b >= 0 */
-  PHX_RANDOM_EXPONENTIAL = 4, /* floats above 0: rate a > 0 */
-  PHX_RANDOM_BERNOULLI = 5,   /* any real type: 1 with probability a, to 2^-32, else 0 */
-  PHX_RANDOM_CAUCHY = 6,      /* floats: median a, scale b > 0 */
-  PHX_RANDOM_LOG_NORMAL = 7   /* floats: exp of normal ones with mean a and standard deviation b >= 0 */
-};
-
-/* Fills a box of a tensor. The element at position p of the box is element first + sum(p[d] * index_strides[d]) of the
- * tensor and goes to out + sum(p[d] * out_strides[d]) elements. For rows 2 to 4 of a [8, 10] tensor, without gaps:
- * first 20, sizes {3, 10}, index_strides {10, 1}, out_strides {10, 1}. ndim is at most 64; an empty box is left alone.
- */
-PHX_API phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, double a, double b, uint64_t key,
-                                   uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
-                                   const int64_t *out_strides);
-/* The same for integers from `low` on, of which there are `range` (0: 2^64), in any real type; floats are rounded. */
-PHX_API phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key,
-                                       uint64_t first, int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
-                                       const int64_t *out_strides);
-/* The same elements, bit for bit, in memory of a device. On a GPU the call puts a kernel on `stream` (CUstream,
- * cudaStream_t), of the GPU's primary context, and returns. device NULL = CPU, where stream is NULL. */
-PHX_API phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind,
-                                      double a, double b, uint64_t key, uint64_t first, int32_t ndim,
-                                      const int64_t *sizes, const int64_t *index_strides, const int64_t *out_strides);
-PHX_API phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
-                                          uint64_t range, uint64_t key, uint64_t first, int32_t ndim,
-                                          const int64_t *sizes, const int64_t *index_strides,
-                                          const int64_t *out_strides);
-
 /* cdef: end */
+
+/* ---- initializers -------------------------------------------------------------------------------------------- */
+
+/* Each gives a struct its struct_size and its defaults: `phx_options options = PHX_OPTIONS_INIT;`. */
+#define PHX_ERROR_INFO_INIT \
+  { sizeof(phx_error_info), 0, -1, -1, 0, 0, 0, NULL, NULL, NULL }
+#define PHX_STORE_OPS_INIT \
+  { sizeof(phx_store_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL }
+#define PHX_WORLD_PARAMS_INIT \
+  { sizeof(phx_world_params), 0, 0, 1, NULL, 0, 0, 0, 0, 0, 0, 0, NULL }
+#define PHX_GROUP_INFO_INIT \
+  { sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
+#define PHX_ALLOCATOR_OPS_INIT \
+  { sizeof(phx_allocator_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+#define PHX_MEM_INFO_INIT                               \
+  {                                                     \
+    sizeof(phx_mem_info), 0, NULL, 0, 0, 0, 0, { 0, 0 } \
+  }
+#define PHX_SYMM_INFO_INIT \
+  { sizeof(phx_symm_info), 0, 0, 0, NULL, 0, 0, {0, 0}, NULL, 0, 0 }
+#define PHX_TEAM_INIT \
+  { sizeof(phx_team), 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL }
+#define PHX_OPTIONS_INIT \
+  { sizeof(phx_options), 0, PHX_ALGO_AUTO, 0, 0, 1.0, NULL }
+#define PHX_CALL_INIT \
+  { sizeof(phx_call), 0, NULL, NULL, 0, 0, 0, 0, 0 }
+#define PHX_MESSAGE_INIT \
+  { sizeof(phx_message), 0, NULL, 0, 0, 0, 0, 0 }
 
 #ifdef __cplusplus
 }

@@ -134,7 +134,7 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
     for (size_t i = 0; i < count; ++i, at += stride) {
-      phx_call given;
+      phx_call given = PHX_CALL_INIT;
       phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &given, kName);
       if (status == PHX_OK && given.struct_size != stride)
         status = phx::fail(PHX_ERR_ABI, kName, "%s: call %zu has another struct_size than the first", kName, i);

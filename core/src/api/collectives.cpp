@@ -13,29 +13,11 @@ using phx::Kind;
 
 extern "C" {
 
-phx_status phx_group_barrier(phx_group *group, int64_t timeout_ms) {
+phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **work) {
   return guarded("barrier", [&]() -> phx_status {
-    phx_options options{};
-    options.struct_size = sizeof options;
-    options.timeout_ms = timeout_ms;
-    Call call(Kind::kBarrier, group, &options);
-    return call.ok() ? call.issue(phx::make_barrier(), nullptr) : call.status();
-  });
-}
-
-phx_status phx_group_enqueue_barrier(phx_group *group, const phx_device *device, int64_t timeout_ms, void *stream) {
-  const char *operation = "group_enqueue_barrier";
-  return guarded(operation, [&]() -> phx_status {
-    if (device == nullptr || device->type != PHX_DEV_CUDA)
-      return phx::fail(PHX_ERR_INVALID, operation, "%s: device must be a GPU; that of the host is phx_group_barrier",
-                       operation);
-    phx_options options{};
-    options.struct_size = sizeof options;
-    options.timeout_ms = timeout_ms;
-    options.stream = stream;
-    options.device = *device;
-    Call call(Kind::kBarrier, group, &options);
-    return call.ok() ? phx::put_barrier_on_gpu(call) : call.status();
+    Call call(Kind::kBarrier, group, options);
+    if (!call.ok()) return call.status();
+    return call.on_gpu() ? phx::put_barrier_on_gpu(call, work) : call.issue(phx::make_barrier(), work);
   });
 }
 

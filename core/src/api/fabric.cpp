@@ -5,6 +5,7 @@
 #include "base/guard.h"
 #include "gpu/allocator.h"
 #include "gpu/memory.h"
+#include "phalanx/cuda.h"
 #include "world/allocator.h"
 #include "world/world.h"
 

@@ -84,6 +84,13 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   return PHX_OK;
 }
 
+// Whether facts of the group may be asked for; else the thread's last error says why not.
+bool usable(const char *operation, const phx_group *group) {
+  if (group == nullptr) fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (group != nullptr && phx::is_inherited(group)) phx::refuse_fork(operation, group->ptr->world());
+  return group != nullptr && !phx::is_inherited(group);
+}
+
 // The group's world is not finalized.
 phx_status check_usable(const char *operation, const phx_group *group) {
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
@@ -204,8 +211,7 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
   if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   phx::Group &g = *group->ptr;
-  phx_group_info info{};
-  info.struct_size = sizeof info;
+  phx_group_info info = PHX_GROUP_INFO_INIT;
   info.group_rank = g.group_rank();
   info.group_size = g.size();
   info.state = g.failed() ? PHX_GROUP_FAILED : PHX_GROUP_ACTIVE;
@@ -213,11 +219,13 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   info.sequence = phx::collectives_of(g).engine(0).sequence();
   info.name = g.name().c_str();
   info.ranks = g.ranks().data();
-  info.eager_bytes = g.eager_bytes();
   info.channels = g.channels();
-  for (uint32_t i = 0; i < g.channels(); ++i) info.zero_copies += phx::collectives_of(g).engine(i).zero_copies();
   return phx::copy_out(info, out, operation);
 }
+
+int32_t phx_group_rank(const phx_group *group) { return usable("group_rank", group) ? group->ptr->group_rank() : -1; }
+
+int32_t phx_group_size(const phx_group *group) { return usable("group_size", group) ? group->ptr->size() : -1; }
 
 phx_status phx_group_revoke(phx_group *group, const char *reason) {
   const char *operation = "group_revoke";
@@ -228,16 +236,16 @@ phx_status phx_group_revoke(phx_group *group, const char *reason) {
   });
 }
 
-phx_status phx_group_error(phx_group *group, phx_error_info *out) {
-  const char *operation = "group_error";
+phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
+  const char *operation = "group_get_error";
   if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
   if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
   phx::gpu_of(*group->ptr).note_launches();
   if (!group->ptr->failed())
     return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
-  phx_error_info cause = group->ptr->cause();
+  phx::ErrorInfo cause = group->ptr->cause();
   if (cause.rank < 0) cause.rank = group->ptr->self_rank();  // as anybody's
-  return phx::copy_out(cause, out, operation);
+  return phx::copy_error_out(cause, out, operation);
 }
 
 phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why) {
@@ -249,7 +257,7 @@ phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why)
     if (channel >= g.channels())
       return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; group '%s' has %u (phx_world_params.channels)",
                   operation, channel, g.name().c_str(), g.channels());
-    const phx_error_info before = phx::last_error();
+    const phx::ErrorInfo before = phx::last_error();
     fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
     phx::collectives_of(g).refuse(channel);
     phx::set_last_error(before);

@@ -6,7 +6,9 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "kernels/kernels.h"
+#include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
+#include "phalanx/tuning.h"
 
 namespace {
 
@@ -37,6 +39,8 @@ constexpr StructRow kStructs[] = {
     {"phx_options", sizeof(phx_options)},
     {"phx_call", sizeof(phx_call)},
     {"phx_message", sizeof(phx_message)},
+    {"phx_gpu_options", sizeof(phx_gpu_options)},
+    {"phx_group_stats", sizeof(phx_group_stats)},
     {"phx_tuning", sizeof(phx_tuning)},
     {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
 };
@@ -115,11 +119,11 @@ const char *phx_status_name(phx_status status) {
   }
 }
 
-const char *phx_dtype_name(int32_t dtype) { return dtype_row(dtype).name; }
+const char *phx_dtype_name(phx_dtype dtype) { return dtype_row(dtype).name; }
 
-size_t phx_dtype_size(int32_t dtype) { return dtype_row(dtype).size; }
+size_t phx_dtype_size(phx_dtype dtype) { return dtype_row(dtype).size; }
 
-const char *phx_reduce_op_name(int32_t op) {
+const char *phx_op_name(phx_op op) {
   constexpr int32_t rows = sizeof kOps / sizeof kOps[0];
   return kOps[op > 0 && op < rows ? op : 0];
 }
@@ -127,8 +131,8 @@ const char *phx_reduce_op_name(int32_t op) {
 const char *phx_last_error(void) { return phx::last_error().text; }
 
 phx_status phx_last_error_info(phx_error_info *out) {
-  const phx_error_info info = phx::last_error();  // a copy: a failing copy_out would overwrite it
-  return phx::copy_out(info, out, "last_error_info");
+  const phx::ErrorInfo info = phx::last_error();  // a copy: a failing copy would overwrite it
+  return phx::copy_error_out(info, out, "last_error_info");
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {

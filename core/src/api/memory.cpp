@@ -12,7 +12,7 @@ using phx::read_in;
 
 namespace {
 
-constexpr phx_device kCpu{PHX_DEV_CPU, 0};
+constexpr phx_device kCpu{PHX_DEVICE_CPU, 0};
 
 }  // namespace
 
@@ -24,7 +24,7 @@ phx_status phx_allocator_register(phx_world *world, int32_t device_type, const p
     phx_status status = check_world(operation, world);
     if (status != PHX_OK) return status;
     if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: ops is NULL", operation);
-    phx_allocator_ops copy;
+    phx_allocator_ops copy = PHX_ALLOCATOR_OPS_INIT;
     status = read_in(ops, &copy, operation);
     if (status != PHX_OK) return status;
     if (copy.name == nullptr || copy.alloc == nullptr || copy.free == nullptr || copy.export_handle == nullptr ||
@@ -45,19 +45,6 @@ phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
     if (!world->ptr->allocators().remove(device_type))
       return fail(PHX_ERR_NOT_FOUND, operation, "%s: no allocator is registered for device type %d", operation,
                   device_type);
-    return PHX_OK;
-  });
-}
-
-phx_status phx_allocator_name(phx_world *world, int32_t device_type, const char **out) {
-  const char *operation = "allocator_name";
-  return guarded(operation, [&]() -> phx_status {
-    const phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
-    const phx::AllocatorRef allocator = world->ptr->allocators().get(device_type, operation);
-    if (!allocator) return PHX_ERR_UNSUPPORTED;
-    *out = allocator->ops().name;
     return PHX_OK;
   });
 }

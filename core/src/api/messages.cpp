@@ -13,6 +13,7 @@
 #include "gpu/roads.h"
 #include "group/group.h"
 #include "p2p/messenger.h"
+#include "phalanx/cuda.h"
 
 using phx::fail;
 using phx::guarded;
@@ -41,9 +42,10 @@ phx_status check_peer(const char *name, const phx::Group &group, int32_t peer, p
 
 // The options of a call. `timeout_ms`: as it is to be.
 struct Options {
-  phx_options given{};
+  phx_options given = PHX_OPTIONS_INIT;
+  phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
   int64_t timeout_ms = 0;
-  bool on_gpu() const { return given.device.type == PHX_DEV_CUDA; }
+  bool on_gpu() const { return gpu.device.type == PHX_DEVICE_CUDA; }
 };
 
 phx_status check_options(const char *name, const phx::Group &group, const phx_options *options, Options *out) {
@@ -51,12 +53,16 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
     const phx_status status = phx::read_in(options, &out->given, name);
     if (status != PHX_OK) return status;
   }
-  const phx_device &device = out->given.device;
-  if (out->given.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
-  if (device.type != 0 && device.type != PHX_DEV_CPU && device.type != PHX_DEV_CUDA)
+  if (out->given.gpu != nullptr) {
+    const phx_status status = phx::read_in(out->given.gpu, &out->gpu, name);
+    if (status != PHX_OK) return status;
+  }
+  const phx_device &device = out->gpu.device;
+  if (out->given.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
+  if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
     return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
-  if (out->given.stream != nullptr && !out->on_gpu())
-    return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in options.device", name);
+  if (out->gpu.stream != nullptr && !out->on_gpu())
+    return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in phx_gpu_options.device", name);
   return group.resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
 }
 
@@ -89,8 +95,8 @@ phx_status put(const char *name, phx::Group &group, const std::vector<const phx:
                         data,
                         {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
   }
-  return phx::gpu_of(group).roads().put(name, options.given.device.index, messages, options.timeout_ms,
-                                        options.given.stream);
+  return phx::gpu_of(group).roads().put(name, options.gpu.device.index, messages, options.timeout_ms,
+                                        options.gpu.stream);
 }
 
 phx_status start(phx::Group &group, const std::shared_ptr<phx::MessageWork> &started) {
@@ -173,7 +179,7 @@ phx_status run_all(phx::Group &group, const std::vector<std::shared_ptr<phx::Mes
     status = start(group, works[started]);
     if (status == PHX_OK) ++started;
   }
-  phx_error_info first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
+  phx::ErrorInfo first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
   for (size_t i = 0; i < started; ++i) {
     const phx_status one = works[i]->wait(std::max<int64_t>(deadline.left_ms(), 1));
     if (one == PHX_OK || status != PHX_OK) continue;
@@ -211,7 +217,7 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
     for (size_t i = 0; i < count && status == PHX_OK; ++i, at += stride) {
-      phx_message given;
+      phx_message given = PHX_MESSAGE_INIT;
       status = phx::read_in(reinterpret_cast<const phx_message *>(at), &given, kBatch);
       if (status == PHX_OK && given.struct_size != stride)
         status = fail(PHX_ERR_ABI, kBatch, "%s: message %zu has another struct_size than the first", kBatch, i);

@@ -13,15 +13,15 @@ namespace {
 double rounded(double value, int32_t dtype) {
   const float real = static_cast<float>(value);
   switch (dtype) {
-    case PHX_F64: return value;
-    case PHX_F16: {  // back from its bits: 2^-24 is the last place of the smallest ones
+    case PHX_DTYPE_F64: return value;
+    case PHX_DTYPE_F16: {  // back from its bits: 2^-24 is the last place of the smallest ones
       const uint16_t bits = f16_of(real);
       const int exponent = (bits >> 10) & 31, significand = bits & 1023;
       if (exponent == 31) return real;  // infinite, as the checks find
       const double size = exponent == 0 ? std::ldexp(significand, -24) : std::ldexp(significand + 1024, exponent - 25);
       return (bits & 0x8000) != 0 ? -size : size;
     }
-    case PHX_BF16: return bits_as<float>(static_cast<uint32_t>(bf16_of(real)) << 16);
+    case PHX_DTYPE_BF16: return bits_as<float>(static_cast<uint32_t>(bf16_of(real)) << 16);
     default: return real;
   }
 }
@@ -31,9 +31,9 @@ struct Format {
 };
 Format format_of(int32_t dtype) {
   switch (dtype) {
-    case PHX_F16: return {11, -14};
-    case PHX_BF16: return {8, -126};
-    case PHX_F32: return {24, -126};
+    case PHX_DTYPE_F16: return {11, -14};
+    case PHX_DTYPE_BF16: return {8, -126};
+    case PHX_DTYPE_F32: return {24, -126};
     default: return {53, -1022};
   }
 }
@@ -74,7 +74,7 @@ phx_status settings_of(int32_t kind, int32_t dtype, double a, double b, Settings
       return PHX_OK;
     case PHX_RANDOM_EXPONENTIAL:
       if (!(a > 0)) return fail(PHX_ERR_INVALID, operation, "%s: the rate, a, is %g; it must be above 0", operation, a);
-      *settings = {0, 1 / a, std::ldexp(1.0, dtype == PHX_F16 ? -24 : format_of(dtype).least), 0, 0, 0};
+      *settings = {0, 1 / a, std::ldexp(1.0, dtype == PHX_DTYPE_F16 ? -24 : format_of(dtype).least), 0, 0, 0};
       return PHX_OK;
     case PHX_RANDOM_BERNOULLI:
       if (!(a >= 0 && a <= 1))
@@ -100,11 +100,11 @@ phx_status fill(const char *operation, int32_t kind, const Target &target, int32
                 operation, kind < kNarrowIntegers ? kind : 0, phx_dtype_name(dtype), dtype);
   const phx_status status = check_box(box, target.out, operation);
   if (status != PHX_OK) return status;
-  const int32_t type = target.device == nullptr ? PHX_DEV_CPU : target.device->type;
-  if (type == PHX_DEV_CUDA)
+  const int32_t type = target.device == nullptr ? PHX_DEVICE_CPU : target.device->type;
+  if (type == PHX_DEVICE_CUDA)
     return fill_on_gpu(operation, *target.device, target.stream, kind, dtype, target.out, key, settings, box);
-  if (type != PHX_DEV_CPU)
-    return fail(PHX_ERR_INVALID, operation, "%s: %d is no device type; see PHX_DEV_*", operation, type);
+  if (type != PHX_DEVICE_CPU)
+    return fail(PHX_ERR_INVALID, operation, "%s: %d is no device type; see PHX_DEVICE_*", operation, type);
   if (target.stream != nullptr)
     return fail(PHX_ERR_INVALID, operation, "%s: stream is for memory of a GPU; set it to NULL", operation);
   fill_box(kernel, target.out, phx_dtype_size(dtype), key, settings, box);

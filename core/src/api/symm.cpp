@@ -5,6 +5,8 @@
 #include "gpu/gpu_group.h"
 #include "group/group.h"
 #include "ops/recognised.h"
+#include "phalanx/cuda.h"
+#include "phalanx/tuning.h"
 #include "symm/table.h"
 
 using phx::fail;
@@ -180,14 +182,14 @@ phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
   if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
   if (phx::is_inherited(symm)) return phx::refuse_fork(operation, world_of(*symm));
   const phx::Symm &s = *symm->symm;
-  phx_symm_info info{};
-  info.struct_size = sizeof info;
+  phx_symm_info info = PHX_SYMM_INFO_INIT;
   info.group_rank = s.group_rank();
   info.group_size = s.size();
   info.signal_channels = s.channels();
   info.base = s.block().base;
   info.size = s.block().size;
-  info.signal_pad_bytes = size_t{s.channels()} * s.size() * sizeof(uint32_t);
+  info.pad_stride = phx::side_of(s) != nullptr ? phx::side_of(s)->team().pad_stride : s.pad_stride();
+  info.signal_pad_bytes = size_t{info.pad_stride} * s.size() * sizeof(uint32_t);
   info.device = s.block().device;
   info.group = s.group().name().c_str();
   return phx::copy_out(info, out, operation);
@@ -201,18 +203,6 @@ uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank) {
   if (!valid_rank("symm_signal_pad", symm, group_rank)) return nullptr;
   const phx::Symm &s = *symm->symm;
   return phx::side_of(s) != nullptr ? phx::side_of(s)->pad(group_rank) : s.pad(group_rank);
-}
-
-void *const *phx_symm_buffers_device(phx_symm *symm) {
-  if (!valid_rank("symm_buffers_device", symm, 0)) return nullptr;
-  const phx::Symm &s = *symm->symm;
-  return phx::side_of(s) != nullptr ? phx::side_of(s)->team().buffers : s.buffers();
-}
-
-void *const *phx_symm_signal_pads_device(phx_symm *symm) {
-  if (!valid_rank("symm_signal_pads_device", symm, 0)) return nullptr;
-  const phx::Symm &s = *symm->symm;
-  return phx::side_of(s) != nullptr ? reinterpret_cast<void *const *>(phx::side_of(s)->team().pads) : s.pads();
 }
 
 phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel) {
@@ -255,17 +245,17 @@ phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t ti
   return enqueue("symm_enqueue_barrier", Kernel::barrier, symm, 0, channel, timeout_ms, stream);
 }
 
-phx_status phx_symm_team(phx_symm *symm, phx_team *out) {
-  const char *operation = "symm_team";
+phx_status phx_symm_get_team(phx_symm *symm, phx_team *out) {
+  const char *operation = "symm_get_team";
   if (symm == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: symm is NULL", operation);
   if (phx::is_inherited(symm)) return phx::refuse_fork(operation, world_of(*symm));
   const phx::Symm &s = *symm->symm;
   if (phx::side_of(s) != nullptr) return phx::copy_out(phx::side_of(s)->team(), out, operation);
-  phx_team team{};
-  team.struct_size = sizeof team;
+  phx_team team = PHX_TEAM_INIT;
   team.group_rank = s.group_rank();
   team.group_size = s.size();
   team.channels = s.channels();
+  team.pad_stride = s.pad_stride();
   team.buffers = s.buffers();
   team.pads = reinterpret_cast<uint32_t *const *>(s.pads());
   team.bytes = s.block().size;

@@ -1,9 +1,11 @@
 // phx_group_*_tuning: the values by which a group chooses its algorithms, the same on all its ranks.
+#include "phalanx/tuning.h"
 #include "base/error.h"
 #include "base/guard.h"
 #include "base/read_in.h"
 #include "gpu/gpu_group.h"
 #include "group/group.h"
+#include "ops/collectives.h"
 
 using phx::fail;
 using phx::guarded;
@@ -24,7 +26,7 @@ phx_status set(const char *operation, phx_group *group, const typename Values::P
                const Agree &agree) {
   return guarded(operation, group, [&]() -> phx_status {
     if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-    typename Values::Public given;
+    typename Values::Public given{};
     phx_status status = values == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: tuning is NULL", operation)
                                           : phx::read_in(values, &given, operation);
     if (status == PHX_OK && given.flags != 0)
@@ -49,6 +51,17 @@ phx_status save(const char *operation, phx_group *group, const char *path, const
 }  // namespace
 
 extern "C" {
+
+phx_status phx_group_get_stats(phx_group *group, phx_group_stats *out) {
+  const char *operation = "group_get_stats";
+  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
+  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
+  phx::Group &g = *group->ptr;
+  phx_group_stats stats = PHX_GROUP_STATS_INIT;
+  stats.eager_bytes = g.eager_bytes();
+  for (uint32_t i = 0; i < g.channels(); ++i) stats.zero_copies += phx::collectives_of(g).engine(i).zero_copies();
+  return phx::copy_out(stats, out, operation);
+}
 
 phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
   return get<phx::Tuning>("group_get_tuning", group, out,

@@ -1,10 +1,24 @@
 // phx_work_*.
+#include <sched.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "base/deadline.h"
 #include "base/error.h"
 #include "base/guard.h"
 #include "group/group.h"
 
 using phx::fail;
 using phx::guarded;
+
+namespace {
+
+// phx_work_wait_any looks at its works again and again: first it yields, then it sleeps longer and longer.
+constexpr int64_t kShortestSleepNs = 20000;
+constexpr int64_t kLongestSleepNs = 500000;
+
+}  // namespace
 
 extern "C" {
 
@@ -26,6 +40,45 @@ phx_status phx_work_wait(phx_work *work, int64_t timeout_ms) {
   });
 }
 
+phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeout_ms, size_t *index) {
+  const char *operation = "work_wait_any";
+  return guarded(operation, [&]() -> phx_status {
+    if (works == nullptr || index == nullptr)
+      return fail(PHX_ERR_INVALID, operation, "%s: works or index is NULL", operation);
+    phx_work *const *const end = works + count;
+    phx_work *const *const first = std::find_if(works, end, [](const phx_work *work) { return work != nullptr; });
+    if (first == end) return fail(PHX_ERR_INVALID, operation, "%s: there is no work to wait for", operation);
+    int64_t timeout = 0;
+    phx_status status = (*first)->group->resolve_timeout(operation, timeout_ms, &timeout);
+    if (status != PHX_OK) return status;
+    const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
+    for (int64_t sleep_ns = 0;; sleep_ns = std::min<int64_t>(2 * sleep_ns + 1000, kLongestSleepNs)) {
+      bool moved = false;
+      for (phx_work *const *at = first; at != end; ++at) {
+        if (*at == nullptr) continue;
+        if (phx::is_inherited(*at)) return phx::refuse_fork(operation, world_of(**at));
+        status = (*at)->ptr->test();
+        if (status == PHX_IN_PROGRESS) {
+          moved = (*at)->group->world().progress().poll(nullptr) || moved;
+          continue;
+        }
+        *index = static_cast<size_t>(at - works);
+        return status;
+      }
+      if (moved) sleep_ns = 0;
+      if (deadline.passed()) break;
+      if (sleep_ns >= kShortestSleepNs) {
+        const timespec pause{0, static_cast<long>(std::min(sleep_ns, std::max<int64_t>(deadline.left_ns(), 1)))};
+        nanosleep(&pause, nullptr);
+      } else {
+        sched_yield();
+      }
+    }
+    return fail(PHX_ERR_TIMEOUT, operation, "%s: none of the %zu works is complete: %s", operation, count,
+                phx::timed_out(timeout, phx::kLimitOfCall).c_str());
+  });
+}
+
 phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
   return guarded("work_expire", [&]() -> phx_status {
     if (work == nullptr) return fail(PHX_ERR_INVALID, "work_expire", "work_expire: work is NULL");
@@ -35,19 +88,20 @@ phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
   });
 }
 
-phx_status phx_work_error(phx_work *work, phx_error_info *out) {
-  if (work == nullptr) return fail(PHX_ERR_INVALID, "work_error", "work_error: work is NULL");
-  if (phx::is_inherited(work)) return phx::refuse_fork("work_error", world_of(*work));
-  if (work->ptr->state() >= 0) return fail(PHX_ERR_NOT_FOUND, "work_error", "work_error: this work has no error");
-  return phx::copy_out(work->ptr->error(), out, "work_error");
+phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
+  if (work == nullptr) return fail(PHX_ERR_INVALID, "work_get_error", "work_get_error: work is NULL");
+  if (phx::is_inherited(work)) return phx::refuse_fork("work_get_error", world_of(*work));
+  if (work->ptr->state() >= 0)
+    return fail(PHX_ERR_NOT_FOUND, "work_get_error", "work_get_error: this work has no error");
+  return phx::copy_error_out(work->ptr->error(), out, "work_get_error");
 }
 
-phx_status phx_work_source(phx_work *work, int32_t *group_rank) {
+phx_status phx_work_get_source(phx_work *work, int32_t *group_rank) {
   if (work == nullptr || group_rank == nullptr)
-    return fail(PHX_ERR_INVALID, "work_source", "work_source: work or group_rank is NULL");
-  if (phx::is_inherited(work)) return phx::refuse_fork("work_source", world_of(*work));
+    return fail(PHX_ERR_INVALID, "work_get_source", "work_get_source: work or group_rank is NULL");
+  if (phx::is_inherited(work)) return phx::refuse_fork("work_get_source", world_of(*work));
   if (work->ptr->state() != PHX_OK || work->ptr->source() < 0)
-    return fail(PHX_ERR_NOT_FOUND, "work_source", "work_source: this work is no receive that completed");
+    return fail(PHX_ERR_NOT_FOUND, "work_get_source", "work_get_source: this work is no receive that completed");
   *group_rank = work->ptr->source();
   return PHX_OK;
 }

@@ -19,7 +19,7 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
   return guarded(operation, [&]() -> phx_status {
     if (params == nullptr || out == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: params or out is NULL", operation);
-    phx_world_params p;
+    phx_world_params p = PHX_WORLD_PARAMS_INIT;
     phx_status status = read_in(params, &p, operation);
     if (status != PHX_OK) return status;
     if (p.size < 1 || p.size > phx::kMaxRanks)
@@ -47,7 +47,7 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
     if (status != PHX_OK) return status;
-    world->allocators().make_on_demand(PHX_DEV_CUDA, "cuda", &phx::cuda::make_allocator);
+    world->allocators().make_on_demand(PHX_DEVICE_CUDA, "cuda", &phx::cuda::make_allocator);
     *out = new phx_world{std::move(world)};
     return PHX_OK;
   });

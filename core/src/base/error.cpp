@@ -12,7 +12,8 @@
 namespace phx {
 namespace {
 
-thread_local phx_error_info t_last = make_error_info();
+thread_local ErrorInfo t_last = make_error_info();
+thread_local ErrorInfo t_asked;  // whose strings the caller has been given
 
 // The log callback is the library's only process-wide mutable state.
 struct LogSink : private ForkHook {
@@ -30,7 +31,7 @@ LogSink &log_sink() {
 }
 
 phx_status fail_with(phx_status status, int error_number, const char *operation, const char *format, va_list args) {
-  phx_error_info info = make_error_info();
+  ErrorInfo info = make_error_info();
   info.status = status;
   info.sys_errno = error_number;
   copy_text(info.operation, sizeof info.operation, operation);
@@ -47,8 +48,8 @@ phx_status fail_with(phx_status status, int error_number, const char *operation,
 
 }  // namespace
 
-phx_error_info make_error_info() {
-  phx_error_info info;
+ErrorInfo make_error_info() {
+  ErrorInfo info;
   std::memset(&info, 0, sizeof info);
   info.struct_size = sizeof info;
   info.rank = -1;
@@ -67,9 +68,9 @@ void copy_text(char *dst, size_t size, const char *text) {
   dst[length] = '\0';
 }
 
-const phx_error_info &last_error() { return t_last; }
+const ErrorInfo &last_error() { return t_last; }
 
-phx_status set_last_error(const phx_error_info &info) {
+phx_status set_last_error(const ErrorInfo &info) {
   t_last = info;
   return info.status;
 }
@@ -110,6 +111,21 @@ void set_log(phx_log_fn fn, void *user, int32_t min_level) {
   sink.fn = fn;
   sink.user = user;
   sink.min_level.store(fn == nullptr ? PHX_LOG_ERROR + 1 : min_level, std::memory_order_relaxed);
+}
+
+phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char *operation) {
+  if (&info != &t_asked) t_asked = info;
+  phx_error_info shown = PHX_ERROR_INFO_INIT;
+  shown.status = info.status;
+  shown.rank = info.rank;
+  shown.peer = info.peer;
+  shown.sequence = info.sequence;
+  shown.step = info.step;
+  shown.sys_errno = info.sys_errno;
+  shown.operation = t_asked.operation;
+  shown.group = t_asked.group;
+  shown.text = t_asked.text;
+  return copy_out(shown, out, operation);
 }
 
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...) {

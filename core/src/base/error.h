@@ -1,4 +1,4 @@
-// Error reporting: every failing call fills one thread-local phx_error_info and returns its status.
+// Error reporting: every failing call fills one thread-local ErrorInfo and returns its status.
 #pragma once
 
 #include <string>
@@ -7,15 +7,30 @@
 
 namespace phx {
 
+// What is known of an error, as it is kept, stored and sent to other ranks of the same build. Callers get the form of
+// phx_error_info, by copy_error_out.
+struct ErrorInfo {
+  uint32_t struct_size;
+  int32_t status;
+  int32_t rank;
+  int32_t peer;
+  uint64_t sequence;
+  int32_t step;
+  int32_t sys_errno;
+  char operation[32];
+  char group[64];
+  char text[640];
+};
+
 // An empty record: status OK, no rank, no peer, no text.
-phx_error_info make_error_info();
+ErrorInfo make_error_info();
 
 // Copies `text` into `dst`, cutting it at a UTF-8 boundary where it is too long. `size` is that of `dst`.
 void copy_text(char *dst, size_t size, const char *text);
 
 // The thread's last error.
-const phx_error_info &last_error();
-phx_status set_last_error(const phx_error_info &info);  // returns info.status
+const ErrorInfo &last_error();
+phx_status set_last_error(const ErrorInfo &info);  // returns info.status
 
 // Records an error of this thread and returns `status`. `operation` is the public name without "phx_".
 __attribute__((format(printf, 3, 4))) phx_status fail(phx_status status, const char *operation, const char *format,
@@ -32,11 +47,15 @@ inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
 // Adds where it happened to the thread's last error: nothing else of it changes.
 void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer);
 
-// Copies a struct out to a caller whose version of it may be shorter. T starts with struct_size.
+// Copies a struct out to a caller whose version of it may be shorter or longer: what this library does not know becomes
+// zero. T starts with struct_size.
 template <class T>
 phx_status copy_out(const T &value, T *out, const char *operation);
 
 void set_log(phx_log_fn fn, void *user, int32_t min_level);  // NULL: none
+// Gives an error to a caller. Its strings live until the thread next asks for one.
+phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char *operation);
+
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 #define PHX_LOG(level, ...) ::phx::log_message(level, __FILE__, __LINE__, __VA_ARGS__)
@@ -56,5 +75,6 @@ phx_status phx::copy_out(const T &value, T *out, const char *operation) {
   const size_t shared = size < sizeof(T) ? size : sizeof(T);
   std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size,
               shared - sizeof size);
+  std::memset(reinterpret_cast<char *>(out) + shared, 0, size - shared);
   return PHX_OK;
 }

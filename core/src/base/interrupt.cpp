@@ -26,7 +26,7 @@ bool interrupt_requested() {
   if (hook.check == nullptr || hook.running) return false;
   if (now_ns() < hook.ask_at_ns || hook.pid != getpid()) return false;
   const int error_number = errno;
-  const phx_error_info before = last_error();  // the hook may call functions that fail
+  const ErrorInfo before = last_error();  // the hook may call functions that fail
   hook.running = true;
   running_hooks.fetch_add(1, std::memory_order_relaxed);
   const bool requested = hook.check(hook.arg) != 0;

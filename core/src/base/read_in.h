@@ -1,21 +1,51 @@
-// Reads a struct from a caller whose version of it may be shorter than ours; what it lacks is zero.
+// Reads a struct from a caller whose version of it may be shorter or longer than ours.
 #pragma once
 
 #include <cstring>
 
 #include "base/error.h"
+#include "phalanx/cuda.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 
+// The public name of a struct, for errors.
+template <class T>
+constexpr const char *struct_name();
+#define PHX_NAMES(type)                       \
+  template <>                                 \
+  constexpr const char *struct_name<type>() { \
+    return #type;                             \
+  }
+PHX_NAMES(phx_options)
+PHX_NAMES(phx_gpu_options)
+PHX_NAMES(phx_call)
+PHX_NAMES(phx_message)
+PHX_NAMES(phx_world_params)
+PHX_NAMES(phx_store_ops)
+PHX_NAMES(phx_allocator_ops)
+PHX_NAMES(phx_tuning)
+PHX_NAMES(phx_gpu_tuning)
+#undef PHX_NAMES
+
+// What the caller's version lacks stays as it is in `out`, so that must hold the defaults. Fields that this version
+// does not know must be zero: a caller that sets them counts on what this library would not do.
 template <class T>
 phx_status read_in(const T *in, T *out, const char *operation) {
   uint32_t size = 0;
   std::memcpy(&size, in, sizeof size);
   if (size < sizeof size || size > sizeof(T) * 16)
-    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation,
-                size);
-  *out = T{};
+    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof(%s), as its initializer does",
+                operation, size, struct_name<T>());
   std::memcpy(static_cast<void *>(out), in, size < sizeof(T) ? size : sizeof(T));
+  const char *const bytes = reinterpret_cast<const char *>(in);
+  for (uint32_t i = sizeof(T); i < size; ++i)
+    if (bytes[i] != 0)
+      return fail(
+          PHX_ERR_INVALID, operation,
+          "%s: byte %u of %s is %d, but this version of phalanx knows its first %zu bytes only; later ones must "
+          "be 0",
+          operation, i, struct_name<T>(), static_cast<int>(static_cast<unsigned char>(bytes[i])), sizeof(T));
   return PHX_OK;
 }
 

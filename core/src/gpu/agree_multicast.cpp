@@ -16,7 +16,7 @@ struct Word {
   int32_t status;
   int32_t has_kernels;  // for it, on its GPU
   uint64_t span;        // of the object: from the rank that made it
-  char text[sizeof phx_error_info::text];
+  char text[sizeof ErrorInfo::text];
 };
 
 // Why not to begin at all; empty: nothing is known to stand in the way. The same on all ranks.
@@ -115,7 +115,7 @@ phx_status agree_on_multicast(const char *operation, Group &group, const Block &
                               const std::vector<cuda::Facts> &all, const Deadline &deadline) {
   std::string why = obstacle(group, all);
   if (why.empty()) {
-    const phx_error_info before = last_error();  // what fails here fails no call
+    const ErrorInfo before = last_error();  // what fails here fails no call
     const phx_status status = take_steps(operation, group, block, side, deadline, &why);
     if (status != PHX_OK) return status;
     set_last_error(before);

@@ -141,7 +141,7 @@ void Gpus::load(const Gpu &gpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Entry &entry = entries_.at(gpu.index);
   if (!entry.loaded.empty()) return;
-  const phx_error_info before = last_error();
+  const ErrorInfo before = last_error();
   const Current current(driver_, gpu.context);
   unsigned count = 0;
   std::vector<Function> all;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gpu/driver.h"
+#include "phalanx/cuda.h"
 
 namespace phx::cuda {
 

@@ -44,7 +44,7 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
   place_ = place;
   if (chosen_) return;
   chosen_ = true;
-  const phx_error_info before = last_error();
+  const ErrorInfo before = last_error();
   const GpuTuning merged = merge_tuning(of_first, builtin_gpu_tuning(group_.size()));
   if (check_tuning("symm_rendezvous", merged) == PHX_OK) {
     tuning_.adopt(merged);
@@ -70,11 +70,11 @@ phx_status GpuGroup::save_tuning(const char *operation, const std::string &path)
 // ---- failures that kernels report
 
 // What a kernel has found out about a message, by its word of failures and the two labels after it.
-phx_error_info GpuGroup::message_failure(int32_t seen) const {
+ErrorInfo GpuGroup::message_failure(int32_t seen) const {
   const int peer = (seen - 1) % group_.size();
   const bool gone = seen >= cuda::has_gone(group_.size(), 0);
   const bool receives = seen < cuda::receives_other(group_.size(), 0);  // this rank
-  phx_error_info cause = make_error_info();
+  ErrorInfo cause = make_error_info();
   cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
   cause.rank = group_.self_rank();
   cause.peer = group_.rank_of(peer);
@@ -111,7 +111,7 @@ void GpuGroup::note_launches() {
   }
   const bool freed = seen >= cuda::has_freed(group_.size(), 0), differs = seen >= cuda::disagrees(group_.size(), 0);
   const int peer = seen - (freed ? cuda::has_freed(group_.size(), 0) : differs ? cuda::disagrees(group_.size(), 0) : 1);
-  phx_error_info cause = make_error_info();
+  ErrorInfo cause = make_error_info();
   cause.status = differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
   cause.rank = group_.self_rank();
   cause.peer = group_.rank_of(peer);

@@ -39,7 +39,7 @@ class GpuGroup final : public Attachment {
   void close() override { roads_.reset(); }
 
  private:
-  phx_error_info message_failure(int32_t seen) const;
+  ErrorInfo message_failure(int32_t seen) const;
 
   Group &group_;
   std::mutex words_mutex_;

@@ -31,13 +31,13 @@ PHX_DEVICE int32_t take_line(const Launch &launch, uint32_t epoch, int from, uin
   uint64_t begun = 0;
   for (uint32_t looks = 1; !is_of(line, epoch); ++looks) {
     if (looks % 64 == 0) {
-      const uint64_t now = phx_clock_ns();
+      const uint64_t now = phx_private_clock_ns();
       const bool failed = phx_word_get(reinterpret_cast<const uint32_t *>(launch.team.failed) + from) != 0;
       if (failed && !is_of(get_line(at), epoch)) return PHX_ERR_REVOKED;  // it may have sent it before it left
       if (begun == 0) begun = now;
       if (now - begun > launch.timeout_ns) return 1 + from;
     }
-    phx_pause(looks);
+    phx_private_pause(looks);
     line = get_line(at);
   }
   *data = (line.half[0] & 0xffffffffu) | line.half[1] << 32;

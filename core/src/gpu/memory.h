@@ -9,6 +9,7 @@
 
 #include "base/fd.h"
 #include "gpu/gpu.h"
+#include "phalanx/cuda.h"
 
 namespace phx::cuda {
 

@@ -105,14 +105,14 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
     if (waits_for < 0) return -1;
     if (checks) {
       if (phx_word_get(launch.failed) != 0) return -1;  // another block has found what is wrong
-      const uint64_t now = phx_clock_ns();
+      const uint64_t now = phx_private_clock_ns();
       if (begun == 0) begun = now;
       if (now - begun > launch.timeout_ns) {
         give_up(launch, 1 + waits_for);
         return -1;
       }
     }
-    phx_pause(looks);
+    phx_private_pause(looks);
   }
 }
 

@@ -28,11 +28,13 @@ const char *kind_name(int32_t kind) {
 
 // Of core/cuda/random.cu: signed integers have the bits of unsigned ones, and 0 and 1 of a bool those of a byte.
 std::string name_of(int32_t kind, int32_t dtype) {
-  const bool is_signed = dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64;
-  if (kind == PHX_RANDOM_BERNOULLI && dtype == PHX_BOOL) dtype = PHX_U8;
+  const bool is_signed =
+      dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;
+  if (kind == PHX_RANDOM_BERNOULLI && dtype == PHX_DTYPE_BOOL) dtype = PHX_DTYPE_U8;
   return std::string("phx_gpu_random_") + kind_name(kind) + "_" + phx_dtype_name(is_signed ? dtype + 1 : dtype);
 }
-static_assert(PHX_U8 == PHX_I8 + 1 && PHX_U16 == PHX_I16 + 1 && PHX_U32 == PHX_I32 + 1 && PHX_U64 == PHX_I64 + 1);
+static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16 + 1 &&
+              PHX_DTYPE_U32 == PHX_DTYPE_I32 + 1 && PHX_DTYPE_U64 == PHX_DTYPE_I64 + 1);
 
 }  // namespace
 

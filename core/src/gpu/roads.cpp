@@ -52,7 +52,7 @@ phx_status Roads::open(const char *operation, int32_t index) {
                 "%s on group '%s': the messages of a group go through one GPU on each rank, which is %d here, not %d",
                 operation, group_.name().c_str(), gpu_.index, index);
   }
-  AllocatorRef allocator = group_.world().allocators().get(PHX_DEV_CUDA, operation);
+  AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
   if (!allocator) return PHX_ERR_UNSUPPORTED;
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)

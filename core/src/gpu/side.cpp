@@ -50,6 +50,9 @@ DeviceWords::~DeviceWords() {
   driver().host_unregister(words_);
 }
 
+// Words of a pad from those of one writer to those of the next: for signals, launches and barriers, in whole lines.
+static uint32_t stride_of(uint32_t channels) { return (channels + kMostBlocks + channels + 31) / 32 * 32; }
+
 Side::Side(Gpus &gpus, int size, int self, uint32_t channels)
     : gpus_(gpus),
       driver_(gpus.driver()),
@@ -66,7 +69,7 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
     at = round_up(begin + bytes, sizeof(Line));
     return begin;
   };
-  take((channels + kMostBlocks + channels) * size * sizeof(uint32_t));  // signals, launches, barriers
+  take(stride_of(channels) * size * sizeof(uint32_t));
   layout.parts = take(kMostBlocks * size * sizeof(Part));
   layout.shown = take(kMostBlocks * sizeof(Where));
   layout.found = take(kMostBlocks * size * sizeof(char *));
@@ -99,7 +102,7 @@ size_t Side::line_bytes() const {
 
 phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels, uint32_t first,
                       std::unique_ptr<SymmDevice> *out) {
-  Gpus *const gpus = block.device.type == PHX_DEV_CUDA ? gpus_of(*block.allocator) : nullptr;
+  Gpus *const gpus = block.device.type == PHX_DEVICE_CUDA ? gpus_of(*block.allocator) : nullptr;
   if (gpus == nullptr) return PHX_OK;
   std::unique_ptr<Side> side(new Side(*gpus, size, self, channels));
   side->index_ = block.device.index;
@@ -208,6 +211,7 @@ phx_status Side::finish(const char *operation, Group &group, const BlockRef &blo
   team_.group_rank = self_;
   team_.group_size = static_cast<int32_t>(pads_.size());
   team_.channels = channels_;
+  team_.pad_stride = stride_of(channels_);
   team_.buffers = static_cast<void *const *>(pointer_of(at));
   team_.pads = static_cast<uint32_t *const *>(pointer_of(at + pads_.size() * sizeof(void *)));
   team_.bytes = block->size;

@@ -49,7 +49,7 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
     *out = found->second.get();
     return PHX_OK;
   }
-  AllocatorRef allocator = group_.world().allocators().get(PHX_DEV_CUDA, operation);
+  AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
   if (!allocator) return PHX_ERR_UNSUPPORTED;
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)
@@ -130,7 +130,8 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
 phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *out) const {
   BlockTable &blocks = group_.world().blocks();
   void *pointer = nullptr;
-  const phx_status status = blocks.alloc(workspace.allocator_, {PHX_DEV_CUDA, workspace.gpu_.index}, bytes, &pointer);
+  const phx_status status =
+      blocks.alloc(workspace.allocator_, {PHX_DEVICE_CUDA, workspace.gpu_.index}, bytes, &pointer);
   if (status != PHX_OK) return status;
   *out = blocks.find(pointer);
   BlockRef gone;

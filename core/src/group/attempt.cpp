@@ -17,7 +17,7 @@ const Uuid kNobody;
 // whoever finds itself there knows that this is about the present attempt, not about that of an earlier run.
 struct Failure {
   PeerRecord who;
-  phx_error_info why;
+  ErrorInfo why;
 };
 
 bool has_met(const std::string &failure, const Uuid &member) {
@@ -49,7 +49,7 @@ phx_status Attempt::look(const std::vector<PeerRecord> &records) {
   for (const PeerRecord &record : records) {
     if (record.uuid == kNobody || record.uuid == world_.record().uuid) continue;
     if (look_at(record) == PHX_OK) continue;
-    const phx_error_info ended = last_error();
+    const ErrorInfo ended = last_error();
     Uuid teller;
     if (read_failure(records, &teller) != PHX_OK && teller == record.uuid) break;  // it gave up, and ended after that
     told_ = false;
@@ -75,7 +75,7 @@ phx_status Attempt::look_at(const PeerRecord &record) {
 
 phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *teller) {
   std::string value;
-  const phx_error_info before = last_error();
+  const ErrorInfo before = last_error();
   if (store_->get(key_.c_str(), &value, 1) != PHX_OK) {
     set_last_error(before);
     return PHX_OK;
@@ -95,7 +95,7 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
     told_ = true;
     return refuse_build(failure.who);
   }
-  phx_error_info &why = failure.why;
+  ErrorInfo &why = failure.why;
   why.text[sizeof why.text - 1] = '\0';
   if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
   told_ = true;
@@ -106,7 +106,7 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
 }
 
 void Attempt::give_up(const std::vector<PeerRecord> &records) {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   const store::Patience patience(kTellMs);
   Uuid teller;
   if (!told_ && read_failure(records, &teller) == PHX_OK) {

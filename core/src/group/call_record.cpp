@@ -53,7 +53,7 @@ std::string describe_call(const CallRecord &record) {
   } else if (record.operation != static_cast<uint8_t>(Kind::kBarrier)) {
     add("%s, ", phx_dtype_name(record.dtype));
     add("%" PRIu64, record.count);
-    if (record.op != 0) add(", %s", phx_reduce_op_name(record.op));
+    if (record.op != 0) add(", %s", phx_op_name(record.op));
     if (record.root >= 0) add(", root %d", record.root);
     if (const int algo = record.algo & 15; algo != PHX_ALGO_AUTO) add(", algo %d", algo);
     if (record.aux != 0) add(", key %" PRIx64, record.aux);

@@ -148,7 +148,7 @@ struct GroupMaker {
 
   phx_status look_at_rank(int rank) {
     if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
-    const phx_error_info gone = last_error();
+    const ErrorInfo gone = last_error();
     fail(gone.status, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), gone.text);
     amend_last_error(nullptr, group.name().c_str(), group.self_rank(), rank);
     return gone.status;
@@ -389,7 +389,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
   if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kOperation);
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   const bool store_failed = status != PHX_OK && std::strncmp(error.operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {
     // Everybody has confirmed, so everybody has read the record; or nobody needs it. (Best effort: not every store can
@@ -416,7 +416,7 @@ phx_status Group::create_from(const Group &parent, const std::vector<int> &membe
 
 phx_status Group::finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out) {
   if (status != PHX_OK) {
-    const phx_error_info error = last_error();
+    const ErrorInfo error = last_error();
     return group->fail_with(error, group->watched_);
   }
   World &world = *group->world_;

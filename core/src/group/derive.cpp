@@ -87,7 +87,7 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     // Half of the time is left for the agreement on whether all of them have it, and for another attempt.
     status = create_from(*this, members, derived(name, members, number), deadline.part((left_ms(deadline) + 1) / 2),
                          false, &made);
-    const phx_error_info error = last_error();
+    const ErrorInfo error = last_error();
     Opinion outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
     const phx_status agreed = agree(operation, left(deadline), &outcome);
     if (agreed != PHX_OK) return agreed;

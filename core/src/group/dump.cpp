@@ -55,7 +55,7 @@ std::string listed(size_t count, Write write) {
   return out + "]";
 }
 
-std::string error_json(const phx_error_info &cause) {
+std::string error_json(const ErrorInfo &cause) {
   return "{\"status\": " + quoted(phx_status_name(cause.status)) + ", \"rank\": " + number(cause.rank) +
          ", \"peer\": " + number(cause.peer) + ", \"operation\": " + quoted(cause.operation) +
          ", \"sequence\": " + number(cause.sequence) + ", \"text\": " + quoted(cause.text) + "}";
@@ -68,8 +68,7 @@ std::string entry_json(const Recorded &entry, const TickScale &scale) {
   return "{\"sequence\": " + number(entry.sequence) +
          ", \"call\": " + quoted(kind_name(static_cast<Kind>(call.operation))) +
          ", \"dtype\": " + (call.dtype != 0 ? quoted(phx_dtype_name(call.dtype)) : "null") +
-         ", \"count\": " + number(call.count) +
-         ", \"op\": " + (call.op != 0 ? quoted(phx_reduce_op_name(call.op)) : "null") +
+         ", \"count\": " + number(call.count) + ", \"op\": " + (call.op != 0 ? quoted(phx_op_name(call.op)) : "null") +
          ", \"root\": " + (call.root >= 0 ? number(call.root) : "null") +
          ", \"bytes\": " + number(call.count * phx_dtype_size(call.dtype)) +
          ", \"algorithm\": " + number(call.algo >> 4) + ", \"start_ns\": " + number(scale.ns(entry.start_ticks)) +
@@ -146,7 +145,7 @@ std::string dump_world(const World &world) {
          ",\n\"groups\": " + listed(groups.size(), [&](size_t i) { return group_json(*groups[i], scale); }) + "}\n";
 }
 
-void dump_failure(const Group &group, const phx_error_info &cause) {
+void dump_failure(const Group &group, const ErrorInfo &cause) {
   const char *folder = std::getenv("PHALANX_DUMP");
   if (folder == nullptr || *folder == '\0') return;
   static std::atomic<unsigned> dumps{0};

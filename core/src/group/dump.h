@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "phalanx/phalanx.h"
+#include "base/error.h"
 
 namespace phx {
 
@@ -14,6 +14,6 @@ std::string dump_world(const World &world);
 
 // Where PHALANX_DUMP names a folder: writes the dump of the group's world there, for a group that has failed just now.
 // Logs where and why, or why it could not.
-void dump_failure(const Group &group, const phx_error_info &cause);
+void dump_failure(const Group &group, const ErrorInfo &cause);
 
 }  // namespace phx

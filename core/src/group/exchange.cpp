@@ -168,7 +168,7 @@ phx_status Group::raise_malformed(const char *operation, int i) {
 }
 
 phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
-  phx_error_info theirs = make_error_info();
+  ErrorInfo theirs = make_error_info();
   if (payload.size() == sizeof theirs) std::memcpy(&theirs, payload.data(), sizeof theirs);
   theirs.text[sizeof theirs.text - 1] = '\0';
   fail(PHX_ERR_MISMATCH, operation,
@@ -180,7 +180,7 @@ phx_status Group::raise_refused(const char *operation, int i, const std::string 
 }
 
 phx_status Group::refuse_exchange() {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn mutex(exchange_mutex_, std::defer_lock);
   if (!may_refuse() || !take_turn(mutex, until)) return set_last_error(error);
@@ -261,14 +261,14 @@ phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadlin
 }
 
 phx_status Group::confirm(const char *operation, phx_status status, const Deadline &deadline) {
-  phx_error_info mine = make_error_info();
+  ErrorInfo mine = make_error_info();
   if (status != PHX_OK) mine = last_error();
-  std::vector<phx_error_info> all;
+  std::vector<ErrorInfo> all;
   const phx_status exchanged = exchange_all(operation, mine, deadline, &all);
   if (exchanged != PHX_OK) return status != PHX_OK ? set_last_error(mine) : exchanged;
   if (status != PHX_OK) return set_last_error(mine);
   for (int i = 0; i < size(); ++i) {
-    phx_error_info &theirs = all[i];
+    ErrorInfo &theirs = all[i];
     theirs.text[sizeof theirs.text - 1] = '\0';
     if (theirs.status == PHX_OK) continue;
     if (theirs.status > 0 || theirs.status < PHX_ERR_INTERNAL)

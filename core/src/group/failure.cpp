@@ -9,12 +9,12 @@
 
 namespace phx {
 
-phx_error_info Group::cause() const {
+ErrorInfo Group::cause() const {
   std::lock_guard<std::mutex> lock(cause_mutex_);
   return cause_;
 }
 
-bool Group::keep_cause(const phx_error_info &cause, bool dumps) {
+bool Group::keep_cause(const ErrorInfo &cause, bool dumps) {
   std::lock_guard<std::mutex> lock(cause_mutex_);
   if (failed_.load(std::memory_order_relaxed) != 0) return false;
   cause_ = cause;
@@ -31,14 +31,14 @@ void Group::interrupt(int only) {
   world_->monitor().poke();
 }
 
-phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
-  const phx_error_info cause = given;  // often the thread's last error, which the messages below may overwrite
+phx_status Group::fail_with(const ErrorInfo &given, bool tell, int only) {
+  const ErrorInfo cause = given;  // often the thread's last error, which the messages below may overwrite
   // One that leaves in good order is no failure to look into.
   const bool in_good_order = only >= 0 || std::strcmp(cause.operation, "world_finalize") == 0;
   const bool first = keep_cause(cause, !in_good_order);
   interrupt(only);
   if (first && tell) {
-    const phx_error_info wire = this->cause();
+    const ErrorInfo wire = this->cause();
     const Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
     for (const LinkRef &link : links_)
       if (link) world_->monitor().post(link, envelope, &wire);
@@ -49,13 +49,13 @@ phx_status Group::fail_with(const phx_error_info &given, bool tell, int only) {
 
 void Group::after_interruption() {
   if (!dump_is_due_.exchange(false)) return;
-  const phx_error_info before = last_error();
+  const ErrorInfo before = last_error();
   dump_failure(*this, cause());
   set_last_error(before);
 }
 
 void Group::revoke(const char *operation, const char *reason) {
-  phx_error_info cause = make_error_info();
+  ErrorInfo cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;
   cause.rank = cause.peer = self_rank();
   copy_text(cause.operation, sizeof cause.operation, operation);
@@ -67,10 +67,10 @@ void Group::revoke(const char *operation, const char *reason) {
 
 phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const {
   if (!reported_.load()) return raise_in_flight(operation, sequence);
-  const phx_error_info first = cause();
+  const ErrorInfo first = cause();
   fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation,
        name().c_str(), first.text);
-  phx_error_info info = last_error();
+  ErrorInfo info = last_error();
   copy_text(info.group, sizeof info.group, name().c_str());
   info.rank = self_rank();
   info.peer = first.peer;
@@ -80,7 +80,7 @@ phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const 
 
 phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) const {
   reported_.store(true);
-  phx_error_info info = cause();
+  ErrorInfo info = cause();
   char text[sizeof info.text];
   const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation,
                                                    sequence, name().c_str())
@@ -107,10 +107,10 @@ int32_t Group::pid_of(int group_rank) const {
 
 phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
   reported_.store(true);
-  phx_error_info cause = begin_error(PHX_ERR_REVOKED, operation, sequence, group_rank());
+  ErrorInfo cause = begin_error(PHX_ERR_REVOKED, operation, sequence, group_rank());
   std::snprintf(cause.text, sizeof cause.text, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()));
   fail_with(cause, true);
-  phx_error_info info = begin_error(PHX_ERR_INTERRUPTED, operation, sequence, group_rank());
+  ErrorInfo info = begin_error(PHX_ERR_INTERRUPTED, operation, sequence, group_rank());
   std::snprintf(info.text, sizeof info.text,
                 "%s on group '%s': rank %d (pid %d) was interrupted while it waited. The group is revoked; the ranks "
                 "can go on with a group that they shrink or make anew.",
@@ -133,8 +133,8 @@ std::string Group::describe(int group_rank, const Lane &lane) const {
   return text + "; its last call was " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ")";
 }
 
-phx_error_info Group::begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const {
-  phx_error_info info = make_error_info();
+ErrorInfo Group::begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const {
+  ErrorInfo info = make_error_info();
   info.status = status;
   info.rank = self_rank();
   info.peer = rank_of(group_rank);
@@ -144,8 +144,7 @@ phx_error_info Group::begin_error(phx_status status, const char *operation, uint
   return info;
 }
 
-void Group::tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs,
-                          const CallRecord &mine) const {
+void Group::tell_mismatch(ErrorInfo *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const {
   std::snprintf(info->text, sizeof info->text,
                 "%s #%" PRIu64
                 " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
@@ -156,7 +155,7 @@ void Group::tell_mismatch(phx_error_info *info, int group_rank, const CallRecord
 
 phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                                  const CallRecord &mine) {
-  phx_error_info info = begin_error(PHX_ERR_MISMATCH, operation, sequence, group_rank);
+  ErrorInfo info = begin_error(PHX_ERR_MISMATCH, operation, sequence, group_rank);
   tell_mismatch(&info, group_rank, theirs, mine);
   reported_.store(true);
   return fail_with(info, true);
@@ -168,8 +167,7 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
     return raise_interrupted(operation, sequence);
   const bool differ = result.failure() == AwaitFailure::kMismatch;
-  phx_error_info info =
-      begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
+  ErrorInfo info = begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
   info.step = round;
   if (differ) {
     const CallRecord &theirs = lane.record(result.group_rank(), epoch);
@@ -225,7 +223,7 @@ bool Group::has_peer(const Uuid &uuid) const {
 void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank() || records_[i].uuid != link.uuid) continue;
-    phx_error_info info = make_error_info();
+    ErrorInfo info = make_error_info();
     info.status = PHX_ERR_PEER_DEAD;
     info.rank = ended ? -1 : self_rank();  // a death is one for all ranks, not for this one
     info.peer = rank_of(i);
@@ -245,6 +243,6 @@ void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
 }
 
 // Told on: this rank may leave before the others have heard of it, who would then see only that.
-void Group::on_revoked(const phx_error_info &cause) { fail_with(cause, true); }
+void Group::on_revoked(const ErrorInfo &cause) { fail_with(cause, true); }
 
 }  // namespace phx

@@ -119,10 +119,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing what it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
-  phx_error_info cause() const;
+  ErrorInfo cause() const;
   // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the
   // one rank for which to interrupt waits; -1 = all.
-  phx_status fail_with(const phx_error_info &cause, bool tell, int only = -1);
+  phx_status fail_with(const ErrorInfo &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // here and on all ranks
   // PHX_OK while nothing is known against that rank; else the thread's error says that it died or left.
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
@@ -155,10 +155,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   bool has_peer(const Uuid &uuid) const override;
   void on_peer_gone(const Link &link, LinkState state, bool ended) override;
-  void on_revoked(const phx_error_info &cause) override;
+  void on_revoked(const ErrorInfo &cause) override;
   void after_interruption() override;
   void on_block_freed(uint64_t block_serial) override;
-  void on_finalized(const phx_error_info &cause) override { fail_with(cause, false); }
+  void on_finalized(const ErrorInfo &cause) override { fail_with(cause, false); }
 
   // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
   // descriptors). `fds` are borrowed. A failure revokes the group.
@@ -189,8 +189,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   friend struct GroupMaker;
   Group(std::shared_ptr<World> world, GroupParams params);
   static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
-  phx_error_info begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const;
-  void tell_mismatch(phx_error_info *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
+  ErrorInfo begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const;
+  void tell_mismatch(ErrorInfo *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
   // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text,
@@ -215,7 +215,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status raise_refused(const char *operation, int i, const std::string &payload);
   void interrupt(int only);  // waits of this process: for that rank, or all (-1)
   // Keeps the cause if it is the first, and returns whether it is.
-  bool keep_cause(const phx_error_info &cause, bool dumps);
+  bool keep_cause(const ErrorInfo &cause, bool dumps);
   // With derive_mutex_ held. agree.cpp
   phx_status agree(const char *operation, const Deadline &whole, Opinion *opinion);
   void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
@@ -243,7 +243,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
   std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;
-  phx_error_info cause_ = make_error_info();
+  ErrorInfo cause_ = make_error_info();
 
   TurnMutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;

@@ -13,7 +13,7 @@ bool Group::may_refuse() const { return may_tell() && !failed(); }
 
 // A rank that refuses an agreement is absent from it, and says so: the others do not wait for it.
 phx_status Group::refuse_agreement() {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn turn(derive_mutex_, std::defer_lock);
   // Also where the group has failed: it may be agreed on all the same.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "group/group.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 

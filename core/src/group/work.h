@@ -19,8 +19,8 @@ class Work {
 
   phx_status state() const { return state_.load(std::memory_order_acquire); }
   bool complete() const { return state() != PHX_IN_PROGRESS; }
-  const phx_error_info &error() const { return error_; }  // valid when the state is negative
-  int32_t source() const { return source_; }              // valid when the state is PHX_OK; -1: not a receive
+  const ErrorInfo &error() const { return error_; }  // valid when the state is negative
+  int32_t source() const { return source_; }         // valid when the state is PHX_OK; -1: not a receive
 
   // The state; when it is an error, also as this thread's last one.
   phx_status report() const {
@@ -37,7 +37,7 @@ class Work {
 
  private:
   std::atomic<int32_t> state_{PHX_IN_PROGRESS};
-  phx_error_info error_ = make_error_info();
+  ErrorInfo error_ = make_error_info();
   int32_t source_ = -1;
 };
 using WorkRef = std::shared_ptr<Work>;

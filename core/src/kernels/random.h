@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "phalanx/phalanx.h"
+#include "phalanx/random.h"
 
 namespace phx::random {
 

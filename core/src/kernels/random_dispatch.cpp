@@ -26,7 +26,7 @@ FillFn find_fill(int32_t kind, int32_t dtype) {
 
 FillFn find_fill_isa(const char *isa, int32_t kind, int32_t dtype) {
   // That host and build have an instruction set shows in that they have its reductions.
-  if (kernels::find_reduce_isa(isa, PHX_F32, PHX_SUM) == nullptr) return nullptr;
+  if (kernels::find_reduce_isa(isa, PHX_DTYPE_F32, PHX_OP_SUM) == nullptr) return nullptr;
   return finder(isa)(kind, dtype);
 }
 

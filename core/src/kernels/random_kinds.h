@@ -164,58 +164,58 @@ struct Integers {
 template <class Family, template <class> class Kind>
 typename Family::Fn floating(int32_t dtype) {
   switch (dtype) {
-    case PHX_F16: return Family::template get<Kind<F16>>();
-    case PHX_BF16: return Family::template get<Kind<BF16>>();
-    case PHX_F32: return Family::template get<Kind<float>>();
-    case PHX_F64: return Family::template get<Kind<double>>();
+    case PHX_DTYPE_F16: return Family::template get<Kind<F16>>();
+    case PHX_DTYPE_BF16: return Family::template get<Kind<BF16>>();
+    case PHX_DTYPE_F32: return Family::template get<Kind<float>>();
+    case PHX_DTYPE_F64: return Family::template get<Kind<double>>();
     default: return nullptr;
   }
 }
 template <class Family>
 typename Family::Fn bits(int32_t dtype) {
   switch (dtype) {
-    case PHX_I32:
-    case PHX_U32: return Family::template get<Bits<uint32_t>>();
-    case PHX_I64:
-    case PHX_U64: return Family::template get<Bits<uint64_t>>();
+    case PHX_DTYPE_I32:
+    case PHX_DTYPE_U32: return Family::template get<Bits<uint32_t>>();
+    case PHX_DTYPE_I64:
+    case PHX_DTYPE_U64: return Family::template get<Bits<uint64_t>>();
     default: return nullptr;
   }
 }
 template <class Family>
 typename Family::Fn bernoulli(int32_t dtype) {
   switch (dtype) {
-    case PHX_BOOL:
-    case PHX_I8:
-    case PHX_U8: return Family::template get<Bernoulli<uint8_t, 1>>();
-    case PHX_I16:
-    case PHX_U16: return Family::template get<Bernoulli<uint16_t, 1>>();
-    case PHX_I32:
-    case PHX_U32: return Family::template get<Bernoulli<uint32_t, 1>>();
-    case PHX_I64:
-    case PHX_U64: return Family::template get<Bernoulli<uint64_t, 1>>();
-    case PHX_F16: return Family::template get<Bernoulli<uint16_t, 0x3c00>>();
-    case PHX_BF16: return Family::template get<Bernoulli<uint16_t, 0x3f80>>();
-    case PHX_F32: return Family::template get<Bernoulli<uint32_t, 0x3f800000>>();
-    case PHX_F64: return Family::template get<Bernoulli<uint64_t, 0x3ff0000000000000>>();
+    case PHX_DTYPE_BOOL:
+    case PHX_DTYPE_I8:
+    case PHX_DTYPE_U8: return Family::template get<Bernoulli<uint8_t, 1>>();
+    case PHX_DTYPE_I16:
+    case PHX_DTYPE_U16: return Family::template get<Bernoulli<uint16_t, 1>>();
+    case PHX_DTYPE_I32:
+    case PHX_DTYPE_U32: return Family::template get<Bernoulli<uint32_t, 1>>();
+    case PHX_DTYPE_I64:
+    case PHX_DTYPE_U64: return Family::template get<Bernoulli<uint64_t, 1>>();
+    case PHX_DTYPE_F16: return Family::template get<Bernoulli<uint16_t, 0x3c00>>();
+    case PHX_DTYPE_BF16: return Family::template get<Bernoulli<uint16_t, 0x3f80>>();
+    case PHX_DTYPE_F32: return Family::template get<Bernoulli<uint32_t, 0x3f800000>>();
+    case PHX_DTYPE_F64: return Family::template get<Bernoulli<uint64_t, 0x3ff0000000000000>>();
     default: return nullptr;
   }
 }
 template <class Family, class Word>
 typename Family::Fn integers(int32_t dtype) {
   switch (dtype) {
-    case PHX_BOOL: return Family::template get<Integers<Truth, Word>>();
-    case PHX_I8:
-    case PHX_U8: return Family::template get<Integers<uint8_t, Word>>();
-    case PHX_I16:
-    case PHX_U16: return Family::template get<Integers<uint16_t, Word>>();
-    case PHX_I32:
-    case PHX_U32: return Family::template get<Integers<uint32_t, Word>>();
-    case PHX_I64:
-    case PHX_U64: return Family::template get<Integers<uint64_t, Word>>();
-    case PHX_F16: return Family::template get<Integers<F16, Word>>();
-    case PHX_BF16: return Family::template get<Integers<BF16, Word>>();
-    case PHX_F32: return Family::template get<Integers<float, Word>>();
-    case PHX_F64: return Family::template get<Integers<double, Word>>();
+    case PHX_DTYPE_BOOL: return Family::template get<Integers<Truth, Word>>();
+    case PHX_DTYPE_I8:
+    case PHX_DTYPE_U8: return Family::template get<Integers<uint8_t, Word>>();
+    case PHX_DTYPE_I16:
+    case PHX_DTYPE_U16: return Family::template get<Integers<uint16_t, Word>>();
+    case PHX_DTYPE_I32:
+    case PHX_DTYPE_U32: return Family::template get<Integers<uint32_t, Word>>();
+    case PHX_DTYPE_I64:
+    case PHX_DTYPE_U64: return Family::template get<Integers<uint64_t, Word>>();
+    case PHX_DTYPE_F16: return Family::template get<Integers<F16, Word>>();
+    case PHX_DTYPE_BF16: return Family::template get<Integers<BF16, Word>>();
+    case PHX_DTYPE_F32: return Family::template get<Integers<float, Word>>();
+    case PHX_DTYPE_F64: return Family::template get<Integers<double, Word>>();
     default: return nullptr;
   }
 }

@@ -73,12 +73,12 @@ using Unsigned = typename UnsignedOf<sizeof(T)>::Type;
 template <class Kernels, class E>
 ReduceFn floating(int32_t op) {
   switch (op) {
-    case PHX_SUM: return &Kernels::template run<E, Sum>;
-    case PHX_AVG: return &Kernels::template run<E, Average>;
-    case PHX_PROD: return &Kernels::template run<E, Product>;
-    case PHX_MIN: return &Kernels::template run<E, Minimum>;
-    case PHX_MAX: return &Kernels::template run<E, Maximum>;
-    case PHX_PREMUL_SUM: return &Kernels::template run<E, PremulSum>;
+    case PHX_OP_SUM: return &Kernels::template run<E, Sum>;
+    case PHX_OP_AVG: return &Kernels::template run<E, Average>;
+    case PHX_OP_PROD: return &Kernels::template run<E, Product>;
+    case PHX_OP_MIN: return &Kernels::template run<E, Minimum>;
+    case PHX_OP_MAX: return &Kernels::template run<E, Maximum>;
+    case PHX_OP_PREMUL_SUM: return &Kernels::template run<E, PremulSum>;
     default: return nullptr;
   }
 }
@@ -91,10 +91,10 @@ void on_components(void *out, const void *const *in, int n, size_t count, int64_
 template <class Kernels, class T>
 ReduceFn complex(int32_t op) {
   switch (op) {
-    case PHX_SUM: return &on_components<Kernels, T, Sum>;
-    case PHX_AVG: return &on_components<Kernels, T, Average>;
-    case PHX_PROD: return &Kernels::template run<Complex<T>, Product>;
-    case PHX_PREMUL_SUM: return &on_components<Kernels, T, PremulSum>;
+    case PHX_OP_SUM: return &on_components<Kernels, T, Sum>;
+    case PHX_OP_AVG: return &on_components<Kernels, T, Average>;
+    case PHX_OP_PROD: return &Kernels::template run<Complex<T>, Product>;
+    case PHX_OP_PREMUL_SUM: return &on_components<Kernels, T, PremulSum>;
     default: return nullptr;
   }
 }
@@ -104,14 +104,14 @@ template <class Kernels, class T>
 ReduceFn integer(int32_t op) {
   using U = Unsigned<T>;
   switch (op) {
-    case PHX_SUM: return &Kernels::template run<U, Sum>;
-    case PHX_AVG: return &Kernels::template run<T, Average>;
-    case PHX_PROD: return &Kernels::template run<U, Product>;
-    case PHX_MIN: return &Kernels::template run<T, Minimum>;
-    case PHX_MAX: return &Kernels::template run<T, Maximum>;
-    case PHX_BAND: return &Kernels::template run<U, BitAnd>;
-    case PHX_BOR: return &Kernels::template run<U, BitOr>;
-    case PHX_BXOR: return &Kernels::template run<U, BitXor>;
+    case PHX_OP_SUM: return &Kernels::template run<U, Sum>;
+    case PHX_OP_AVG: return &Kernels::template run<T, Average>;
+    case PHX_OP_PROD: return &Kernels::template run<U, Product>;
+    case PHX_OP_MIN: return &Kernels::template run<T, Minimum>;
+    case PHX_OP_MAX: return &Kernels::template run<T, Maximum>;
+    case PHX_OP_BAND: return &Kernels::template run<U, BitAnd>;
+    case PHX_OP_BOR: return &Kernels::template run<U, BitOr>;
+    case PHX_OP_BXOR: return &Kernels::template run<U, BitXor>;
     default: return nullptr;
   }
 }
@@ -119,13 +119,13 @@ ReduceFn integer(int32_t op) {
 template <class Kernels>
 ReduceFn boolean(int32_t op) {
   switch (op) {
-    case PHX_SUM:
-    case PHX_MAX:
-    case PHX_BOR: return &Kernels::template run<Bool, BitOr>;
-    case PHX_PROD:
-    case PHX_MIN:
-    case PHX_BAND: return &Kernels::template run<Bool, BitAnd>;
-    case PHX_BXOR: return &Kernels::template run<Bool, BitXor>;
+    case PHX_OP_SUM:
+    case PHX_OP_MAX:
+    case PHX_OP_BOR: return &Kernels::template run<Bool, BitOr>;
+    case PHX_OP_PROD:
+    case PHX_OP_MIN:
+    case PHX_OP_BAND: return &Kernels::template run<Bool, BitAnd>;
+    case PHX_OP_BXOR: return &Kernels::template run<Bool, BitXor>;
     default: return nullptr;
   }
 }
@@ -133,23 +133,23 @@ ReduceFn boolean(int32_t op) {
 template <class Kernels>
 ReduceFn select(int32_t dtype, int32_t op) {
   switch (dtype) {
-    case PHX_F16: return floating<Kernels, F16>(op);
-    case PHX_BF16: return floating<Kernels, BF16>(op);
-    case PHX_F32: return floating<Kernels, float>(op);
-    case PHX_F64: return floating<Kernels, double>(op);
-    case PHX_I8: return integer<Kernels, int8_t>(op);
-    case PHX_U8: return integer<Kernels, uint8_t>(op);
-    case PHX_I16: return integer<Kernels, int16_t>(op);
-    case PHX_U16: return integer<Kernels, uint16_t>(op);
-    case PHX_I32: return integer<Kernels, int32_t>(op);
-    case PHX_U32: return integer<Kernels, uint32_t>(op);
-    case PHX_I64: return integer<Kernels, int64_t>(op);
-    case PHX_U64: return integer<Kernels, uint64_t>(op);
-    case PHX_BOOL: return boolean<Kernels>(op);
-    case PHX_C64: return complex<Kernels, float>(op);
-    case PHX_C128: return complex<Kernels, double>(op);
-    case PHX_F8E4M3: return floating<Kernels, F8E4M3>(op);
-    case PHX_F8E5M2: return floating<Kernels, F8E5M2>(op);
+    case PHX_DTYPE_F16: return floating<Kernels, F16>(op);
+    case PHX_DTYPE_BF16: return floating<Kernels, BF16>(op);
+    case PHX_DTYPE_F32: return floating<Kernels, float>(op);
+    case PHX_DTYPE_F64: return floating<Kernels, double>(op);
+    case PHX_DTYPE_I8: return integer<Kernels, int8_t>(op);
+    case PHX_DTYPE_U8: return integer<Kernels, uint8_t>(op);
+    case PHX_DTYPE_I16: return integer<Kernels, int16_t>(op);
+    case PHX_DTYPE_U16: return integer<Kernels, uint16_t>(op);
+    case PHX_DTYPE_I32: return integer<Kernels, int32_t>(op);
+    case PHX_DTYPE_U32: return integer<Kernels, uint32_t>(op);
+    case PHX_DTYPE_I64: return integer<Kernels, int64_t>(op);
+    case PHX_DTYPE_U64: return integer<Kernels, uint64_t>(op);
+    case PHX_DTYPE_BOOL: return boolean<Kernels>(op);
+    case PHX_DTYPE_C64: return complex<Kernels, float>(op);
+    case PHX_DTYPE_C128: return complex<Kernels, double>(op);
+    case PHX_DTYPE_F8E4M3: return floating<Kernels, F8E4M3>(op);
+    case PHX_DTYPE_F8E5M2: return floating<Kernels, F8E5M2>(op);
     default: return nullptr;
   }
 }

@@ -7,6 +7,7 @@
 #include "group/lane.h"
 #include "ops/operation.h"
 #include "ops/two_shot.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 namespace {

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/read_in.h"
+#include "phalanx/cuda.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 
@@ -19,8 +21,6 @@ Call::Call(Kind kind, phx_symm *symm, const phx_options *options)
 Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool for_kernels)
     : kind_(kind), named_(kind), group_(group), is_part_(is_part), for_kernels_(for_kernels) {
   record_.operation = static_cast<uint8_t>(kind);
-  options_.struct_size = sizeof options_;
-  options_.scale = 1.0;
   if (group == nullptr) {
     set(fail(PHX_ERR_INVALID, name(), "%s: the group (or symm) is NULL", name()));
     return;
@@ -30,14 +30,15 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
     return;
   }
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
-  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
+  if (options_.gpu != nullptr && !set(read_in(options_.gpu, &gpu_, name())).ok()) return;
+  if (options_.flags != 0 || gpu_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
     set(fail(PHX_ERR_INVALID, name(), "%s: flags must be 0, and algo one of PHX_ALGO_*", name()));
   else if (options_.channel >= group->channels())
     set(fail(PHX_ERR_INVALID, name(), "%s: channel is %u; group '%s' has %u (phx_world_params.channels)", name(),
              options_.channel, group->name().c_str(), group->channels()));
-  else if (options_.device.type != 0 && options_.device.type != PHX_DEV_CPU && options_.device.type != PHX_DEV_CUDA)
-    set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEV_*", name(),
-             options_.device.type));
+  else if (gpu_.device.type != 0 && gpu_.device.type != PHX_DEVICE_CPU && gpu_.device.type != PHX_DEVICE_CUDA)
+    set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEVICE_*", name(),
+             gpu_.device.type));
   else
     set(group->resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
   record_.algo = static_cast<uint8_t>(options_.algo);
@@ -82,17 +83,17 @@ Call &Call::overlap(size_t in_elements, size_t out_elements, size_t in_offset, b
 
 Call &Call::reduce(int32_t op) {
   if (!ok()) return *this;
-  if (std::strcmp(phx_reduce_op_name(op), "?") == 0)
+  if (std::strcmp(phx_op_name(op), "?") == 0)
     return set(fail(PHX_ERR_INVALID, name(), "%s: Invalid reduce operation %d", name(), op));
   reduction_.fn = kernels::find_reduce(record_.dtype, op);
   reduction_.streaming = kernels::find_reduce_streaming(record_.dtype, op);
   if (reduction_.fn == nullptr)
-    return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: %s is not defined for %s", name(), phx_reduce_op_name(op),
+    return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: %s is not defined for %s", name(), phx_op_name(op),
                     phx_dtype_name(record_.dtype)));
   reduction_.dtype = record_.dtype;
   reduction_.op = op;
   record_.op = static_cast<uint8_t>(op);
-  if (op == PHX_PREMUL_SUM) {
+  if (op == PHX_OP_PREMUL_SUM) {
     reduction_.scale = options_.scale;
     std::memcpy(&record_.aux, &options_.scale, sizeof record_.aux);
   }
@@ -196,9 +197,10 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 }
 
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
-  if (options_.stream != nullptr)
+  if (gpu_.stream != nullptr)
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: stream is for memory of a GPU: say so in options.device, or set stream to NULL", name()))
+                    "%s: stream is for memory of a GPU: say so in phx_gpu_options.device, or set stream to NULL",
+                    name()))
         .status();
   if (options_.algo == PHX_ALGO_MULTIMEM)
     return set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: PHX_ALGO_MULTIMEM is for symmetric memory of GPUs", name()))

@@ -7,6 +7,7 @@
 #include "ops/coalesced.h"
 #include "ops/collectives.h"
 #include "ops/operation.h"
+#include "phalanx/cuda.h"
 #include "symm/symm.h"
 
 namespace phx {
@@ -26,6 +27,7 @@ class Call {
   Group &group() const { return *group_; }
   int group_size() const { return group_->size(); }
   const phx_options &options() const { return options_; }
+  const phx_gpu_options &gpu() const { return gpu_; }
   int64_t timeout_ms() const { return timeout_ms_; }
   const Buffers &buffers() const { return buffers_; }
   const Reduction &reduction() const { return reduction_; }
@@ -53,7 +55,7 @@ class Call {
   // Calls whose results lie elsewhere do not match.
   Call &gives_at(uint64_t place);
   // Whether its buffers are ordinary memory of a GPU.
-  bool on_gpu() const { return options_.device.type == PHX_DEV_CUDA; }
+  bool on_gpu() const { return gpu_.device.type == PHX_DEVICE_CUDA; }
   // The same call as a kernel does it: under its own name, on other buffers. The ranks' records have been compared.
   Call as(Kind kind, const char *in, char *out) const;
   // Where its inputs are, if they need not be at the same place on all ranks. NULL: they are.
@@ -79,7 +81,8 @@ class Call {
   Group *const group_;
   const bool is_part_;
   const bool for_kernels_;
-  phx_options options_{};
+  phx_options options_ = PHX_OPTIONS_INIT;
+  phx_gpu_options gpu_ = PHX_GPU_OPTIONS_INIT;
   int64_t timeout_ms_ = 0;
   Buffers buffers_;
   Reduction reduction_;

@@ -45,7 +45,7 @@ void Collectives::on_failed() {
 }
 
 phx_status Collectives::refuse(uint32_t channel) {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   WorkRef work;
   if (group_.may_refuse())
     engines_[channel].start(std::make_unique<Refusal>(error.text), group_.world().default_timeout_ms(), &work);

@@ -52,7 +52,7 @@ bool Engine::has_room() const {
 // The memory of the slots that `operation` needs and that no earlier one has needed.
 phx_status Engine::hold(const Operation &operation) {
   if (lane_->hold(name_of(operation), operation.reach) == PHX_OK) return PHX_OK;
-  phx_error_info info = last_error();
+  ErrorInfo info = last_error();
   std::snprintf(info.text, sizeof info.text,
                 "%s #%" PRIu64
                 " on group '%s': rank %d: the host ran out of memory for the staging of this group, up to %zu bytes. "

@@ -16,7 +16,9 @@ namespace {
 constexpr size_t kPackBytes = 16;  // what one thread loads at once
 constexpr const char *kBarrier = "phx_gpu_barrier";
 
-bool is_signed(int32_t dtype) { return dtype == PHX_I8 || dtype == PHX_I16 || dtype == PHX_I32 || dtype == PHX_I64; }
+bool is_signed(int32_t dtype) {
+  return dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;
+}
 
 // A kernel of core/cuda/collectives.cu, which has one for all pairs of dtype and op that give the same bits.
 struct Reducer {
@@ -25,13 +27,19 @@ struct Reducer {
   size_t times;  // elements of the kernel for each of the call
 };
 Reducer reducer_of(int32_t dtype, int32_t op) {
-  if (is_signed(dtype) && op != PHX_AVG && op != PHX_MIN && op != PHX_MAX) return {dtype + 1, op, 1};
-  if (dtype == PHX_BOOL)
-    return {dtype, op == PHX_BXOR ? op : op == PHX_SUM || op == PHX_MAX || op == PHX_BOR ? PHX_BOR : PHX_BAND, 1};
-  if ((dtype == PHX_C64 || dtype == PHX_C128) && op != PHX_PROD) return {dtype == PHX_C64 ? PHX_F32 : PHX_F64, op, 2};
+  if (is_signed(dtype) && op != PHX_OP_AVG && op != PHX_OP_MIN && op != PHX_OP_MAX) return {dtype + 1, op, 1};
+  if (dtype == PHX_DTYPE_BOOL)
+    return {dtype,
+            op == PHX_OP_BXOR                                          ? op
+            : op == PHX_OP_SUM || op == PHX_OP_MAX || op == PHX_OP_BOR ? PHX_OP_BOR
+                                                                       : PHX_OP_BAND,
+            1};
+  if ((dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128) && op != PHX_OP_PROD)
+    return {dtype == PHX_DTYPE_C64 ? PHX_DTYPE_F32 : PHX_DTYPE_F64, op, 2};
   return {dtype, op, 1};
 }
-static_assert(PHX_U8 == PHX_I8 + 1 && PHX_U16 == PHX_I16 + 1 && PHX_U32 == PHX_I32 + 1 && PHX_U64 == PHX_I64 + 1);
+static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16 + 1 &&
+              PHX_DTYPE_U32 == PHX_DTYPE_I32 + 1 && PHX_DTYPE_U64 == PHX_DTYPE_I64 + 1);
 
 // How kernels reduce: into out; over all inputs; or with what is sent in Lines, into out.
 enum class Way { kIntoOut, kInPlace, kLines };
@@ -41,7 +49,7 @@ std::string name_of(const Reducer &reducer, Way way) {
          (way == Way::kInPlace ? "in_place_"
           : way == Way::kLines ? "lines_"
                                : "") +
-         phx_dtype_name(reducer.dtype) + "_" + phx_reduce_op_name(reducer.op);
+         phx_dtype_name(reducer.dtype) + "_" + phx_op_name(reducer.op);
 }
 
 // A call that is being put on a stream.
@@ -115,7 +123,7 @@ class Enqueued {
     for (int i = 0; i < n && status == PHX_OK; ++i) {
       const int from = (self + i) % n;
       status = side_of(symm_)->copy(call_.name(), call_.buffers().out + from * bytes,
-                                    symm_.buffer(from) + launch_.offset, bytes, call_.options().stream);
+                                    symm_.buffer(from) + launch_.offset, bytes, call_.gpu().stream);
       if (status != PHX_OK) return call_.group().fail_with(last_error(), true);  // the others wait for this rank
     }
     return status == PHX_OK ? put(kBarrier, nullptr, 0, nullptr) : status;
@@ -125,7 +133,7 @@ class Enqueued {
   phx_status put(const std::string &kernel, const CallRecord *record, size_t bytes, const cuda::Lists *lists) {
     if (!call_.ok()) return call_.status();
     return phx::launch(symm_, call_.name(), kernel, launch_, record, call_.timeout_ms(), bytes, lists,
-                       call_.options().stream);
+                       call_.gpu().stream);
   }
   void refuse(phx_status status) { call_.refuse(status); }
 
@@ -149,7 +157,7 @@ size_t sum_before(const size_t *counts, int rank) { return std::accumulate(count
 // Whose 8 bytes hold no complex128 that is to be multiplied.
 bool fits_lines(const Call &call, const Symm &symm) {
   const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
-  return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_C128 &&
+  return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_DTYPE_C128 &&
          call.buffers().count * call.buffers().item <=
              std::min<size_t>(side_of(symm)->line_bytes(), gpu_of(call.group()).tuning().line_bytes);
 }

@@ -4,16 +4,17 @@
 #include "base/hash.h"
 #include "gpu/gpu_group.h"
 #include "gpu/side.h"
+#include "phalanx/cuda.h"
 #include "symm/table.h"
 
 namespace phx {
 namespace {
 
 bool is_floating(int32_t dtype) {
-  return dtype == PHX_F16 || dtype == PHX_BF16 || dtype == PHX_F32 || dtype == PHX_F64 || dtype == PHX_C64 ||
-         dtype == PHX_C128;
+  return dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16 || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 ||
+         dtype == PHX_DTYPE_C64 || dtype == PHX_DTYPE_C128;
 }
-bool is_integer(int32_t dtype) { return dtype >= PHX_I8 && dtype <= PHX_U64; }
+bool is_integer(int32_t dtype) { return dtype >= PHX_DTYPE_I8 && dtype <= PHX_DTYPE_U64; }
 
 // The kernel for a pair, which is that of another dtype where that gives the same bits. 0: the switches cannot.
 struct SwitchReducer {
@@ -21,23 +22,25 @@ struct SwitchReducer {
   size_t times;
 };
 SwitchReducer reducer_of(int32_t dtype, int32_t op) {
-  const bool wide = dtype == PHX_I32 || dtype == PHX_U32 || dtype == PHX_I64 || dtype == PHX_U64;
-  const bool half = dtype == PHX_F16 || dtype == PHX_BF16;
+  const bool wide =
+      dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_I64 || dtype == PHX_DTYPE_U64;
+  const bool half = dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16;
   switch (op) {
-    case PHX_SUM:
-      if (half || dtype == PHX_F32 || dtype == PHX_F64 || dtype == PHX_U32 || dtype == PHX_U64) return {dtype, 1};
+    case PHX_OP_SUM:
+      if (half || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_U64)
+        return {dtype, 1};
       if (wide) return {dtype + 1, 1};
-      if (dtype == PHX_C64) return {PHX_F32, 2};
-      if (dtype == PHX_C128) return {PHX_F64, 2};
+      if (dtype == PHX_DTYPE_C64) return {PHX_DTYPE_F32, 2};
+      if (dtype == PHX_DTYPE_C128) return {PHX_DTYPE_F64, 2};
       break;
-    case PHX_MIN:
-    case PHX_MAX:
+    case PHX_OP_MIN:
+    case PHX_OP_MAX:
       if (half || wide) return {dtype, 1};
       break;
-    case PHX_BAND:
-    case PHX_BOR:
-    case PHX_BXOR:
-      if (is_integer(dtype)) return {PHX_U8, phx_dtype_size(dtype)};
+    case PHX_OP_BAND:
+    case PHX_OP_BOR:
+    case PHX_OP_BXOR:
+      if (is_integer(dtype)) return {PHX_DTYPE_U8, phx_dtype_size(dtype)};
       break;
     default: break;
   }
@@ -127,7 +130,7 @@ class Chooser {
     const Buffers &buffers = call_.buffers();
     const int32_t dtype = call_.reduction().dtype, op = call_.reduction().op;
     const SwitchReducer reducer = reducer_of(dtype, op);
-    const char *const op_name = phx_reduce_op_name(op);
+    const char *const op_name = phx_op_name(op);
     if (reducer.dtype == 0)
       return refuse("%s: switches do not do %s of %s; phalanx.h says what they do", op_name, phx_dtype_name(dtype));
     const std::string pair = std::string(phx_dtype_name(reducer.dtype)) + "_" + op_name;
@@ -135,7 +138,7 @@ class Chooser {
     if (call_.kind() != Kind::kSymmAllReduce) return {to_out, reducer.times, {}, false};
     if (buffers.in == buffers.out) return {to_all, reducer.times, in_place(), true};
     // Each rank loads by itself: only where the order of the switch cannot be seen.
-    const bool alike = !is_floating(dtype) || (call_.group_size() == 2 && op == PHX_SUM);
+    const bool alike = !is_floating(dtype) || (call_.group_size() == 2 && op == PHX_OP_SUM);
     if (alike) return {to_out, reducer.times, {}, false};
     const cuda::Spread spread = find_place(call_, symm_, buffers.count * buffers.item);
     if (spread.place == 0 || (spread.offset - offset_) % sizeof(uint64_t[2]) != 0)

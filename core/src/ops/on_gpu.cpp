@@ -7,6 +7,8 @@
 #include "gpu/workspace.h"
 #include "ops/collectives.h"
 #include "ops/enqueue.h"
+#include "phalanx/cuda.h"
+#include "phalanx/tuning.h"
 #include "symm/table.h"
 
 namespace phx {
@@ -44,7 +46,7 @@ class OnGpu {
       status_ = fail(PHX_ERR_UNSUPPORTED, call.name(),
                      "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name());
     else
-      status_ = gpu_of(group_).workspaces().open(call.name(), call.options().device.index, &workspace_);
+      status_ = gpu_of(group_).workspaces().open(call.name(), call.gpu().device.index, &workspace_);
   }
   OnGpu(const OnGpu &) = delete;
   OnGpu &operator=(const OnGpu &) = delete;
@@ -108,7 +110,7 @@ class OnGpu {
     if (ok()) {
       keep(workspace_->end(call_.name(), stream()));
     } else if (begun_) {  // what was put on the stream before the failure is waited for as well
-      const phx_error_info first = last_error();
+      const ErrorInfo first = last_error();
       workspace_->end(call_.name(), stream());
       set_last_error(first);
     }
@@ -143,9 +145,9 @@ class OnGpu {
       return nullptr;
     return bytes <= block->size - static_cast<size_t>(in - static_cast<const char *>(block->base)) ? symm : nullptr;
   }
-  void *stream() const { return call_.options().stream; }
+  void *stream() const { return call_.gpu().stream; }
   phx_status unreachable(const char *which) const {
-    return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (options.device)",
+    return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (phx_gpu_options.device)",
                 call_.name(), which);
   }
   // The others' kernels are going to wait for what failed here.
@@ -196,8 +198,8 @@ phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const 
   return way.end();
 }
 
-phx_status put_barrier_on_gpu(Call &call) {
-  OnGpu way(call, nullptr);
+phx_status put_barrier_on_gpu(Call &call, phx_work **work) {
+  OnGpu way(call, work);
   way.meet(0);
   way.put_barrier();
   return way.end();

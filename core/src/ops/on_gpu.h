@@ -22,6 +22,6 @@ phx_status put_on_gpu_v(Call &call, const Volume &volume, const size_t *in_count
 // One after the other. `calls`: with their volumes.
 phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const std::vector<Volume> &volumes,
                       phx_work **work);
-phx_status put_barrier_on_gpu(Call &call);
+phx_status put_barrier_on_gpu(Call &call, phx_work **work);
 
 }  // namespace phx

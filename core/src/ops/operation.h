@@ -12,6 +12,7 @@
 #include "kernels/copy_bytes.h"
 #include "kernels/kernels.h"
 #include "phalanx/phalanx.h"
+#include "phalanx/tuning.h"
 
 namespace phx {
 

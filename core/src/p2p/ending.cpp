@@ -28,15 +28,15 @@ void Messenger::finish(Transfer &transfer, phx_status status) {
   transfer.state.store(status, std::memory_order_release);  // pairs with Transfer::complete
 }
 
-void Messenger::finish_with(Transfer &transfer, const phx_error_info &error) {
-  const phx_error_info before = last_error();  // the transfer may be another thread's
+void Messenger::finish_with(Transfer &transfer, const ErrorInfo &error) {
+  const ErrorInfo before = last_error();  // the transfer may be another thread's
   set_last_error(error);
-  if (!transfer.work) transfer.error = std::make_unique<phx_error_info>(error);
+  if (!transfer.work) transfer.error = std::make_unique<ErrorInfo>(error);
   finish(transfer, error.status);
   set_last_error(before);
 }
 
-void Messenger::fail(Transfer *transfer, const phx_error_info &error) {
+void Messenger::fail(Transfer *transfer, const ErrorInfo &error) {
   closed_ = true;
   if (!failure_) failure_ = error;
   if (transfer == nullptr) return;
@@ -129,8 +129,8 @@ Messenger::~Messenger() {
 
 // ---- texts
 
-phx_error_info Messenger::error_of(const char *operation, phx_status status, int peer, const std::string &text) const {
-  phx_error_info info = make_error_info();
+ErrorInfo Messenger::error_of(const char *operation, phx_status status, int peer, const std::string &text) const {
+  ErrorInfo info = make_error_info();
   info.status = status;
   info.rank = group_->self_rank();
   if (peer != PHX_ANY_RANK) info.peer = group_->rank_of(peer);
@@ -142,10 +142,10 @@ phx_error_info Messenger::error_of(const char *operation, phx_status status, int
 }
 
 // Why a transfer with `peer` cannot go on: the group failed or, if it did not, that rank has left.
-phx_error_info Messenger::ended(const Transfer &transfer, int peer) const {
-  const phx_error_info before = last_error();
+ErrorInfo Messenger::ended(const Transfer &transfer, int peer) const {
+  const ErrorInfo before = last_error();
   group_->raise_in_flight(transfer.operation(), 0);
-  const phx_error_info cause = last_error();
+  const ErrorInfo cause = last_error();
   set_last_error(before);
   if (group_failed() || peer == PHX_ANY_RANK || cause.peer == group_->rank_of(peer)) return cause;
   return error_of(transfer.operation(), PHX_ERR_PEER_DEAD, peer,  // not the first one that left
@@ -153,14 +153,14 @@ phx_error_info Messenger::ended(const Transfer &transfer, int peer) const {
                       ") has left: its world was finalized");
 }
 
-phx_error_info Messenger::mismatch(const Transfer &receive, int source, const MessageHead &sent) const {
+ErrorInfo Messenger::mismatch(const Transfer &receive, int source, const MessageHead &sent) const {
   return error_of("recv", PHX_ERR_MISMATCH, source,
                   group_->describe(source) + " called send(" + phx::describe(sent) + ") while rank " +
                       std::to_string(group_->self_rank()) + " called recv(" + phx::describe(receive.head) +
                       "). A send and the receive that it meets must have the same dtype and count.");
 }
 
-phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const {
+ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const {
   const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
   const std::string who = peer == PHX_ANY_RANK ? "any rank" : group_->describe(peer);
   const auto of = [](size_t part, size_t whole) { return std::to_string(part) + " of " + std::to_string(whole); };
@@ -182,7 +182,7 @@ phx_error_info Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) 
   return error_of(transfer.operation(), PHX_ERR_TIMEOUT, peer, text + " Look at why it is late, or raise timeout_ms.");
 }
 
-phx_error_info Messenger::broken(int peer, const char *what) const {
+ErrorInfo Messenger::broken(int peer, const char *what) const {
   return error_of("messages", PHX_ERR_INTERNAL, peer,
                   "the memory shared with " + group_->describe(peer) + " is broken: " + what +
                       ". Something in one of the two processes wrote where it must not.");

@@ -102,9 +102,9 @@ class Messenger final : public Attachment, public ProgressSource {
 
   // ---- ending.cpp: how transfers end, well or not, all under the lock
   void finish(Transfer &transfer, phx_status status);
-  void finish_with(Transfer &transfer, const phx_error_info &error);
+  void finish_with(Transfer &transfer, const ErrorInfo &error);
   // This transfer and the group have failed; leave() tells it. NULL: no transfer of this rank is to blame.
-  void fail(Transfer *transfer, const phx_error_info &error);
+  void fail(Transfer *transfer, const ErrorInfo &error);
   bool interrupted(const Transfer &transfer) const;
   bool group_failed() const;
   bool has_left(int peer) const;
@@ -113,11 +113,11 @@ class Messenger final : public Attachment, public ProgressSource {
   void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: not because of one
   void abort_peer(int peer);
   void abort_all();
-  phx_error_info error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
-  phx_error_info ended(const Transfer &transfer, int peer) const;
-  phx_error_info mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
-  phx_error_info timeout(const Transfer &transfer, int64_t timeout_ms) const;
-  phx_error_info broken(int peer, const char *what) const;
+  ErrorInfo error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
+  ErrorInfo ended(const Transfer &transfer, int peer) const;
+  ErrorInfo mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
+  ErrorInfo timeout(const Transfer &transfer, int64_t timeout_ms) const;
+  ErrorInfo broken(int peer, const char *what) const;
 
   Group *const group_;
   int self_ = 0;
@@ -133,12 +133,12 @@ class Messenger final : public Attachment, public ProgressSource {
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
   Matcher matcher_;
-  NumberedTransfers announced_;            // sends with an RTS and no CTS, but for one whose eager part is in the queue
-  NumberedTransfers filling_;              // receives that have met a message and are not complete
-  int sending_ = 0;                        // peers for which something is to be pushed
-  bool closed_ = false;                    // the group failed: nothing moves any more
-  bool completed_ = false;                 // a transfer, since the lock was taken
-  std::optional<phx_error_info> failure_;  // found since the lock was taken
+  NumberedTransfers announced_;       // sends with an RTS and no CTS, but for one whose eager part is in the queue
+  NumberedTransfers filling_;         // receives that have met a message and are not complete
+  int sending_ = 0;                   // peers for which something is to be pushed
+  bool closed_ = false;               // the group failed: nothing moves any more
+  bool completed_ = false;            // a transfer, since the lock was taken
+  std::optional<ErrorInfo> failure_;  // found since the lock was taken
 };
 
 inline Messenger &messenger_of(const Group &group) { return group.attached<Messenger>(); }

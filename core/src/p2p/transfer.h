@@ -41,7 +41,7 @@ struct Transfer {
   size_t moved = 0;           // bytes of a send that are in the ring; bytes of a matched receive that came
   int source = PHX_ANY_RANK;  // where a matched receive comes from
   WorkRef work;               // of a started one: keeps it, and with it this, until it is complete
-  std::unique_ptr<phx_error_info> error;
+  std::unique_ptr<ErrorInfo> error;
   std::atomic<phx_status> state{PHX_IN_PROGRESS};  // written last: then nobody else touches a transfer any more
   Transfer *next = nullptr, *previous = nullptr;   // in one list at a time
 

@@ -5,6 +5,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/read_in.h"
 #include "store/arguments.h"
 #include "store/makers.h"
 #include "store/semantics.h"
@@ -103,14 +104,13 @@ class WrapStore final : public phx_store {
 // Copies as much of the caller's table as its version has; the rest stays NULL.
 phx_status copy_ops(const char *operation, const phx_store_ops *ops, phx_store_ops *copy) {
   if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the table of functions is NULL", operation);
+  if (const phx_status status = read_in(ops, copy, operation); status != PHX_OK) return status;
   const uint32_t size = ops->struct_size;
   constexpr size_t required = offsetof(phx_store_ops, wait);
-  if (size < required || size > sizeof *copy * 16)
+  if (size < required)
     return fail(PHX_ERR_ABI, operation,
                 "%s: struct_size is %u, but at least %zu is needed; set it to sizeof(phx_store_ops) before the call",
                 operation, size, required);
-  std::memset(copy, 0, sizeof *copy);
-  std::memcpy(copy, ops, size < sizeof *copy ? size : sizeof *copy);
   if (copy->flags != 0)
     return fail(PHX_ERR_INVALID, operation, "%s: flags is %u; this version knows none, so it must be 0", operation,
                 copy->flags);
@@ -128,7 +128,7 @@ phx_status copy_ops(const char *operation, const phx_store_ops *ops, phx_store_o
 
 phx_status make_wrapped_store(const char *operation, const phx_store_ops *ops, void *self, phx_store **out) {
   phx_status status = check_out(operation, out);
-  phx_store_ops copy;
+  phx_store_ops copy = PHX_STORE_OPS_INIT;
   if (status == PHX_OK) status = copy_ops(operation, ops, &copy);
   if (status == PHX_OK) *out = new WrapStore(copy, self);
   return status;

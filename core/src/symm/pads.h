@@ -34,10 +34,13 @@ struct alignas(64) BarrierLine {
 // What a rank leaves in `met` of the n-th allocation of the group. One more: it could not.
 inline uint32_t met_ok(uint64_t number) { return static_cast<uint32_t>(2 * number); }
 
+// Words of a pad from those of one writer to those of the next: whole cache lines, so that no two writers share one.
+constexpr uint32_t pad_stride_of(uint32_t channels) { return (channels + 15) / 16 * 16; }
+
 // Whole pages.
 inline size_t pad_bytes_of(uint32_t channels, int group_size) {
   return round_up(sizeof(PadHeader) + channels * sizeof(BarrierLine) +
-                      static_cast<size_t>(channels) * static_cast<size_t>(group_size) * sizeof(uint32_t),
+                      static_cast<size_t>(pad_stride_of(channels)) * static_cast<size_t>(group_size) * sizeof(uint32_t),
                   page_bytes());
 }
 

@@ -24,7 +24,7 @@ struct SymmParcel {
   int32_t device_index;
   Pads::Place pad;
   uint32_t handle_size;
-  char handle[PHX_HANDLE_BYTES];
+  char handle[PHX_ALLOCATOR_HANDLE_BYTES];
   DeviceFacts device;
 };
 
@@ -151,7 +151,7 @@ struct Rendezvous {
 
   // The failed step was about that rank's memory.
   phx_status blame(int i) const {
-    phx_error_info info = last_error();
+    ErrorInfo info = last_error();
     const std::string text = std::string(kOperation) + " on group '" + group.name() + "': the memory of " +
                              group.describe(i) + " cannot be used: " + info.text;
     copy_text(info.text, sizeof info.text, text.c_str());

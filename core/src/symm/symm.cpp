@@ -111,7 +111,7 @@ void Symm::begin_at(uint32_t first) {
 }
 
 SharedWord &Symm::signal_word(int pad_of, uint32_t channel, int from) const {
-  return static_cast<SharedWord *>(pads_[pad_of])[static_cast<size_t>(channel) * size() + from];
+  return static_cast<SharedWord *>(pads_[pad_of])[static_cast<size_t>(from) * pad_stride() + channel];
 }
 
 SharedWord &Symm::barrier_word(int of, uint32_t channel) const {

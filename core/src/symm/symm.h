@@ -70,6 +70,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   int size() const { return static_cast<int>(buffers_.size()); }
   int group_rank() const { return self_; }
   uint32_t channels() const { return channels_; }
+  uint32_t pad_stride() const { return pad_stride_of(channels_); }
   char *buffer(int group_rank) const { return static_cast<char *>(buffers_[group_rank]); }
   uint32_t *pad(int group_rank) const { return static_cast<uint32_t *>(pads_[group_rank]); }
   void *const *buffers() const { return buffers_.data(); }

@@ -38,7 +38,7 @@ void SymmTable::on_block_freed(uint64_t block_serial) {
 void SymmTable::close() { symms_.clear(); }
 
 phx_status SymmTable::refuse_rendezvous() {
-  const phx_error_info error = last_error();
+  const ErrorInfo error = last_error();
   LazyDeadline until(group_.world().default_timeout_ms(), &group_.world().progress());
   Turn turn(mutex_, std::defer_lock);
   if (!group_.may_refuse() || !take_turn(turn, until)) return set_last_error(error);

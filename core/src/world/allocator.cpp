@@ -5,7 +5,7 @@
 
 namespace phx {
 
-AllocatorRegistry::AllocatorRegistry() { by_type_[PHX_DEV_CPU] = make_memfd_allocator(); }
+AllocatorRegistry::AllocatorRegistry() { by_type_[PHX_DEVICE_CPU] = make_memfd_allocator(); }
 
 void AllocatorRegistry::put(int32_t device_type, AllocatorRef allocator) {
   AllocatorRef previous;  // destroyed after the lock is gone: its destructor may call out

@@ -159,7 +159,7 @@ void Monitor::run() {
 // takes no memory, for want of which it may be called.
 void Monitor::break_down(const char *why) {
   PHX_LOG(PHX_LOG_ERROR, "the monitor thread of rank %d ended: %s", self_.rank, why);
-  phx_error_info cause = make_error_info();
+  ErrorInfo cause = make_error_info();
   cause.status = std::strcmp(why, std::bad_alloc().what()) == 0 ? PHX_ERR_NO_MEMORY : PHX_ERR_INTERNAL;
   cause.rank = self_.rank;
   copy_text(cause.operation, sizeof cause.operation, "monitor");
@@ -378,7 +378,7 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       return;
     }
     case MessageKind::kRevoke: {
-      phx_error_info cause = make_error_info();
+      ErrorInfo cause = make_error_info();
       if (message.payload.size() != sizeof cause) return;
       std::memcpy(&cause, message.payload.data(), sizeof cause);
       cause.struct_size = sizeof cause;
@@ -488,7 +488,7 @@ LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
 
 void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
   std::shared_ptr<GroupListener> group = listener.lock();
-  phx_error_info cause{};
+  ErrorInfo cause{};
   bool revoked = false;
   std::vector<LinkRef> ended;
   {

@@ -24,12 +24,12 @@ class GroupListener {
   virtual bool has_peer(const Uuid &uuid) const = 0;
   // Interrupts the group. `ended`: the process of that peer has ended, which every rank sees for itself.
   virtual void on_peer_gone(const Link &link, LinkState state, bool ended) = 0;
-  virtual void on_revoked(const phx_error_info &cause) = 0;
+  virtual void on_revoked(const ErrorInfo &cause) = 0;
   // What takes time (a dump of the group), once all groups have been interrupted.
   virtual void after_interruption() {}
   // This rank's world has freed the block of that serial number, or ends.
   virtual void on_block_freed(uint64_t) {}
-  virtual void on_finalized(const phx_error_info &) {}
+  virtual void on_finalized(const ErrorInfo &) {}
 };
 
 class Monitor : private ForkHook {
@@ -125,15 +125,15 @@ class Monitor : private ForkHook {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;                       // the thread has all that it needs
-  phx_error_info broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
-  uint64_t asked_ = 0, caught_up_ = 0;         // calls of catch_up, and those that are over
-  std::map<int, Pending> pending_;             // by fd; the thread's own
-  std::map<int, LinkRef> by_fd_;               // socket and pidfd
-  std::map<Uuid, LinkRef> links_;              // also ended ones, so that later groups get a proper error
+  bool running_ = false;                  // the thread has all that it needs
+  ErrorInfo broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
+  uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over
+  std::map<int, Pending> pending_;        // by fd; the thread's own
+  std::map<int, LinkRef> by_fd_;          // socket and pidfd
+  std::map<Uuid, LinkRef> links_;         // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, Watched> groups_;
-  std::map<uint64_t, phx_error_info> early_revocations_;  // of groups that this rank has not made yet
+  std::map<uint64_t, ErrorInfo> early_revocations_;  // of groups that this rank has not made yet
   // Groups that are gone, whose late messages are dropped. One that a peer sends after so many more have gone stays in
   // the inbox until the world ends; it counts for what that peer may leave there.
   RecentIds retired_;

@@ -205,7 +205,7 @@ void World::forget_block(const BlockRef &block) {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
-  phx_error_info cause = make_error_info();
+  ErrorInfo cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;
   cause.rank = rank();
   copy_text(cause.operation, sizeof cause.operation, "world_finalize");

@@ -36,21 +36,21 @@ def test_dtypes_have_the_names_and_sizes_of_the_core():
 
 def test_reductions_have_the_names_of_the_core():
     for op in ReduceOp:
-        assert ffi.string(lib.phx_reduce_op_name(op)).decode() == op.name.lower()
-    assert ffi.string(lib.phx_reduce_op_name(len(ReduceOp) + 1)) == b"?"
+        assert ffi.string(lib.phx_op_name(op)).decode() == op.name.lower()
+    assert ffi.string(lib.phx_op_name(len(ReduceOp) + 1)) == b"?"
 
 
 def test_enumerations_are_those_of_the_header():
     header = {
-        DType.FLOAT16: lib.PHX_F16,
-        DType.BFLOAT16: lib.PHX_BF16,
-        DType.BOOL: lib.PHX_BOOL,
-        DType.COMPLEX64: lib.PHX_C64,
-        DType.COMPLEX128: lib.PHX_C128,
-        DType.FLOAT8_E4M3FN: lib.PHX_F8E4M3,
-        DType.FLOAT8_E5M2: lib.PHX_F8E5M2,
-        ReduceOp.SUM: lib.PHX_SUM,
-        ReduceOp.PREMUL_SUM: lib.PHX_PREMUL_SUM,
+        DType.FLOAT16: lib.PHX_DTYPE_F16,
+        DType.BFLOAT16: lib.PHX_DTYPE_BF16,
+        DType.BOOL: lib.PHX_DTYPE_BOOL,
+        DType.COMPLEX64: lib.PHX_DTYPE_C64,
+        DType.COMPLEX128: lib.PHX_DTYPE_C128,
+        DType.FLOAT8_E4M3FN: lib.PHX_DTYPE_F8E4M3,
+        DType.FLOAT8_E5M2: lib.PHX_DTYPE_F8E5M2,
+        ReduceOp.SUM: lib.PHX_OP_SUM,
+        ReduceOp.PREMUL_SUM: lib.PHX_OP_PREMUL_SUM,
     }
     assert all(int(ours) == theirs for ours, theirs in header.items())
     assert [int(algo) for algo in Algo] == [

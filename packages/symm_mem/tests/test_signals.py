@@ -99,7 +99,7 @@ def test_ranks_and_channels_out_of_range_are_refused():  # M28
         symm_mem.set_group_info("tp", 0, 1, MemoryStore())
         handle = symm_mem.rendezvous(symm_mem.empty(1), "tp")
         assert handle.signal_channels == 5
-        assert handle.signal_pad_size == 5 * 4
+        assert handle.signal_pad_size == 16 * 4  # whole cache lines
         for call in (handle.barrier, lambda channel: handle.put_signal(0, channel), lambda c: handle.wait_signal(0, c)):
             for channel in (5, 2**31, -1, 2**40, "0"):
                 with pytest.raises(InvalidArgumentError, match="channel"):
@@ -182,13 +182,13 @@ def by_hand(rank, world_size):
     join(rank, world_size)
     handle = symm_mem.rendezvous(symm_mem.empty(1), "tp")
     peer, channel = 1 - rank, 9
-    word = channel * world_size  # + the writer's rank
+    stride = handle.symm.pad_stride
     theirs = handle.get_signal_pad(peer, dtype=torch.int32)
     mine = handle.get_signal_pad(rank, dtype=torch.int32)
-    theirs[word + rank] = 17 + rank
+    theirs[rank * stride + channel] = 17 + rank
     handle.barrier()
-    assert mine[word + peer].item() == 17 + peer
-    assert mine[word + rank].item() == 0
+    assert mine[peer * stride + channel].item() == 17 + peer
+    assert mine[rank * stride + channel].item() == 0
     handle.put_signal(peer, channel=10)  # other channels go on
     handle.wait_signal(peer, channel=10)
     handle.barrier()

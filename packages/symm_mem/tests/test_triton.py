@@ -160,7 +160,7 @@ def compiles(rank, world_size):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    team = Team("i32", "i32", "i32", "i64", "i64", "i64", "i64", "i64")
+    team = Team("i32", "i32", "i32", "i32", "i64", "i64", "i64", "i64", "i64")
     sums = {"team": team, "out": "*fp32", "numel": "i32", "status": "*i32", "timeout_ns": "i64", "block": "constexpr"}
     ring = {"team": team, "status": "*i32", "turns": "i32", "timeout_ns": "i64"}
     made = {}

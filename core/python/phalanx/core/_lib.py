@@ -20,12 +20,12 @@ def cdef_of(header: Path) -> str:
     return re.sub(r"\bPHX\w*_API\b", "", "\n".join(regions))
 
 
-def load_ffi(module: str, header: str, base: Any = None) -> Any:
+def load_ffi(module: str, *headers: str, base: Any = None) -> Any:
     """The FFI with the declarations of one library, and of no other.
 
     Args:
         module: The generated module that has it.
-        header: What it was generated from, relative to the directory `core` of the source tree.
+        headers: What it was generated from, relative to the directory `core` of the source tree.
         base: An FFI whose types the header uses.
     """
     try:
@@ -35,7 +35,7 @@ def load_ffi(module: str, header: str, base: Any = None) -> Any:
             raise
     # In a source tree the generated module is missing: read the header itself.
     source = _paths.source_dir()
-    if source is None or not (source / header).is_file():
+    if source is None or not all((source / header).is_file() for header in headers):
         raise ImportError(
             f"phalanx.core: the generated module {module} is missing, so this installation "
             "is incomplete: reinstall phalanx-core",
@@ -44,7 +44,8 @@ def load_ffi(module: str, header: str, base: Any = None) -> Any:
     ffi = import_module("cffi").FFI()
     if base is not None:
         ffi.include(base)
-    ffi.cdef(cdef_of(source / header))
+    for header in headers:
+        ffi.cdef(cdef_of(source / header))
     return ffi
 
 
@@ -88,7 +89,7 @@ def open_library(ffi: Any, path: Path) -> Any:
 
 
 def _load() -> tuple[Any, Any, Path]:
-    ffi = load_ffi("phalanx.core._abi", "include/phalanx/phalanx.h")
+    ffi = load_ffi("phalanx.core._abi", *(f"include/phalanx/{name}.h" for name in ("phalanx", "cuda", "tuning", "random")))
     path = _paths.library()
     lib = open_library(ffi, path)
     _check(ffi, lib, path)

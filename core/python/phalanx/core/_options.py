@@ -1,6 +1,7 @@
 """phx_options from keyword arguments."""
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from phalanx.core._handle import UINT32_MAX, UINT64_MAX, c_integer, c_timeout
 from phalanx.core._lib import ffi
@@ -8,6 +9,8 @@ from phalanx.core.dtypes import Algo, algo_of
 from phalanx.core.memory import Device, c_device, device_of
 
 _SIZE = ffi.sizeof("phx_options")
+_GPU_SIZE = ffi.sizeof("phx_gpu_options")
+_kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what phx_options points to, as long as they live
 
 
 def c_stream(stream: int) -> Any:
@@ -32,7 +35,12 @@ def options(
     made.channel = c_integer(channel, "channel", 0, UINT32_MAX)
     made.timeout_ms = c_timeout(timeout_ms)
     made.scale = scale
-    made.stream = c_stream(stream)
-    if device is not None:
-        made.device = c_device(device_of(device))[0]
+    if stream != 0 or device is not None:
+        gpu = ffi.new("phx_gpu_options *")
+        gpu.struct_size = _GPU_SIZE
+        gpu.stream = c_stream(stream)
+        if device is not None:
+            gpu.device = c_device(device_of(device))[0]
+        made.gpu = gpu
+        _kept[made] = gpu
     return made

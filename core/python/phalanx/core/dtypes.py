@@ -104,7 +104,7 @@ def _choose(table: dict[object, _Choice], wish: object, what: str) -> _Choice:
 
 
 def dtype_of(wish: DType | int | str) -> DType:
-    """The DType of a name ("float32") or number (PHX_F32).
+    """The DType of a name ("float32") or number (PHX_DTYPE_F32).
 
     Raises:
         InvalidArgumentError: There is no such type.
@@ -113,7 +113,7 @@ def dtype_of(wish: DType | int | str) -> DType:
 
 
 def reduce_op_of(wish: ReduceOp | int | str) -> ReduceOp:
-    """The ReduceOp of a name ("sum") or number (PHX_SUM).
+    """The ReduceOp of a name ("sum") or number (PHX_OP_SUM).
 
     Raises:
         InvalidArgumentError: There is no such reduction.

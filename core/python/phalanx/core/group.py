@@ -17,11 +17,11 @@ from phalanx.core._group_tuning import Tunable
 from phalanx.core._handle import INT32_MAX, UINT64_MAX, Handle, c_integer, c_text, c_timeout
 from phalanx.core._lib import ffi, lib
 from phalanx.core._operand import operand
-from phalanx.core._options import c_stream
+from phalanx.core._options import options
 from phalanx.core.coalesced import Call, Coalesced
 from phalanx.core.dtypes import Algo
 from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
-from phalanx.core.memory import Device, c_device, device_of
+from phalanx.core.memory import Device
 from phalanx.core.store import Store
 from phalanx.core.symm import Symm
 from phalanx.core.work import Abandoned, Work
@@ -92,6 +92,12 @@ class Group(Reductions, Moves, Messages, Tunable):
         check(lib.phx_group_get_info(self._handle.pointer, info))
         return info
 
+    def _stats(self) -> Any:
+        stats = ffi.new("phx_group_stats *")
+        stats.struct_size = ffi.sizeof("phx_group_stats")
+        check(lib.phx_group_get_stats(self._handle.pointer, stats))
+        return stats
+
     @property
     def pointer(self) -> Any:
         """The phx_group pointer, for calls through `lib` and the torch ops."""
@@ -105,12 +111,12 @@ class Group(Reductions, Moves, Messages, Tunable):
     @property
     def eager_bytes(self) -> int:
         """A collective whose input has at most this many bytes has taken all of it when its start returns."""
-        return int(self._info().eager_bytes)
+        return int(self._stats().eager_bytes)
 
     @property
     def zero_copies(self) -> int:
         """How many collectives of this rank read all inputs where they lay, in symmetric memory, without a copy."""
-        return int(self._info().zero_copies)
+        return int(self._stats().zero_copies)
 
     @property
     def state(self) -> str:
@@ -120,7 +126,7 @@ class Group(Reductions, Moves, Messages, Tunable):
     def error(self) -> PhalanxError | None:
         """The first cause of the group's failure, or None while it is healthy. Never blocks."""
         info = new_info()
-        status = lib.phx_group_error(self._handle.pointer, info)
+        status = lib.phx_group_get_error(self._handle.pointer, info)
         if status == _NOT_FOUND:
             return None
         check(status)
@@ -222,11 +228,8 @@ class Group(Reductions, Moves, Messages, Tunable):
         Raises:
             WaitTimeoutError: Ranks did not come; the text names them.
         """
-        if device is not None and (place := device_of(device))[0] != "cpu":
-            made = c_device(place)
-            check(lib.phx_group_enqueue_barrier(self._handle.pointer, made, c_timeout(timeout_ms), c_stream(stream)))
-            return
-        check(lib.phx_group_barrier(self._handle.pointer, c_timeout(timeout_ms)))
+        made = options(Algo.AUTO, 0, timeout_ms, stream=stream, device=device)
+        check(lib.phx_barrier(self._handle.pointer, made, ffi.NULL))
 
     def rendezvous(self, block: Any, timeout_ms: int = 0) -> Symm:
         """Map the blocks of all ranks here. Collective, except for a block that was mapped before.

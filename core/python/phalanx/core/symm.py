@@ -45,7 +45,8 @@ class Symm(Uncopied):
         group_size: Number of ranks.
         size: Bytes of one block, the same on all ranks.
         signal_channels: Number of independent channels of signals and of barriers.
-        signal_pad_bytes: Bytes of one rank's signal pad: signal_channels * group_size words.
+        signal_pad_bytes: Bytes of one rank's signal pad: group_size * pad_stride words.
+        pad_stride: Words of a pad from those of one writer to those of the next.
     """
 
     def __init__(self, group: "Group", pointer: Any) -> None:
@@ -61,6 +62,7 @@ class Symm(Uncopied):
         self.size = int(info.size)
         self.signal_channels = int(info.signal_channels)
         self.signal_pad_bytes = int(info.signal_pad_bytes)
+        self.pad_stride = int(info.pad_stride)
         self._base = int(ffi.cast("uintptr_t", info.base))
         self._device_type = int(info.device.type)
         self._team: Any = None
@@ -85,12 +87,12 @@ class Symm(Uncopied):
     @property
     def buffer_ptrs_device(self) -> int:
         """Address of an array of the block addresses that the device can read."""
-        return self._array(lib.phx_symm_buffers_device)
+        return self._array("buffers")
 
     @property
     def signal_pad_ptrs_device(self) -> int:
         """Address of an array of the signal pad addresses that the device can read."""
-        return self._array(lib.phx_symm_signal_pads_device)
+        return self._array("pads")
 
     @property
     def team(self) -> int:
@@ -98,12 +100,7 @@ class Symm(Uncopied):
 
         It lives as long as this object.
         """
-        if self._team is None:
-            made = ffi.new("phx_team *")
-            made.struct_size = ffi.sizeof("phx_team")
-            check(lib.phx_symm_team(self._handle.pointer, made))
-            self._team = made
-        return int(ffi.cast("uintptr_t", self._team))
+        return int(ffi.cast("uintptr_t", self._known_team()))
 
     def buffer(self, group_rank: int) -> memoryview:
         """The block of a rank as writable bytes. The mapping stays while the view is alive.
@@ -120,7 +117,7 @@ class Symm(Uncopied):
     def signal_pad(self, group_rank: int) -> memoryview:
         """The signal pad of a rank as writable bytes: unsigned 32-bit words.
 
-        Word [channel * group_size + r] is written only by group rank r, holds a count that only
+        Word [r * pad_stride + channel] is written only by group rank r, holds a count that only
         grows (modulo 2^32), and starts at zero. Use a channel either by hand or through
         `put_signal` and `wait_signal`, not both.
 
@@ -165,11 +162,17 @@ class Symm(Uncopied):
             raise_last()
         return int(ffi.cast("uintptr_t", pointer))
 
-    def _array(self, function: Callable[..., Any]) -> int:
-        pointer = function(self._handle.pointer)
-        if pointer == ffi.NULL:
-            raise_last()
-        return int(ffi.cast("uintptr_t", pointer))
+    def _known_team(self) -> Any:
+        pointer = self._handle.pointer
+        if self._team is None:
+            made = ffi.new("phx_team *")
+            made.struct_size = ffi.sizeof("phx_team")
+            check(lib.phx_symm_get_team(pointer, made))
+            self._team = made
+        return self._team
+
+    def _array(self, member: str) -> int:
+        return int(ffi.cast("uintptr_t", getattr(self._known_team(), member)))
 
     def _view(self, function: Callable[..., Any], group_rank: int, size: int) -> memoryview:
         address = self._mapped(function, group_rank)

@@ -112,7 +112,7 @@ def _load() -> TorchOps:
             name="phalanx.core",
             path=str(path),
         )
-    torch_ffi = load_ffi("phalanx.core._abi_torch", "torch/phalanx_torch.h", ffi)
+    torch_ffi = load_ffi("phalanx.core._abi_torch", "torch/phalanx_torch.h", base=ffi)
     lib = open_library(torch_ffi, path)
     version = int(lib.phxt_abi_version())
     if version != ABI_VERSION:

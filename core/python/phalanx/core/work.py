@@ -80,7 +80,7 @@ class Work(Uncopied):
     def error(self) -> PhalanxError | None:
         """What it failed with, or None. Never blocks."""
         info = new_info()
-        status = lib.phx_work_error(self._handle.pointer, info)
+        status = lib.phx_work_get_error(self._handle.pointer, info)
         if status == _NOT_FOUND:
             return None
         check(status)
@@ -93,7 +93,7 @@ class Work(Uncopied):
             NotFoundError: It is not complete, or no receive.
         """
         rank = ffi.new("int32_t *")
-        check(lib.phx_work_source(self._handle.pointer, rank))
+        check(lib.phx_work_get_source(self._handle.pointer, rank))
         return int(rank[0])
 
     def __del__(self) -> None:

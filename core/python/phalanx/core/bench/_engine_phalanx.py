@@ -59,14 +59,14 @@ class PhalanxEngine(Engine):
 
     def prepare(self, request: Request) -> Measured:
         measured = self._symmetric(request) if request.variant == "symmetric" else self._user(request)
-        measured.plan.barrier = _native.Call.of(address("phx_group_barrier"), number(self.group.pointer), 0)
+        measured.plan.barrier = _native.Call.of(address("phx_barrier"), number(self.group.pointer), 0, 0)
         return measured
 
     def _user(self, request: Request) -> Measured:
         measured = self.with_memory(request)
         plan, group = measured.plan, number(self.group.pointer)
         if request.collective == "barrier":
-            plan.timed = _native.Call.of(address("phx_group_barrier"), group, 0)
+            plan.timed = _native.Call.of(address("phx_barrier"), group, 0, 0)
             return measured
         given, taken = plan.input or 0, plan.output or 0
         tail = _tail(request)
@@ -118,5 +118,5 @@ class PhalanxEngine(Engine):
 
 def _tail(request: Request) -> tuple[int, ...]:
     """What follows the dtype: op or root, options, work."""
-    middle = {"all_reduce": (lib.PHX_SUM,), "reduce_scatter": (lib.PHX_SUM,), "broadcast": (0,)}
+    middle = {"all_reduce": (lib.PHX_OP_SUM,), "reduce_scatter": (lib.PHX_OP_SUM,), "broadcast": (0,)}
     return (*middle.get(request.collective, ()), 0, 0)

@@ -14,7 +14,7 @@ from phalanx.core import AlreadyExistsError, Group, NotFoundError, UnsupportedEr
 
 log = logging.getLogger("phalanx.collectives")
 
-_CUDA = 2  # PHX_DEV_CUDA
+_CUDA = 2  # PHX_DEVICE_CUDA
 
 _registered: "dict[tuple[int, str], Entry]" = {}  # whom the native ops know, by context and name
 

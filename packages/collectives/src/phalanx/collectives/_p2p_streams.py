@@ -57,7 +57,7 @@ def put(entry: Entry, rows: Sequence[Row], which: Hashable) -> list[Work]:
         options, told = ffi.new("phx_options *"), where(device)
         options.struct_size = ffi.sizeof("phx_options")
         options.stream = ffi.cast("void *", told["stream"])
-        options.device.type, options.device.index = lib.PHX_DEV_CUDA, device.index
+        options.device.type, options.device.index = lib.PHX_DEVICE_CUDA, device.index
         check(lib.phx_messages(entry.core.pointer, listed, len(rows), options))
         for row in rows:
             row.memory.record_stream(stream)  # whoever drops it

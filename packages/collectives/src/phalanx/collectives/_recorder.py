@@ -347,7 +347,7 @@ class Recorder:
         options, told = ffi.new("phx_options *"), where(device)
         options.struct_size = ffi.sizeof("phx_options")
         options.stream = ffi.cast("void *", told["stream"])
-        options.device.type, options.device.index = lib.PHX_DEV_CUDA, device.index
+        options.device.type, options.device.index = lib.PHX_DEVICE_CUDA, device.index
         check(lib.phx_coalesced(core.pointer, _calls.packed(rows, count), count, options, ffi.NULL))
         self.works.append(StreamWork(device))
 

@@ -139,7 +139,7 @@ class CoreWork(Uncopied, Work):
             NotFoundError: It is not complete, or no receive.
         """
         group_rank = ffi.new("int32_t *")
-        check(lib.phx_work_source(self._pointer, group_rank))
+        check(lib.phx_work_get_source(self._pointer, group_rank))
         return int(self._ranks[group_rank[0]])
 
     _source_rank = source_rank  # torch has both names

@@ -79,7 +79,7 @@ class SymmetricMemory(Statics):
     def signal_pad_ptrs(self) -> list[int]:
         """Address, in this process, of the signal pad of each rank.
 
-        Word [channel * world_size + r] of a pad is written only by rank r, holds a count that only
+        Word [r * symm.pad_stride + channel] of a pad is written only by rank r, holds a count that only
         grows (modulo 2^32), and starts at zero. Use a channel either by hand or through `put_signal`
         and `wait_signal`, not both.
         """

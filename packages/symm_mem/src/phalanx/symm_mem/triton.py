@@ -78,6 +78,7 @@ class Team(NamedTuple):
         group_rank: This rank's position in the group.
         group_size: Number of ranks.
         channels: Of each signal pad.
+        pad_stride: Words of a pad from those of one writer to those of the next.
         buffers: Address of group_size pointers: each rank's block.
         pads: Likewise: each rank's signal pad.
         multicast: Address of all blocks at once, or 0.
@@ -88,6 +89,7 @@ class Team(NamedTuple):
     group_rank: int
     group_size: int
     channels: int
+    pad_stride: int
     buffers: int
     pads: int
     multicast: int
@@ -110,6 +112,7 @@ def team_of(handle: SymmetricMemory) -> Team:
         int(team.group_rank),
         int(team.group_size),
         int(team.channels),
+        int(team.pad_stride),
         address(team.buffers),
         address(team.pads),
         address(team.multicast),
@@ -218,7 +221,7 @@ def phx_team_at(team, group_rank, offset, dtype):
 def phx_team_word(team, pad_of, channel, source):
     """A pointer to the word that the rank `source` writes in the pad of the rank `pad_of`."""
     pads = tl.cast(team.pads, tl.pointer_type(tl.int64))
-    return tl.cast(tl.load(pads + pad_of), tl.pointer_type(tl.int32)) + (channel * team.group_size + source)
+    return tl.cast(tl.load(pads + pad_of), tl.pointer_type(tl.int32)) + (source * team.pad_stride + channel)
 
 
 @jit

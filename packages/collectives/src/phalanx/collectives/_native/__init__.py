@@ -51,7 +51,8 @@ def load(ops: Iterable[str]) -> Any | None:
     if not _loaded and path is not None:
         try:
             module = building.load_file(_MODULE, path)
-            module.connect(*_addresses("phxt_kernel_of", "phxt_wait_storage", "phxt_last_error", "phxt_all_reduce"))
+            names = "kernel_of", "wait_storage", "last_error", "all_reduce", "take_interrupted"
+            module.connect(*_addresses(*(f"phxt_{name}" for name in names)))
             _loaded.append(module)
         except ImportError as error:
             log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", path, error)

@@ -76,10 +76,11 @@ bool reduced_directly(c10::DispatchKeySet keys, torch::jit::Stack *stack) {
   at::Tensor output = kInPlace ? input : at::Tensor(at::detail::empty_cpu(input.sizes(), input.scalar_type()));
   const std::string &reduce_op = given[1].toStringRef(), &group = given[2].toStringRef();
   void *const out = output.mutable_data_ptr();
-  if (phalanx_native::library.all_reduce(kInPlace ? out : input.const_data_ptr(), out, input.numel(),
-                                         static_cast<int32_t>(input.scalar_type()), reduce_op.data(), reduce_op.size(),
-                                         group.data(), group.size()) == 0)
-    return false;
+  const int32_t done = phalanx_native::library.all_reduce(kInPlace ? out : input.const_data_ptr(), out, input.numel(),
+                                                          static_cast<int32_t>(input.scalar_type()), reduce_op.data(),
+                                                          reduce_op.size(), group.data(), group.size());
+  if (done == 0) return false;
+  phalanx_native::raise_on(done);
   if (kInPlace) count_version(input);
   torch::jit::drop(*stack, 3);
   if (!kInPlace) torch::jit::push(*stack, std::move(output));

@@ -8,14 +8,18 @@
 
 namespace phalanx_native {
 
-using Kernel = void (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
+using Kernel = int32_t (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
 struct Library {
   Kernel (*kernel_of)(const char *op);
   int32_t (*wait_storage)(const void *storage, int64_t timeout_ms);
   const char *(*last_error)();
+  int32_t (*take_interrupted)(void **type, void **exception);
   int32_t (*all_reduce)(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
                         size_t reduce_op_size, const char *group_name, size_t group_name_size);
 };
 extern Library library;
+
+// Raises what a function of the library has returned as a status. Without the GIL.
+void raise_on(int32_t status);
 
 }  // namespace phalanx_native

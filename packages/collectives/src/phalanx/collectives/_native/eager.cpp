@@ -29,12 +29,24 @@
 
 phalanx_native::Library phalanx_native::library;
 
+// ValueError where an argument is wrong, what a signal handler raised while the call waited, or RuntimeError.
+void phalanx_native::raise_on(int32_t status) {
+  constexpr int32_t kInvalid = -1;  // PHX_ERR_INVALID
+  if (status >= 0) return;
+  void *type = nullptr, *exception = nullptr;
+  if (library.take_interrupted(&type, &exception) != 0) {
+    const pybind11::gil_scoped_acquire held;
+    PyErr_SetObject(static_cast<PyObject *>(type), static_cast<PyObject *>(exception));
+    throw pybind11::error_already_set();
+  }
+  if (status == kInvalid) throw std::invalid_argument(library.last_error());
+  throw std::runtime_error(library.last_error());
+}
+
 namespace {
 
 using phalanx_native::Kernel;
 using phalanx_native::library;
-
-constexpr int32_t kInvalid = -1;  // PHX_ERR_INVALID
 
 bool needs_gradient(const at::Tensor &tensor) { return tensor.requires_grad() && c10::GradMode::is_enabled(); }
 
@@ -107,9 +119,7 @@ at::Tensor kept(PyObject *tensor) { return THPVariable_Unpack(tensor); }
 
 void wait_for(const at::Tensor &tensor) {
   const pybind11::gil_scoped_release others_run;
-  const int32_t status = library.wait_storage(tensor.storage().data(), 0);
-  if (status == kInvalid) throw std::invalid_argument(library.last_error());
-  if (status != 0) throw std::runtime_error(library.last_error());
+  phalanx_native::raise_on(library.wait_storage(tensor.storage().data(), 0));
 }
 
 constexpr size_t kMaxArguments = 8;
@@ -136,7 +146,7 @@ struct Road {
     stack[0] = given_away(THPVariable_Unpack(given[0]));
     for (size_t i = 1; i < count; ++i) stack[i] = given_away(given[i], kinds[i]);
     const pybind11::gil_scoped_release others_run;
-    kernel(stack.data(), count, type != nullptr);
+    phalanx_native::raise_on(kernel(stack.data(), count, type != nullptr));
     return stack[0];
   }
 };
@@ -200,12 +210,14 @@ PyObject *made_road(const char *name, PyTypeObject *type) {
 }
 
 PyObject *connect(PyObject *, PyObject *given) {
-  unsigned long long kernel_of = 0, wait_storage = 0, last_error = 0, all_reduce = 0;
-  if (!PyArg_ParseTuple(given, "KKKK", &kernel_of, &wait_storage, &last_error, &all_reduce)) return nullptr;
+  unsigned long long kernel_of = 0, wait_storage = 0, last_error = 0, all_reduce = 0, take_interrupted = 0;
+  if (!PyArg_ParseTuple(given, "KKKKK", &kernel_of, &wait_storage, &last_error, &all_reduce, &take_interrupted))
+    return nullptr;
   library.kernel_of = reinterpret_cast<decltype(library.kernel_of)>(kernel_of);
   library.wait_storage = reinterpret_cast<decltype(library.wait_storage)>(wait_storage);
   library.last_error = reinterpret_cast<decltype(library.last_error)>(last_error);
   library.all_reduce = reinterpret_cast<decltype(library.all_reduce)>(all_reduce);
+  library.take_interrupted = reinterpret_cast<decltype(library.take_interrupted)>(take_interrupted);
   Py_RETURN_NONE;
 }
 

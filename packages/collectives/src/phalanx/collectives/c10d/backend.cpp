@@ -92,9 +92,8 @@ uint64_t Backend::getSequenceNumberForGroup() { return sequence_.load(); }
 
 c10d::ErrorType Backend::getError() {
   const auto group = engine_->met();
-  phx_error_info info{};
-  info.struct_size = sizeof info;
-  if (!group || core().group_error(group.get(), &info) != PHX_OK) return c10d::ErrorType::SUCCESS;
+  phx_error_info info = PHX_ERROR_INFO_INIT;
+  if (!group || core().group_get_error(group.get(), &info) != PHX_OK) return c10d::ErrorType::SUCCESS;
   if (info.status == PHX_ERR_TIMEOUT) return c10d::ErrorType::TIMEOUT;
   return info.rank == ranks_[rank_] ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::REMOTE_ERROR;
 }
@@ -134,8 +133,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
   engine_->sweep();
   const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
-  phx_options options{};
-  options.struct_size = sizeof options;
+  phx_options options = PHX_OPTIONS_INIT;
   options.channel = kChannel;
   options.timeout_ms = timeout.count();
   options.scale = plan.scale;
@@ -161,13 +159,14 @@ C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Dev
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
   const c10::DeviceGuard guard(device);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  phx_options options{};
-  options.struct_size = sizeof options;
+  phx_options options = PHX_OPTIONS_INIT;
   options.channel = kChannel;
   options.timeout_ms = timeout.count();
   options.scale = plan.scale;
-  options.stream = stream.native_handle();
-  options.device = {PHX_DEV_CUDA, stream.device_index()};
+  phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
+  gpu.stream = stream.native_handle();
+  gpu.device = {PHX_DEVICE_CUDA, stream.device_index()};
+  options.gpu = &gpu;
   const phx_status status = call(group.get(), &options, nullptr);
   if (status < 0) fail(plan, status);
   work->put_on(stream);
@@ -322,16 +321,14 @@ C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
     const at::Device device(opts.device->type(), opts.device->has_index()
                                                      ? opts.device->index()
                                                      : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
-    const auto call = [this](auto *group, auto *options, auto **) {
-      return core().group_enqueue_barrier(group, &options->device, options->timeout_ms, options->stream);
-    };
+    const auto call = [this](auto *group, auto *options, auto **) { return core().barrier(group, options, nullptr); };
     return put_on_stream({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, {}, device, call);
   }
   Buffers buffers;
   const at::Tensor one = at::zeros({1}, at::kByte);
   void *data = readable_and_writable(one, buffers);
   const auto call = [&](auto *group, auto *options, auto **work) {
-    return core().all_reduce(group, data, data, 1, PHX_U8, PHX_SUM, options, work);
+    return core().all_reduce(group, data, data, 1, PHX_DTYPE_U8, PHX_OP_SUM, options, work);
   };
   return issue({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }

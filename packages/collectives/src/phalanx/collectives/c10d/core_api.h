@@ -1,6 +1,7 @@
 // The functions of libphalanx that the backend calls, of the library that phalanx.core loaded.
 #pragma once
 
+#include <phalanx/cuda.h>
 #include <phalanx/phalanx.h>
 
 #include <cstdint>
@@ -28,8 +29,8 @@ namespace phalanx {
   X(abi_version)                  \
   X(struct_size)                  \
   X(last_error)                   \
-  X(group_enqueue_barrier)        \
-  X(group_error)                  \
+  X(barrier)                      \
+  X(group_get_error)              \
   X(group_retain)                 \
   X(group_release)                \
   X(group_revoke)                 \
@@ -37,7 +38,7 @@ namespace phalanx {
   X(work_test)                    \
   X(work_expire)                  \
   X(work_wait)                    \
-  X(work_source)                  \
+  X(work_get_source)              \
   X(work_retain)                  \
   X(work_release)
 

@@ -64,6 +64,7 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
   PHALANX_CORE_FUNCTIONS(X)
 #undef X
   const bool fits = core.abi_version() == PHX_ABI_VERSION && core.struct_size("phx_options") == sizeof(phx_options) &&
+                    core.struct_size("phx_gpu_options") == sizeof(phx_gpu_options) &&
                     core.struct_size("phx_call") == sizeof(phx_call) &&
                     core.struct_size("phx_message") == sizeof(phx_message);
   TORCH_CHECK(fits, "phalanx: the library was built from another phalanx.h than this module; reinstall phalanx-core");
@@ -279,10 +280,9 @@ void Engine::stop_threads() {
 }
 
 void Engine::check(const char *title) const {
-  phx_error_info info{};
-  info.struct_size = sizeof info;
+  phx_error_info info = PHX_ERROR_INFO_INIT;
   const GroupRef group = met();
-  if (group && core_.group_error(group.get(), &info) == PHX_OK && info.status != PHX_ERR_PEER_DEAD)
+  if (group && core_.group_get_error(group.get(), &info) == PHX_OK && info.status != PHX_ERR_PEER_DEAD)
     throw_status(info.status, named(title, info.text));
 }
 

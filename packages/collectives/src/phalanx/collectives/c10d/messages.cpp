@@ -98,11 +98,12 @@ void Backend::put_beside(const std::vector<WorkRef> &works, const at::Device &de
   c10::Event before(device.type());
   before.record(current);
   before.block(beside);
-  phx_options options{};
-  options.struct_size = sizeof options;
+  phx_options options = PHX_OPTIONS_INIT;
+  phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
   options.timeout_ms = timeout.count();
-  options.stream = beside.native_handle();
-  options.device = {PHX_DEV_CUDA, beside.device_index()};
+  gpu.stream = beside.native_handle();
+  gpu.device = {PHX_DEVICE_CUDA, beside.device_index()};
+  options.gpu = &gpu;
   const phx_status status = call(group.get(), &options, nullptr);
   if (status < 0) throw_status(status, named(title, core().last_error()));
   const c10::StreamGuard on_it(beside);

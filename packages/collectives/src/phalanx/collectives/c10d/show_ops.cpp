@@ -15,9 +15,9 @@ namespace phalanx {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Kernel = void (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
-using Around = void (*)(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs,
-                        void **span);
+using Kernel = phx_status (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
+using Around = phx_status (*)(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs,
+                              void **span);
 
 // Functions of phalanx_torch.h and phalanx.h, which the binding hands over.
 struct Library {
@@ -164,7 +164,7 @@ class Found {
 
 constexpr const char *kDescription = "phalanx channel 0";  // of the core, where these collectives are counted
 
-void around(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs, void **span) {
+phx_status around(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs, void **span) {
   if (!is_recorded()) return kernel(stack, inputs, outputs);
   const Arguments given(op, stack);
   const std::string name = given.text("group_name");
@@ -180,7 +180,7 @@ void around(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs,
     ~Opened() { end_span(std::exchange(*span, nullptr)); }  // what no pending collective has taken over
   } opened{span};
   *span = new Span(std::string("phalanx:") + op, tensors);
-  kernel(stack, inputs, outputs);
+  return kernel(stack, inputs, outputs);
 }
 
 // A Recording of Python.

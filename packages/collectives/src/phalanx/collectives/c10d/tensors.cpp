@@ -10,41 +10,41 @@ namespace {
 
 int32_t core_dtype(at::ScalarType type) {
   switch (type) {
-    case at::kHalf: return PHX_F16;
-    case at::kBFloat16: return PHX_BF16;
-    case at::kFloat: return PHX_F32;
-    case at::kDouble: return PHX_F64;
-    case at::kChar: return PHX_I8;
-    case at::kByte: return PHX_U8;
-    case at::kShort: return PHX_I16;
-    case at::kUInt16: return PHX_U16;
-    case at::kInt: return PHX_I32;
-    case at::kUInt32: return PHX_U32;
-    case at::kLong: return PHX_I64;
-    case at::kUInt64: return PHX_U64;
-    case at::kBool: return PHX_BOOL;
-    case at::kComplexFloat: return PHX_C64;
-    case at::kComplexDouble: return PHX_C128;
-    case at::kFloat8_e4m3fn: return PHX_F8E4M3;
-    case at::kFloat8_e5m2: return PHX_F8E5M2;
+    case at::kHalf: return PHX_DTYPE_F16;
+    case at::kBFloat16: return PHX_DTYPE_BF16;
+    case at::kFloat: return PHX_DTYPE_F32;
+    case at::kDouble: return PHX_DTYPE_F64;
+    case at::kChar: return PHX_DTYPE_I8;
+    case at::kByte: return PHX_DTYPE_U8;
+    case at::kShort: return PHX_DTYPE_I16;
+    case at::kUInt16: return PHX_DTYPE_U16;
+    case at::kInt: return PHX_DTYPE_I32;
+    case at::kUInt32: return PHX_DTYPE_U32;
+    case at::kLong: return PHX_DTYPE_I64;
+    case at::kUInt64: return PHX_DTYPE_U64;
+    case at::kBool: return PHX_DTYPE_BOOL;
+    case at::kComplexFloat: return PHX_DTYPE_C64;
+    case at::kComplexDouble: return PHX_DTYPE_C128;
+    case at::kFloat8_e4m3fn: return PHX_DTYPE_F8E4M3;
+    case at::kFloat8_e5m2: return PHX_DTYPE_F8E5M2;
     default: return 0;
   }
 }
 
 size_t dtype_size(int32_t dtype) {
   switch (dtype) {
-    case PHX_F16:
-    case PHX_BF16:
-    case PHX_I16:
-    case PHX_U16: return 2;
-    case PHX_F32:
-    case PHX_I32:
-    case PHX_U32: return 4;
-    case PHX_F64:
-    case PHX_I64:
-    case PHX_U64:
-    case PHX_C64: return 8;
-    case PHX_C128: return 16;
+    case PHX_DTYPE_F16:
+    case PHX_DTYPE_BF16:
+    case PHX_DTYPE_I16:
+    case PHX_DTYPE_U16: return 2;
+    case PHX_DTYPE_F32:
+    case PHX_DTYPE_I32:
+    case PHX_DTYPE_U32: return 4;
+    case PHX_DTYPE_F64:
+    case PHX_DTYPE_I64:
+    case PHX_DTYPE_U64:
+    case PHX_DTYPE_C64: return 8;
+    case PHX_DTYPE_C128: return 16;
     default: return 1;
   }
 }
@@ -144,7 +144,7 @@ bool share_memory(const std::vector<at::Tensor> &written, const Alike &alike) {
 Elements elements_of(const at::Tensor &tensor, int64_t numel) {
   const int32_t dtype = core_dtype(tensor.scalar_type());
   if (dtype != 0) return {dtype, static_cast<size_t>(numel)};
-  return {PHX_U8, static_cast<size_t>(numel) * tensor.element_size()};
+  return {PHX_DTYPE_U8, static_cast<size_t>(numel) * tensor.element_size()};
 }
 
 Elements elements_of(const at::Tensor &tensor) { return elements_of(tensor, tensor.numel()); }
@@ -166,19 +166,19 @@ int32_t reduced_dtype(const at::Tensor &tensor) {
 
 Reduction reduction_of(const c10d::ReduceOp &op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: return {PHX_SUM, 1};
-    case c10d::ReduceOp::AVG: return {PHX_AVG, 1};
-    case c10d::ReduceOp::PRODUCT: return {PHX_PROD, 1};
-    case c10d::ReduceOp::MIN: return {PHX_MIN, 1};
-    case c10d::ReduceOp::MAX: return {PHX_MAX, 1};
-    case c10d::ReduceOp::BAND: return {PHX_BAND, 1};
-    case c10d::ReduceOp::BOR: return {PHX_BOR, 1};
-    case c10d::ReduceOp::BXOR: return {PHX_BXOR, 1};
+    case c10d::ReduceOp::SUM: return {PHX_OP_SUM, 1};
+    case c10d::ReduceOp::AVG: return {PHX_OP_AVG, 1};
+    case c10d::ReduceOp::PRODUCT: return {PHX_OP_PROD, 1};
+    case c10d::ReduceOp::MIN: return {PHX_OP_MIN, 1};
+    case c10d::ReduceOp::MAX: return {PHX_OP_MAX, 1};
+    case c10d::ReduceOp::BAND: return {PHX_OP_BAND, 1};
+    case c10d::ReduceOp::BOR: return {PHX_OP_BOR, 1};
+    case c10d::ReduceOp::BXOR: return {PHX_OP_BXOR, 1};
     case c10d::ReduceOp::PREMUL_SUM: {
       // Its name in 2.11; later it is one of two.
       const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
       TORCH_CHECK_VALUE(given != nullptr, "ReduceOp.PREMUL_SUM without its factor; make it with _make_nccl_premul_sum");
-      return {PHX_PREMUL_SUM,
+      return {PHX_OP_PREMUL_SUM,
               given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor};
     }
     default: C10_THROW_ERROR(ValueError, "this ReduceOp is none of phalanx");
