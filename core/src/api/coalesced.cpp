@@ -30,31 +30,6 @@ Kind kind_of(int32_t kind) {
   }
 }
 
-// What a call reads and writes on this rank, in parts of `count` elements, and where an in-place input begins.
-struct Extent {
-  size_t in_parts;
-  size_t out_parts;
-  bool alias_allowed;
-  size_t in_offset;  // of the input from the output, in parts, modulo 2^64
-};
-
-Extent extent_of(Kind kind, size_t all, size_t self, size_t root) {
-  switch (kind) {
-    case Kind::kAllGather: return {1, all, true, self};
-    case Kind::kReduceScatter: return {all, 1, true, 0 - self};
-    case Kind::kAllToAll: return {all, all, false, 0};
-    case Kind::kReduce: return {1, size_t{self == root}, true, 0};
-    case Kind::kGather: return {1, self == root ? all : 0, true, self};
-    case Kind::kScatter: return {self == root ? all : 0, 1, true, 0 - self};
-    default: return {1, 1, true, 0};
-  }
-}
-
-bool has_root(Kind kind) {
-  return kind == Kind::kBroadcast || kind == Kind::kReduce || kind == Kind::kGather || kind == Kind::kScatter;
-}
-bool has_op(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduce; }
-
 struct Range {
   const char *begin;
   const char *end;
@@ -72,16 +47,12 @@ phx_status check_one(phx_group *group, const phx_options *options, const phx_cal
   Call call(kind, group, options, true);
   if (!call.ok()) return call.status();
   const int self = call.group().group_rank();
-  const Extent extent = extent_of(kind, call.group_size(), self, given.root_group_rank);
   const void *in = kind == Kind::kBroadcast ? given.out : given.in;
   if (kind == Kind::kBroadcast && given.in != given.out)
     return phx::fail(PHX_ERR_INVALID, kName, "%s: call %zu: a broadcast's in and out are the same buffer", kName,
                      index);
-  call.data(in, extent.in_parts, given.out, extent.out_parts, given.count, given.dtype);
-  call.overlap(extent.in_parts * given.count, extent.out_parts * given.count, extent.in_offset * given.count,
-               extent.alias_allowed);
-  if (has_op(kind)) call.reduce(given.op);
-  if (has_root(kind)) call.root(given.root_group_rank);
+  phx::Extent extent;
+  call.check(in, given.out, given.count, given.dtype, given.op, given.root_group_rank, &extent);
   if (!call.ok()) return call.status();
   const size_t bytes = given.count * call.buffers().item;
   const auto add = [&](const char *begin, size_t parts, bool written) {
@@ -89,11 +60,9 @@ phx_status check_one(phx_group *group, const phx_options *options, const phx_cal
   };
   add(call.buffers().in, extent.in_parts, false);
   add(call.buffers().out, extent.out_parts, true);
-  const bool root = self == given.root_group_rank;
-  *volume = {extent.in_parts * bytes, extent.out_parts * bytes,
-             (kind == Kind::kScatter ? call.group_size() : extent.in_parts) * bytes};
-  if (kind == Kind::kBroadcast) (root ? volume->out : volume->in) = 0;
-  *out = {kind, call.buffers(), call.reduction(), has_root(kind) ? given.root_group_rank : -1, call.record()};
+  *volume = phx::volume_of(kind, extent, call.group_size(), self == given.root_group_rank, bytes);
+  const bool rooted = phx::traits_of(kind).root != phx::Root::kNone;
+  *out = {kind, call.buffers(), call.reduction(), rooted ? given.root_group_rank : -1, call.record()};
   return PHX_OK;
 }
 

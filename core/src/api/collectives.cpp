@@ -11,6 +11,39 @@ using phx::Call;
 using phx::guarded;
 using phx::Kind;
 
+namespace {
+
+// Those with one count for all ranks: checked, made and issued as the row of the collective says.
+template <Kind kKind>
+phx_status issue(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root,
+                 const phx_options *options, phx_work **work) {
+  return guarded(phx::name_of(kKind), [&]() -> phx_status {
+    constexpr const phx::CollectiveTraits &kTraits = phx::traits_of(kKind);
+    Call call(kKind, group, options);
+    phx::Extent extent;
+    if (!call.check(in, out, count, dtype, op, root, &extent).ok()) return call.status();
+    const size_t n = call.group_size(), bytes = count * call.buffers().item;
+    if (call.on_gpu()) {
+      const bool is_root = call.group().group_rank() == root;
+      return phx::put_on_gpu(call, phx::volume_of(kKind, extent, n, is_root, bytes), root, work);
+    }
+    const bool blocking = work == nullptr;
+    const phx::Plan plan = call.plan(work);
+    const size_t in_bytes = phx::parts_on(kTraits.in, n, true) * bytes;  // of a rank that gives any
+    int32_t algo = PHX_ALGO_AUTO;
+    if constexpr (kKind == Kind::kAllReduce) {
+      algo = phx::choose_all_reduce(plan, bytes, call.options().algo);
+      call.chose(algo);
+    }
+    phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
+    if constexpr (kTraits.root == phx::Root::kGives)
+      return call.issue(phx::recognise_root(call, in_bytes, std::move(staged), blocking, root), work);
+    return call.issue(phx::recognise(call, in_bytes, std::move(staged), blocking, root), work);
+  });
+}
+
+}  // namespace
+
 extern "C" {
 
 phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **work) {
@@ -23,33 +56,42 @@ phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **
 
 phx_status phx_all_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
                           const phx_options *options, phx_work **work) {
-  return guarded("all_reduce", [&]() -> phx_status {
-    Call call(Kind::kAllReduce, group, options);
-    call.data(in, 1, out, 1, count, dtype).overlap(count, count, 0, true).reduce(op);
-    if (!call.ok()) return call.status();
-    const size_t bytes = count * call.buffers().item;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, bytes, bytes}, -1, work);
-    const phx::Plan plan = call.plan(work);
-    const int32_t algo = phx::choose_all_reduce(plan, bytes, call.options().algo);
-    phx::OperationPtr staged = phx::make_all_reduce(plan, call.buffers(), call.reduction(), algo);
-    return call.chose(algo).issue(phx::recognise(call, Kind::kSymmAllReduce, bytes, std::move(staged), plan.blocking),
-                                  work);
-  });
+  return issue<Kind::kAllReduce>(group, in, out, count, dtype, op, -1, options, work);
 }
 
 phx_status phx_all_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
                           const phx_options *options, phx_work **work) {
-  return guarded("all_gather", [&]() -> phx_status {
-    Call call(Kind::kAllGather, group, options);
-    if (!call.ok()) return call.status();
-    const size_t n = call.group_size();
-    call.data(in, 1, out, n, count, dtype).overlap(count, n * count, call.group().group_rank() * count, true);
-    if (!call.ok()) return call.status();
-    const size_t bytes = count * call.buffers().item;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, n * bytes, bytes}, -1, work);
-    phx::OperationPtr staged = phx::make_all_gather(call.plan(work), call.buffers());
-    return call.issue(phx::recognise(call, Kind::kSymmAllGather, bytes, std::move(staged), work == nullptr), work);
-  });
+  return issue<Kind::kAllGather>(group, in, out, count, dtype, 0, -1, options, work);
+}
+
+phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+                              const phx_options *options, phx_work **work) {
+  return issue<Kind::kReduceScatter>(group, in, out, count, dtype, op, -1, options, work);
+}
+
+phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                          const phx_options *options, phx_work **work) {
+  return issue<Kind::kAllToAll>(group, in, out, count, dtype, 0, -1, options, work);
+}
+
+phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank,
+                         const phx_options *options, phx_work **work) {
+  return issue<Kind::kBroadcast>(group, buffer, buffer, count, dtype, 0, root_group_rank, options, work);
+}
+
+phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+                      int32_t root_group_rank, const phx_options *options, phx_work **work) {
+  return issue<Kind::kReduce>(group, in, out, count, dtype, op, root_group_rank, options, work);
+}
+
+phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t root_group_rank,
+                      const phx_options *options, phx_work **work) {
+  return issue<Kind::kGather>(group, in, out, count, dtype, 0, root_group_rank, options, work);
+}
+
+phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
+                       int32_t root_group_rank, const phx_options *options, phx_work **work) {
+  return issue<Kind::kScatter>(group, in, out, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype,
@@ -70,26 +112,7 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
       return phx::put_on_gpu_v(call, {bytes, total * item, most * item}, counts, counts, work);
     }
     phx::OperationPtr staged = phx::make_all_gather_v(call.plan(work), call.buffers(), counts);
-    return call.issue(phx::recognise_v(call, Kind::kSymmAllGatherV, bytes, std::move(staged), work == nullptr, counts),
-                      work);
-  });
-}
-
-phx_status phx_reduce_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
-                              const phx_options *options, phx_work **work) {
-  return guarded("reduce_scatter", [&]() -> phx_status {
-    Call call(Kind::kReduceScatter, group, options);
-    if (!call.ok()) return call.status();
-    const size_t n = call.group_size();
-    call.data(in, n, out, 1, count, dtype)
-        .overlap(n * count, count, 0 - call.group().group_rank() * count, true)
-        .reduce(op);
-    if (!call.ok()) return call.status();
-    const size_t bytes = count * call.buffers().item;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {n * bytes, bytes, n * bytes}, -1, work);
-    phx::OperationPtr staged = phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction());
-    return call.issue(phx::recognise(call, Kind::kSymmReduceScatter, n * bytes, std::move(staged), work == nullptr),
-                      work);
+    return call.issue(phx::recognise_v(call, bytes, std::move(staged), work == nullptr, counts), work);
   });
 }
 
@@ -110,23 +133,7 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     if (call.on_gpu())
       return phx::put_on_gpu_v(call, {bytes, counts[self] * call.buffers().item, bytes}, counts, counts, work);
     phx::OperationPtr staged = phx::make_reduce_scatter_v(call.plan(work), call.buffers(), call.reduction(), counts);
-    return call.issue(
-        phx::recognise_v(call, Kind::kSymmReduceScatterV, bytes, std::move(staged), work == nullptr, counts), work);
-  });
-}
-
-phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
-                          const phx_options *options, phx_work **work) {
-  return guarded("all_to_all", [&]() -> phx_status {
-    Call call(Kind::kAllToAll, group, options);
-    if (!call.ok()) return call.status();
-    const size_t n = call.group_size();
-    call.data(in, n, out, n, count, dtype).overlap(n * count, n * count, 0, false);
-    if (!call.ok()) return call.status();
-    const size_t bytes = n * count * call.buffers().item;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, bytes, bytes}, -1, work);
-    phx::OperationPtr staged = phx::make_all_to_all(call.plan(work), call.buffers());
-    return call.issue(phx::recognise(call, Kind::kSymmAllToAll, bytes, std::move(staged), work == nullptr), work);
+    return call.issue(phx::recognise_v(call, bytes, std::move(staged), work == nullptr, counts), work);
   });
 }
 
@@ -146,76 +153,6 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
     phx::OperationPtr staged = phx::make_all_to_all_v(call.plan(work), call.buffers(), in_counts, out_counts);
     return call.issue(
         phx::recognise_all_to_all_v(call, bytes, std::move(staged), work == nullptr, in_counts, out_counts), work);
-  });
-}
-
-phx_status phx_broadcast(phx_group *group, void *buffer, size_t count, int32_t dtype, int32_t root_group_rank,
-                         const phx_options *options, phx_work **work) {
-  return guarded("broadcast", [&]() -> phx_status {
-    Call call(Kind::kBroadcast, group, options);
-    if (!call.data(buffer, 1, buffer, 1, count, dtype).root(root_group_rank).ok()) return call.status();
-    const size_t bytes = count * call.buffers().item;
-    if (call.on_gpu()) {
-      const bool root = call.group().group_rank() == root_group_rank;
-      return phx::put_on_gpu(call, {root ? bytes : 0, root ? 0 : bytes, bytes}, root_group_rank, work);
-    }
-    phx::OperationPtr staged = phx::make_broadcast(call.plan(work), call.buffers(), root_group_rank);
-    return call.issue(
-        phx::recognise_root(call, Kind::kSymmBroadcast, bytes, std::move(staged), work == nullptr, root_group_rank),
-        work);
-  });
-}
-
-phx_status phx_reduce(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
-                      int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return guarded("reduce", [&]() -> phx_status {
-    Call call(Kind::kReduce, group, options);
-    if (!call.ok()) return call.status();
-    const bool root = call.group().group_rank() == root_group_rank;
-    call.data(in, 1, out, root ? 1 : 0, count, dtype).overlap(count, root ? count : 0, 0, true);
-    if (!call.reduce(op).root(root_group_rank).ok()) return call.status();
-    const size_t bytes = count * call.buffers().item;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, root ? bytes : 0, bytes}, root_group_rank, work);
-    phx::OperationPtr staged = phx::make_reduce(call.plan(work), call.buffers(), call.reduction(), root_group_rank);
-    return call.issue(
-        phx::recognise(call, Kind::kSymmReduce, bytes, std::move(staged), work == nullptr, root_group_rank), work);
-  });
-}
-
-phx_status phx_gather(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t root_group_rank,
-                      const phx_options *options, phx_work **work) {
-  return guarded("gather", [&]() -> phx_status {
-    Call call(Kind::kGather, group, options);
-    if (!call.ok()) return call.status();
-    const int self = call.group().group_rank();
-    const size_t parts = self == root_group_rank ? call.group_size() : 0;
-    call.data(in, 1, out, parts, count, dtype).overlap(count, parts * count, self * count, true).root(root_group_rank);
-    if (!call.ok()) return call.status();
-    const size_t bytes = count * call.buffers().item;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {bytes, parts * bytes, bytes}, root_group_rank, work);
-    phx::OperationPtr staged = phx::make_gather(call.plan(work), call.buffers(), root_group_rank);
-    return call.issue(
-        phx::recognise(call, Kind::kSymmGather, bytes, std::move(staged), work == nullptr, root_group_rank), work);
-  });
-}
-
-phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count, int32_t dtype,
-                       int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return guarded("scatter", [&]() -> phx_status {
-    Call call(Kind::kScatter, group, options);
-    if (!call.ok()) return call.status();
-    const int self = call.group().group_rank();
-    const size_t parts = self == root_group_rank ? call.group_size() : 0;
-    call.data(in, parts, out, 1, count, dtype)
-        .overlap(parts * count, count, 0 - self * count, true)
-        .root(root_group_rank);
-    if (!call.ok()) return call.status();
-    const size_t part = count * call.buffers().item, bytes = call.group_size() * part;
-    if (call.on_gpu()) return phx::put_on_gpu(call, {parts * part, part, bytes}, root_group_rank, work);
-    phx::OperationPtr staged = phx::make_scatter(call.plan(work), call.buffers(), root_group_rank);
-    return call.issue(
-        phx::recognise_root(call, Kind::kSymmScatter, bytes, std::move(staged), work == nullptr, root_group_rank),
-        work);
   });
 }
 }

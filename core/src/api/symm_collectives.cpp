@@ -17,16 +17,6 @@ char *own_at(const phx::Symm &symm, size_t offset) {
   return reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(symm.buffer(symm.group_rank())) + offset);
 }
 
-struct Shape {
-  size_t in_parts;
-  size_t out_parts;
-};
-
-size_t size_of(const phx_symm *symm) { return symm == nullptr ? 1 : symm->symm->size(); }
-bool is_root(const phx_symm *symm, int32_t group_rank) {
-  return symm != nullptr && symm->symm->group_rank() == group_rank;
-}
-
 // What is small goes through the slots after all: a second arrival costs more than the copies. Where ranks share cores
 // it costs the most, above all a broadcast, whose readers have nothing to do before it; and there an all_gather which
 // fits no cache is faster through them, as each block is then fetched from memory by its owner alone. Measured with
@@ -35,53 +25,47 @@ bool is_root(const phx_symm *symm, int32_t group_rank) {
 bool goes_through_slots(const Call &call, const phx::Plan &plan, size_t in_bytes) {
   if (call.options().algo != PHX_ALGO_AUTO) return false;
   const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, phx::kDemotedBytes);
-  const bool crowded = plan.lane.ranks_share_cores(), gathers = call.kind() == Kind::kSymmAllGather;
+  const bool crowded = plan.lane.ranks_share_cores(), gathers = call.kind() == Kind::kAllGather;
   if (crowded && gathers && in_bytes * call.group_size() >= 2 * plan.tuning.streaming_bytes) return true;
-  const size_t times = !crowded ? 1 : call.kind() == Kind::kSymmBroadcast ? 8 : gathers ? 2 : 1;
+  const size_t times = !crowded ? 1 : call.kind() == Kind::kBroadcast ? 8 : gathers ? 2 : 1;
   return in_bytes <= std::min(small * times, plan.lane.slot_bytes());
 }
 
 phx::OperationPtr make(const Call &call, const phx::Plan &plan, phx::Symm &symm, size_t offset, size_t in_bytes,
                        int root) {
   const phx::Buffers &buffers = call.buffers();
-  switch (goes_through_slots(call, plan, in_bytes) ? call.kind() : Kind::kNone) {
-    case Kind::kSymmAllReduce: return phx::make_all_reduce(plan, buffers, call.reduction(), PHX_ALGO_AUTO);
-    case Kind::kSymmAllGather: return phx::make_all_gather(plan, buffers);
-    case Kind::kSymmReduceScatter: return phx::make_reduce_scatter(plan, buffers, call.reduction());
-    case Kind::kSymmAllToAll: return phx::make_all_to_all(plan, buffers);
-    case Kind::kSymmBroadcast: return phx::make_broadcast(plan, buffers, root);
-    case Kind::kSymmReduce: return phx::make_reduce(plan, buffers, call.reduction(), root);
-    case Kind::kSymmGather: return phx::make_gather(plan, buffers, root);
-    case Kind::kSymmScatter: return phx::make_scatter(plan, buffers, root);
-    default: break;
-  }
-  if (call.kind() == Kind::kSymmBroadcast)
+  if (goes_through_slots(call, plan, in_bytes))
+    return phx::make_operation(call.kind(), plan, buffers, call.reduction(), root);
+  if (call.kind() == Kind::kBroadcast)
     return phx::make_symm_broadcast(symm.shared_from_this(), offset, buffers, root, plan.tuning);
   return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan,
                         call.options().algo);
 }
 
-// Those with one count for all. op 0: no reduction. root < 0 with has_root false: none.
-phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, Shape shape, size_t count, int32_t dtype,
-                 const int32_t *op, const int32_t *root, const phx_options *options, phx_work **work) {
-  return guarded(phx::kind_name(kind), [&]() -> phx_status {
+// Those with one count for all ranks. Every rank's block must hold what any rank gives.
+phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
+                 int32_t root, const phx_options *options, phx_work **work) {
+  return guarded(phx::name_of(kind, true), [&]() -> phx_status {
     Call call(kind, symm, options);
     if (!call.ok()) return call.status();
+    const phx::CollectiveTraits &traits = phx::traits_of(kind);
     phx::Symm &s = *symm->symm;
+    const size_t n = s.size(), in_parts = phx::parts_on(traits.in, n, true);
+    const size_t out_parts = phx::parts_on(traits.out, n, s.group_rank() == root);
     char *in = own_at(s, offset);
     if (phx::side_of(s) != nullptr) call.on_stream();
-    call.data(in, shape.in_parts, kind == Kind::kSymmBroadcast ? in : out, shape.out_parts, count, dtype);
-    if (op != nullptr) call.reduce(*op);
-    if (root != nullptr) call.root(*root);
-    const size_t in_bytes = shape.in_parts * count * call.buffers().item;
+    call.data(in, in_parts, kind == Kind::kBroadcast ? in : out, out_parts, count, dtype);
+    if (traits.reduces) call.reduce(op);
+    if (traits.root != phx::Root::kNone) call.root(root);
+    const size_t in_bytes = in_parts * count * call.buffers().item;
     if (call.ok()) call.inside(s, offset, in_bytes);
-    if (call.ok() && kind == Kind::kSymmAllGather && s.gathered().begins(out, offset, in_bytes))
+    if (call.ok() && kind == Kind::kAllGather && s.gathered().begins(out, offset, in_bytes))
       return call.stays().issue(phx::make_barrier(), work);
-    const bool in_place = kind == Kind::kSymmAllReduce || kind == Kind::kSymmBroadcast;
-    call.overlap(shape.in_parts * count, shape.out_parts * count, 0, in_place);
+    const bool in_place = kind == Kind::kAllReduce || kind == Kind::kBroadcast;
+    call.overlap(in_parts * count, out_parts * count, 0, in_place);
     if (!call.ok()) return call.status();
-    if (phx::side_of(s) != nullptr) return phx::enqueue(call, s, offset, root == nullptr ? -1 : *root, work);
-    return call.issue(make(call, call.plan(work), s, offset, in_bytes, root == nullptr ? -1 : *root), work);
+    if (phx::side_of(s) != nullptr) return phx::enqueue(call, s, offset, root, work);
+    return call.issue(make(call, call.plan(work), s, offset, in_bytes, root), work);
   });
 }
 
@@ -91,55 +75,48 @@ extern "C" {
 
 phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
                                const phx_options *options, phx_work **work) {
-  return issue(Kind::kSymmAllReduce, symm, offset, out, {1, 1}, count, dtype, &op, nullptr, options, work);
+  return issue(Kind::kAllReduce, symm, offset, out, count, dtype, op, -1, options, work);
 }
 
 phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                const phx_options *options, phx_work **work) {
-  return issue(Kind::kSymmAllGather, symm, offset, out, {1, size_of(symm)}, count, dtype, nullptr, nullptr, options,
-               work);
+  return issue(Kind::kAllGather, symm, offset, out, count, dtype, 0, -1, options, work);
 }
 
 phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
                                    const phx_options *options, phx_work **work) {
-  return issue(Kind::kSymmReduceScatter, symm, offset, out, {size_of(symm), 1}, count, dtype, &op, nullptr, options,
-               work);
+  return issue(Kind::kReduceScatter, symm, offset, out, count, dtype, op, -1, options, work);
 }
 
 phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                const phx_options *options, phx_work **work) {
-  return issue(Kind::kSymmAllToAll, symm, offset, out, {size_of(symm), size_of(symm)}, count, dtype, nullptr, nullptr,
-               options, work);
+  return issue(Kind::kAllToAll, symm, offset, out, count, dtype, 0, -1, options, work);
 }
 
 phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype, int32_t root_group_rank,
                               const phx_options *options, phx_work **work) {
-  return issue(Kind::kSymmBroadcast, symm, offset, nullptr, {1, 1}, count, dtype, nullptr, &root_group_rank, options,
-               work);
+  return issue(Kind::kBroadcast, symm, offset, nullptr, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_symm_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
                            int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  const Shape shape{1, is_root(symm, root_group_rank) ? size_t{1} : 0};
-  return issue(Kind::kSymmReduce, symm, offset, out, shape, count, dtype, &op, &root_group_rank, options, work);
+  return issue(Kind::kReduce, symm, offset, out, count, dtype, op, root_group_rank, options, work);
 }
 
 phx_status phx_symm_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                            int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  const Shape shape{1, is_root(symm, root_group_rank) ? size_of(symm) : 0};
-  return issue(Kind::kSymmGather, symm, offset, out, shape, count, dtype, nullptr, &root_group_rank, options, work);
+  return issue(Kind::kGather, symm, offset, out, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                             int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return issue(Kind::kSymmScatter, symm, offset, out, {size_of(symm), 1}, count, dtype, nullptr, &root_group_rank,
-               options, work);
+  return issue(Kind::kScatter, symm, offset, out, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,
                                  const phx_options *options, phx_work **work) {
   return guarded("symm_all_gather_v", [&]() -> phx_status {
-    Call call(Kind::kSymmAllGatherV, symm, options);
+    Call call(Kind::kAllGatherV, symm, options);
     size_t total = 0;
     if (!call.own_counts(counts, &total).ok()) return call.status();
     phx::Symm &s = *symm->symm;
@@ -153,7 +130,7 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);
     if (!call.overlap(mine, total, 0, false).ok()) return call.status();
     if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
-    return call.issue(phx::make_symm_v(Kind::kSymmAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, counts,
+    return call.issue(phx::make_symm_v(Kind::kAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, counts,
                                        call.group().tuning()),
                       work);
   });
@@ -162,7 +139,7 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
 phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,
                                      int32_t op, const phx_options *options, phx_work **work) {
   return guarded("symm_reduce_scatter_v", [&]() -> phx_status {
-    Call call(Kind::kSymmReduceScatterV, symm, options);
+    Call call(Kind::kReduceScatterV, symm, options);
     size_t total = 0;
     if (!call.own_counts(counts, &total).ok()) return call.status();
     phx::Symm &s = *symm->symm;
@@ -173,7 +150,7 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
     if (call.ok()) call.inside(s, offset, total * call.buffers().item);
     if (!call.overlap(total, mine, 0, false).ok()) return call.status();
     if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
-    return call.issue(phx::make_symm_v(Kind::kSymmReduceScatterV, s.shared_from_this(), offset, call.buffers(),
+    return call.issue(phx::make_symm_v(Kind::kReduceScatterV, s.shared_from_this(), offset, call.buffers(),
                                        call.reduction(), counts, call.group().tuning()),
                       work);
   });
@@ -182,7 +159,7 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
 phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in_counts, void *out,
                                  const size_t *out_counts, int32_t dtype, const phx_options *options, phx_work **work) {
   return guarded("symm_all_to_all_v", [&]() -> phx_status {
-    Call call(Kind::kSymmAllToAllV, symm, options);
+    Call call(Kind::kAllToAllV, symm, options);
     size_t ins = 0, outs = 0;
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     phx::Symm &s = *symm->symm;

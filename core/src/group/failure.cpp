@@ -172,7 +172,7 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   if (differ) {
     const CallRecord &theirs = lane.record(result.group_rank(), epoch);
     tell_mismatch(&info, result.group_rank(), theirs, record);
-    if (theirs.operation == static_cast<uint8_t>(Kind::kRefused)) {
+    if (kind_of(theirs) == Kind::kRefused) {
       const char *why = lane.data(result.group_rank(), epoch);
       const std::string text(why, strnlen(why, std::min(lane.slot_bytes(), sizeof info.text)));
       std::snprintf(info.text, sizeof info.text,

@@ -13,14 +13,14 @@
 namespace phx {
 
 Call::Call(Kind kind, phx_group *group, const phx_options *options, bool is_part)
-    : Call(kind, group == nullptr ? nullptr : group->ptr.get(), options, is_part, false) {}
+    : Call(kind, group == nullptr ? nullptr : group->ptr.get(), options, is_part, false, false) {}
 Call::Call(Kind kind, phx_symm *symm, const phx_options *options)
-    : Call(kind, symm == nullptr ? nullptr : &symm->symm->group(), options, false,
+    : Call(kind, symm == nullptr ? nullptr : &symm->symm->group(), options, false, true,
            symm != nullptr && symm->symm->device() != nullptr) {}
 
-Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool for_kernels)
-    : kind_(kind), named_(kind), group_(group), is_part_(is_part), for_kernels_(for_kernels) {
-  record_.operation = static_cast<uint8_t>(kind);
+Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool symmetric, bool for_kernels)
+    : kind_(kind), named_(kind), group_(group), is_part_(is_part), symmetric_(symmetric), for_kernels_(for_kernels) {
+  record_.operation = static_cast<uint8_t>(static_cast<uint8_t>(kind) | (symmetric ? kSymmetric : 0));
   if (group == nullptr) {
     set(fail(PHX_ERR_INVALID, name(), "%s: the group (or symm) is NULL", name()));
     return;
@@ -163,9 +163,20 @@ Call &Call::gives_at(uint64_t place) {
   return *this;
 }
 
-Call Call::as(Kind kind, const char *in, char *out) const {
+Call &Call::check(const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root, Extent *extent) {
+  if (!ok()) return *this;
+  const CollectiveTraits &traits = traits_of(kind_);
+  const int self = group_->group_rank();
+  *extent = extent_of(traits, group_size(), self, self == root);
+  data(in, extent->in_parts, out, extent->out_parts, count, dtype);
+  overlap(extent->in_parts * count, extent->out_parts * count, extent->in_offset * count, extent->may_be_in_place);
+  if (traits.reduces) reduce(op);
+  if (traits.root != Root::kNone) this->root(root);
+  return *this;
+}
+
+Call Call::on(const char *in, char *out) const {
   Call other = *this;
-  other.kind_ = kind;
   other.buffers_.in = in;
   other.buffers_.out = out;
   other.compared_ = true;
@@ -178,7 +189,8 @@ Call &Call::finds(const cuda::Inputs *inputs) {
 }
 
 Call Call::one_of(const CoalescedCall &one) const {
-  Call other = as(one.kind, one.buffers.in, one.buffers.out);
+  Call other = on(one.buffers.in, one.buffers.out);
+  other.kind_ = one.kind;
   other.buffers_ = one.buffers;
   other.reduction_ = one.reduction;
   return other;

@@ -20,8 +20,9 @@ class Call {
   Call(Kind kind, phx_group *group, const phx_options *options, bool is_part = false);
   Call(Kind kind, phx_symm *symm, const phx_options *options);
 
-  const char *name() const { return kind_name(named_); }
+  const char *name() const { return name_of(named_, symmetric_); }
   Kind kind() const { return kind_; }
+  bool symmetric() const { return symmetric_; }  // on symmetric memory
   bool ok() const { return status_ == PHX_OK; }
   phx_status status() const { return status_; }
   Group &group() const { return *group_; }
@@ -41,6 +42,8 @@ class Call {
   Call &overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed);
   Call &reduce(int32_t op);
   Call &root(int32_t group_rank);
+  // All of these, in this order, as the row of the collective says.
+  Call &check(const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root, Extent *extent);
   // One count for each rank, the same list on all: sets `total` to their sum. `counts` may be NULL: an error.
   Call &counts(const size_t *counts, size_t *total);
   // Likewise where every rank has a list of its own, which is compared later.
@@ -57,7 +60,7 @@ class Call {
   // Whether its buffers are ordinary memory of a GPU.
   bool on_gpu() const { return gpu_.device.type == PHX_DEVICE_CUDA; }
   // The same call as a kernel does it: under its own name, on other buffers. The ranks' records have been compared.
-  Call as(Kind kind, const char *in, char *out) const;
+  Call on(const char *in, char *out) const;
   // Where its inputs are, if they need not be at the same place on all ranks. NULL: they are.
   Call &finds(const cuda::Inputs *inputs);
   const cuda::Inputs *inputs() const { return inputs_; }
@@ -73,13 +76,14 @@ class Call {
   phx_status issue(OperationPtr operation, phx_work **work);
 
  private:
-  Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool for_kernels);
+  Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool symmetric, bool for_kernels);
   Call &set(phx_status status);
 
   Kind kind_;
   const Kind named_;  // by which the caller knows it
   Group *const group_;
   const bool is_part_;
+  const bool symmetric_;
   const bool for_kernels_;
   phx_options options_ = PHX_OPTIONS_INIT;
   phx_gpu_options gpu_ = PHX_GPU_OPTIONS_INIT;

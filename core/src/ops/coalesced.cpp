@@ -67,9 +67,8 @@ class Fused final : public Operation {
 
 // Bytes of a slot that a call needs on every rank.
 size_t packed_bytes(const CoalescedCall &call, int n) {
-  const bool segments =
-      call.kind == Kind::kReduceScatter || call.kind == Kind::kAllToAll || call.kind == Kind::kScatter;
-  return round_up(call.buffers.count * call.buffers.item * (segments ? n : 1), kPackedAlign);
+  const size_t parts = parts_on(traits_of(call.kind).in, static_cast<size_t>(n), true);
+  return round_up(call.buffers.count * call.buffers.item * parts, kPackedAlign);
 }
 
 // Small calls side by side in one slot.
@@ -153,19 +152,6 @@ class Packed final : public Operation {
   std::vector<char> kept_;
 };
 
-OperationPtr make_step(const Plan &plan, const CoalescedCall &call) {
-  switch (call.kind) {
-    case Kind::kAllReduce: return make_all_reduce(plan, call.buffers, call.reduction, PHX_ALGO_AUTO);
-    case Kind::kAllGather: return make_all_gather(plan, call.buffers);
-    case Kind::kReduceScatter: return make_reduce_scatter(plan, call.buffers, call.reduction);
-    case Kind::kAllToAll: return make_all_to_all(plan, call.buffers);
-    case Kind::kBroadcast: return make_broadcast(plan, call.buffers, call.root);
-    case Kind::kReduce: return make_reduce(plan, call.buffers, call.reduction, call.root);
-    case Kind::kGather: return make_gather(plan, call.buffers, call.root);
-    default: return make_scatter(plan, call.buffers, call.root);
-  }
-}
-
 class Sequence final : public Operation {
  public:
   explicit Sequence(std::vector<OperationPtr> steps) : Operation({}, 0), steps_(std::move(steps)) {
@@ -210,14 +196,9 @@ class Sequence final : public Operation {
 }  // namespace
 
 size_t input_bytes(const CoalescedCall &call, int n, int self) {
-  const size_t bytes = call.buffers.count * call.buffers.item;
-  switch (call.kind) {
-    case Kind::kReduceScatter:
-    case Kind::kAllToAll: return n * bytes;
-    case Kind::kScatter: return self == call.root ? n * bytes : 0;
-    case Kind::kBroadcast: return self == call.root ? bytes : 0;
-    default: return bytes;
-  }
+  const bool is_root = self == call.root;
+  if (call.kind == Kind::kBroadcast && !is_root) return 0;  // its buffer is the output of the others
+  return call.buffers.count * call.buffers.item * parts_on(traits_of(call.kind).in, static_cast<size_t>(n), is_root);
 }
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {
@@ -250,13 +231,14 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
       packed.push_back(call);
       filled += bytes;
     } else {
-      steps.push_back(make_step(plan, call));
+      steps.push_back(make_operation(call.kind, plan, call.buffers, call.reduction, call.root));
     }
   }
   flush();
   for (Set &set : fused)
-    steps.push_back(set.calls.size() == 1 ? make_step(plan, set.calls[0])
-                                          : std::make_unique<Fused>(plan, std::move(set.calls)));
+    steps.push_back(set.calls.size() == 1
+                        ? make_all_reduce(plan, set.calls[0].buffers, set.calls[0].reduction, PHX_ALGO_AUTO)
+                        : std::make_unique<Fused>(plan, std::move(set.calls)));
   if (steps.empty()) steps.push_back(make_barrier());
   return std::make_unique<Sequence>(std::move(steps));
 }

@@ -10,7 +10,7 @@
 namespace phx {
 namespace {
 
-const char *name_of(const Operation &operation) { return kind_name(static_cast<Kind>(operation.record.operation)); }
+const char *name_of(const Operation &operation) { return phx::name_of(operation.record); }
 
 }  // namespace
 
@@ -214,7 +214,7 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   Turn turn(mutex_, std::defer_lock);
   if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
   // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
-  phx_status status = started.record.operation == static_cast<uint8_t>(Kind::kRefused) ? PHX_OK : begin(started);
+  phx_status status = kind_of(started.record) == Kind::kRefused ? PHX_OK : begin(started);
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
     status = publish(started, none);

@@ -167,28 +167,28 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
   const size_t n = call.group_size(), self = symm.group_rank(), bytes = buffers.count * buffers.item;
   Enqueued enqueued(call, symm, offset, work);
   enqueued.launch().root = root;
-  const bool only_root = call.kind() == Kind::kSymmReduce || call.kind() == Kind::kSymmGather;
+  const bool only_root = call.kind() == Kind::kReduce || call.kind() == Kind::kGather;
   enqueued.writes(only_root && root != symm.group_rank() ? 0 : buffers.count);
   const MultimemWay multimem = choose_multimem(call, symm, offset);
   if (!multimem.kernel.empty())
-    return enqueued.run(multimem, call.kind() == Kind::kSymmReduceScatter ? buffers.count * self : 0);
+    return enqueued.run(multimem, call.kind() == Kind::kReduceScatter ? buffers.count * self : 0);
   switch (call.kind()) {
-    case Kind::kSymmAllReduce: {
+    case Kind::kAllReduce: {
       if (fits_lines(call, symm))
         return enqueued.run_by_packs(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
       if (buffers.in != buffers.out) return enqueued.run(enqueued.reduces(0), bytes);
       return enqueued.run(enqueued.reduces(0, Way::kInPlace), (bytes + n - 1) / n);
     }
-    case Kind::kSymmReduceScatter: return enqueued.run(enqueued.reduces(buffers.count * self), bytes);
-    case Kind::kSymmReduce: return enqueued.run(enqueued.reduces(0), bytes);
-    case Kind::kSymmAllGather:
+    case Kind::kReduceScatter: return enqueued.run(enqueued.reduces(buffers.count * self), bytes);
+    case Kind::kReduce: return enqueued.run(enqueued.reduces(0), bytes);
+    case Kind::kAllGather:
       if (is_copied(call)) return enqueued.gathers_by_copies(bytes);
       [[fallthrough]];
-    case Kind::kSymmGather: return enqueued.run("phx_gpu_all_gather", bytes);
-    case Kind::kSymmAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
-    case Kind::kSymmBroadcast: return enqueued.run("phx_gpu_broadcast", bytes);
-    case Kind::kSymmScatter: return enqueued.run("phx_gpu_scatter", bytes);
-    case Kind::kBroadcast: return enqueued.run("phx_gpu_fetch", bytes);  // out of place
+    case Kind::kGather: return enqueued.run("phx_gpu_all_gather", bytes);
+    case Kind::kAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
+    case Kind::kBroadcast:  // out of place, where it is not on symmetric memory
+      return enqueued.run(call.symmetric() ? "phx_gpu_broadcast" : "phx_gpu_fetch", bytes);
+    case Kind::kScatter: return enqueued.run("phx_gpu_scatter", bytes);
     default:
       return call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: there is no kernel of it", call.name())).status();
   }
@@ -201,17 +201,17 @@ phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_cou
   refuse_multimem(call);
   Enqueued enqueued(call, symm, offset, work);
   switch (call.kind()) {
-    case Kind::kSymmAllGatherV:
+    case Kind::kAllGatherV:
       enqueued.writes(sum_before(out_counts, n));
       return enqueued.run("phx_gpu_all_gather_v", most * item, enqueued.lists(in_counts, out_counts));
-    case Kind::kSymmReduceScatterV:
+    case Kind::kReduceScatterV:
       enqueued.writes(in_counts[self]);
       enqueued.launch().count = in_counts[self];
       return enqueued.run(enqueued.reduces(sum_before(in_counts, self)), most * item);
     default:  // all_to_all_v, of whose sizes no rank knows all: as many blocks as there may be
       enqueued.writes(sum_before(out_counts, n));
-      return enqueued.run(call.kind() == Kind::kAllToAllV ? "phx_gpu_all_to_all_v_slots" : "phx_gpu_all_to_all_v",
-                          SIZE_MAX, enqueued.lists(in_counts, out_counts));
+      return enqueued.run(call.symmetric() ? "phx_gpu_all_to_all_v" : "phx_gpu_all_to_all_v_slots", SIZE_MAX,
+                          enqueued.lists(in_counts, out_counts));
   }
 }
 

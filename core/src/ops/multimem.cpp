@@ -75,15 +75,17 @@ class Chooser {
   MultimemWay choose() {
     if (!call_.ok() || !possible()) return {};
     switch (call_.kind()) {
-      case Kind::kSymmBroadcast: return {"phx_gpu_multimem_broadcast", 1, in_place(), false};
-      case Kind::kSymmAllGather: return gather();
-      case Kind::kSymmAllReduce:
-      case Kind::kSymmReduceScatter:
-      case Kind::kSymmReduce: return wants_ ? reduce() : MultimemWay{};
-      default:
-        if (wants_) refuse_multimem(call_);
-        return {};
+      case Kind::kBroadcast:
+        if (call_.symmetric()) return {"phx_gpu_multimem_broadcast", 1, in_place(), false};
+        break;
+      case Kind::kAllGather: return gather();
+      case Kind::kAllReduce:
+      case Kind::kReduceScatter:
+      case Kind::kReduce: return wants_ ? reduce() : MultimemWay{};
+      default: break;
     }
+    if (wants_) refuse_multimem(call_);
+    return {};
   }
 
  private:
@@ -135,7 +137,7 @@ class Chooser {
       return refuse("%s: switches do not do %s of %s; phalanx.h says what they do", op_name, phx_dtype_name(dtype));
     const std::string pair = std::string(phx_dtype_name(reducer.dtype)) + "_" + op_name;
     const std::string to_out = "phx_gpu_multimem_reduce_" + pair, to_all = "phx_gpu_multimem_reduce_to_all_" + pair;
-    if (call_.kind() != Kind::kSymmAllReduce) return {to_out, reducer.times, {}, false};
+    if (call_.kind() != Kind::kAllReduce) return {to_out, reducer.times, {}, false};
     if (buffers.in == buffers.out) return {to_all, reducer.times, in_place(), true};
     // Each rank loads by itself: only where the order of the switch cannot be seen.
     const bool alike = !is_floating(dtype) || (call_.group_size() == 2 && op == PHX_OP_SUM);

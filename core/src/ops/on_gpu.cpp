@@ -18,21 +18,6 @@ namespace {
 constexpr size_t kRaggedSlots = 64;
 constexpr size_t kRaggedRankBytes = 4096;  // at least, of each rank: 16 bytes for each block of a grid, twice
 
-Kind symmetric(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce: return Kind::kSymmAllReduce;
-    case Kind::kAllGather: return Kind::kSymmAllGather;
-    case Kind::kAllGatherV: return Kind::kSymmAllGatherV;
-    case Kind::kReduceScatter: return Kind::kSymmReduceScatter;
-    case Kind::kReduceScatterV: return Kind::kSymmReduceScatterV;
-    case Kind::kAllToAll: return Kind::kSymmAllToAll;
-    case Kind::kReduce: return Kind::kSymmReduce;
-    case Kind::kGather: return Kind::kSymmGather;
-    case Kind::kScatter: return Kind::kSymmScatter;
-    default: return kind;  // broadcast and all_to_all_v have kernels of their own
-  }
-}
-
 // A call on its way to a stream. Until `meet` nothing has been sent; what fails later leaves ranks out of step.
 class OnGpu {
  public:
@@ -70,7 +55,7 @@ class OnGpu {
     const size_t bytes = volume.in;
     const bool reduces_all = one.kind() == Kind::kAllReduce;
     if (reduces_all && fits_lines(one, workspace_->symm())) {
-      Call call = one.as(Kind::kSymmAllReduce, buffers.in, buffers.out);
+      Call call = one.on(buffers.in, buffers.out);
       keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
       return;
     }
@@ -84,7 +69,7 @@ class OnGpu {
     cuda::Inputs inputs{};
     bring(one, bytes, stays, &inputs);
     if (!ok()) return;
-    Call call = one.as(symmetric(one.kind()), space, two_steps ? space : buffers.out);
+    Call call = one.on(space, two_steps ? space : buffers.out);
     call.finds(&inputs);
     keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
     if (two_steps && ok()) keep(workspace_->copy(one.name(), buffers.out, space, bytes, stream()));
@@ -97,7 +82,7 @@ class OnGpu {
     cuda::Inputs inputs{};
     if (copies) bring(call_, volume.in, true, &inputs);
     if (!ok()) return;
-    Call call = call_.as(symmetric(call_.kind()), copies ? space : buffers.in, buffers.out);
+    Call call = call_.on(copies ? space : buffers.in, buffers.out);
     call.finds(&inputs);
     keep(enqueue_v(call, workspace_->symm(), 0, in_counts, out_counts, nullptr));
   }
@@ -165,6 +150,13 @@ class OnGpu {
 };
 
 }  // namespace
+
+Volume volume_of(Kind kind, const Extent &extent, size_t group_size, bool is_root, size_t bytes) {
+  Volume volume{extent.in_parts * bytes, extent.out_parts * bytes,
+                parts_on(traits_of(kind).in, group_size, true) * bytes};
+  if (kind == Kind::kBroadcast) (is_root ? volume.out : volume.in) = 0;  // one buffer is both
+  return volume;
+}
 
 phx_status put_on_gpu(Call &call, const Volume &volume, int root, phx_work **work) {
   OnGpu way(call, work);

@@ -14,6 +14,9 @@ struct Volume {
   size_t largest;
 };
 
+// Of a checked call with one count for all.
+Volume volume_of(Kind kind, const Extent &extent, size_t group_size, bool is_root, size_t bytes);
+
 // Puts a checked call on its stream. root < 0: none.
 phx_status put_on_gpu(Call &call, const Volume &volume, int root, phx_work **work);
 // all_gather_v, reduce_scatter_v and all_to_all_v: see enqueue_v.

@@ -127,6 +127,9 @@ OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
+// One of those with a single count, by its kind. algo: of all_reduce.
+OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
+                            int32_t algo = PHX_ALGO_AUTO);
 
 // On symmetric memory: `offset` bytes into every rank's block. buffers.in is this rank's own.
 class SymmOperation : public Operation {
@@ -142,7 +145,7 @@ using SymmOperationPtr = std::unique_ptr<SymmOperation>;
 // passes the sum on through its slot. In one step each receiver reads everything from everybody. An all_reduce in place
 // is neither: its sums go straight into all blocks.
 inline bool sums_by_parts(Kind kind, bool in_place, int n, int32_t algo) {
-  if (kind != Kind::kSymmReduce && (kind != Kind::kSymmAllReduce || in_place)) return false;
+  if (kind != Kind::kReduce && (kind != Kind::kAllReduce || in_place)) return false;
   return algo == PHX_ALGO_TWO_SHOT || (algo != PHX_ALGO_ONE_SHOT && n > 2);
 }
 // algo: PHX_ALGO_*, of all_reduce and reduce.

@@ -97,21 +97,20 @@ bool may_find_input(const Group &group, size_t in_bytes) {
   return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
 }
 
-OperationPtr recognise(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
+OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
   const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);
   if (!symm) return staged;
   return combine(
       call, *symm, std::move(staged),
-      make_symm(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.plan(nullptr)));
+      make_symm(call.kind(), symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.plan(nullptr)));
 }
 
-OperationPtr recognise_v(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking,
-                         const size_t *counts) {
+OperationPtr recognise_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, const size_t *counts) {
   const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);
   if (!symm) return staged;
-  return combine(
-      call, *symm, std::move(staged),
-      make_symm_v(kind, symm, offset_in(*symm, call), call.buffers(), call.reduction(), counts, call.group().tuning()));
+  return combine(call, *symm, std::move(staged),
+                 make_symm_v(call.kind(), symm, offset_in(*symm, call), call.buffers(), call.reduction(), counts,
+                             call.group().tuning()));
 }
 
 OperationPtr recognise_all_to_all_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking,

@@ -18,20 +18,7 @@
 namespace phx {
 namespace {
 
-bool only_root_gives(const CoalescedCall &call) { return call.kind == Kind::kBroadcast || call.kind == Kind::kScatter; }
-
-Kind symmetric(Kind kind) {
-  switch (kind) {
-    case Kind::kAllReduce: return Kind::kSymmAllReduce;
-    case Kind::kAllGather: return Kind::kSymmAllGather;
-    case Kind::kReduceScatter: return Kind::kSymmReduceScatter;
-    case Kind::kAllToAll: return Kind::kSymmAllToAll;
-    case Kind::kBroadcast: return Kind::kSymmBroadcast;
-    case Kind::kReduce: return Kind::kSymmReduce;
-    case Kind::kGather: return Kind::kSymmGather;
-    default: return Kind::kSymmScatter;
-  }
-}
+bool only_root_gives(const CoalescedCall &call) { return traits_of(call.kind).root == Root::kGives; }
 
 // A call of at least kSmallestInput bytes (smaller ones are packed for less than it takes to look for them), and where
 // this rank's input lies.
@@ -205,7 +192,7 @@ class Listed final : public Operation {
   SymmOperationPtr make(Candidate &candidate, const CoalescedCall &call, uint64_t key) {
     if (candidate.symm == nullptr) candidate.symm = SymmDirectory::of_process().find_key(group_.members(), self_, key);
     if (candidate.symm == nullptr) return nullptr;
-    return make_symm(symmetric(call.kind), candidate.symm, 0, call.buffers, call.reduction, call.root, plan_);
+    return make_symm(call.kind, candidate.symm, 0, call.buffers, call.reduction, call.root, plan_);
   }
 
   void after_tables() {
@@ -288,7 +275,7 @@ OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vecto
     }
     const bool in_place = each.kind == Kind::kAllReduce && each.buffers.in == each.buffers.out;
     // It would take arrivals of its own.
-    if (sums_by_parts(symmetric(each.kind), in_place, group.size(), PHX_ALGO_AUTO)) continue;
+    if (sums_by_parts(each.kind, in_place, group.size(), PHX_ALGO_AUTO)) continue;
     candidate.symm = directory.find(group.members(), self, each.buffers.in, bytes);
     if (candidate.symm == nullptr) continue;
     own += bytes;

@@ -109,8 +109,7 @@ class Rooted final : public Operation {
 
 }  // namespace
 
-OperationPtr recognise_root(const Call &call, Kind kind, size_t in_bytes, OperationPtr staged, bool blocking,
-                            int root) {
+OperationPtr recognise_root(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
   const Group &group = call.group();
   if (call.options().algo != PHX_ALGO_AUTO || (!blocking && in_bytes <= group.eager_bytes())) return staged;
   Place where{kReads, 0};
@@ -122,7 +121,7 @@ OperationPtr recognise_root(const Call &call, Kind kind, size_t in_bytes, Operat
   } else if (!may_find_input(group, in_bytes)) {
     return staged;
   }
-  return std::make_unique<Rooted>(call, kind, root, where, std::move(held), std::move(staged));
+  return std::make_unique<Rooted>(call, call.kind(), root, where, std::move(held), std::move(staged));
 }
 
 }  // namespace phx

@@ -74,33 +74,30 @@ class Symmetric final : public OnSymm {
 
  private:
   size_t input_bytes(int) const override {
-    const bool segments =
-        kind_ == Kind::kSymmReduceScatter || kind_ == Kind::kSymmAllToAll || kind_ == Kind::kSymmScatter;
+    const bool segments = kind_ == Kind::kReduceScatter || kind_ == Kind::kAllToAll || kind_ == Kind::kScatter;
     return b_.count * b_.item * (segments ? n_ : 1);
   }
   void move() const override {
     switch (kind_) {
-      case Kind::kSymmAllReduce:
+      case Kind::kAllReduce:
         if (b_.out == b_.in)
           reduce_in_place();
         else
           reduce(reduction_, b_.out, 0, b_.count, is_large(1));
         return;
-      case Kind::kSymmReduceScatter: reduce(reduction_, b_.out, self_ * b_.count, b_.count, is_large(n_)); return;
-      case Kind::kSymmReduce:
+      case Kind::kReduceScatter: reduce(reduction_, b_.out, self_ * b_.count, b_.count, is_large(n_)); return;
+      case Kind::kReduce:
         if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, is_large(1));
         return;
-      case Kind::kSymmAllGather: gather(); return;
-      case Kind::kSymmGather:
+      case Kind::kAllGather: gather(); return;
+      case Kind::kGather:
         if (self_ == root_) gather();
         return;
-      case Kind::kSymmAllToAll:
+      case Kind::kAllToAll:
         for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, self_ * b_.count, n_);
         return;
-      case Kind::kSymmScatter:
-        deliver_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item, is_large(1));
-        return;
-      case Kind::kSymmBroadcast:  // of a root whose readers may have their buffers anywhere
+      case Kind::kScatter: deliver_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item, is_large(1)); return;
+      case Kind::kBroadcast:  // of a root whose readers may have their buffers anywhere
         if (self_ != root_) deliver_bytes(b_.out, at(root_, 0), b_.count * b_.item, is_large(1));
         return;
       default: return;
@@ -253,11 +250,11 @@ class SymmetricV final : public OnSymm {
 
  private:
   size_t input_bytes(int group_rank) const override {
-    const bool all = kind_ == Kind::kSymmReduceScatterV;
+    const bool all = kind_ == Kind::kReduceScatterV;
     return (all ? starts_[n_ - 1] + counts_[n_ - 1] : counts_[group_rank]) * b_.item;
   }
   void move() const override {
-    if (kind_ == Kind::kSymmReduceScatterV) {
+    if (kind_ == Kind::kReduceScatterV) {
       reduce(reduction_, b_.out, starts_[self_], counts_[self_], streaming_);
       return;
     }
@@ -363,7 +360,7 @@ class SymmetricAllToAllV final : public OnSymm {
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
                            const Reduction &reduction, int root, const Plan &plan, int32_t algo) {
   if (sums_by_parts(kind, buffers.out == buffers.in, symm->size(), algo)) {
-    const int to = kind == Kind::kSymmReduce ? root : -1;
+    const int to = kind == Kind::kReduce ? root : -1;
     return std::make_unique<SymmetricSum>(std::move(symm), offset, buffers, reduction, to, plan);
   }
   return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, plan.tuning);
