@@ -138,18 +138,18 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, typ
 for name in os.listdir(torch_at):
     if "phalanx" not in name.lower() and not os.path.exists(os.path.join(folder, name)):
         os.symlink(os.path.join(torch_at, name), os.path.join(folder, name))
-sys.path[:] = [folder] + [p for p in sys.path if "site-packages" not in p and p != torch_at and "phalanx" not in p]
+sys.path[:] = [folder] + [p for p in sys.path if p.startswith(sys.base_prefix) and "site-packages" not in p]
 import torch, torch.distributed as dist
 print(dist.is_backend_available("phalanx"))
 try:
     START
-except (ImportError, ValueError) as error:
-    print(type(error).__name__)
+except Exception as error:
+    print("unknown" if "Unknown backend" in str(error) else type(error).__name__)
 """
 DELETED = {
-    "phalanx_torch_autoload/__init__.py": ["False", "ValueError"],
-    "phalanx_collectives-0.1.0.dist-info/entry_points.txt": ["False", "ValueError"],
-    "phalanx_collectives-0.1.0.dist-info": ["False", "ValueError"],
+    "phalanx_torch_autoload/__init__.py": ["False", "unknown"],
+    "phalanx_collectives-0.1.0.dist-info/entry_points.txt": ["False", "unknown"],
+    "phalanx_collectives-0.1.0.dist-info": ["False", "unknown"],
     "nothing": ["True", "ImportError"],  # phalanx itself is not in the folder
 }
 
