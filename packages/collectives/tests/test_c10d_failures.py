@@ -53,7 +53,9 @@ def late(rank, size):
             c10d.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
     else:
         dist.FileStore(str(scratch() / "done"), 1).wait(["over0", "over2"], timedelta(seconds=30))
-        with pytest.raises(dist.DistBackendError, match=r"Rank 1 successfully .* from rank 0: .*Ranks 1 failed to pass"):
+        with pytest.raises(
+            dist.DistBackendError, match=r"Rank 1 successfully .* from rank 0: .*Ranks 1 failed to pass"
+        ):
             c10d.monitored_barrier(timeout=timedelta(seconds=1))
     dist.FileStore(str(scratch() / "done"), 1).set(f"over{rank}", b"")
     for _ in range(3):

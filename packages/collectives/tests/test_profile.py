@@ -204,7 +204,9 @@ def symmetric(rank, size):
     if "Seq" in comms[0]:
         assert [c.get("Seq") for c in comms] == [1, 2, None, 3, 4]
         recorded = numbers(channel=0, record=current().world.dump())
-        assert recorded == dict(enumerate(["symm_all_reduce", "symm_all_reduce", "symm_reduce", "symm_reduce_scatter"], 1))
+        assert recorded == dict(
+            enumerate(["symm_all_reduce", "symm_all_reduce", "symm_reduce", "symm_reduce_scatter"], 1)
+        )
     dist.destroy_process_group()
 
 

@@ -336,8 +336,8 @@ C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
   return issue({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }
 
-// Through the store, so that the group is no worse for a rank that does not come. The errors have the phrases of gloo's,
-// which programs look for.
+// Through the store, so that the group is no worse for a rank that does not come. The errors have the phrases of
+// gloo's, which programs look for.
 void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_ranks) {
   const Milliseconds timeout = limit(opts.timeout);
   const auto name = [&](int rank) { return std::to_string(ranks_[rank]); };
