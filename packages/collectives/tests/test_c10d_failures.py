@@ -41,18 +41,21 @@ def test_ranks_that_disagree_learn_what_each_called(how):
 def late(rank, size):
     join(rank, size, seconds=20)
     if rank != 1:
-        with pytest.raises(dist.DistBackendError, match=r"monitored_barrier.*still waits for rank\(s\) 1"):
+        said = "Rank 1 failed to pass monitoredBarrier" if rank == 0 else f"Rank {rank} successfully reached"
+        with pytest.raises(dist.DistBackendError, match=rf"{said}.*still waits for rank\(s\) 1"):
             c10d.monitored_barrier(timeout=timedelta(seconds=1))  # they have not met
     everybody_is_done(rank, range(size))
     dist.barrier()  # late, but not too late
     if rank != 1:
         with pytest.raises(
-            dist.DistBackendError, match=r"timed out after 1000 ms \(.* call\): rank\(s\) 1 did not reach it"
+            dist.DistBackendError, match=r"timed out after 1000 ms \(.* call\): Ranks 1 failed to pass monitoredBarrier"
         ):  # P29
             c10d.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
     else:
         dist.FileStore(str(scratch() / "done"), 1).wait(["over0", "over2"], timedelta(seconds=30))
-        with pytest.raises(dist.DistBackendError, match=r"rank\(s\) 1 did not reach it"):
+        with pytest.raises(
+            dist.DistBackendError, match=r"Rank 1 successfully .* from rank 0: .*Ranks 1 failed to pass"
+        ):
             c10d.monitored_barrier(timeout=timedelta(seconds=1))
     dist.FileStore(str(scratch() / "done"), 1).set(f"over{rank}", b"")
     for _ in range(3):

@@ -36,10 +36,10 @@ def profiled(body):
     return sorted(comms, key=lambda args: args["Ev Idx"]), prof.events(), nodes
 
 
-def numbers(channel):
+def numbers(channel, record=None):
     """The collectives that the flight recorder has of this rank, by their numbers."""
-    record = json.loads(flight_record())
-    own = [member for member in record["groups"][0]["members"] if member["rank"] == record["rank"]]
+    record = json.loads(record or flight_record())
+    own = [member for member in record["groups"][0]["members"] if member["pid"] == record["pid"]]
     return {
         entry["sequence"]: entry["call"]
         for listed in own[0]["channels"]
@@ -176,16 +176,37 @@ def test_functional_collectives_and_messages_write_them_too():
 
 def symmetric(rank, size):
     import phalanx.symm_mem as symm_mem
+    from phalanx.symm_mem._context import current
 
     join(rank, size)
     dist.barrier()
     x = symm_mem.empty(8, dtype=torch.float32)
     symm_mem.rendezvous(x, dist.group.WORLD)
     x.fill_(rank)
-    comms, _, _ = profiled(lambda: torch.ops.phalanx.one_shot_all_reduce(x, "sum", "0"))
+    ops = torch.ops.phalanx
+
+    def body():
+        ops.one_shot_all_reduce(x, "sum", "0")
+        ops.two_shot_all_reduce_(x, "sum", "0")
+        ops.reduce_scatter_out(x.view(2, 4), "0", True, torch.empty(2, 2))  # columns: no collective of the core
+        ops.multimem_one_shot_reduce_out(x, "sum", 0, "0", torch.empty(8))
+        ops.reduce_scatter_out(x, "0", False, torch.empty(4))
+
+    comms, _, _ = profiled(body)
+    summed, scattered = ("allreduce", 8, "0"), ("_reduce_scatter_base", 8, "0")
     assert [(c["Collective name"], c["In msg nelems"], c["Process Group Name"]) for c in comms] == [
-        ("allreduce", 8, "0")
+        summed,
+        summed,
+        scattered,
+        ("multimem_one_shot_reduce_out", 8, "0"),
+        scattered,
     ]
+    if "Seq" in comms[0]:
+        assert [c.get("Seq") for c in comms] == [1, 2, None, 3, 4]
+        recorded = numbers(channel=0, record=current().world.dump())
+        assert recorded == dict(
+            enumerate(["symm_all_reduce", "symm_all_reduce", "symm_reduce", "symm_reduce_scatter"], 1)
+        )
     dist.destroy_process_group()
 
 

@@ -1,8 +1,11 @@
 """torch finds the backend `phalanx` in interpreters that import nothing of ours, and `import torch` never suffers."""
 
 import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import distribution
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +116,52 @@ def test_without_autoload_the_name_is_unknown_until_our_package_is_imported(tmp_
 def test_without_torch_distributed_nothing_happens(tmp_path):
     code = "import phalanx_torch_autoload as ours; ours.autoload(); ours.register(); print('torch' in sys.modules)"
     assert run(tmp_path, code) == "False"
+
+
+def installed(folder):
+    """A copy of the module and of the distribution's metadata, which come before the installed ones."""
+    import phalanx_torch_autoload as ours
+
+    folder.mkdir()
+    source = Path(ours.__file__).parent
+    shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(distribution("phalanx-collectives")._path, folder / "phalanx_collectives-0.1.0.dist-info")
+    return folder
+
+
+# Without the installed packages and their import hooks, only what lies in the folder is found.
+ALONE = """
+import importlib.util, os; warnings.simplefilter("ignore")
+folder = sys.argv[2]
+torch_at = os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin))
+sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]
+for name in os.listdir(torch_at):
+    if "phalanx" not in name.lower() and not os.path.exists(os.path.join(folder, name)):
+        os.symlink(os.path.join(torch_at, name), os.path.join(folder, name))
+sys.path[:] = [folder] + [p for p in sys.path if p.startswith(sys.base_prefix) and "site-packages" not in p]
+import torch, torch.distributed as dist
+print(dist.is_backend_available("phalanx"))
+try:
+    START
+except Exception as error:
+    print("unknown" if "Unknown backend" in str(error) else type(error).__name__)
+"""
+DELETED = {
+    "phalanx_torch_autoload/__init__.py": ["False", "unknown"],
+    "phalanx_collectives-0.1.0.dist-info/entry_points.txt": ["False", "unknown"],
+    "phalanx_collectives-0.1.0.dist-info": ["False", "unknown"],
+    "nothing": ["True", "ImportError"],  # phalanx itself is not in the folder
+}
+
+
+@pytest.mark.parametrize("deleted", DELETED)
+def test_torch_is_imported_whatever_was_deleted(tmp_path, deleted):
+    folder = installed(tmp_path / "site")
+    if (folder / deleted).is_dir():
+        shutil.rmtree(folder / deleted)
+    else:
+        (folder / deleted).unlink(missing_ok=True)
+    assert run(tmp_path, ALONE, str(folder)).split() == DELETED[deleted]
 
 
 def test_a_torch_that_has_changed_is_still_imported(tmp_path):

@@ -1,9 +1,12 @@
 """Lets torch.distributed find the back end `phalanx` in processes that never import phalanx.
 
-`import torch` calls `autoload` by the entry point of this distribution in the group `torch.backends`. So this module
-imports nothing of ours and nothing that torch has not imported, and it is no part of the namespace package `phalanx`:
-it works where that is damaged. Its name sorts after that of the distribution's metadata, so that pip, which removes in
-the order of names, never leaves the entry point behind without the module.
+`import torch` imports this module by the entry point of this distribution in the group `torch.backends`. So it imports
+nothing of ours and nothing that torch has not imported, and it is no part of the namespace package `phalanx`: it works
+where that is damaged. Its name sorts after that of the distribution's metadata, so that pip, which removes in the order
+of names, never leaves the entry point behind without the module.
+
+The import itself makes the name known. Torch calls what the entry point names besides, and that is `__dir__`, which
+every module has: a folder without this file is a namespace package to Python, and so does no harm.
 
 What torch keeps private is touched here, and not in a file `_torch_compat.py`, because the module must stay alone.
 Read in torch 2.13 and 2.14.
@@ -16,6 +19,20 @@ __all__ = ["autoload", "register"]
 
 NAME = "phalanx"
 KEY = NAME.upper()  # under which torch keeps what belongs to the name
+DEVICES = ["cpu", "cuda"]
+
+
+class _WhenLookedUp:
+    """The value of torch.distributed.Backend.PHALANX until it is looked up, as Backend("phalanx") does.
+
+    Up to torch 2.13, a registered plug-in takes the default back end from every group that is made by "cpu:gloo".
+    Programs that do not use us must not notice us: torch has the plug-in from the first look at the name on.
+    """
+
+    def __get__(self, instance: object, owner: Any) -> str:
+        setattr(owner, KEY, NAME)
+        owner.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
+        return NAME
 
 
 def autoload() -> None:
@@ -23,7 +40,9 @@ def autoload() -> None:
     try:
         c10d = sys.modules.get("torch.distributed.distributed_c10d")  # torch.nn imports it, unless torch lacks it
         if c10d is not None and KEY not in vars(c10d.Backend):
-            _offer(c10d.Backend)
+            c10d.Backend.backend_capability[NAME] = DEVICES  # what torch reads before it looks up the name
+            c10d.Backend.backend_list.append(NAME)
+            setattr(c10d.Backend, KEY, _WhenLookedUp())
     except Exception:
         # A torch that has changed must still be imported. What names the back end then gets torch's own error, and
         # test_c10d_torch_compat.py fails.
@@ -38,29 +57,6 @@ def register() -> None:
         getattr(c10d.Backend, KEY, None)  # looked up: see _WhenLookedUp
 
 
-def _offer(backend: Any) -> None:
-    backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    # Up to 2.13, a registered plug-in takes the default back end from every group that is made by "cpu:gloo". Programs
-    # that do not use us must not notice us: torch finds the plug-in when somebody has looked up the name.
-    setattr(backend, KEY, _WhenLookedUp(backend._plugins.pop(KEY)))
-
-
-class _WhenLookedUp:
-    """The value of torch.distributed.Backend.PHALANX until it is looked up, as Backend("phalanx") does.
-
-    Args:
-        plugin: What torch shall find under the name from then on.
-    """
-
-    def __init__(self, plugin: Any) -> None:
-        self._plugin = plugin
-
-    def __get__(self, instance: object, owner: Any) -> str:
-        setattr(owner, KEY, NAME)
-        owner._plugins[KEY] = self._plugin
-        return NAME
-
-
 def _create(options: Any, backend_options: Any) -> Any:
     """What torch calls for each new group."""
     try:
@@ -71,3 +67,6 @@ def _create(options: Any, backend_options: Any) -> Any:
             "phalanx-collectives and phalanx-core, whole and of one version; install both again"
         ) from error
     return create(options, backend_options)
+
+
+autoload()

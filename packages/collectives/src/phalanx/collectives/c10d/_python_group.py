@@ -3,6 +3,7 @@
 Torch 2.13 lets no Python class be a Backend; a ProcessGroup can be one.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -111,11 +112,31 @@ class PythonGroup(Messages):
         return self._put_on_stream("barrier", opts, Buffers(), call, device)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Through the store, so that the group is no worse for a rank that does not come."""
+        """Through the store, so that the group is no worse for a rank that does not come.
+
+        The errors have the phrases of gloo's, which programs look for.
+        """
         timeout_ms = self._timeout_ms if timeout is None or timeout == UNSET else milliseconds(timeout)
         over = timed_out(timeout_ms, self._timeout_ms)
         connection = self._engine.connection
-        self._engine.group(timeout_ms, "monitored_barrier")
+        about, ranks = f"monitored_barrier on group '{connection.name}'", connection.ranks
+        reached = (
+            f"Rank {ranks[self._position]} successfully reached monitoredBarrier, but received errors while waiting "
+            f"for send/recv from rank {ranks[0]}: "
+        )
+
+        def failed(late: list[str]) -> str:
+            names = f"Ranks {', '.join(late)}" if wait_all_ranks else f"Rank {late[0]}"
+            return f"{names} failed to pass monitoredBarrier"
+
+        try:
+            self._engine.group(timeout_ms, "monitored_barrier")
+        except dist.DistBackendError as error:  # the ranks have not met
+            late = re.search(r" still waits for rank\(s\) ([\d, ]+) to ", str(error))  # see _meeting.py
+            if late is None:
+                raise
+            about = f"Rank {ranks[0]} timed out in monitoredBarrier: {failed(late[1].split(', '))}: "
+            raise dist.DistBackendError(f"{reached if self._position else about}{error}") from error
         everything = f"monitored_barrier/{connection.token}/"
         number, self._monitored = self._monitored, self._monitored + 1
         base = f"{everything}{number}/"
@@ -130,24 +151,20 @@ class PythonGroup(Messages):
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             return True
 
-        about, ranks = f"monitored_barrier on group '{connection.name}'", connection.ranks
         self._store.set(f"{base}{self._position}", "here")
         if self._position != 0:
             # Rank 0 answers when it has waited as long as it may.
-            if not (came("0", deadline) and came("answer", time.monotonic() + timeout_ms / 1000 + _DELAY_S)):
-                raise dist.DistBackendError(
-                    f"{about}: {over}: rank {ranks[self._position]} reached it, and rank {ranks[0]} did not reach or "
-                    "end it"
-                )
-            answer = bytes(self._store.get(f"{base}answer")).decode()
-            if answer != "all":
-                raise dist.DistBackendError(answer)
-            return
+            answer = f"{about}: {over}: rank {ranks[0]} did not reach or end it"
+            if came("0", deadline) and came("answer", time.monotonic() + timeout_ms / 1000 + _DELAY_S):
+                answer = bytes(self._store.get(f"{base}answer")).decode()
+            if answer == "all":
+                return
+            raise dist.DistBackendError(reached + answer)
         missing: list[str] = []
         for position in range(1, self._count):
             if (wait_all_ranks or not missing) and not came(str(position), deadline):
                 missing.append(str(ranks[position]))
-        answer = f"{about}: {over}: rank(s) {', '.join(missing)} did not reach it" if missing else "all"
+        answer = f"{about}: {over}: {failed(missing)}" if missing else "all"
         self._store.set(f"{base}answer", answer)
         if missing:
             raise dist.DistBackendError(answer)

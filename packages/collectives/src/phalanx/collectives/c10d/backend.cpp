@@ -333,10 +333,29 @@ C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
   return issue({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }
 
-// Through the store, so that the group is no worse for a rank that does not come.
+// Through the store, so that the group is no worse for a rank that does not come. The errors have the phrases of
+// gloo's, which programs look for.
 void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_ranks) {
   const Milliseconds timeout = limit(opts.timeout);
-  const std::string all = "monitored_barrier/" + engine_->token(timeout, "phalanx:monitored_barrier") + "/";
+  const auto name = [&](int rank) { return std::to_string(ranks_[rank]); };
+  const auto failed = [&](const std::string &missing) {
+    return (wait_all_ranks ? "Ranks " : "Rank ") + missing + " failed to pass monitoredBarrier";
+  };
+  const std::string reached = "Rank " + name(rank_) + " successfully reached monitoredBarrier, but received errors " +
+                              "while waiting for send/recv from rank " + name(0) + ": ";
+  std::string all;
+  try {
+    all = "monitored_barrier/" + engine_->token(timeout, "phalanx:monitored_barrier") + "/";
+  } catch (const c10::DistBackendError &error) {  // the ranks have not met
+    const std::string text = error.what_without_backtrace(), late = " still waits for rank(s) ";  // see _meeting.py
+    const size_t from = text.find(late);
+    if (from == std::string::npos) throw;
+    if (rank_ != 0) C10_THROW_ERROR(DistBackendError, reached + text);
+    const std::string missing = text.substr(from + late.size());
+    const size_t end = wait_all_ranks ? missing.find(" to ") : missing.find_first_of(", ");
+    C10_THROW_ERROR(DistBackendError, "Rank " + name(0) + " timed out in monitoredBarrier: " +
+                                          failed(missing.substr(0, end)) + ": " + text);
+  }
   const uint64_t number = monitored_++;
   const std::string base = all + std::to_string(number) + "/";
   const auto deadline = Clock::now() + timeout;
@@ -350,16 +369,14 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
   const std::string about = "monitored_barrier on group '" + engine_->name() + "': timed out after " +
                             std::to_string(timeout.count()) + " ms (the timeout of " +
                             (timeout.count() == timeout_ms_.load() ? "the group" : "this call") + "): ";
-  const auto name = [&](int rank) { return std::to_string(ranks_[rank]); };
   store_->set(base + std::to_string(rank_), std::string("here"));
   if (rank_ != 0) {
     // Rank 0 answers when it has waited as long as it may.
-    if (!wait_for("0", deadline) || !wait_for("answer", Clock::now() + timeout + kDelay))
-      C10_THROW_ERROR(DistBackendError,
-                      about + "rank " + name(rank_) + " reached it, and rank " + name(0) + " did not reach or end it");
-    if (const std::string answer = store_->get_to_str(base + "answer"); answer != "all")
-      C10_THROW_ERROR(DistBackendError, answer);
-    return;
+    std::string answer = about + "rank " + name(0) + " did not reach or end it";
+    if (wait_for("0", deadline) && wait_for("answer", Clock::now() + timeout + kDelay))
+      answer = store_->get_to_str(base + "answer");
+    if (answer == "all") return;
+    C10_THROW_ERROR(DistBackendError, reached + answer);
   }
   std::string missing;
   for (int rank = 1; rank < size_; ++rank) {
@@ -368,7 +385,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
     if (!wait_all_ranks) break;
   }
   std::string answer = "all";
-  if (!missing.empty()) answer = about + "rank(s) " + missing + " did not reach it";
+  if (!missing.empty()) answer = about + failed(missing);
   store_->set(base + "answer", answer);
   if (!missing.empty()) C10_THROW_ERROR(DistBackendError, answer);
   for (int rank = 1; rank < size_; ++rank) store_->deleteKey(base + std::to_string(rank));

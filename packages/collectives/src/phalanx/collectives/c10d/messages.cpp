@@ -122,7 +122,7 @@ C10dWork Backend::recv(Tensors &tensors, int peer, int tag) {
 }
 
 C10dWork Backend::recvAnysource(Tensors &tensors, int tag) {
-  return message(OpType::RECVANYSOURCE, "phalanx:recv_anysource", tensors, PHX_ANY_RANK, tag);
+  return message(OpType::RECVANYSOURCE, "phalanx:recvAnySource", tensors, PHX_ANY_RANK, tag);
 }
 
 }  // namespace phalanx

@@ -75,6 +75,8 @@ def _shown(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
     name = schema.partition("(")[0]
     collective = next((known for part, known in _COLLECTIVES.items() if part in name), name)
+    # Sums of whole tensors on the CPU are one collective of the core each. Other ops read peers between two barriers.
+    is_counted = "reduce" in name and "tile" not in name and "offset" not in name
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not profiling.is_shown():
@@ -84,7 +86,8 @@ def _shown(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         out = given.get("out")
         outputs = [out] if isinstance(out, torch.Tensor) else inputs
         group = resolve(given["group_name"])
-        with profiling.shown(collective, inputs, outputs, group.met(), name=group.name, numbered=False):
+        numbered = is_counted and inputs[0].is_cpu and not (given.get("split_last_dim") and inputs[0].dim() > 1)
+        with profiling.shown(collective, inputs, outputs, group.met(), name=group.name, numbered=numbered):
             return kernel(*args, **kwargs)
 
     return run
