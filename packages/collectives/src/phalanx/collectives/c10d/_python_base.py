@@ -1,7 +1,9 @@
 """The process group in Python: its life, and how it issues what it is called for. As backend.cpp."""
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from phalanx.collectives.c10d._connect import Connection, default_ms
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor
 from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
-from phalanx.core import Group, PhalanxError
+from phalanx.core import Group, InvalidArgumentError, PhalanxError
 from phalanx.core.timeouts import milliseconds
 
 _CHANNEL = 1  # see backend.cpp
@@ -21,6 +23,39 @@ _KEPT = 64  # coalesced works that are kept though they are complete
 
 Tensors = Sequence[torch.Tensor]
 Issue = Callable[[Group, dict[str, Any]], Any]
+
+
+def checked(method: Callable[..., AnyWork]) -> Callable[..., AnyWork]:
+    """A method of a group whose arguments may be wrong on this rank alone. As checked.h.
+
+    Such a call is refused before the core is called: by InvalidArgumentError where it would be a ValueError, and, of a
+    collective, by an error of the other ranks too.
+    """
+    tells = method.__name__ not in ("send", "recv", "recv_anysource")
+
+    @wraps(method)
+    def call(self: "BaseGroup", *args: Any, **kwargs: Any) -> AnyWork:
+        self._thread.core_was_called = False
+        try:
+            return method(self, *args, **kwargs)
+        except (ValueError, TypeError, RuntimeError) as error:
+            if self._thread.core_was_called:
+                raise
+            if tells and not _on_gpu(args):
+                opts = kwargs.get("opts", args[-1] if args and hasattr(args[-1], "timeout") else None)
+                self._engine.refuse(f"{method.__name__}: {error}", self._limit_ms(opts))
+            self._thread.core_was_called = True  # a collective that makes others has told once
+            if isinstance(error, ValueError) and not isinstance(error, PhalanxError):
+                raise InvalidArgumentError(str(error)) from None
+            raise
+
+    return call
+
+
+def _on_gpu(given: Any) -> bool:
+    if isinstance(given, torch.Tensor):
+        return given.is_cuda
+    return isinstance(given, list | tuple) and any(_on_gpu(each) for each in given)
 
 
 class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
@@ -39,6 +74,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self._group_name, self._group_desc = connection.name, "undefined"
         self._engine = Engine(connection)
         self._timeout_ms = timeout_ms
+        self._thread = threading.local()  # core_was_called: whether the call of this thread has passed its checks
         self._sequence = 0
         self._monitored = 0
         self._batch: list[AnyWork] | None = None
@@ -115,6 +151,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         device = buffers.device(what)
         if device.type != "cpu":
             return self._put_on_stream(what, opts, buffers, call, device, **extra)
+        self._thread.core_was_called = True
         timeout_ms = self._limit_ms(opts)
         group = self._engine.group(timeout_ms, what)
         self._engine.sweep()
@@ -138,6 +175,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self, what: str, opts: Any, buffers: Buffers, call: Issue, device: torch.device, **extra: Any
     ) -> StreamWork:
         """Put it on the current stream of that GPU, and return at once."""
+        self._thread.core_was_called = True
         timeout_ms = self._limit_ms(opts)
         group = self._group_on(device, self._engine.group(timeout_ms, what), what)
         self._sequence += 0 if what in _MESSAGES else 1

@@ -30,7 +30,7 @@ def named(what: str, text: str) -> str:
 def translated(what: str, error: PhalanxError) -> Exception:
     """An error of the core as torch.distributed has it."""
     if isinstance(error, InvalidArgumentError):
-        return ValueError(named(what, str(error)))
+        return InvalidArgumentError(named(what, str(error)))
     if isinstance(error, UnsupportedError):
         return NotImplementedError(named(what, str(error)))
     return dist.DistBackendError(named(what, str(error)))

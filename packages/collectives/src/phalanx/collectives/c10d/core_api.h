@@ -30,6 +30,7 @@ namespace phalanx {
   X(last_error)                   \
   X(group_enqueue_barrier)        \
   X(group_error)                  \
+  X(group_refuse)                 \
   X(group_retain)                 \
   X(group_release)                \
   X(group_revoke)                 \
