@@ -13,11 +13,10 @@ from phalanx.collectives.c10d import _torch_compat
 from phalanx.collectives.c10d._connect import Connection, default_ms
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor
-from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
+from phalanx.collectives.c10d._python_work import CHANNEL, Batch, Engine, Work, fail
 from phalanx.core import Group, InvalidArgumentError, PhalanxError
 from phalanx.core.timeouts import milliseconds
 
-_CHANNEL = 1  # see backend.cpp
 _MESSAGES = ("send", "recv")  # which do not count as collectives
 _KEPT = 64  # coalesced works that are kept though they are complete
 
@@ -158,7 +157,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self._sequence += 1
         work = Work(self._engine, what, buffers, timeout_ms, self._sequence)
         blocking = opts is not None and not opts.asyncOp and self._batch is None
-        more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **self._kept(buffers)}
+        more = {"channel": CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **self._kept(buffers)}
         try:
             with _torch_compat.event(what, buffers.outputs):
                 made = call(group, {**more, **extra})
@@ -180,7 +179,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         group = self._group_on(device, self._engine.group(timeout_ms, what), what)
         self._sequence += 0 if what in _MESSAGES else 1
         with torch.cuda.device(device):
-            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
+            more = {"channel": CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
             try:
                 call(group, {**more, **extra})
             except PhalanxError as error:

@@ -28,6 +28,7 @@ class PythonGroup(Messages):
 
     # ---- exchanges ----------------------------------------------------------------------------------
 
+    @checked
     def all_to_all_single(
         self,
         output: torch.Tensor,
