@@ -6,7 +6,8 @@
 Every function of torch.distributed that takes tensors or objects, and every method of ProcessGroup with its options,
 is called with the same values on both back ends: sync and async, all dtypes and reductions, and tensors of many layouts
 (sweep_calls.py). What is in memory afterwards, within the tensors and around them, is compared with what one process
-computes. reasons.py says where the two differ, and why. The exit status is 1 if something differs without a reason.
+computes. reasons.py says where the two differ, and why. The exit status is 1 if something differs without a reason, or,
+of the whole sweep, if a reason explains nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +29,21 @@ for folder in (HERE, HERE.parent / "support"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+import torch.distributed as dist  # noqa: E402
+
 import sweep_rank as ranks_side  # noqa: E402
 from others import Other, other_cases  # noqa: E402
-from reasons import REASONS  # noqa: E402
+from reasons import REASONS, Reason  # noqa: E402
 from sweep_calls import Case, tensor_cases  # noqa: E402
 
+from phalanx.core import InvalidArgumentError  # noqa: E402
 from ranks import RanksFailed, run_ranks  # noqa: E402
 
+# What else an error of ours is.
+BASES = {
+    error.__name__: {base.__name__ for base in error.__mro__}
+    for error in (NotImplementedError, InvalidArgumentError, dist.DistBackendError)
+}
 PART = 400  # cases for one set of processes
 
 
@@ -44,7 +53,7 @@ class Report:
 
     Attributes:
         counts: Cases by what came of them: "equal", "beyond gloo", "different" (both with a reason), "wrong".
-        reasons: How many cases each row of REASONS explains.
+        reasons: How many cases each row of REASONS explains. After the whole sweep, one that is not here is stale.
         wrong: A text for each case that differs without a reason.
         log: A file for what each case came to, as lines of JSON.
     """
@@ -52,7 +61,7 @@ class Report:
     log: str | None = None
 
     counts: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[Reason] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     def add(self, case: Case | Other, size: int, rows: Sequence[Sequence[tuple[str, str]]]) -> None:
@@ -64,8 +73,7 @@ class Report:
                 file.write(
                     json.dumps({"ranks": size, "case": repr(case), "gloo": gloo, "ours": ours, "rows": rows}) + "\n"
                 )
-        # NotImplementedError is a RuntimeError.
-        same = gloo == ours or (gloo, ours) == ("RuntimeError", "NotImplementedError")
+        same = gloo == ours or gloo in BASES.get(ours, ())
         if same and gloo not in ("wrong", "undefined", "Timeout", "died"):
             self.counts["equal"] += 1
             return
@@ -73,7 +81,7 @@ class Report:
             if reason.fits(case, gloo, ours):
                 refused = gloo not in ("right", "wrong", "undefined")
                 self.counts["beyond gloo" if refused and ours == "right" else "different"] += 1
-                self.reasons[reason.why] += 1
+                self.reasons[reason] += 1
                 return
         self.counts["wrong"] += 1
         texts = {
@@ -92,7 +100,9 @@ def _worst(outcomes: Sequence[str]) -> str:
     for each in order:
         if each in outcomes:
             return each
-    return next((each for each in outcomes if each != "right"), "right")
+    errors = [each for each in outcomes if each != "right"]
+    # What the rank with the cause raised, before what the others were told.
+    return next((each for each in errors if each != "DistBackendError"), errors[0] if errors else "right")
 
 
 def cases_of(size: int, pattern: str = "*", sample: int = 1) -> list[Case | Other]:
@@ -144,8 +154,12 @@ def main() -> int:
     env = {"PHALANX_C10D": given.implementation}
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # what ranks print
         report = sweep([int(each) for each in given.ranks.split(",")], given.only, given.sample, env, given.json)
-    for why, count in report.reasons.most_common():
-        print(f"{count:5} {why}")
+    for reason, count in report.reasons.most_common():
+        print(f"{count:5} {reason.why}")
+    whole = given.only == "*" and given.sample == 1
+    stale = [reason for reason in REASONS if whole and reason not in report.reasons]
+    for reason in stale:
+        print(f"no call needed {reason}; remove it")
     for text in report.wrong if given.verbose else report.wrong[:20]:
         print(text)
     counts = report.counts
@@ -153,7 +167,7 @@ def main() -> int:
         f"{counts['cases']} cases: {counts['equal']} equal, {counts['beyond gloo']} accepted beyond gloo, "
         f"{counts['different']} different with a reason, {counts['wrong']} wrong"
     )
-    return 1 if report.wrong else 0
+    return 1 if report.wrong or stale else 0
 
 
 if __name__ == "__main__":

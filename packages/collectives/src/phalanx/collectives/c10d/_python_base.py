@@ -35,6 +35,7 @@ def checked(method: Callable[..., AnyWork]) -> Callable[..., AnyWork]:
     @wraps(method)
     def call(self: "BaseGroup", *args: Any, **kwargs: Any) -> AnyWork:
         self._thread.core_was_called = False
+        args = _with_options(method.__name__, args)
         try:
             return method(self, *args, **kwargs)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -49,6 +50,36 @@ def checked(method: Callable[..., AnyWork]) -> Callable[..., AnyWork]:
             raise
 
     return call
+
+
+# The methods that torch also has in forms without an options object: its fields, in the order of the arguments.
+_FIELDS = {
+    "allreduce": ("Allreduce", "reduceOp"),
+    "broadcast": ("Broadcast", "rootRank"),
+    "reduce": ("Reduce", "rootRank", "reduceOp"),
+    "allgather": ("Allgather",),
+    "gather": ("Gather", "rootRank"),
+    "scatter": ("Scatter", "rootRank"),
+    "reduce_scatter": ("ReduceScatter", "reduceOp"),
+}
+
+
+def _with_options(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a method as it takes them with an options object: lists of tensors, and lists of such lists."""
+    if name not in _FIELDS:
+        return args
+    kind, *fields = _FIELDS[name]
+    count = 1 if name in ("allreduce", "broadcast", "reduce") else 2
+    given, rest = args[:count], args[count:]
+    has_tensor = any(isinstance(each, torch.Tensor) for each in given)
+    if not has_tensor and (not rest or hasattr(rest[0], "timeout")):
+        return args
+    opts = getattr(_torch_compat.options, f"{kind}Options")()
+    for field, value in zip(fields, rest, strict=False):
+        setattr(opts, field, value)
+    if has_tensor:
+        given = tuple([each] if isinstance(each, torch.Tensor) or each else [] for each in given)
+    return (*given, opts)
 
 
 def _on_gpu(given: Any) -> bool:
