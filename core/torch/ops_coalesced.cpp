@@ -109,8 +109,7 @@ void separate(const Call &call, const TensorList &inputs, std::vector<Operand> *
     const Operand &operand = (*operands)[i];
     if (operand.numel == 0) continue;
     if (furthest != nullptr && furthest->range().end > range(i).begin) {
-      if (operand.dtype != furthest->dtype)
-        raise(PHX_ERR_INVALID, std::string(call.op) + ": " + kSharedOutputs);
+      if (operand.dtype != furthest->dtype) raise(PHX_ERR_INVALID, std::string(call.op) + ": " + kSharedOutputs);
       shared.push_back(owner);
       shared.push_back(i);
     }

@@ -55,7 +55,7 @@ int32_t gpu_of(const Tensor &tensor);  // its number, kHost or kElsewhere
 std::string device_name(int32_t gpu);
 bool is_contiguous(const Tensor &tensor);
 // All of these first wait for work of ours that is still to write into the tensor, which lies on this GPU.
-Operand read_operand(const Tensor &tensor, int32_t gpu);    // to be read only: data is not to be written
+Operand read_operand(const Tensor &tensor, int32_t gpu);  // to be read only: data is not to be written
 // To be written; the caller copies back where `copy` is set. Refuses a tensor with two elements in one place.
 Operand write_operand(const Tensor &tensor, int32_t gpu);
 // As torch says it.

@@ -29,9 +29,8 @@ for folder in (HERE, HERE.parent / "support"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-import torch.distributed as dist  # noqa: E402
-
 import sweep_rank as ranks_side  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from others import Other, other_cases  # noqa: E402
 from reasons import REASONS, Reason  # noqa: E402
 from sweep_calls import Case, tensor_cases  # noqa: E402
@@ -53,7 +52,8 @@ class Report:
 
     Attributes:
         counts: Cases by what came of them: "equal", "beyond gloo", "different" (both with a reason), "wrong".
-        reasons: How many cases each row of REASONS explains. After the whole sweep, one that is not here is stale.
+        reasons: How many cases each row of REASONS explains.
+        used: The patterns of the rows that were needed: the row, the field and the pattern.
         wrong: A text for each case that differs without a reason.
         log: A file for what each case came to, as lines of JSON.
     """
@@ -62,6 +62,7 @@ class Report:
 
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[Reason] = field(default_factory=Counter)
+    used: set[tuple[Reason, str, str]] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
 
     def add(self, case: Case | Other, size: int, rows: Sequence[Sequence[tuple[str, str]]]) -> None:
@@ -78,7 +79,8 @@ class Report:
             self.counts["equal"] += 1
             return
         for reason in REASONS:
-            if reason.fits(case, gloo, ours):
+            if patterns := reason.fitting(case, gloo, ours):
+                self.used |= {(reason, *each) for each in patterns}
                 refused = gloo not in ("right", "wrong", "undefined")
                 self.counts["beyond gloo" if refused and ours == "right" else "different"] += 1
                 self.reasons[reason] += 1
@@ -93,6 +95,15 @@ class Report:
             "\n    ".join([f"{size} ranks, {case.name} [{case.kind}]: gloo {gloo}, ours {ours}", *sorted(texts)])
         )
 
+    def stale(self) -> list[str]:
+        """What in REASONS explains no case, after the whole sweep."""
+        patterns = [(reason, name, text) for reason in REASONS for name, text in reason.patterns()]
+        return [
+            f"no case needs {name}={text!r} in the reason {reason.why!r} of {reason.kind}; remove it"
+            for reason, name, text in patterns
+            if (reason, name, text) not in self.used
+        ]
+
 
 def _worst(outcomes: Sequence[str]) -> str:
     """The outcome of the case: the first, in order of gravity, that any rank had."""
@@ -106,9 +117,14 @@ def _worst(outcomes: Sequence[str]) -> str:
 
 
 def cases_of(size: int, pattern: str = "*", sample: int = 1) -> list[Case | Other]:
-    """The cases for a number of ranks. `sample`: take only every n-th."""
+    """The cases for a number of ranks. `sample`: take only every n-th, and the first case of every function."""
     made = [case for case in (*tensor_cases(size), *other_cases()) if fnmatchcase(f"{case.kind} {case.name}", pattern)]
-    return made[::sample]
+    taken, functions = [], set()
+    for number, case in enumerate(made):
+        if number % sample == 0 or (case.kind, case.entry) not in functions:
+            taken.append(case)
+        functions.add((case.kind, case.entry))
+    return taken
 
 
 def sweep(
@@ -146,7 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--only", default="*", help="cases whose kind and name fit this pattern of a shell")
-    parser.add_argument("--sample", type=int, default=1, help="one of so many cases")
+    parser.add_argument("--sample", type=int, default=1, help="one of so many cases, and every function")
     parser.add_argument("--implementation", default="cpp", choices=("cpp", "python"))
     parser.add_argument("--json", help="write what each case came to, as lines of JSON")
     parser.add_argument("--verbose", action="store_true", help="print the cases that differ without a reason")
@@ -157,9 +173,9 @@ def main() -> int:
     for reason, count in report.reasons.most_common():
         print(f"{count:5} {reason.why}")
     whole = given.only == "*" and given.sample == 1
-    stale = [reason for reason in REASONS if whole and reason not in report.reasons]
-    for reason in stale:
-        print(f"no call needed {reason}; remove it")
+    stale = report.stale() if whole else []
+    for text in stale:
+        print(text)
     for text in report.wrong if given.verbose else report.wrong[:20]:
         print(text)
     counts = report.counts

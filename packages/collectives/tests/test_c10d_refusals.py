@@ -21,14 +21,19 @@ CALLS = {
     "broadcast": (lambda n, r, wrong: dist.broadcast(x(1).expand(4) if wrong else x(4), 0), SHARED),
     "reduce": (lambda n, r, wrong: dist.reduce(x(1).expand(4) if wrong else x(4), n - 1), SHARED),
     "gather": (
-        lambda n, r, wrong: dist.gather(x(4), [x(4)] * n if wrong else [x(4) for _ in range(n)] if r == n - 1 else None, n - 1),
+        lambda n, r, wrong: dist.gather(
+            x(4), [x(4)] * n if wrong else [x(4) for _ in range(n)] if r == n - 1 else None, n - 1
+        ),
         SHARED,
     ),
     "scatter": (
         lambda n, r, wrong: dist.scatter(x(1).expand(4) if wrong else x(4), [x(4)] * n if r == 0 else None, 0),
         SHARED,
     ),
-    "all_gather": (lambda n, r, wrong: dist.all_gather([x(4)] * n if wrong else [x(4) for _ in range(n)], x(4)), SHARED),
+    "all_gather": (
+        lambda n, r, wrong: dist.all_gather([x(4)] * n if wrong else [x(4) for _ in range(n)], x(4)),
+        SHARED,
+    ),
     "all_gather of another size": (
         lambda n, r, wrong: dist.all_gather([x(4) for _ in range(n)], x(5) if wrong else x(4)),
         "the input has 5 elements",
@@ -50,10 +55,15 @@ CALLS = {
         SHARED,
     ),
     "reduce_scatter of a dtype that is not reduced": (
-        lambda n, r, wrong: dist.reduce_scatter_tensor(*(t.to(torch.complex32) if wrong else t for t in (x(2), x(2 * n)))),
+        lambda n, r, wrong: dist.reduce_scatter_tensor(
+            *(t.to(torch.complex32) if wrong else t for t in (x(2), x(2 * n)))
+        ),
         "does not reduce tensors of dtype",
     ),
-    "all_to_all": (lambda n, r, wrong: dist.all_to_all([x(4)] * n if wrong else [x(4) for _ in range(n)], [x(4)] * n), SHARED),
+    "all_to_all": (
+        lambda n, r, wrong: dist.all_to_all([x(4)] * n if wrong else [x(4) for _ in range(n)], [x(4)] * n),
+        SHARED,
+    ),
     "all_to_all_single": (
         lambda n, r, wrong: dist.all_to_all_single(x(n), x(n), [1] * n, [2] + [1] * (n - 1) if wrong else [1] * n),
         "add up to 4",

@@ -36,63 +36,89 @@ C10dWork CheckedBackend::collective(const char *title, Milliseconds timeout, Cal
 }
 
 C10dWork CheckedBackend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) {
-  return collective("all_reduce", opts.timeout, [&] { return Backend::allreduce(tensors, opts); }, tensors);
+  return collective(
+      "all_reduce", opts.timeout, [&] { return Backend::allreduce(tensors, opts); }, tensors);
 }
 
 C10dWork CheckedBackend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
-  return collective("all_reduce_coalesced", opts.timeout, [&] { return Backend::allreduce_coalesced(tensors, opts); }, tensors);
+  return collective(
+      "all_reduce_coalesced", opts.timeout, [&] { return Backend::allreduce_coalesced(tensors, opts); }, tensors);
 }
 
 C10dWork CheckedBackend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts) {
-  return collective("broadcast", opts.timeout, [&] { return Backend::broadcast(tensors, opts); }, tensors);
+  return collective(
+      "broadcast", opts.timeout, [&] { return Backend::broadcast(tensors, opts); }, tensors);
 }
 
 C10dWork CheckedBackend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
-  return collective("reduce", opts.timeout, [&] { return Backend::reduce(tensors, opts); }, tensors);
+  return collective(
+      "reduce", opts.timeout, [&] { return Backend::reduce(tensors, opts); }, tensors);
 }
 
 C10dWork CheckedBackend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
-  return collective("all_gather", opts.timeout, [&] { return Backend::allgather(outputs, inputs, opts); }, outputs, inputs);
+  return collective(
+      "all_gather", opts.timeout, [&] { return Backend::allgather(outputs, inputs, opts); }, outputs, inputs);
 }
 
 C10dWork CheckedBackend::_allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &opts) {
-  return collective("all_gather_into_tensor", opts.timeout, [&] { return Backend::_allgather_base(output, input, opts); }, output, input);
+  return collective(
+      "all_gather_into_tensor", opts.timeout, [&] { return Backend::_allgather_base(output, input, opts); }, output,
+      input);
 }
 
-C10dWork CheckedBackend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
-  return collective("all_gather_coalesced", opts.timeout, [&] { return Backend::allgather_coalesced(outputs, inputs, opts); }, outputs, inputs);
+C10dWork CheckedBackend::allgather_coalesced(TensorLists &outputs, Tensors &inputs,
+                                             const c10d::AllgatherOptions &opts) {
+  return collective(
+      "all_gather_coalesced", opts.timeout, [&] { return Backend::allgather_coalesced(outputs, inputs, opts); },
+      outputs, inputs);
 }
 
-C10dWork CheckedBackend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
-  return collective("all_gather_into_tensor_coalesced", opts.timeout, [&] { return Backend::allgather_into_tensor_coalesced(outputs, inputs, opts); }, outputs, inputs);
+C10dWork CheckedBackend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                                         const c10d::AllgatherOptions &opts) {
+  return collective(
+      "all_gather_into_tensor_coalesced", opts.timeout,
+      [&] { return Backend::allgather_into_tensor_coalesced(outputs, inputs, opts); }, outputs, inputs);
 }
 
 C10dWork CheckedBackend::gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &opts) {
-  return collective("gather", opts.timeout, [&] { return Backend::gather(outputs, inputs, opts); }, outputs, inputs);
+  return collective(
+      "gather", opts.timeout, [&] { return Backend::gather(outputs, inputs, opts); }, outputs, inputs);
 }
 
 C10dWork CheckedBackend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
-  return collective("scatter", opts.timeout, [&] { return Backend::scatter(outputs, inputs, opts); }, outputs, inputs);
+  return collective(
+      "scatter", opts.timeout, [&] { return Backend::scatter(outputs, inputs, opts); }, outputs, inputs);
 }
 
 C10dWork CheckedBackend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &opts) {
-  return collective("reduce_scatter", opts.timeout, [&] { return Backend::reduce_scatter(outputs, inputs, opts); }, outputs, inputs);
+  return collective(
+      "reduce_scatter", opts.timeout, [&] { return Backend::reduce_scatter(outputs, inputs, opts); }, outputs, inputs);
 }
 
-C10dWork CheckedBackend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &opts) {
-  return collective("reduce_scatter_tensor", opts.timeout, [&] { return Backend::_reduce_scatter_base(output, input, opts); }, output, input);
+C10dWork CheckedBackend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input,
+                                              const c10d::ReduceScatterOptions &opts) {
+  return collective(
+      "reduce_scatter_tensor", opts.timeout, [&] { return Backend::_reduce_scatter_base(output, input, opts); }, output,
+      input);
 }
 
-C10dWork CheckedBackend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs, const c10d::ReduceScatterOptions &opts) {
-  return collective("reduce_scatter_tensor_coalesced", opts.timeout, [&] { return Backend::reduce_scatter_tensor_coalesced(outputs, inputs, opts); }, outputs, inputs);
+C10dWork CheckedBackend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                                         const c10d::ReduceScatterOptions &opts) {
+  return collective(
+      "reduce_scatter_tensor_coalesced", opts.timeout,
+      [&] { return Backend::reduce_scatter_tensor_coalesced(outputs, inputs, opts); }, outputs, inputs);
 }
 
-C10dWork CheckedBackend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits, std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) {
-  return collective("all_to_all_single", opts.timeout, [&] { return Backend::alltoall_base(output, input, output_splits, input_splits, opts); }, output, input);
+C10dWork CheckedBackend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
+                                       std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) {
+  return collective(
+      "all_to_all_single", opts.timeout,
+      [&] { return Backend::alltoall_base(output, input, output_splits, input_splits, opts); }, output, input);
 }
 
 C10dWork CheckedBackend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) {
-  return collective("all_to_all", opts.timeout, [&] { return Backend::alltoall(outputs, inputs, opts); }, outputs, inputs);
+  return collective(
+      "all_to_all", opts.timeout, [&] { return Backend::alltoall(outputs, inputs, opts); }, outputs, inputs);
 }
 
 C10dWork CheckedBackend::send(Tensors &tensors, int peer, int tag) {

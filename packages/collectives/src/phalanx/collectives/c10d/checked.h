@@ -5,9 +5,9 @@
 
 namespace phalanx {
 
-// Wrong arguments are found before anything is sent. What is wrong on one rank may be right on another, which would wait
-// for this one; so the other ranks are told, as by the core when it refuses a call itself. Not of messages, which no
-// order joins to a call of another rank; nor of tensors of GPUs, whose kernels compare calls themselves.
+// Wrong arguments are found before anything is sent. What is wrong on one rank may be right on another, which would
+// wait for this one; so the other ranks are told, as by the core when it refuses a call itself. Not of messages, which
+// no order joins to a call of another rank; nor of tensors of GPUs, whose kernels compare calls themselves.
 class CheckedBackend final : public Backend {
  public:
   using Backend::Backend;

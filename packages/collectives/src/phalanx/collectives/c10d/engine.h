@@ -94,8 +94,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::string token_;
   bool closed_ = false;
   std::vector<std::string> untold_;  // refusals before the ranks met
-  std::string aborted_;      // why, if it was
-  Milliseconds timeout_{0};  // of the core's group; 0: that of its world
+  std::string aborted_;              // why, if it was
+  Milliseconds timeout_{0};          // of the core's group; 0: that of its world
   std::list<WorkRef> under_way_;
   std::unordered_map<const Work *, std::list<WorkRef>::iterator> places_;
 

@@ -129,7 +129,8 @@ bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_sh
   for (auto first = spans.begin(); first != spans.end();) {
     auto last = first + 1;
     for (const char *end = first->end; last != spans.end() && last->begin < end; ++last) end = std::max(end, last->end);
-    const bool allowed = std::all_of(first, last, [&](auto &span) { return may_share(first->position, span.position); });
+    const bool allowed =
+        std::all_of(first, last, [&](auto &span) { return may_share(first->position, span.position); });
     if (last - first > 1 && have_common_bytes(written, &*first, &*first + (last - first))) {
       TORCH_CHECK(allowed,
                   "unsupported operation: more than one element of the written-to tensors refers to a single memory "

@@ -41,8 +41,8 @@ bool same_view(const at::Tensor &a, const at::Tensor &b);
 // Whether two tensors of a list, by their positions, may share memory that a call writes, because it writes the same
 // values through both.
 using MayShare = std::function<bool(size_t, size_t)>;
-// Whether some of the tensors, which a call writes, share memory. Raises RuntimeError in the words of torch where two do
-// that may not: what is written would depend on the order.
+// Whether some of the tensors, which a call writes, share memory. Raises RuntimeError in the words of torch where two
+// do that may not: what is written would depend on the order.
 bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_share);
 
 // Addresses. What they need is kept, and copied back, by `buffers`. A tensor that is written must not have two elements
