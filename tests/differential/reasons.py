@@ -55,6 +55,7 @@ REASONS: tuple[Reason, ...] = (
         kind="reduce",
         layout="contiguous|requires_grad|scalar|sliced|strided|transposed",
         dtype="float32",
+        op="SUM",
     ),
     Reason(
         "wrong",
@@ -74,6 +75,7 @@ REASONS: tuple[Reason, ...] = (
         entry="dist.*",
         layout="contiguous|sliced|strided",
         dtype="float16|bfloat16|float64|int8|uint8|int32|int64|bool|complex64|complex128",
+        op="SUM",
     ),
     Reason(
         "wrong",
@@ -225,6 +227,7 @@ REASONS: tuple[Reason, ...] = (
         entry="dist.*",
         layout="contiguous|sliced|strided",
         dtype="int16|uint16|uint32|uint64|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -233,6 +236,7 @@ REASONS: tuple[Reason, ...] = (
         kind="all_gather_into_tensor",
         layout="contiguous|sliced|strided",
         dtype="int16|uint16|uint32|uint64|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -241,6 +245,7 @@ REASONS: tuple[Reason, ...] = (
         kind="all_gather_into_tensor_coalesced",
         layout="contiguous|sliced|strided",
         dtype="int16|uint16|uint32|uint64|complex64|complex128|complex32|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -249,6 +254,7 @@ REASONS: tuple[Reason, ...] = (
         kind="all_gather_uneven",
         layout="contiguous|sliced|strided",
         dtype="bfloat16|int8|uint8|int16|uint16|int32|uint32|int64|uint64|bool|complex64|complex128|complex32|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -258,6 +264,7 @@ REASONS: tuple[Reason, ...] = (
         entry="dist.*",
         layout="contiguous|sliced|strided",
         dtype="int16|uint16|uint32|uint64|float8_e4m3fn|float8_e5m2",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -267,6 +274,7 @@ REASONS: tuple[Reason, ...] = (
         entry="dist.*",
         layout="contiguous|sliced",
         dtype="int16|uint16|uint32|uint64|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -276,6 +284,7 @@ REASONS: tuple[Reason, ...] = (
         entry="dist.*",
         layout="contiguous|sliced|strided",
         dtype="int16|uint16|uint32|uint64|complex64|complex128|complex32|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -284,6 +293,7 @@ REASONS: tuple[Reason, ...] = (
         kind="messages",
         layout="strided",
         dtype="bfloat16|int8|uint8|int16|uint16|int32|uint32|int64|uint64|bool|complex64|complex128|complex32|float8_e4m3fn|float8_e5m2|float8_e4m3fnuz|float8_e5m2fnuz",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -292,6 +302,7 @@ REASONS: tuple[Reason, ...] = (
         kind="reduce_scatter_tensor|reduce_scatter_tensor_coalesced",
         layout="contiguous|sliced|strided",
         dtype="int16|uint16|uint32|uint64|float8_e4m3fn|float8_e5m2",
+        op="SUM",
     ),
     Reason(
         "RuntimeError",
@@ -451,7 +462,8 @@ REASONS: tuple[Reason, ...] = (
         "InvalidArgumentError",
         "wrong arguments that gloo does not look at",
         kind="refusals",
-        entry="all_to_all_single: negative split|all_to_all_single: no multiple|pg.allreduce: two tensors|pg.send: negative rank",
+        entry="all_to_all_single: negative split|all_to_all_single: no multiple|"
+        "pg.allreduce: two tensors|pg.send: negative rank",
     ),
     Reason(
         "right",
