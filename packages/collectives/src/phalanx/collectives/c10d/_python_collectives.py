@@ -67,11 +67,11 @@ class Collectives(BaseGroup):
             check_tensor(tensor, what)
         buffers, calls = Buffers(tensors), []
 
-        def alike(one: int, other: int) -> bool:  # then, wherever an element is found twice, its sum is the same
+        def may_share(one: int, other: int) -> bool:  # then, wherever an element is found twice, its sum is the same
             a, b = tensors[one], tensors[other]
             return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
 
-        buffers.staged = share_memory(tensors, alike)
+        buffers.staged = share_memory(tensors, may_share)
         for tensor in tensors:
             data = buffers.writable(tensor, read_too=True)
             calls.append(Call.all_reduce(data, data, tensor.numel(), reduced_dtype(tensor), op))
