@@ -88,4 +88,15 @@ def test_what_no_reason_explains_counts_as_wrong(gloo, ours, key):
 
 def test_each_reason_has_a_text_that_says_who_differs():
     assert all(reason.why and reason.gloo != reason.ours for reason in REASONS)
-    assert not any(reason.fits(Other("objects", "all_gather_object"), "right", "wrong") for reason in REASONS)
+    assert not any("*" in reason.kind + reason.gloo + reason.ours for reason in REASONS)
+    assert not any(reason.fitting(Other("objects", "all_gather_object"), "right", "wrong") for reason in REASONS)
+
+
+def test_what_explains_no_case_is_named():
+    report = Report()
+    everything = len(report.stale())
+    report.add(CASE, 2, [[("wrong", ""), ("right", "")]])
+    used = {(name, text) for _, name, text in report.used}
+    assert {("kind", "all_reduce"), ("layout", "strided"), ("gloo", "wrong"), ("ours", "right")} <= used
+    assert len(report.stale()) == everything - len(used)
+    assert any("kind='scatter'" in text and "as if it were contiguous" in text for text in report.stale())
