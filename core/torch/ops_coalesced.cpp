@@ -1,4 +1,7 @@
 // The coalesced ops: several tensors in one call of the core.
+#include <algorithm>
+#include <numeric>
+
 #include "output.h"
 #include "phalanx/tuning.h"
 #include "rows.h"
@@ -93,6 +96,33 @@ std::vector<Operand> read_all(const Call &call, const TensorList &inputs) {
   return operands;
 }
 
+// Tensors that share memory are reduced in copies, as the core wants it. Each element has one sum, through whichever of
+// them it is written; but for those of different dtypes, which are refused.
+void separate(const Call &call, const TensorList &inputs, std::vector<Operand> *operands) {
+  std::vector<size_t> order(operands->size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto range = [&](size_t i) { return (*operands)[i].range(); };
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return range(a).begin < range(b).begin; });
+  std::vector<size_t> shared;
+  const Operand *furthest = nullptr;
+  size_t owner = 0;
+  for (const size_t i : order) {
+    const Operand &operand = (*operands)[i];
+    if (operand.numel == 0) continue;
+    if (furthest != nullptr && furthest->range().end > range(i).begin) {
+      if (operand.dtype != furthest->dtype) raise(PHX_ERR_INVALID, std::string(call.op) + ": " + kSharedOutputs);
+      shared.push_back(owner);
+      shared.push_back(i);
+    }
+    if (furthest == nullptr || range(i).end > furthest->range().end) {
+      furthest = &operand;
+      owner = i;
+    }
+  }
+  for (const size_t i : shared)
+    if (!(*operands)[i].copy) make_private((*operands)[i], inputs[i]);
+}
+
 std::vector<Tensor> reserved(size_t size) {
   std::vector<Tensor> tensors;
   tensors.reserve(size);  // a batch points to its tensors
@@ -132,6 +162,7 @@ void all_reduce_coalesced_(StableIValue *stack, uint64_t, uint64_t) {
     selves.push_back(write_operand(inputs[i], call.gpu));
     check_reduction(call, reduction, selves.back().type);
   }
+  separate(call, inputs, &selves);
   Batch batch(call, selves.size());
   for (size_t i = 0; i < selves.size(); ++i)
     batch.add(PHX_CALL_ALL_REDUCE, selves[i], inputs[i], selves[i], selves[i].count(), reduction);

@@ -51,6 +51,15 @@ Operand describe(const Tensor &tensor, int32_t gpu) {
   return result;
 }
 
+// Whether several indices of a dim are one place in memory.
+bool is_expanded(const Tensor &tensor, const Operand &operand) {
+  int64_t *strides = nullptr;
+  check_torch(aoti_torch_get_strides(tensor.get(), &strides), "read a tensor's strides");
+  for (int64_t dim = 0; dim < operand.dims; ++dim)
+    if (operand.sizes[dim] > 1 && strides[dim] == 0 && operand.numel > 0) return true;
+  return false;
+}
+
 Operand replaced_by_copy(const Tensor &tensor, Operand operand) {
   settle(tensor, kEverything);
   operand.copy = empty(operand.sizes, operand.dims, operand.dtype, operand.gpu);
@@ -126,7 +135,10 @@ Operand read_operand(const Tensor &tensor, int32_t gpu) {
 
 Operand write_operand(const Tensor &tensor, int32_t gpu) {
   Operand operand = describe(tensor, gpu);
-  if (!is_contiguous(tensor)) return replaced_by_copy(tensor, std::move(operand));
+  if (!is_contiguous(tensor)) {
+    if (is_expanded(tensor, operand)) raise(PHX_ERR_INVALID, kSharedOutputs);
+    return replaced_by_copy(tensor, std::move(operand));
+  }
   operand.data = mutable_data(tensor);
   settle(tensor, operand.range());
   return operand;

@@ -55,8 +55,13 @@ int32_t gpu_of(const Tensor &tensor);  // its number, kHost or kElsewhere
 std::string device_name(int32_t gpu);
 bool is_contiguous(const Tensor &tensor);
 // All of these first wait for work of ours that is still to write into the tensor, which lies on this GPU.
-Operand read_operand(const Tensor &tensor, int32_t gpu);    // to be read only: data is not to be written
-Operand write_operand(const Tensor &tensor, int32_t gpu);   // to be written; the caller copies back where `copy` is set
+Operand read_operand(const Tensor &tensor, int32_t gpu);  // to be read only: data is not to be written
+// To be written; the caller copies back where `copy` is set. Refuses a tensor with two elements in one place.
+Operand write_operand(const Tensor &tensor, int32_t gpu);
+// As torch says it.
+constexpr const char *kSharedOutputs =
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please "
+    "clone() the tensor before performing the operation.";
 void make_private(Operand &operand, const Tensor &tensor);  // puts a copy in its place
 
 Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype, int32_t gpu);

@@ -6,7 +6,8 @@
 Every function of torch.distributed that takes tensors or objects, and every method of ProcessGroup with its options,
 is called with the same values on both back ends: sync and async, all dtypes and reductions, and tensors of many layouts
 (sweep_calls.py). What is in memory afterwards, within the tensors and around them, is compared with what one process
-computes. reasons.py says where the two differ, and why. The exit status is 1 if something differs without a reason.
+computes. reasons.py says where the two differ, and why. The exit status is 1 if something differs without a reason, or,
+of the whole sweep, if a reason explains nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ for folder in (HERE, HERE.parent / "support"):
         sys.path.insert(0, str(folder))
 
 import sweep_rank as ranks_side  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from others import Other, other_cases  # noqa: E402
-from reasons import REASONS  # noqa: E402
+from reasons import REASONS, Reason  # noqa: E402
 from sweep_calls import Case, tensor_cases  # noqa: E402
 
+from phalanx.core import InvalidArgumentError  # noqa: E402
 from ranks import RanksFailed, run_ranks  # noqa: E402
 
+# What else an error of ours is.
+BASES = {
+    error.__name__: {base.__name__ for base in error.__mro__}
+    for error in (NotImplementedError, InvalidArgumentError, dist.DistBackendError)
+}
 PART = 400  # cases for one set of processes
 
 
@@ -45,6 +53,7 @@ class Report:
     Attributes:
         counts: Cases by what came of them: "equal", "beyond gloo", "different" (both with a reason), "wrong".
         reasons: How many cases each row of REASONS explains.
+        used: The patterns of the rows that were needed: the row, the field and the pattern.
         wrong: A text for each case that differs without a reason.
         log: A file for what each case came to, as lines of JSON.
     """
@@ -52,7 +61,8 @@ class Report:
     log: str | None = None
 
     counts: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[Reason] = field(default_factory=Counter)
+    used: set[tuple[Reason, str, str]] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
 
     def add(self, case: Case | Other, size: int, rows: Sequence[Sequence[tuple[str, str]]]) -> None:
@@ -64,16 +74,16 @@ class Report:
                 file.write(
                     json.dumps({"ranks": size, "case": repr(case), "gloo": gloo, "ours": ours, "rows": rows}) + "\n"
                 )
-        # NotImplementedError is a RuntimeError.
-        same = gloo == ours or (gloo, ours) == ("RuntimeError", "NotImplementedError")
+        same = gloo == ours or gloo in BASES.get(ours, ())
         if same and gloo not in ("wrong", "undefined", "Timeout", "died"):
             self.counts["equal"] += 1
             return
         for reason in REASONS:
-            if reason.fits(case, gloo, ours):
+            if patterns := reason.fitting(case, gloo, ours):
+                self.used |= {(reason, *each) for each in patterns}
                 refused = gloo not in ("right", "wrong", "undefined")
                 self.counts["beyond gloo" if refused and ours == "right" else "different"] += 1
-                self.reasons[reason.why] += 1
+                self.reasons[reason] += 1
                 return
         self.counts["wrong"] += 1
         texts = {
@@ -85,6 +95,15 @@ class Report:
             "\n    ".join([f"{size} ranks, {case.name} [{case.kind}]: gloo {gloo}, ours {ours}", *sorted(texts)])
         )
 
+    def stale(self) -> list[str]:
+        """What in REASONS explains no case, after the whole sweep."""
+        patterns = [(reason, name, text) for reason in REASONS for name, text in reason.patterns()]
+        return [
+            f"no case needs {name}={text!r} in the reason {reason.why!r} of {reason.kind}; remove it"
+            for reason, name, text in patterns
+            if (reason, name, text) not in self.used
+        ]
+
 
 def _worst(outcomes: Sequence[str]) -> str:
     """The outcome of the case: the first, in order of gravity, that any rank had."""
@@ -92,13 +111,20 @@ def _worst(outcomes: Sequence[str]) -> str:
     for each in order:
         if each in outcomes:
             return each
-    return next((each for each in outcomes if each != "right"), "right")
+    errors = [each for each in outcomes if each != "right"]
+    # What the rank with the cause raised, before what the others were told.
+    return next((each for each in errors if each != "DistBackendError"), errors[0] if errors else "right")
 
 
 def cases_of(size: int, pattern: str = "*", sample: int = 1) -> list[Case | Other]:
-    """The cases for a number of ranks. `sample`: take only every n-th."""
+    """The cases for a number of ranks. `sample`: take only every n-th, and the first case of every function."""
     made = [case for case in (*tensor_cases(size), *other_cases()) if fnmatchcase(f"{case.kind} {case.name}", pattern)]
-    return made[::sample]
+    taken, functions = [], set()
+    for number, case in enumerate(made):
+        if number % sample == 0 or (case.kind, case.entry) not in functions:
+            taken.append(case)
+        functions.add((case.kind, case.entry))
+    return taken
 
 
 def sweep(
@@ -136,7 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--only", default="*", help="cases whose kind and name fit this pattern of a shell")
-    parser.add_argument("--sample", type=int, default=1, help="one of so many cases")
+    parser.add_argument("--sample", type=int, default=1, help="one of so many cases, and every function")
     parser.add_argument("--implementation", default="cpp", choices=("cpp", "python"))
     parser.add_argument("--json", help="write what each case came to, as lines of JSON")
     parser.add_argument("--verbose", action="store_true", help="print the cases that differ without a reason")
@@ -144,8 +170,12 @@ def main() -> int:
     env = {"PHALANX_C10D": given.implementation}
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # what ranks print
         report = sweep([int(each) for each in given.ranks.split(",")], given.only, given.sample, env, given.json)
-    for why, count in report.reasons.most_common():
-        print(f"{count:5} {why}")
+    for reason, count in report.reasons.most_common():
+        print(f"{count:5} {reason.why}")
+    whole = given.only == "*" and given.sample == 1
+    stale = report.stale() if whole else []
+    for text in stale:
+        print(text)
     for text in report.wrong if given.verbose else report.wrong[:20]:
         print(text)
     counts = report.counts
@@ -153,7 +183,7 @@ def main() -> int:
         f"{counts['cases']} cases: {counts['equal']} equal, {counts['beyond gloo']} accepted beyond gloo, "
         f"{counts['different']} different with a reason, {counts['wrong']} wrong"
     )
-    return 1 if report.wrong else 0
+    return 1 if report.wrong or stale else 0
 
 
 if __name__ == "__main__":

@@ -536,7 +536,7 @@ LAYOUTS = {
     "all_gather_into_tensor_coalesced": (*ALWAYS, "same"),
     "reduce_scatter_tensor_coalesced": (*ALWAYS, "same"),
 }
-# What only some ranks can refuse.
+# What only some ranks can refuse. In gloo the others wait until their limit.
 _REFUSED_BY_SOME = {"gather": ("same", "overlapping", "expanded"), "reduce": ("expanded",), "broadcast": ("expanded",)}
 
 

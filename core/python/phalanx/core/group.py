@@ -140,6 +140,17 @@ class Group(Reductions, Moves, Messages, Tunable):
         """
         check(lib.phx_group_revoke(self._handle.pointer, c_text(reason, "reason")))
 
+    def refuse(self, reason: str, channel: int = 0) -> None:
+        """Stand for a collective whose arguments were wrong on this rank, as if the core had refused it.
+
+        The other ranks, which would wait for this one, fail at once. Waits for nobody.
+
+        Args:
+            reason: For the MismatchError of the other ranks.
+            channel: Of the collective.
+        """
+        check(lib.phx_group_refuse(self._handle.pointer, channel, c_text(reason, "reason")))
+
     def set_timeout(self, timeout_ms: int) -> None:
         """Set the default of every later wait of this rank on the group and on what is made on it. Not collective.
 

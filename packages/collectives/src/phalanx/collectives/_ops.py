@@ -166,11 +166,17 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
     return kernel
 
 
+def _overwrite(tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Copy results of ops, which may be pending."""
+    for tensor, result in zip(tensors, results, strict=True):
+        tensor.copy_(torch.ops.phalanx.wait_tensor(result))
+
+
 def _in_place_road(name: str, texts: tuple[int, ...]) -> Any:
     road = _road(name.removesuffix("_"), texts)
 
     def kernel(tensor: torch.Tensor, *args: Any) -> None:
-        tensor.copy_(road(tensor, *args))
+        _overwrite([tensor], [road(tensor, *args)])
 
     return kernel
 
@@ -183,8 +189,7 @@ def _coalesced_road(name: str, texts: tuple[int, ...]) -> Any:
         done = [road(tensor, *args) for tensor in tensors]
         if not name.endswith("_"):
             return done
-        for tensor, result in zip(tensors, done, strict=True):
-            tensor.copy_(result)
+        _overwrite(tensors, done)
         return None
 
     return kernel

@@ -85,6 +85,7 @@ def _load() -> Any:
         if not building.is_trusted(where):
             _compile(where)
         module = building.load_file(_MODULE, where)
+        module.set_invalid(phalanx.core.InvalidArgumentError)
         if interrupts.slots() is not None:
             module.set_interrupted(int(ffi.cast("uintptr_t", interrupts.slots())))
         _show_ops(module)

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from phalanx.collectives import _registry
 from phalanx.collectives._meeting import Meeting
 from phalanx.collectives._torch_compat import PrefixStore
-from phalanx.core import Group, PhalanxError, RevokedError, UnsupportedError, WaitTimeoutError, ffi
+from phalanx.core import (
+    Group,
+    InvalidArgumentError,
+    PhalanxError,
+    RevokedError,
+    UnsupportedError,
+    WaitTimeoutError,
+    ffi,
+)
 from phalanx.core.timeouts import milliseconds
 
 # By name of the process group, while it is not destroyed.
@@ -20,11 +28,13 @@ def default_ms(name: str, timeout: timedelta) -> int:
     """The timeout of a group in milliseconds.
 
     Raises:
-        ValueError: It is negative, which gloo refuses as well.
+        InvalidArgumentError: It is negative, which gloo refuses as well.
     """
     found = milliseconds(timeout)
     if timeout < timedelta(0) and found == 1:
-        raise ValueError(f"group '{name}': a timeout must not be negative, and this is {timeout.total_seconds()} s")
+        raise InvalidArgumentError(
+            f"group '{name}': a timeout must not be negative, and this is {timeout.total_seconds()} s"
+        )
     return found
 
 

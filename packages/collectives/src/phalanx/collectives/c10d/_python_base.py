@@ -1,7 +1,9 @@
 """The process group in Python: its life, and how it issues what it is called for. As backend.cpp."""
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -11,16 +13,79 @@ from phalanx.collectives.c10d import _torch_compat
 from phalanx.collectives.c10d._connect import Connection, default_ms
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor
-from phalanx.collectives.c10d._python_work import Batch, Engine, Work, fail
-from phalanx.core import Group, PhalanxError
+from phalanx.collectives.c10d._python_work import CHANNEL, Batch, Engine, Work, fail
+from phalanx.core import Group, InvalidArgumentError, PhalanxError
 from phalanx.core.timeouts import milliseconds
 
-_CHANNEL = 1  # see backend.cpp
 _MESSAGES = ("send", "recv")  # which do not count as collectives
 _KEPT = 64  # coalesced works that are kept though they are complete
 
 Tensors = Sequence[torch.Tensor]
 Issue = Callable[[Group, dict[str, Any]], Any]
+
+
+def checked(method: Callable[..., AnyWork]) -> Callable[..., AnyWork]:
+    """A method of a group whose arguments may be wrong on this rank alone. As checked.h.
+
+    Such a call is refused before the core is called: by InvalidArgumentError where it would be a ValueError, and, of a
+    collective, by an error of the other ranks too.
+    """
+    tells = method.__name__ not in ("send", "recv", "recv_anysource")
+
+    @wraps(method)
+    def call(self: "BaseGroup", *args: Any, **kwargs: Any) -> AnyWork:
+        self._thread.core_was_called = False
+        args = _with_options(method.__name__, args)
+        try:
+            return method(self, *args, **kwargs)
+        except (ValueError, TypeError, RuntimeError) as error:
+            if self._thread.core_was_called:
+                raise
+            if tells and not _on_gpu(args):
+                opts = kwargs.get("opts", args[-1] if args and hasattr(args[-1], "timeout") else None)
+                self._engine.refuse(f"{method.__name__}: {error}", self._limit_ms(opts))
+            self._thread.core_was_called = True  # a collective that makes others has told once
+            if isinstance(error, ValueError) and not isinstance(error, PhalanxError):
+                raise InvalidArgumentError(str(error)) from None
+            raise
+
+    return call
+
+
+# The methods that torch also has in forms without an options object: its fields, in the order of the arguments.
+_FIELDS = {
+    "allreduce": ("Allreduce", "reduceOp"),
+    "broadcast": ("Broadcast", "rootRank"),
+    "reduce": ("Reduce", "rootRank", "reduceOp"),
+    "allgather": ("Allgather",),
+    "gather": ("Gather", "rootRank"),
+    "scatter": ("Scatter", "rootRank"),
+    "reduce_scatter": ("ReduceScatter", "reduceOp"),
+}
+
+
+def _with_options(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a method as it takes them with an options object: lists of tensors, and lists of such lists."""
+    if name not in _FIELDS:
+        return args
+    kind, *fields = _FIELDS[name]
+    count = 1 if name in ("allreduce", "broadcast", "reduce") else 2
+    given, rest = args[:count], args[count:]
+    has_tensor = any(isinstance(each, torch.Tensor) for each in given)
+    if not has_tensor and (not rest or hasattr(rest[0], "timeout")):
+        return args
+    opts = getattr(_torch_compat.options, f"{kind}Options")()
+    for field, value in zip(fields, rest, strict=False):
+        setattr(opts, field, value)
+    if has_tensor:
+        given = tuple([each] if isinstance(each, torch.Tensor) or each else [] for each in given)
+    return (*given, opts)
+
+
+def _on_gpu(given: Any) -> bool:
+    if isinstance(given, torch.Tensor):
+        return given.is_cuda
+    return isinstance(given, list | tuple) and any(_on_gpu(each) for each in given)
 
 
 class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
@@ -39,6 +104,7 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self._group_name, self._group_desc = connection.name, "undefined"
         self._engine = Engine(connection)
         self._timeout_ms = timeout_ms
+        self._thread = threading.local()  # core_was_called: whether the call of this thread has passed its checks
         self._sequence = 0
         self._monitored = 0
         self._batch: list[AnyWork] | None = None
@@ -115,13 +181,14 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         device = buffers.device(what)
         if device.type != "cpu":
             return self._put_on_stream(what, opts, buffers, call, device, **extra)
+        self._thread.core_was_called = True
         timeout_ms = self._limit_ms(opts)
         group = self._engine.group(timeout_ms, what)
         self._engine.sweep()
         self._sequence += 1
         work = Work(self._engine, what, buffers, timeout_ms, self._sequence)
         blocking = opts is not None and not opts.asyncOp and self._batch is None
-        more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **self._kept(buffers)}
+        more = {"channel": CHANNEL, "timeout_ms": timeout_ms, "blocking": blocking, **self._kept(buffers)}
         try:
             with _torch_compat.event(what, buffers.outputs):
                 made = call(group, {**more, **extra})
@@ -138,11 +205,12 @@ class BaseGroup(_torch_compat.GroupBase):  # type: ignore[misc]
         self, what: str, opts: Any, buffers: Buffers, call: Issue, device: torch.device, **extra: Any
     ) -> StreamWork:
         """Put it on the current stream of that GPU, and return at once."""
+        self._thread.core_was_called = True
         timeout_ms = self._limit_ms(opts)
         group = self._group_on(device, self._engine.group(timeout_ms, what), what)
         self._sequence += 0 if what in _MESSAGES else 1
         with torch.cuda.device(device):
-            more = {"channel": _CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
+            more = {"channel": CHANNEL, "timeout_ms": timeout_ms, **where(device), **self._kept(buffers)}
             try:
                 call(group, {**more, **extra})
             except PhalanxError as error:

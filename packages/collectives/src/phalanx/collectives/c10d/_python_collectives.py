@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives.c10d._python_base import BaseGroup, Issue, Tensors
+from phalanx.collectives.c10d._python_base import BaseGroup, Issue, Tensors, checked
 from phalanx.collectives.c10d._python_stream import AnyWork
 from phalanx.collectives.c10d._python_tensors import (
     Buffers,
@@ -47,6 +47,7 @@ def _addresses(buffers: Buffers, outputs: Tensors, inputs: Tensors) -> list[tupl
 class Collectives(BaseGroup):
     """Torch's arguments, checked, as calls of the core."""
 
+    @checked
     def allreduce(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_reduce", opts or options.AllreduceOptions()
         if len(tensors) == 1 and tensors[0].is_sparse:
@@ -58,6 +59,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.all_reduce(data, data, tensor.numel(), dtype, op, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call, scale=scale)
 
+    @checked
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_reduce_coalesced", opts or options.AllreduceCoalescedOptions()
         op, scale = reduction_of(opts.reduceOp)
@@ -65,11 +67,11 @@ class Collectives(BaseGroup):
             check_tensor(tensor, what)
         buffers, calls = Buffers(tensors), []
 
-        def alike(one: int, other: int) -> bool:  # then, wherever an element is found twice, its sum is the same
+        def may_share(one: int, other: int) -> bool:  # then, wherever an element is found twice, its sum is the same
             a, b = tensors[one], tensors[other]
             return (a.dtype, a.is_conj(), a.is_neg()) == (b.dtype, b.is_conj(), b.is_neg())
 
-        buffers.staged = share_memory(tensors, alike)
+        buffers.staged = share_memory(tensors, may_share)
         for tensor in tensors:
             data = buffers.writable(tensor, read_too=True)
             calls.append(Call.all_reduce(data, data, tensor.numel(), reduced_dtype(tensor), op))
@@ -80,6 +82,7 @@ class Collectives(BaseGroup):
             raise ValueError(f"{what}: the list of tensors is empty")
         return self._issue(what, opts, buffers, lambda group, more: group.coalesced(calls, **more), scale=scale)
 
+    @checked
     def broadcast(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "broadcast", opts or options.BroadcastOptions()
         tensor, root, buffers = only(tensors, what), self._root(opts.rootRank, what), Buffers(tensors)
@@ -87,6 +90,7 @@ class Collectives(BaseGroup):
         count, dtype = elements_of(tensor)
         return self._issue(what, opts, buffers, lambda group, more: group.broadcast(data, count, dtype, root, **more))
 
+    @checked
     def reduce(self, tensors: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "reduce", opts or options.ReduceOptions()
         tensor, root, buffers = only(tensors, what), self._root(opts.rootRank, what), Buffers(tensors)
@@ -97,6 +101,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.reduce(data, out, n, dtype, op, root, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call, scale=scale)
 
+    @checked
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather", opts or options.AllgatherOptions()
         tensor = only(inputs, what)
@@ -121,6 +126,7 @@ class Collectives(BaseGroup):
 
         return self._issue(what, opts, buffers, call)
 
+    @checked
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_into_tensor", opts or options.AllgatherOptions()
         buffers = Buffers([output])
@@ -147,6 +153,7 @@ class Collectives(BaseGroup):
             side = "output" if whole is output else "input"
             raise ValueError(f"{what}: the {side} has {whole.numel()} elements and needs {self._count} times {block}")
 
+    @checked
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_into_tensor_coalesced", opts or options.AllgatherOptions()
         buffers = Buffers(outputs)
@@ -161,6 +168,7 @@ class Collectives(BaseGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @checked
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_gather_coalesced", opts or options.AllgatherOptions()
         if len(outputs) != self._count:
@@ -188,6 +196,7 @@ class Collectives(BaseGroup):
         ]
         return self._coalesced(what, opts, buffers, calls)
 
+    @checked
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "gather", opts or options.GatherOptions()
         tensor, root = only(inputs, what), self._root(opts.rootRank, what)
@@ -206,6 +215,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.gather(source, out, count, dtype, root, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call)
 
+    @checked
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> AnyWork:
         what, opts = "scatter", opts or options.ScatterOptions()
         tensor, root, buffers = only(outputs, what), self._root(opts.rootRank, what), Buffers(outputs)
@@ -222,6 +232,7 @@ class Collectives(BaseGroup):
         call: Issue = lambda group, more: group.scatter(source, out, count, dtype, root, **more)  # noqa: E731
         return self._issue(what, opts, buffers, call)
 
+    @checked
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter", opts or options.ReduceScatterOptions()
         tensor = only(outputs, what)
@@ -248,6 +259,7 @@ class Collectives(BaseGroup):
 
         return self._issue(what, opts, buffers, call, scale=scale)
 
+    @checked
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter_tensor", opts or options.ReduceScatterOptions()
         op, scale = reduction_of(opts.reduceOp)
@@ -258,6 +270,7 @@ class Collectives(BaseGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @checked
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "reduce_scatter_tensor_coalesced", opts or options.ReduceScatterOptions()
         op, scale = reduction_of(opts.reduceOp)
@@ -273,6 +286,7 @@ class Collectives(BaseGroup):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @checked
     def allreduce_sparse(self, tensors: Tensors, opts: Any) -> AnyWork:
         """Of sparse COO tensors: each rank's indices and values, gathered and added up. Runs to its end at once."""
         if opts.reduceOp != dist.ReduceOp.SUM:

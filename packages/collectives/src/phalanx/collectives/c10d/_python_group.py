@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives.c10d._python_base import Tensors
+from phalanx.collectives.c10d._python_base import Tensors, checked
 from phalanx.collectives.c10d._python_messages import Messages
 from phalanx.collectives.c10d._python_stream import AnyWork, StreamWork
 from phalanx.collectives.c10d._python_tensors import Buffers, check_tensor, elements_of
@@ -29,6 +29,7 @@ class PythonGroup(Messages):
 
     # ---- exchanges ----------------------------------------------------------------------------------
 
+    @checked
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -71,6 +72,7 @@ class PythonGroup(Messages):
         per_row = tensor.numel() // rows if rows else 0
         return [elements_of(tensor, split * per_row).numel for split in given]
 
+    @checked
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> AnyWork:
         what, opts = "all_to_all", opts or options.AllToAllOptions()
         for tensors in (outputs, inputs):

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives.c10d._python_base import Tensors
+from phalanx.collectives.c10d._python_base import Tensors, checked
 from phalanx.collectives.c10d._python_collectives import Collectives
 from phalanx.collectives.c10d._python_stream import AnyWork
 from phalanx.collectives.c10d._python_tensors import Buffers, elements_of, only
@@ -15,12 +15,15 @@ from phalanx.core import ANY_RANK, PhalanxError
 class Messages(Collectives):
     """The messages of a process group in Python."""
 
+    @checked
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> AnyWork:
         return self._message("send", tensors, peer, tag)
 
+    @checked
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> AnyWork:
         return self._message("recv", tensors, peer, tag)
 
+    @checked
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> AnyWork:
         return self._message("recv_anysource", tensors, ANY_RANK, tag)
 
@@ -34,6 +37,7 @@ class Messages(Collectives):
             raise ValueError(f"{what}: rank {peer} is not in the group, whose size is {self._count}")
         if not tensor.is_cpu:
             return self._message_of_gpu(what, tensor, peer, tag)
+        self._thread.core_was_called = True
         timeout_ms = self._timeout_ms
         group = self._engine.group(timeout_ms, what)
         self._engine.sweep()

@@ -137,11 +137,11 @@ def _have_common_bytes(tensors: Sequence[torch.Tensor], spans: Sequence[_Span]) 
     return False
 
 
-def share_memory(written: Sequence[torch.Tensor], alike: Callable[[int, int], bool]) -> bool:
+def share_memory(written: Sequence[torch.Tensor], may_share: Callable[[int, int], bool]) -> bool:
     """Whether some of the tensors, which a call writes, share memory.
 
     Raises:
-        RuntimeError: In torch's words: some do and `alike`, of two positions in the list, is false; then what is
+        RuntimeError: In torch's words: some do and `may_share`, of two positions in the list, is false; then what is
             written depends on the order.
     """
     spans = sorted(_span(tensor, position) for position, tensor in enumerate(written) if tensor.numel())
@@ -152,7 +152,7 @@ def share_memory(written: Sequence[torch.Tensor], alike: Callable[[int, int], bo
             end, count = max(end, spans[count].end), count + 1
         cluster, spans = spans[:count], spans[count:]
         if count > 1 and _have_common_bytes(written, cluster):
-            if not all(alike(cluster[0].position, span.position) for span in cluster):
+            if not all(may_share(cluster[0].position, span.position) for span in cluster):
                 raise RuntimeError(
                     "unsupported operation: more than one element of the written-to tensors refers to a single memory "
                     "location. Please clone() the tensors before performing the operation."

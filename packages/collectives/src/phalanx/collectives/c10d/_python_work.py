@@ -16,6 +16,8 @@ from phalanx.core import Group, InvalidArgumentError, PeerDeadError, PhalanxErro
 from phalanx.core import Work as CoreWork
 from phalanx.core.timeouts import milliseconds
 
+CHANNEL = 1  # see engine.h
+_TELLING_MS = 10000  # what a refused call waits for ranks that have not met
 _DRAIN_S = 5.0  # what close waits for peers
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.00005, 0.0005
 _IDLE_THREADS = 2  # more end when they have nothing to do
@@ -30,7 +32,7 @@ def named(what: str, text: str) -> str:
 def translated(what: str, error: PhalanxError) -> Exception:
     """An error of the core as torch.distributed has it."""
     if isinstance(error, InvalidArgumentError):
-        return ValueError(named(what, str(error)))
+        return InvalidArgumentError(named(what, str(error)))
     if isinstance(error, UnsupportedError):
         return NotImplementedError(named(what, str(error)))
     return dist.DistBackendError(named(what, str(error)))
@@ -246,6 +248,7 @@ class Engine:
         self._idle = 0
         self._closed = False
         self._aborted = ""
+        self._untold: list[str] = []  # refusals before the ranks met
 
     def group(self, timeout_ms: int, what: str) -> Group:
         """The core's group; meets the others at the first call.
@@ -257,9 +260,27 @@ class Engine:
             end = f"aborted: {self._aborted}" if self._aborted else "destroyed"
             raise dist.DistBackendError(f"group '{self.connection.name}' was {end}. Make a new group.")
         try:
-            return self.connection.group(timeout_ms)
+            group = self.connection.group(timeout_ms)
         except PhalanxError as error:
             fail(what, error)
+        self._tell(group)
+        return group
+
+    def refuse(self, why: str, timeout_ms: int) -> None:
+        """Stand for a collective whose arguments were wrong on this rank. As in engine.h. Raises nothing."""
+        if self._closed or self._pid != os.getpid() or self.connection.spans_hosts:
+            return
+        with self._lock:
+            self._untold.append(why)
+        with suppress(PhalanxError):  # the caller raises what was wrong with the call
+            self._tell(self.connection.group(min(timeout_ms, _TELLING_MS)))
+
+    def _tell(self, group: Group) -> None:
+        with self._lock:
+            untold, self._untold = self._untold, []
+        for why in untold:
+            with suppress(PhalanxError):
+                group.refuse(why, CHANNEL)
 
     def check(self, what: str) -> None:
         """Raise what has ended the group, if anything has, but for a peer that is gone: it may have gone after what is

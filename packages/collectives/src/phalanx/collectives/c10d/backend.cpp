@@ -11,9 +11,6 @@ namespace {
 
 using c10d::OpType;
 
-// Of every group: functional collectives of phalanx.collectives have channel 0, so that the two need no common order.
-constexpr uint32_t kChannel = 1;
-
 // Coalesced works that are kept though they are complete.
 constexpr size_t kKept = 64;
 
@@ -128,6 +125,7 @@ void Backend::coalesce(const C10dWork &work) {
 C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
   if (const at::Device device = device_of(buffers, plan.title + 8); !device.is_cpu())
     return put_on_stream(plan, std::move(buffers), device, call);
+  core_was_called_ = true;
   const Milliseconds timeout = limit(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
   engine_->sweep();
@@ -153,6 +151,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
 }
 
 C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call) {
+  core_was_called_ = true;
   const Milliseconds timeout = limit(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
   const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;

@@ -24,7 +24,7 @@ using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
 // Collectives are issued in the order of the calls, which must be the same on all ranks. Those of several threads are
 // put into one order by the core.
-class Backend final : public c10d::Backend {
+class Backend : public c10d::Backend {
  public:
   // `ranks`: the global ones, in order.
   Backend(int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store, Milliseconds timeout,
@@ -70,6 +70,12 @@ class Backend final : public c10d::Backend {
   C10dWork recv(Tensors &tensors, int peer, int tag) override;
   C10dWork recvAnysource(Tensors &tensors, int tag) override;
 
+ protected:
+  // Whether the last call of this thread passed the checks of its arguments: from then on the core tells the others.
+  static inline thread_local bool core_was_called_ = false;
+  Engine &engine() { return *engine_; }
+  Milliseconds limit(Milliseconds wish) const;
+
  private:
   struct Plan {
     c10d::OpType type;
@@ -108,8 +114,6 @@ class Backend final : public c10d::Backend {
   void check_list(size_t count, const char *what) const;
 
   const Core &core() const { return engine_->core(); }
-
-  Milliseconds limit(Milliseconds wish) const;
 
   const std::vector<int64_t> ranks_;
   const c10::intrusive_ptr<c10d::Store> store_;

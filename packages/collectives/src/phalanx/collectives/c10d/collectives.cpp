@@ -50,7 +50,7 @@ void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *w
 }
 
 // Whether two pairs of an output and an input are the same.
-Alike repeated(const Tensors &outputs, const Tensors &inputs) {
+MayShare repeated(const Tensors &outputs, const Tensors &inputs) {
   return [&](size_t i, size_t j) { return same_view(outputs[i], outputs[j]) && same_view(inputs[i], inputs[j]); };
 }
 

@@ -31,6 +31,7 @@ namespace phalanx {
   X(last_error)                   \
   X(barrier)                      \
   X(group_get_error)              \
+  X(group_refuse)                 \
   X(group_retain)                 \
   X(group_release)                \
   X(group_revoke)                 \

@@ -15,6 +15,7 @@
 namespace phalanx {
 namespace {
 
+constexpr auto kTelling = Milliseconds(10000);    // what a refused call waits for ranks that have not met
 constexpr auto kDrain = std::chrono::seconds(5);  // what close waits for peers
 // Between looks at what is under way. Long enough to leave the core to the ranks that are waited for.
 constexpr auto kShortestPause = std::chrono::microseconds(20);
@@ -124,11 +125,31 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
       group_ = GroupRef(core_.group_retain(made.group), core_.group_release);
       if (timeout_.count() > 0) core_.group_set_timeout(group_.get(), timeout_.count());
       token_ = made.token;
+      for (const std::string &why : std::exchange(untold_, {})) core_.group_refuse(group_.get(), kChannel, why.c_str());
       return group_;
     }
   }
   hooks_.disconnect();
   C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed while its ranks met");
+}
+
+void Engine::refuse(const std::string &why, Milliseconds timeout, const char *title) {
+  if (is_inherited()) return;
+  GroupRef group;
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (closed_) return;
+    group = group_;
+    if (!group) untold_.push_back(why);
+  }
+  if (group) {
+    core_.group_refuse(group.get(), kChannel, why.c_str());
+    return;
+  }
+  try {
+    this->group(std::min(timeout, kTelling), title);
+  } catch (const c10::Error &) {  // the caller raises what was wrong with the call
+  }
 }
 
 void Engine::set_timeout(Milliseconds timeout) {

@@ -16,6 +16,9 @@
 
 namespace phalanx {
 
+// Of every group: functional collectives of phalanx.collectives have channel 0, so that the two need no common order.
+constexpr uint32_t kChannel = 1;
+
 // What the Python side does for an engine.
 struct Hooks {
   struct Connection {
@@ -45,6 +48,11 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // The group if the ranks have met and this was not closed; else null.
   GroupRef met() const;
   std::string token(Milliseconds timeout, const char *title);
+
+  // Stands for a collective whose arguments were wrong on this rank. The other ranks, which would wait for it, fail at
+  // once with the reason. Where the ranks have not met, this waits for them, but not for long: what they were not told
+  // by then, they are told when they meet.
+  void refuse(const std::string &why, Milliseconds timeout, const char *title);
 
   // Raises what has ended the group, if anything has, but for a peer that is gone: it may have gone after what is asked
   // about, and the next call says so.
@@ -85,8 +93,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   GroupRef group_;
   std::string token_;
   bool closed_ = false;
-  std::string aborted_;      // why, if it was
-  Milliseconds timeout_{0};  // of the core's group; 0: that of its world
+  std::vector<std::string> untold_;  // refusals before the ranks met
+  std::string aborted_;              // why, if it was
+  Milliseconds timeout_{0};          // of the core's group; 0: that of its world
   std::list<WorkRef> under_way_;
   std::unordered_map<const Work *, std::list<WorkRef>::iterator> places_;
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "backend.h"
+#include "checked.h"
 #include "show_ops.h"
 
 namespace py = pybind11;
@@ -111,8 +111,8 @@ c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, u
   hooks.unlocked = unlocked;
   auto engine = std::make_shared<phalanx::Engine>(phalanx::load_core(functions), std::move(name), std::move(hooks));
   engines().push_back(engine);
-  return c10::make_intrusive<phalanx::Backend>(rank, std::move(ranks), std::move(store), Milliseconds(timeout_ms),
-                                               std::move(engine));
+  return c10::make_intrusive<phalanx::CheckedBackend>(rank, std::move(ranks), std::move(store),
+                                                      Milliseconds(timeout_ms), std::move(engine));
 }
 
 }  // namespace
@@ -121,6 +121,17 @@ PYBIND11_MODULE(phalanx_c10d, module) {
   module.def("create", &create);
   module.def("close_all", &close_all);
   phalanx::add_recording(module);
+  module.def("set_invalid", [](const py::object &type) {  // the class that InvalidArgument is in Python
+    static PyObject *invalid = nullptr;
+    invalid = type.inc_ref().ptr();
+    py::register_exception_translator([](std::exception_ptr raised) {
+      try {
+        std::rethrow_exception(std::move(raised));
+      } catch (const phalanx::InvalidArgument &error) {
+        PyErr_SetString(invalid, error.what_without_backtrace());
+      }
+    });
+  });
   module.def("set_interrupted", [](uintptr_t slots) {
     kept = reinterpret_cast<void **>(slots);
     phalanx::throw_interruption = throw_kept;

@@ -119,7 +119,7 @@ bool same_view(const at::Tensor &a, const at::Tensor &b) {
          a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
 }
 
-bool share_memory(const std::vector<at::Tensor> &written, const Alike &alike) {
+bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_share) {
   std::vector<Span> spans;
   for (size_t i = 0; i < written.size(); ++i)
     if (written[i].numel() > 0) spans.push_back(span_of(written[i], i));
@@ -129,9 +129,10 @@ bool share_memory(const std::vector<at::Tensor> &written, const Alike &alike) {
   for (auto first = spans.begin(); first != spans.end();) {
     auto last = first + 1;
     for (const char *end = first->end; last != spans.end() && last->begin < end; ++last) end = std::max(end, last->end);
-    const bool are_alike = std::all_of(first, last, [&](auto &span) { return alike(first->position, span.position); });
+    const bool allowed =
+        std::all_of(first, last, [&](auto &span) { return may_share(first->position, span.position); });
     if (last - first > 1 && have_common_bytes(written, &*first, &*first + (last - first))) {
-      TORCH_CHECK(are_alike,
+      TORCH_CHECK(allowed,
                   "unsupported operation: more than one element of the written-to tensors refers to a single memory "
                   "location. Please clone() the tensors before performing the operation.");
       share = true;

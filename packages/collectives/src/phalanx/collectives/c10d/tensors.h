@@ -38,10 +38,12 @@ at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what);
 
 // Whether two tensors are the same elements of memory, read in the same way.
 bool same_view(const at::Tensor &a, const at::Tensor &b);
-// Whether some of the tensors, which a call writes, share memory. Raises RuntimeError in the words of torch where they
-// do and `alike`, of two positions in the list, is false: then what is written depends on the order.
-using Alike = std::function<bool(size_t, size_t)>;
-bool share_memory(const std::vector<at::Tensor> &written, const Alike &alike);
+// Whether two tensors of a list, by their positions, may share memory that a call writes, because it writes the same
+// values through both.
+using MayShare = std::function<bool(size_t, size_t)>;
+// Whether some of the tensors, which a call writes, share memory. Raises RuntimeError in the words of torch where two
+// do that may not: what is written would depend on the order.
+bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_share);
 
 // Addresses. What they need is kept, and copied back, by `buffers`. A tensor that is written must not have two elements
 // in one place, and the tensors of a list must not share memory: RuntimeError in the words of torch.

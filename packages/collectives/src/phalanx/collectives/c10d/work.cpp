@@ -21,7 +21,7 @@ void (*throw_interruption)(const std::string &text) = [](const std::string &) {}
 void throw_status(phx_status status, const std::string &text) {
   throw_interruption(text);
   switch (status) {
-    case PHX_ERR_INVALID: C10_THROW_ERROR(ValueError, text);
+    case PHX_ERR_INVALID: throw InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
     case PHX_ERR_UNSUPPORTED: C10_THROW_ERROR(NotImplementedError, text);
     default: C10_THROW_ERROR(DistBackendError, text);
   }

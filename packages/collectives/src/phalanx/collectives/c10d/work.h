@@ -3,6 +3,7 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
@@ -42,7 +43,13 @@ struct Buffers {
   bool staged = false;                                    // tensors that are written share memory: `copies` for all
 };
 
-// Exceptions that Python sees as ValueError, NotImplementedError or torch.distributed.DistBackendError.
+// Python sees it as phalanx.core.InvalidArgumentError, which is a ValueError and a RuntimeError.
+class InvalidArgument final : public c10::ValueError {
+ public:
+  using ValueError::ValueError;
+};
+
+// Exceptions that Python sees as InvalidArgumentError, NotImplementedError or torch.distributed.DistBackendError.
 [[noreturn]] void throw_status(phx_status status, const std::string &text);
 
 // Throws what a signal handler of Python has raised while this thread waited in the core, if there is something. Set by
