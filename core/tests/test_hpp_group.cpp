@@ -1,6 +1,5 @@
 // phalanx.hpp: worlds, groups and their failures.
 #include "hpp.h"
-#include "ranks.h"
 
 using phalanx::Milliseconds;
 
@@ -20,8 +19,8 @@ TEST(a_world_knows_its_rank_and_its_groups) {
     world.check();
     world.check_peer((world.rank() + 1) % 3);
     CHECK(world.dump().find("\"all\"") != std::string::npos);
-    all.barrier();
     CHECK(!all.error());
+    all.barrier();
   });
 }
 
@@ -47,10 +46,6 @@ TEST(a_group_may_be_attached_by_a_store) {
 }
 
 TEST(a_group_that_failed_says_why_and_its_living_go_on) {
-  const std::vector<int> codes = ranks::as_processes(3, [](int rank, phx_world *) {
-    if (rank < 0) return;
-  });
-  ranks::all_zero(codes);
   hpp::as_threads(3, [](phalanx::World &world) {
     auto all = world.group("all");
     all.barrier();

@@ -1,5 +1,5 @@
-/* Two ranks in C: a sum over both, memory that both see, a message, and the death of one of them. two_ranks.cpp does the
- * same in C++. */
+/* Two ranks in C: a sum over both, memory that both see, a message, and the death of one of them. two_ranks.cpp does
+ * the same in C++. */
 #include <phalanx/phalanx.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -274,10 +274,11 @@ class span {
   constexpr span(T *data, size_t size) noexcept : data_(data), size_(size) {}
   template <size_t N>
   constexpr span(T (&array)[N]) noexcept : data_(array), size_(N) {}
-  template <class C, class = std::enable_if_t<
-                         std::is_convertible_v<std::remove_pointer_t<decltype(std::declval<C &>().data())> (*)[], T (*)[]> &&
-                         std::is_convertible_v<decltype(std::declval<C &>().size()), size_t> &&
-                         !std::is_same_v<std::decay_t<C>, span>>>
+  template <class C,
+            class = std::enable_if_t<
+                std::is_convertible_v<std::remove_pointer_t<decltype(std::declval<C &>().data())> (*)[], T (*)[]> &&
+                std::is_convertible_v<decltype(std::declval<C &>().size()), size_t> &&
+                !std::is_same_v<std::decay_t<C>, span>>>
   constexpr span(C &&container) noexcept : data_(container.data()), size_(container.size()) {}
 
   constexpr T *data() const noexcept { return data_; }
@@ -391,8 +392,8 @@ class InterruptHook {
  public:
   explicit InterruptHook(std::function<bool()> requested)
       : requested_(std::make_unique<std::function<bool()>>(std::move(requested))) {
-    (void)phx_set_interrupt(
-        [](void *arg) -> int { return (*static_cast<std::function<bool()> *>(arg))() ? 1 : 0; }, requested_.get());
+    (void)phx_set_interrupt([](void *arg) -> int { return (*static_cast<std::function<bool()> *>(arg))() ? 1 : 0; },
+                            requested_.get());
   }
   InterruptHook(const InterruptHook &) = delete;
   InterruptHook &operator=(const InterruptHook &) = delete;
@@ -483,8 +484,7 @@ class Store {
   static Outcome<Store> wrap(std::unique_ptr<StoreBackend> backend) {
     phx_store_ops ops = PHX_STORE_OPS_INIT;
     ops.set = [](void *self, const char *key, const void *value, size_t size) {
-      return detail::without_exceptions(
-          [&] { return of(self)->set(key, {static_cast<const char *>(value), size}); });
+      return detail::without_exceptions([&] { return of(self)->set(key, {static_cast<const char *>(value), size}); });
     };
     ops.get = [](void *self, const char *key, void *value, size_t capacity, size_t *size, int64_t timeout_ms) {
       return detail::without_exceptions([&] {
@@ -725,12 +725,11 @@ class Collectives {
     });
   }
   // `out` may be empty where this is not the root.
-  Type reduce(ConstBuffer in, Buffer out, int32_t root_group_rank, Op op = Op::sum,
-              const Options &options = {}) const {
+  Type reduce(ConstBuffer in, Buffer out, int32_t root_group_rank, Op op = Op::sum, const Options &options = {}) const {
     const bool root = root_group_rank == phx_group_rank(group_);
     return call("reduce", options, root ? misfit(in, 1, out, 1) : "", [&](auto *o, auto **work) {
-      return phx_reduce(group_, in.data(), out.data(), in.count(), in.code(), static_cast<phx_op>(op),
-                        root_group_rank, o, work);
+      return phx_reduce(group_, in.data(), out.data(), in.count(), in.code(), static_cast<phx_op>(op), root_group_rank,
+                        o, work);
     });
   }
   // `out` may be empty where this is not the root.
@@ -765,9 +764,8 @@ class Collectives {
 
   // Several calls as one: see Calls.
   Type coalesced(span<const phx_call> calls, const Options &options = {}) const {
-    return call("coalesced", options, {}, [&](auto *o, auto **work) {
-      return phx_coalesced(group_, calls.data(), calls.size(), o, work);
-    });
+    return call("coalesced", options, {},
+                [&](auto *o, auto **work) { return phx_coalesced(group_, calls.data(), calls.size(), o, work); });
   }
 
  protected:
@@ -933,8 +931,7 @@ class SymmCollectives {
 
   // An empty `out` means in place.
   Type all_reduce(Region in, Buffer out = {}, Op op = Op::sum, const Options &options = {}) const {
-    void *const to =
-        out.count() == 0 && in.count != 0 ? static_cast<char *>(own_block()) + in.offset : out.data();
+    void *const to = out.count() == 0 && in.count != 0 ? static_cast<char *>(own_block()) + in.offset : out.data();
     return call(options, [&](auto *o, auto **work) {
       return phx_symm_all_reduce(symm_, in.offset, to, in.count, code(in), static_cast<phx_op>(op), o, work);
     });
@@ -960,8 +957,8 @@ class SymmCollectives {
   Type reduce_scatter_v(Region in, Buffer out, span<const size_t> counts, Op op = Op::sum,
                         const Options &options = {}) const {
     return call(options, [&](auto *o, auto **work) {
-      return phx_symm_reduce_scatter_v(symm_, in.offset, out.data(), counts.data(), code(in),
-                                       static_cast<phx_op>(op), o, work);
+      return phx_symm_reduce_scatter_v(symm_, in.offset, out.data(), counts.data(), code(in), static_cast<phx_op>(op),
+                                       o, work);
     });
   }
   // in.count: of one block.
@@ -984,8 +981,8 @@ class SymmCollectives {
   }
   Type reduce(Region in, Buffer out, int32_t root_group_rank, Op op = Op::sum, const Options &options = {}) const {
     return call(options, [&](auto *o, auto **work) {
-      return phx_symm_reduce(symm_, in.offset, out.data(), in.count, code(in), static_cast<phx_op>(op),
-                             root_group_rank, o, work);
+      return phx_symm_reduce(symm_, in.offset, out.data(), in.count, code(in), static_cast<phx_op>(op), root_group_rank,
+                             o, work);
     });
   }
   Type gather(Region in, Buffer out, int32_t root_group_rank, const Options &options = {}) const {
@@ -1195,12 +1192,11 @@ class Group : public detail::Collectives<detail::Blocking> {
   // Of the ranks that are alive; also when this has failed.
   Outcome<Group> shrink(const std::string &name = {}, Milliseconds timeout = {}) const {
     phx_group *out = nullptr;
-    const phx_status status =
-        phx_group_shrink(get(), name.empty() ? nullptr : name.c_str(), timeout.count(), &out);
+    const phx_status status = phx_group_shrink(get(), name.empty() ? nullptr : name.c_str(), timeout.count(), &out);
     return detail::made(status, [&] { return Group(out); });
   }
   struct Agreement {
-    uint64_t bits;           // the AND of what the ranks gave that took part
+    uint64_t bits;            // the AND of what the ranks gave that took part
     std::vector<bool> alive;  // by group rank: who took part
   };
   Outcome<Agreement> agree(uint64_t bits, Milliseconds timeout = {}) const {
@@ -1275,9 +1271,7 @@ class World {
   }
   Outcome<void> check() const { return detail::done(phx_world_check(get())); }
   Outcome<void> check_peer(int32_t peer) const { return detail::done(phx_world_check_peer(get(), peer)); }
-  Outcome<void> abort(const std::string &reason) const {
-    return detail::done(phx_world_abort(get(), reason.c_str()));
-  }
+  Outcome<void> abort(const std::string &reason) const { return detail::done(phx_world_abort(get(), reason.c_str())); }
   Outcome<void> finalize() const { return detail::done(phx_world_finalize(get())); }
   // The flight recorder, as JSON.
   Outcome<std::string> dump() const {
