@@ -172,9 +172,7 @@ def check(library: Path) -> int:
     for problem in problems:
         print(f"ABI: {problem}")
     if problems:
-        print(
-            f"ABI: if this change is meant, run {Path(__file__).name} names, build, and run {Path(__file__).name} update"
-        )
+        print(print("ABI: if this change is meant, run abi.py names, build, and run abi.py update LIBRARY"))
         return 1
     print(f"ABI {abi_version()}: {len(listed(SYMBOLS.read_text()))} exported names and the layouts are as frozen")
     if skipped:
