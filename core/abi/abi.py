@@ -172,7 +172,7 @@ def check(library: Path) -> int:
     for problem in problems:
         print(f"ABI: {problem}")
     if problems:
-        print(print("ABI: if this change is meant, run abi.py names, build, and run abi.py update LIBRARY"))
+        print("ABI: if this change is meant, run abi.py names, build, and run abi.py update LIBRARY")
         return 1
     print(f"ABI {abi_version()}: {len(listed(SYMBOLS.read_text()))} exported names and the layouts are as frozen")
     if skipped:
