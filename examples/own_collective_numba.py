@@ -71,7 +71,9 @@ def wait(pad: Any, index: int, count: int, timeout_ns: int) -> bool:
 
 
 @numba.njit
-def ring(mine: Any, theirs: Any, my_pad: Any, their_pad: Any, rank: int, stride: int, channel: int, timeout_ns: int) -> int:
+def ring(
+    mine: Any, theirs: Any, my_pad: Any, their_pad: Any, rank: int, stride: int, channel: int, timeout_ns: int
+) -> int:
     """0, or 1 + the rank that is late."""
     size = len(mine)
     left = (rank - 1) % size

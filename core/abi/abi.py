@@ -52,8 +52,7 @@ def version_script() -> str:
     """libphalanx.map, from the headers."""
     stable, experimental = declared(HEADER), declared(*EXPERIMENTAL)
     return (
-        "# Written by core/abi/abi.py names.\n"
-        + "PHALANX_0 {\n  global:\n"
+        "# Written by core/abi/abi.py names.\nPHALANX_0 {\n  global:\n"
         + "".join(f"    {name};\n" for name in stable)
         + "  local: *;\n};\nPHALANX_EXPERIMENTAL {\n  global:\n"
         + "".join(f"    {name};\n" for name in experimental)
@@ -173,7 +172,7 @@ def check(library: Path) -> int:
     for problem in problems:
         print(f"ABI: {problem}")
     if problems:
-        print(f"ABI: if this change is meant, run: python {Path(__file__).name} names, build, and {Path(__file__).name} update LIBRARY")
+        print("ABI: if this change is meant, run abi.py names, build, and run abi.py update LIBRARY")
         return 1
     print(f"ABI {abi_version()}: {len(listed(SYMBOLS.read_text()))} exported names and the layouts are as frozen")
     if skipped:

@@ -36,7 +36,7 @@ PHX_FROZEN(sizeof(phx_device) == 8);
 PHX_FROZEN(offsetof(phx_device, type) == 0);
 PHX_FROZEN(offsetof(phx_device, index) == 4);
 
-PHX_FROZEN(sizeof(phx_error_info) == 768);
+PHX_FROZEN(sizeof(phx_error_info) == 56);
 PHX_FROZEN(offsetof(phx_error_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_error_info, status) == 4);
 PHX_FROZEN(offsetof(phx_error_info, rank) == 8);
@@ -45,19 +45,10 @@ PHX_FROZEN(offsetof(phx_error_info, sequence) == 16);
 PHX_FROZEN(offsetof(phx_error_info, step) == 24);
 PHX_FROZEN(offsetof(phx_error_info, sys_errno) == 28);
 PHX_FROZEN(offsetof(phx_error_info, operation) == 32);
-PHX_FROZEN(offsetof(phx_error_info, group) == 64);
-PHX_FROZEN(offsetof(phx_error_info, text) == 128);
+PHX_FROZEN(offsetof(phx_error_info, group) == 40);
+PHX_FROZEN(offsetof(phx_error_info, text) == 48);
 
-PHX_FROZEN(sizeof(phx_gpu_tuning) == 48);
-PHX_FROZEN(offsetof(phx_gpu_tuning, struct_size) == 0);
-PHX_FROZEN(offsetof(phx_gpu_tuning, flags) == 4);
-PHX_FROZEN(offsetof(phx_gpu_tuning, line_bytes) == 8);
-PHX_FROZEN(offsetof(phx_gpu_tuning, two_shot_bytes) == 16);
-PHX_FROZEN(offsetof(phx_gpu_tuning, multicast_bytes) == 24);
-PHX_FROZEN(offsetof(phx_gpu_tuning, copy_bytes) == 32);
-PHX_FROZEN(offsetof(phx_gpu_tuning, thread_bytes) == 40);
-
-PHX_FROZEN(sizeof(phx_group_info) == 72);
+PHX_FROZEN(sizeof(phx_group_info) == 56);
 PHX_FROZEN(offsetof(phx_group_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_group_info, group_rank) == 4);
 PHX_FROZEN(offsetof(phx_group_info, group_size) == 8);
@@ -66,10 +57,8 @@ PHX_FROZEN(offsetof(phx_group_info, id) == 16);
 PHX_FROZEN(offsetof(phx_group_info, sequence) == 24);
 PHX_FROZEN(offsetof(phx_group_info, name) == 32);
 PHX_FROZEN(offsetof(phx_group_info, ranks) == 40);
-PHX_FROZEN(offsetof(phx_group_info, eager_bytes) == 48);
-PHX_FROZEN(offsetof(phx_group_info, channels) == 56);
-PHX_FROZEN(offsetof(phx_group_info, reserved) == 60);
-PHX_FROZEN(offsetof(phx_group_info, zero_copies) == 64);
+PHX_FROZEN(offsetof(phx_group_info, channels) == 48);
+PHX_FROZEN(offsetof(phx_group_info, reserved) == 52);
 
 PHX_FROZEN(sizeof(phx_mem_info) == 48);
 PHX_FROZEN(offsetof(phx_mem_info, struct_size) == 0);
@@ -91,15 +80,14 @@ PHX_FROZEN(offsetof(phx_message, peer_group_rank) == 28);
 PHX_FROZEN(offsetof(phx_message, tag) == 32);
 PHX_FROZEN(offsetof(phx_message, flags) == 36);
 
-PHX_FROZEN(sizeof(phx_options) == 48);
+PHX_FROZEN(sizeof(phx_options) == 40);
 PHX_FROZEN(offsetof(phx_options, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_options, flags) == 4);
 PHX_FROZEN(offsetof(phx_options, algo) == 8);
 PHX_FROZEN(offsetof(phx_options, channel) == 12);
 PHX_FROZEN(offsetof(phx_options, timeout_ms) == 16);
 PHX_FROZEN(offsetof(phx_options, scale) == 24);
-PHX_FROZEN(offsetof(phx_options, stream) == 32);
-PHX_FROZEN(offsetof(phx_options, device) == 40);
+PHX_FROZEN(offsetof(phx_options, gpu) == 32);
 
 PHX_FROZEN(sizeof(phx_store_ops) == 56);
 PHX_FROZEN(offsetof(phx_store_ops, struct_size) == 0);
@@ -111,7 +99,7 @@ PHX_FROZEN(offsetof(phx_store_ops, wait) == 32);
 PHX_FROZEN(offsetof(phx_store_ops, remove) == 40);
 PHX_FROZEN(offsetof(phx_store_ops, destroy) == 48);
 
-PHX_FROZEN(sizeof(phx_symm_info) == 56);
+PHX_FROZEN(sizeof(phx_symm_info) == 64);
 PHX_FROZEN(offsetof(phx_symm_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_symm_info, group_rank) == 4);
 PHX_FROZEN(offsetof(phx_symm_info, group_size) == 8);
@@ -121,25 +109,21 @@ PHX_FROZEN(offsetof(phx_symm_info, size) == 24);
 PHX_FROZEN(offsetof(phx_symm_info, signal_pad_bytes) == 32);
 PHX_FROZEN(offsetof(phx_symm_info, device) == 40);
 PHX_FROZEN(offsetof(phx_symm_info, group) == 48);
+PHX_FROZEN(offsetof(phx_symm_info, pad_stride) == 56);
+PHX_FROZEN(offsetof(phx_symm_info, reserved) == 60);
 
-PHX_FROZEN(sizeof(phx_team) == 56);
+PHX_FROZEN(sizeof(phx_team) == 64);
 PHX_FROZEN(offsetof(phx_team, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_team, group_rank) == 4);
 PHX_FROZEN(offsetof(phx_team, group_size) == 8);
 PHX_FROZEN(offsetof(phx_team, channels) == 12);
-PHX_FROZEN(offsetof(phx_team, buffers) == 16);
-PHX_FROZEN(offsetof(phx_team, pads) == 24);
-PHX_FROZEN(offsetof(phx_team, multicast) == 32);
-PHX_FROZEN(offsetof(phx_team, bytes) == 40);
-PHX_FROZEN(offsetof(phx_team, failed) == 48);
-
-PHX_FROZEN(sizeof(phx_tuning) == 40);
-PHX_FROZEN(offsetof(phx_tuning, struct_size) == 0);
-PHX_FROZEN(offsetof(phx_tuning, flags) == 4);
-PHX_FROZEN(offsetof(phx_tuning, one_shot_bytes) == 8);
-PHX_FROZEN(offsetof(phx_tuning, chunk_bytes) == 16);
-PHX_FROZEN(offsetof(phx_tuning, streaming_bytes) == 24);
-PHX_FROZEN(offsetof(phx_tuning, push_bytes) == 32);
+PHX_FROZEN(offsetof(phx_team, pad_stride) == 16);
+PHX_FROZEN(offsetof(phx_team, reserved) == 20);
+PHX_FROZEN(offsetof(phx_team, buffers) == 24);
+PHX_FROZEN(offsetof(phx_team, pads) == 32);
+PHX_FROZEN(offsetof(phx_team, multicast) == 40);
+PHX_FROZEN(offsetof(phx_team, bytes) == 48);
+PHX_FROZEN(offsetof(phx_team, failed) == 56);
 
 PHX_FROZEN(sizeof(phx_world_params) == 72);
 PHX_FROZEN(offsetof(phx_world_params, struct_size) == 0);

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-
 MAGIC = 0x31584850
 EXCHANGE, REVOKE, GOODBYE = 1, 2, 3
 MAX_PAYLOAD, MAX_FDS = 1024, 4

@@ -104,8 +104,9 @@ def gets_buffers(rank, world_size, name):
     handle.barrier()
     handle.put_signal((rank + 1) % world_size, channel=2)
     handle.barrier()
-    words = handle.get_signal_pad(rank, (handle.signal_channels, world_size), torch.int32)
-    assert words.cpu().nonzero().tolist() == [[2, (rank - 1) % world_size]]
+    words = handle.get_signal_pad(rank, (world_size, handle.symm.pad_stride), torch.int32)
+    channels = words.cpu()[:, : handle.signal_channels]  # launches and barriers have words of their own behind them
+    assert channels.nonzero().tolist() == [[(rank - 1) % world_size, 2]]
     handle.barrier()
     torch.cuda.current_stream().synchronize()
 
@@ -154,8 +155,8 @@ def from_two_streams(rank, world_size, name):
             torch.ops.phalanx.one_shot_all_reduce(tensor, "sum", name)
     torch.cuda.synchronize() if rank == 0 else own.synchronize()
     handle.symm.barrier()
-    words = handle.get_signal_pad(rank, (handle.signal_channels, world_size), torch.int32)
-    assert words.cpu()[2].tolist() == [12 * (rank == 1), 12 * (rank == 0)]
+    words = handle.get_signal_pad(rank, (world_size, handle.symm.pad_stride), torch.int32)
+    assert words.cpu()[:, 2].tolist() == [12 * (rank == 1), 12 * (rank == 0)]
     handle.symm.barrier()
 
 

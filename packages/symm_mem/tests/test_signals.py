@@ -168,8 +168,8 @@ def zero_at_hand_over(rank, world_size):
             continue
         handle.wait_signal(0, channel=1, timeout_ms=10_000)
         pad = handle.get_signal_pad(rank, dtype=torch.int32).clone()
-        assert pad[world_size + 0].item() == 1
-        pad[world_size + 0] = 0
+        assert pad[1].item() == 1  # of rank 0, channel 1
+        pad[1] = 0
         assert not pad.any()
     kept[-1][1].barrier()
 

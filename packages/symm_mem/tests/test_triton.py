@@ -210,7 +210,7 @@ def signals(rank, world_size):
         assert status.tolist() == [0, 0]
         handle.barrier()  # the last value has been read
     assert x.item() == 1900 + (rank - 1) % world_size
-    return handle.get_signal_pad(rank, dtype=torch.int32).view(-1, world_size)[2:4].tolist()
+    return handle.get_signal_pad(rank, dtype=torch.int32).view(world_size, -1)[:, 2:4].T.tolist()
 
 
 @needs_triton

@@ -44,7 +44,7 @@ class SymmetricMemory(Statics):
         offset: Bytes from the start of the block to the start of the tensor given to `rendezvous`.
         buffer_size: Bytes of each rank's block.
         signal_pad_size: Bytes of each rank's signal pad.
-        signal_channels: Number of channels: the words of a signal pad / world_size.
+        signal_channels: Number of channels.
         symm: The core's handle, with the collectives on symmetric memory.
     """
 

@@ -7,8 +7,9 @@ def set_signal_pad_size(size: int) -> None:
     """Set the least size of this rank's signal pads. Not collective, but all ranks must set the same.
 
     As `torch.distributed._symmetric_memory.set_signal_pad_size`. Here a pad has one word of 4 bytes for each rank of
-    its group in each channel, those of one rank in cache lines of their own, and all groups of a rank have the same number of channels. So the size gives that
-    number, size / 8 rounded up, with which the pad of each group of two ranks or more has at least `size` bytes.
+    its group in each channel, those of one rank in cache lines of their own, and all groups of a rank have the same
+    number of channels. So the size gives that number, size / 8 rounded up, with which the pad of each group of two
+    ranks or more has at least `size` bytes.
     `SymmetricMemory.signal_pad_size` is what a pad has, `SymmetricMemory.signal_channels` the number.
 
     It holds for this rank's memory from its first allocation on, so it must be called before that; `finalize` or a
