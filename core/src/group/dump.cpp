@@ -65,8 +65,7 @@ std::string entry_json(const Recorded &entry, const TickScale &scale) {
   const CallRecord &call = entry.call;
   const bool complete = entry.end_ticks != 0;
   const char *status = !complete ? "pending" : entry.status == PHX_OK ? "ok" : phx_status_name(entry.status);
-  return "{\"sequence\": " + number(entry.sequence) +
-         ", \"call\": " + quoted(name_of(call)) +
+  return "{\"sequence\": " + number(entry.sequence) + ", \"call\": " + quoted(name_of(call)) +
          ", \"dtype\": " + (call.dtype != 0 ? quoted(phx_dtype_name(call.dtype)) : "null") +
          ", \"count\": " + number(call.count) + ", \"op\": " + (call.op != 0 ? quoted(phx_op_name(call.op)) : "null") +
          ", \"root\": " + (call.root >= 0 ? number(call.root) : "null") +
