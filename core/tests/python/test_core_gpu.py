@@ -158,7 +158,7 @@ def wrong_requests(rank, world_size):
             group.all_reduce(host, x.data_ptr(), 8, "float32", device=GPU)
         with pytest.raises(UnsupportedError, match="the stream is what is waited for"):
             group.all_reduce(x.data_ptr(), None, 8, "float32", device=GPU, blocking=False)
-        with pytest.raises(InvalidArgumentError, match="say so in options.device"):
+        with pytest.raises(InvalidArgumentError, match="say so in phx_gpu_options.device"):
             group.all_reduce(host, None, 8, "float32", stream=64)
         with pytest.raises(InvalidArgumentError, match="unknown device 'tpu'"):
             group.all_reduce(x.data_ptr(), None, 8, "float32", device="tpu")

@@ -9,7 +9,7 @@ from torch.distributed import Work
 
 from phalanx.collectives import _calls
 from phalanx.collectives._entry import Entry
-from phalanx.collectives._streams import where
+from phalanx.collectives._streams import options_on
 from phalanx.collectives._works import StreamWork
 from phalanx.core import check, ffi, lib
 
@@ -54,10 +54,7 @@ def put(entry: Entry, rows: Sequence[Row], which: Hashable) -> list[Work]:
             raise ValueError(f"messages on {device} and {row.memory.device} in one batch; all must be on the same GPU")
     listed = ffi.new("phx_message[]", [_fields(row) for row in rows])
     with entry.beside.stream(device, which) as stream:
-        options, told = ffi.new("phx_options *"), where(device)
-        options.struct_size = ffi.sizeof("phx_options")
-        options.stream = ffi.cast("void *", told["stream"])
-        options.device.type, options.device.index = lib.PHX_DEVICE_CUDA, device.index
+        options, _gpu = options_on(device)
         check(lib.phx_messages(entry.core.pointer, listed, len(rows), options))
         for row in rows:
             row.memory.record_stream(stream)  # whoever drops it

@@ -20,7 +20,7 @@ from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wait
 from phalanx.collectives._entry import Entry
 from phalanx.collectives._later import LaterWork, Together
 from phalanx.collectives._layout import joined_at, parts_first
-from phalanx.collectives._streams import where
+from phalanx.collectives._streams import options_on
 from phalanx.collectives._works import CoreWork, StreamWork
 from phalanx.collectives.profiling import shown
 from phalanx.core import Group, RevokedError, check, ffi, lib
@@ -344,10 +344,7 @@ class Recorder:
 
     def _put_on_stream(self, core: Group, device: torch.device, rows: list[int]) -> None:
         count = len(rows) // _calls.FIELDS
-        options, told = ffi.new("phx_options *"), where(device)
-        options.struct_size = ffi.sizeof("phx_options")
-        options.stream = ffi.cast("void *", told["stream"])
-        options.device.type, options.device.index = lib.PHX_DEVICE_CUDA, device.index
+        options, _gpu = options_on(device)
         check(lib.phx_coalesced(core.pointer, _calls.packed(rows, count), count, options, ffi.NULL))
         self.works.append(StreamWork(device))
 

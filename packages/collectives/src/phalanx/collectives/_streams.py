@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from phalanx.core import ffi, lib
+
 
 def where(device: torch.device) -> dict[str, Any]:
     """What a collective of the core is told of tensors of a GPU: which one, and its current stream.
@@ -16,6 +18,19 @@ def where(device: torch.device) -> dict[str, Any]:
     """
     stream: Any = torch.cuda.current_stream(device)
     return {"device": (device.type, device.index), "stream": int(stream.cuda_stream)}
+
+
+def options_on(device: torch.device) -> tuple[Any, Any]:
+    """The same as phx_options of the C API, and what they point to: both must live until the call returns.
+
+    Args:
+        device: With its index.
+    """
+    told = where(device)
+    gpu = ffi.new("phx_gpu_options *", {"struct_size": ffi.sizeof("phx_gpu_options")})
+    gpu.stream = ffi.cast("void *", told["stream"])
+    gpu.device.type, gpu.device.index = lib.PHX_DEVICE_CUDA, device.index
+    return ffi.new("phx_options *", {"struct_size": ffi.sizeof("phx_options"), "scale": 1.0, "gpu": gpu}), gpu
 
 
 class Mark:
