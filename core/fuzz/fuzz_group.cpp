@@ -121,8 +121,7 @@ class Hostile {
   // Something that nobody asked for.
   void intrude(int socket, uint64_t group_id) {
     const auto kind = static_cast<MessageKind>(1 + input_.below(4));
-    phx_error_info cause{};
-    cause.struct_size = sizeof cause;
+    phx::ErrorInfo cause = phx::make_error_info();
     cause.status = PHX_ERR_TIMEOUT;
     std::string payload = kind == MessageKind::kRevoke ? fuzz::as_bytes(cause) : input_.bytes(input_.byte());
     fuzz::spoil(input_, &payload);
@@ -248,8 +247,10 @@ void use(phx_world *world, phx_group *group, uint32_t calls) {
       default: dump(world);
     }
   }
-  for (phx_group *each : {group, made}) const phx_options options = fuzz::options_within(1);
-  if (each != nullptr) ended_well(phx_barrier(each, &options, nullptr));
+  phx_options options = PHX_OPTIONS_INIT;
+  options.timeout_ms = 1;
+  for (phx_group *each : {group, made})
+    if (each != nullptr) ended_well(phx_barrier(each, &options, nullptr));
   dump(world);
   phx_group_release(made);
 }
