@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/error.h"
 #include "peer.h"
 
 using namespace phx;
