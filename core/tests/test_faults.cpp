@@ -222,6 +222,27 @@ TEST(a_rank_that_leaves_is_not_called_dead) {
   });
 }
 
+// Whichever of the two sees the departure first goes no further; the other may be waiting for that one alone.
+TEST(a_departure_that_one_rank_has_noticed_ends_the_waits_of_the_others) {
+  for (int round = 0; round < 30; ++round)
+    ranks::as_threads(3, [](int rank, phx_world *world) {
+      phx_group *group = ranks::make_group(world), *rest = nullptr;
+      CHECK_OK(phx_barrier(group, nullptr, nullptr));
+      if (rank == 2) {
+        CHECK_OK(phx_world_finalize(world));
+      } else {
+        phx_status status = PHX_OK;
+        while (status == PHX_OK) status = phx_barrier(group, nullptr, nullptr);
+        CHECK(status == PHX_ERR_PEER_DEAD);
+        CHECK(std::strstr(phx_last_error(), "rank 2") != nullptr);
+        CHECK_OK(phx_group_shrink(group, "rest", 0, &rest));
+        CHECK(phx_group_size(rest) == 2);
+        phx_group_release(rest);
+      }
+      phx_group_release(group);
+    });
+}
+
 TEST(revoke_ends_a_wait_on_another_rank) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);

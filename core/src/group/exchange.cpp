@@ -63,11 +63,15 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
 
 // The error of a message that could not be sent.
 phx_status Group::raise_send(const char *operation, int i, phx_status status) {
-  if (failed()) return raise_in_flight(operation, 0);
+  if (failed()) {
+    withdraw();
+    return raise_in_flight(operation, 0);
+  }
   if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it has left, or its end is not known here yet
     world_->monitor().catch_up();
     if (links_[i]->state.load() != LinkState::kAlive) {
       on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+      withdraw();
       return raise_in_flight(operation, 0);
     }
   }
@@ -84,7 +88,10 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   LazyDeadline until = LazyDeadline(deadline, &world_->progress());
   Turn mutex(exchange_mutex_, std::defer_lock);
   if (!take_turn(mutex, until)) return raise_turn(operation, kSameGroup, deadline.budget_ms(), true);
-  if (failed()) return raise_revoked(operation);
+  if (failed()) {
+    withdraw();
+    return raise_revoked(operation);
+  }
   const ExchangeTurn turn(*this);
   const uint64_t ordinal = turn.ordinal;
   Envelope envelope{kWireMagic,
@@ -203,6 +210,7 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
   }
   if (status != PHX_ERR_TIMEOUT) {
     if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+    withdraw();
     return raise_in_flight(operation, 0);
   }
   if (interrupt_requested()) return raise_interrupted(operation);

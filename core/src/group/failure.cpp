@@ -37,14 +37,17 @@ phx_status Group::fail_with(const ErrorInfo &given, bool tell, int only) {
   const bool in_good_order = only >= 0 || std::strcmp(cause.operation, "world_finalize") == 0;
   const bool first = keep_cause(cause, !in_good_order);
   interrupt(only);
-  if (first && tell) {
-    const ErrorInfo wire = this->cause();
-    const Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
-    for (const LinkRef &link : links_)
-      if (link) world_->monitor().post(link, envelope, &wire);
-  }
+  if (tell && (first || may_tell())) tell_cause();
   if (first) after_interruption();
   return set_last_error(cause);
+}
+
+void Group::tell_cause() const {
+  if (told_.exchange(true)) return;
+  const ErrorInfo wire = cause();
+  const Envelope envelope{kWireMagic, MessageKind::kRevoke, 0, id_, 0, sizeof wire, 0};
+  for (const LinkRef &link : links_)
+    if (link) world_->monitor().post(link, envelope, &wire);
 }
 
 void Group::after_interruption() {
@@ -63,6 +66,10 @@ void Group::revoke(const char *operation, const char *reason) {
       "rank " + std::to_string(self_rank()) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
   copy_text(cause.text, sizeof cause.text, text.c_str());
   fail_with(cause, true);
+}
+
+void Group::withdraw() {
+  if (may_tell()) fail_with(cause(), true);
 }
 
 phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const {
@@ -163,7 +170,10 @@ phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int g
 
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
-  if (result.failure() == AwaitFailure::kInterrupted) return raise_in_flight(operation, sequence);
+  if (result.failure() == AwaitFailure::kInterrupted) {
+    withdraw();
+    return raise_in_flight(operation, sequence);
+  }
   if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
     return raise_interrupted(operation, sequence);
   const bool differ = result.failure() == AwaitFailure::kMismatch;
@@ -235,6 +245,7 @@ void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
     std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
     if (ended) {  // the others see it for themselves; and all groups are interrupted before any is looked into
       keep_cause(info, true);
+      told_.store(true);
       interrupt(-1);
     } else {
       fail_with(info, !left, left ? i : -1);

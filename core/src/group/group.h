@@ -124,6 +124,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const ErrorInfo &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // here and on all ranks
+  // The group has failed, and this rank takes part in no collective call any more: ranks that wait for it hear why,
+  // also where one has left in good order, of which nobody is told. What they have reached before is completed all the
+  // same: a word that has been reached wins over an interruption.
+  void withdraw();
   // PHX_OK while nothing is known against that rank; else the thread's error says that it died or left.
   // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
   // reported the cause yet (a peer may die between two collectives) it is the cause itself.
@@ -213,6 +217,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status raise_send(const char *operation, int i, phx_status status);
   bool may_tell() const;
   phx_status raise_refused(const char *operation, int i, const std::string &payload);
+  void tell_cause() const;   // to the peers, once
   void interrupt(int only);  // waits of this process: for that rank, or all (-1)
   // Keeps the cause if it is the first, and returns whether it is.
   bool keep_cause(const ErrorInfo &cause, bool dumps);
@@ -240,6 +245,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
 
   std::atomic<int32_t> failed_{0};
   PageWords interruptions_;                    // by group rank; then kReportWords
+  mutable std::atomic<bool> told_{false};      // the peers know the cause, or see it for themselves
   mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
   std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;

@@ -175,6 +175,7 @@ phx_status Engine::begin(Operation &operation) {
     PHX_FAILPOINT(name_of(operation), 1);
     return PHX_OK;
   }
+  group_->withdraw();
   return group_->raise_revoked(name_of(operation), operation.sequence);
 }
 

@@ -192,7 +192,10 @@ struct Rendezvous {
       if (i == group.group_rank()) continue;
       PadHeader &theirs = symm.pad_segments_[i].header();
       const WaitResult result = wait_reached(theirs.met, ok, theirs.sleepers, group.interruption(i), until);
-      if (result == WaitResult::kInterrupted) return group.raise_in_flight(kOperation, 0);
+      if (result == WaitResult::kInterrupted) {
+        group.withdraw();
+        return group.raise_in_flight(kOperation, 0);
+      }
       if (result == WaitResult::kTimeout) {
         fail(PHX_ERR_TIMEOUT, kOperation,
              "%s on group '%s': %s: rank %d still waits for %s to map the memory of all ranks.", kOperation,

@@ -204,8 +204,9 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
       if (first && !lane.comes_first(peer)) continue;
       const WaitResult result = wait_reached(barrier_word(peer, channel), state.epoch, sleepers(peer),
                                              group_->interruption(peer), deadline, lane.core_of(peer), lane.spins());
-      if (result != WaitResult::kReached)
-        return raise(result, operation, channel, first_late(channel, peer), timeout_ms);
+      if (result == WaitResult::kReached) continue;
+      if (result == WaitResult::kInterrupted) group_->withdraw();
+      return raise(result, operation, channel, first_late(channel, peer), timeout_ms);
     }
   }
   state.pending = false;

@@ -83,7 +83,7 @@ void Work::settle(phx_status status, const char *text) {
       if (status < 0) throw_status(status, named(title_, text));
       const c10::AutoGradMode no_grad(false);
       for (const auto &[to, from] : buffers_.copies) to.copy_(from);
-      if (handle_ != nullptr) engine_->core().work_source(handle_, &source_);
+      if (handle_ != nullptr) engine_->core().work_get_source(handle_, &source_);
     } catch (...) {
       error_ = std::current_exception();
     }
