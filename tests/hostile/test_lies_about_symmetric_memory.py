@@ -33,13 +33,9 @@ def parcel(**changes):
             "pads_made": wire.PADS,
             "handle_size": 0,
             "handle": b"",
-            "gpu": b"",
-            "processors": 0,
             "has_gpu": 0,
-            "multicast": 0,
             "reserved": 0,
-            "unit": 0,
-            "tunings": b"",
+            "gpu": b"",
             **changes,
         }.values()
     )

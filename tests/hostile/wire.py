@@ -25,9 +25,9 @@ WITH_DESCRIPTORS = 1 << 31  # in a call: descriptors follow the parcel, in a mes
 DESCRIPTORS = 1 << 61
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
 GEOMETRY = struct.Struct("<QiiIII4x32sI4xQ512s")  # of a control segment; then tuning, quota and cores
-# ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then the
-# GPU's uuid, processors, present, multicast, reserved, unit; then what its table says for GPUs
-SYMM = struct.Struct("<QQQIiiiIIII64s16siiiiQ80s")
+# ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then
+# whether it is in memory of a GPU, and what is to be known of that
+SYMM = struct.Struct("<QQQIiiiIIII64sii136s")
 ERROR = struct.Struct("<IiiiQii32s64s640s")  # phx::ErrorInfo (core/src/base/error.h)
 OPINION = struct.Struct("<QQ128s")  # bits, decided, who is absent
 CALL = struct.Struct("<BBBBiQQ")  # operation, dtype, op, algo, root, count, aux
@@ -42,7 +42,7 @@ RECORDER_ENTRIES = 256  # for each channel, of a line each
 RING_BYTES = 512 << 10  # of data, in groups of up to 64 ranks
 PAGE = os.sysconf("SC_PAGESIZE")
 
-BARRIER, ALL_REDUCE, ALL_GATHER, ALL_TO_ALL_V, SYMM_ALL_REDUCE, SYMM_ALL_TO_ALL_V = 1, 2, 3, 8, 14, 20
+BARRIER, ALL_REDUCE, ALL_GATHER, ALL_TO_ALL_V, SYMM_ALL_REDUCE, SYMM_ALL_TO_ALL_V = 1, 2, 3, 8, 0x82, 0x88
 FLOAT32, UINT8, SUM = 3, 6, 1
 ONE_SHOT = 1 << 4  # in the byte "algo" of an all_reduce: what its rank has chosen
 

@@ -49,7 +49,8 @@ def load():
             "no libphalanx_torch.so: install phalanx-core, or set PHALANX_LIBRARY to the libphalanx.so.0 of a build"
         )
     ffi = cffi.FFI()
-    for header in (CORE / "include" / "phalanx" / "phalanx.h", CORE / "torch" / "phalanx_torch.h"):
+    public = [CORE / "include" / "phalanx" / f"{name}.h" for name in ("phalanx", "cuda", "tuning", "random")]
+    for header in (*public, CORE / "torch" / "phalanx_torch.h"):
         regions = re.findall(
             r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", header.read_text(encoding="utf-8"), re.DOTALL
         )

@@ -55,7 +55,7 @@ def set_and_get(rank, world_size):
         group.set_gpu_tuning(GpuTuning(line_bytes=64))
         assert group.get_gpu_tuning() == replace(first, line_bytes=64)
         # Out of range: an error on every rank alike, and nothing changes.
-        with pytest.raises(InvalidArgumentError, match="thread_bytes is 17; it must be a multiple of 16"):
+        with pytest.raises(InvalidArgumentError, match="thread_bytes is 17; expected 16 to 4096, a multiple of 16"):
             group.set_gpu_tuning(GpuTuning(thread_bytes=17))
         for wrong, text in ((GpuTuning(copy_bytes=-1), "copy_bytes is -1"), ({}, "phalanx.core.GpuTuning")):
             with pytest.raises(InvalidArgumentError, match=text):

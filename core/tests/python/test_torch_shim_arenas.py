@@ -55,9 +55,9 @@ def view(arena, offset, size, dtype=torch.float32):
 
 
 def zero_copies(world):
-    info = world.ffi.new("phx_group_info *")
-    info.struct_size = world.ffi.sizeof("phx_group_info")
-    checked(world.core.phx_group_get_info(world.group, info))
+    info = world.ffi.new("phx_group_stats *")
+    info.struct_size = world.ffi.sizeof("phx_group_stats")
+    checked(world.core.phx_group_get_stats(world.group, info))
     return info.zero_copies
 
 
