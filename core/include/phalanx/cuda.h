@@ -13,8 +13,8 @@ extern "C" {
 
 /* ---- calls on memory of a GPU ------------------------------------------------------------------------------- */
 
-/* phx_options.gpu of a call whose data lie on a GPU. Of a collective on symmetric memory its block says where that is;
- * then only `stream` is looked at. */
+/* phx_options.gpu of a call whose data lie on a GPU. For a collective on symmetric memory the block says where that
+ * is; then only `stream` is looked at. */
 struct phx_gpu_options {
   uint32_t struct_size;
   uint32_t flags;    /* 0 */
@@ -43,8 +43,8 @@ enum { PHX_ALGO_MULTIMEM = 3 };
  * Collectives on symmetric memory of a GPU (work == NULL): the call puts a kernel on the stream, of the GPU's primary
  * context, and returns. Collectives of one block run in one order on all ranks; of all blocks whose kernels may wait at
  * the same time, one stream keeps them so. A kernel that waits longer than timeout_ms, or whose peer dies, ends; the
- * next call on the group, or phx_group_get_error, tells why, and `out` is then unspecified. Of ranks whose calls differ
- * the one that comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the
+ * next call on the group, or phx_group_get_error, tells why, and `out` is then unspecified. Where calls differ, the
+ * rank that comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the
  * counts of all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being
  * captured gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of
  * the host. PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.

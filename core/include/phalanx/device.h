@@ -196,7 +196,7 @@ static inline uint16_t phx_private_f16_of_float(float value) { /* to nearest eve
   if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* from halfway between the largest and 2^16 on */
   if (magnitude >= 0x38800000u)
     return (uint16_t)(sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13));
-  /* Of 0.5 the last bit is worth the smallest f16: the sum is rounded to a multiple of that. */
+  /* The last bit of 0.5 is worth the smallest f16: the sum is rounded to a multiple of that. */
   return (uint16_t)(sign | (phx_private_bits_of_float(phx_private_float_of_bits(magnitude) + 0.5f) - 0x3f000000u));
 }
 static inline float phx_private_smaller(float a, float x) { /* a NaN if one is; -0 below 0 */

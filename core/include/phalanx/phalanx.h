@@ -25,8 +25,8 @@
  *     with PHX_DTYPE_, those of phx_op with PHX_OP_, and so on.
  *   - A struct that crosses starts with struct_size, the sizeof of the struct where the CALLER was compiled. Set it by
  *     the initializer of the struct: `phx_options options = PHX_OPTIONS_INIT;`. Structs only ever grow at their end.
- *     Of a struct that the library reads, fields that the caller does not know are as in the initializer; fields that
- *     the library does not know must be 0, else the call is PHX_ERR_INVALID. Of a struct that the library fills, fields
+ *     In a struct that the library reads, fields that the caller does not know are as in the initializer; fields that
+ *     the library does not know must be 0, else the call is PHX_ERR_INVALID. In a struct that the library fills, fields
  *     that the library does not know become 0.
  *   - Every call that can fail returns a phx_status: 0 is success, 1 "not yet", negative an error. On error the
  *     out-parameters are untouched and the calling thread's phx_last_error_info() says what happened.
@@ -348,8 +348,8 @@ PHX_API phx_status phx_group_split(phx_group *group, int32_t color, int32_t key,
  * A rank that does not call it within half of timeout_ms is left out as if it were dead; when it comes after all, it
  * gets PHX_ERR_REVOKED. name NULL: that of the group. Needs no store. */
 PHX_API phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_ms, phx_group **out);
-/* Likewise: *inout_bits becomes the bitwise AND of what the ranks that took part gave, alike on all of them. alive:
- * NULL, or group_size bytes: 1 for each rank that took part, 0 for the others. */
+/* Collective on the living ranks, as shrink: *inout_bits becomes the bitwise AND of what the ranks that took part gave,
+ * the same on all of them. alive: NULL, or group_size bytes: 1 for each rank that took part, 0 for the others. */
 PHX_API phx_status phx_group_agree(phx_group *group, uint64_t *inout_bits, uint8_t *alive, int64_t timeout_ms);
 /* This rank's number in the group, and how many ranks it has. Local. */
 PHX_API int32_t phx_group_rank(const phx_group *group);

@@ -148,7 +148,7 @@ class Error : public std::exception {
         operation_(info.operation),
         group_(info.group),
         text_(info.text) {}
-  // Of the calling thread.
+  // The last error of the calling thread.
   static Error last(phx_status status) {
     phx_error_info info = PHX_ERROR_INFO_INIT;
     if (phx_last_error_info(&info) == PHX_OK && info.status == status) return Error(info);
@@ -936,7 +936,7 @@ class SymmCollectives {
       return phx_symm_all_reduce(symm_, in.offset, to, in.count, code(in), static_cast<phx_op>(op), o, work);
     });
   }
-  // Of each rank's `in`; `out` has room for that of all of them.
+  // Gathers the `in` of every rank; `out` has room for all of them, in the order of the group.
   Type all_gather(Region in, Buffer out, const Options &options = {}) const {
     return call(options, [&](auto *o, auto **work) {
       return phx_symm_all_gather(symm_, in.offset, out.data(), in.count, code(in), o, work);
@@ -1189,7 +1189,7 @@ class Group : public detail::Collectives<detail::Blocking> {
         phx_group_split(get(), color, key, name.empty() ? nullptr : name.c_str(), timeout.count(), &out);
     return detail::made(status, [&] { return out == nullptr ? std::nullopt : std::optional<Group>(Group(out)); });
   }
-  // Of the ranks that are alive; also when this has failed.
+  // Makes a group of the ranks that are alive, also when this one has failed.
   Outcome<Group> shrink(const std::string &name = {}, Milliseconds timeout = {}) const {
     phx_group *out = nullptr;
     const phx_status status = phx_group_shrink(get(), name.empty() ? nullptr : name.c_str(), timeout.count(), &out);

@@ -85,7 +85,7 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
       return PHX_ERR_REVOKED;
     }
     if (!unanimous && mine.decided == 0 && whole.passed()) {
-      // Who decided now would decide alone.
+      // Deciding now could split the group: no peer could confirm it.
       fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: the living ranks did not agree", operation,
            name().c_str(), timed_out(whole.budget_ms()).c_str());
       amend_last_error(nullptr, name().c_str(), self_rank(), -1);

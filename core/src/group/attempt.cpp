@@ -89,7 +89,8 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
   const bool known = (same_build && has_met(value, world_.record().uuid)) ||
                      std::any_of(records.begin(), records.end(),
                                  [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
-  // Of an earlier run of the job with the same store: that is over. (Of other hosts this cannot be known.)
+  // The record is of an earlier run of the job with the same store, which is over. (On other hosts this cannot be
+  // known.)
   if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
   if (!same_build) {
     told_ = true;

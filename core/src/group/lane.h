@@ -65,11 +65,11 @@ class Lane {
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
   bool await_would_block(uint64_t epoch) const;
   bool arrived(uint64_t epoch, int group_rank) const;
-  // Whom to name, wherever its core is; `otherwise` where all have arrived by now.
+  // The first late rank, for the text of an error; `otherwise` where all have arrived by now.
   int first_late(uint64_t epoch, int otherwise) const;
   // The slot of an epoch that was published empty has its data now.
   void publish_staged(uint64_t epoch);
-  // Waits until everybody's has. All have arrived.
+  // Waits until every rank has staged its slot. All of them must have arrived before.
   AwaitResult await_staged(uint64_t epoch, LazyDeadline &deadline);
   bool staging_would_block(uint64_t epoch) const;
   // Tells peers that this rank has read everything up to `epoch`.

@@ -14,7 +14,7 @@ struct Volume {
   size_t largest;
 };
 
-// Of a checked call with one count for all.
+// The volume of a checked call with one count for all ranks.
 Volume volume_of(Kind kind, const Extent &extent, size_t group_size, bool is_root, size_t bytes);
 
 // Puts a checked call on its stream. root < 0: none.

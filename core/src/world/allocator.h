@@ -38,8 +38,8 @@ class AllocatorRegistry {
   void put(int32_t device_type, AllocatorRef allocator);
   bool remove(int32_t device_type);
   // NULL, with the error "does not support device type", when there is none.
-  // Who makes the allocator of a device type when it is first asked for: that may start a driver. It returns NULL, and
-  // *problem says why, where there is none.
+  // A maker makes the allocator of a device type when it is first asked for, which may start a driver. It returns NULL
+  // where there is none, and *problem says why.
   using Maker = AllocatorRef (*)(std::string *problem);
   void make_on_demand(int32_t device_type, const char *device_name, Maker maker);
   AllocatorRef get(int32_t device_type, const char *operation);

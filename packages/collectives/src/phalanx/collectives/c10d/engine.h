@@ -16,7 +16,8 @@
 
 namespace phalanx {
 
-// Of every group: functional collectives of phalanx.collectives have channel 0, so that the two need no common order.
+// The channel of the back end in every group. Functional collectives of phalanx.collectives have channel 0, so that the
+// two need no common order.
 constexpr uint32_t kChannel = 1;
 
 // What the Python side does for an engine.
