@@ -91,11 +91,12 @@ void Work::settle(phx_status status, const char *text) {
     buffers_.keep.clear();
     buffers_.copies.clear();
     future = future_;
+    // Before a waiting thread may see that it is done, and stop the profiler: an event that has not ended is lost.
+    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+    recordFunctionEndCallback_ = nullptr;
     done_.store(true, std::memory_order_release);
   }
   engine_->core().work_release(released);
-  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-  recordFunctionEndCallback_ = nullptr;
   const WorkRef self = WorkRef::unsafe_reclaim_from_nonowning(this);
   engine_->remove(this);  // first: a callback may end the group, which waits for what is not complete
   if (future) mark(future);
