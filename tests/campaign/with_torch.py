@@ -48,7 +48,7 @@ def live(rank: Any) -> None:
     position = size - 1 - rank.rank if case.phase == "handmade" else rank.rank
     group = make(str(rank.directory / "first"), position, size, LONG_MS)  # the fault comes after they have met
     if case.kind == "stop":
-        group._get_backend(torch.device("cpu"))._set_default_timeout(datetime.timedelta(milliseconds=TIMEOUT_MS))
+        group.set_timeout(datetime.timedelta(milliseconds=TIMEOUT_MS))
     step = nested if case.phase == "nested" else plain
     try:
         step(rank, group, 0, position)
