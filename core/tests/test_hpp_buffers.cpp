@@ -58,9 +58,18 @@ TEST(names_and_sizes_are_those_of_the_core) {
   CHECK(phalanx::has("cpu") && !phalanx::has("teleport"));
 }
 
-TEST(the_log_and_the_interrupt_hook_take_functions) {
-  phalanx::set_log([](phalanx::LogLevel, std::string_view, int32_t, std::string_view) {}, phalanx::LogLevel::debug);
+TEST(the_log_takes_a_function_and_lets_go_of_it) {
+  const auto lines = std::make_shared<std::atomic<int>>(0);
+  const auto count = [lines](phalanx::LogLevel, std::string_view, int32_t, std::string_view) { ++*lines; };
+  phalanx::set_log(count, phalanx::LogLevel::debug);
+  phalanx::set_log(count, phalanx::LogLevel::debug);  // the first copy goes
+  hpp::as_threads(2, [](phalanx::World &world) { world.group("all").barrier(); });
+  CHECK(lines.use_count() == 3);
   phalanx::set_log({});
+  CHECK(lines.use_count() == 2);
+}
+
+TEST(the_interrupt_hook_takes_a_function) {
   hpp::as_threads(2, [](phalanx::World &world) {
     const auto group = world.group("all");
     if (world.rank() == 0) {

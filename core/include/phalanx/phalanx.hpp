@@ -25,6 +25,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -372,13 +373,16 @@ namespace detail {
 using LogFunction = std::function<void(LogLevel, std::string_view file, int32_t line, std::string_view message)>;
 // Never freed: other threads may be in the one before.
 inline Outcome<void> set_log_function(LogFunction function, LogLevel least) {
-  if (!function) return done(phx_set_log(nullptr, nullptr, 0));
-  auto *const kept = new LogFunction(std::move(function));
-  return done(phx_set_log(
-      [](void *user, phx_log_level level, const char *file, int32_t line, const char *message) {
-        (*static_cast<LogFunction *>(user))(static_cast<LogLevel>(level), file, line, message);
-      },
-      kept, static_cast<phx_log_level>(least)));
+  static auto &mutex = *new std::mutex;  // never destroyed: a thread may still log when the process ends
+  static auto &current = *new std::unique_ptr<LogFunction>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto next = function ? std::make_unique<LogFunction>(std::move(function)) : nullptr;
+  const auto call = [](void *user, phx_log_level level, const char *file, int32_t line, const char *message) {
+    (*static_cast<LogFunction *>(user))(static_cast<LogLevel>(level), file, line, message);
+  };
+  const phx_status status = phx_set_log(next ? +call : nullptr, next.get(), static_cast<phx_log_level>(least));
+  if (status == PHX_OK) current.swap(next);  // the one before is not called any more
+  return done(status);
 }
 }  // namespace detail
 // `function` gets the lines of the log; it must not throw. An empty one turns logging off. For the whole process.
