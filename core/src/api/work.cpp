@@ -1,24 +1,13 @@
 // phx_work_*.
-#include <sched.h>
-
 #include <algorithm>
-#include <ctime>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/guard.h"
+#include "base/wait.h"
 #include "group/group.h"
 
 using phx::fail;
 using phx::guarded;
-
-namespace {
-
-// phx_work_wait_any looks at its works again and again: first it yields, then it sleeps longer and longer.
-constexpr int64_t kShortestSleepNs = 20000;
-constexpr int64_t kLongestSleepNs = 500000;
-
-}  // namespace
 
 extern "C" {
 
@@ -52,28 +41,25 @@ phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeo
     phx_status status = (*first)->group->resolve_timeout(operation, timeout_ms, &timeout);
     if (status != PHX_OK) return status;
     const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
-    for (int64_t sleep_ns = 0;; sleep_ns = std::min<int64_t>(2 * sleep_ns + 1000, kLongestSleepNs)) {
+    phx::LazyDeadline until(deadline, nullptr);
+    phx::Backoff backoff(20, 500);
+    const auto look = [&] {
       bool moved = false;
       for (phx_work *const *at = first; at != end; ++at) {
         if (*at == nullptr) continue;
-        if (phx::is_inherited(*at)) return phx::refuse_fork(operation, world_of(**at));
-        status = (*at)->ptr->test();
-        if (status == PHX_IN_PROGRESS) {
-          moved = (*at)->group->world().progress().poll(nullptr) || moved;
-          continue;
-        }
+        status = phx::is_inherited(*at) ? phx::refuse_fork(operation, world_of(**at)) : (*at)->ptr->test();
         *index = static_cast<size_t>(at - works);
-        return status;
+        if (status != PHX_IN_PROGRESS) return phx::WaitResult::kReached;
+        moved |= (*at)->group->world().progress().poll(nullptr);
       }
-      if (moved) sleep_ns = 0;
-      if (deadline.passed()) break;
-      if (sleep_ns >= kShortestSleepNs) {
-        const timespec pause{0, static_cast<long>(std::min(sleep_ns, std::max<int64_t>(deadline.left_ns(), 1)))};
-        nanosleep(&pause, nullptr);
-      } else {
-        sched_yield();
-      }
-    }
+      if (moved) backoff = phx::Backoff(20, 500);
+      return moved ? phx::WaitResult::kMoved : phx::WaitResult::kNothing;
+    };
+    const auto sleep = [&] {
+      backoff.pause(deadline);
+      return phx::WaitResult::kNothing;
+    };
+    if (phx::Waiter(until).wait(look, sleep) == phx::WaitResult::kReached) return status;
     return fail(PHX_ERR_TIMEOUT, operation, "%s: none of the %zu works is complete: %s", operation, count,
                 phx::timed_out(timeout, phx::kLimitOfCall).c_str());
   });

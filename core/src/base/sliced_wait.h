@@ -11,26 +11,23 @@
 
 namespace phx {
 
-class SlicedWait {
- public:
-  explicit SlicedWait(const Deadline &deadline) : deadline_(deadline), look_at_ns_(now_ns() + kInterruptSliceNs) {}
-
-  // Sleeps until `changed` is notified or a slice is over. Returns whether the deadline has passed; for that look the
-  // lock is released, because the hook may run anything.
-  bool passed_after(std::condition_variable &changed, std::unique_lock<std::mutex> &lock) {
-    const int64_t until = std::min(deadline_.at_ns(), look_at_ns_);
-    const auto end = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(until));
-    if (changed.wait_until(lock, end) != std::cv_status::timeout) return false;
+// Whether `ready` has become true by the deadline. It is called with the lock held: at first, after each notification
+// of `changed`, and once the deadline has passed. The lock is released while the hook is asked, because that may run
+// anything.
+template <class Ready>
+bool wait_until(std::condition_variable &changed, std::unique_lock<std::mutex> &lock, const Deadline &deadline,
+                Ready ready) {
+  int64_t ask_at_ns = now_ns() + kInterruptSliceNs;
+  while (!ready()) {
+    const auto end = std::chrono::nanoseconds(std::min(deadline.at_ns(), ask_at_ns));
+    if (changed.wait_until(lock, std::chrono::steady_clock::time_point(end)) != std::cv_status::timeout) continue;
     lock.unlock();
-    const bool passed = deadline_.passed();
+    const bool passed = deadline.passed();
     lock.lock();
-    look_at_ns_ = now_ns() + kInterruptSliceNs;
-    return passed;
+    if (passed) return ready();
+    ask_at_ns = now_ns() + kInterruptSliceNs;
   }
-
- private:
-  const Deadline deadline_;
-  int64_t look_at_ns_;
-};
+  return true;
+}
 
 }  // namespace phx

@@ -1,10 +1,11 @@
-// Waiting for a word that another rank writes: spin briefly, then yield, then sleep on a futex in slices.
+// All waiting: spin briefly, then yield, then sleep in slices. Most of it is for a word that another rank writes.
 //
 // A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the
 // core to the rank that is waited for; and a rank that waits long costs no core at all. Sleeping waiters announce
 // themselves in a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -55,24 +56,104 @@ class LazyDeadline {
   const ProgressSource *caller_;
 };
 
-enum class WaitResult { kReached, kInterrupted, kTimeout };
+// How a wait ended, or what one look has found. kNothing and kMoved do not end a wait; kMoved means that this thread
+// has moved an operation on, though not to its end.
+enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved };
 
-// How long a waiter yields before it sleeps: long while nobody else wants the core.
-class Patience {
+// The part of a wait that follows the first spins: it yields between looks for as long as nobody else wants the core,
+// and then sleeps between them.
+class Waiter {
  public:
-  explicit Patience(int64_t now);
-  bool over(int64_t now) const { return now >= end_ns_; }
-  int64_t yield(int64_t now);  // returns what time it is then
+  explicit Waiter(LazyDeadline &deadline, int fruitless_yields = 0)
+      : deadline_(deadline), fruitless_yields_(fruitless_yields) {
+    restart();
+  }
+
+  // Calls `look` until it, or `sleep`, returns a result that ends the wait. `sleep` returns once there may be something
+  // to see.
+  template <class Look, class Sleep>
+  WaitResult wait(Look look, Sleep sleep) {
+    for (;;) {
+      WaitResult seen = look();
+      const bool yielded_enough = now_ >= sleep_at_ns_;
+      if (seen == WaitResult::kNothing && yielded_enough && left_ns() > 0) {
+        seen = sleep();
+        slept();
+      }
+      if (seen != WaitResult::kNothing && seen != WaitResult::kMoved) return seen;
+      if (left_ns() <= 0) return WaitResult::kTimeout;
+      if ((yielded_enough || seen == WaitResult::kMoved) && interrupt_requested()) return WaitResult::kTimeout;
+      seen == WaitResult::kMoved ? restart() : yield();
+    }
+  }
+
+  int64_t left_ns() { return deadline_.at_ns() - now_; }
+  // Yields in a row that ran no other thread, while this rank had nothing under way elsewhere.
+  int fruitless_yields() const { return fruitless_yields_; }
+  // For a `look` that has slept.
+  void slept() {
+    now_ = now_ns();
+    fruitless_yields_ = 0;
+  }
 
  private:
-  int64_t begin_ns_;
-  int64_t end_ns_;
+  void restart();
+  void yield();
+
+  LazyDeadline &deadline_;
+  int64_t begin_ns_ = 0;
+  int64_t sleep_at_ns_ = 0;
+  int64_t now_ = 0;  // when the clock was last read
+  int fruitless_yields_;
+};
+
+// The last part of a wait: `sleep` sleeps for the given time at most, and `look` looks after each of these slices.
+//
+// Nothing wakes this thread when an operation elsewhere can move on, so it looks. Each fruitless look doubles the sleep
+// before the next one: that operation is late by no more than about the time that it has taken already, and a rank that
+// waits long uses no core.
+template <class Look, class Sleep>
+WaitResult sleep_in_slices(LazyDeadline &deadline, Look look, Sleep sleep) {
+  constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen
+  constexpr int64_t kBusySliceNs = 50 * 1000;    // the first one while operations are under way elsewhere
+  int64_t busy_slice = kBusySliceNs;
+  for (;;) {
+    const WaitResult seen = look();
+    if (seen == WaitResult::kReached) return seen;
+    const int64_t left = deadline.at_ns() - now_ns();
+    if (seen == WaitResult::kInterrupted || left <= 0 || interrupt_requested()) {
+      // One more look: what arrived meanwhile wins over the interruption and the deadline.
+      if (look() == WaitResult::kReached) return WaitResult::kReached;
+      return seen == WaitResult::kInterrupted ? seen : WaitResult::kTimeout;
+    }
+    const LazyDeadline::Elsewhere elsewhere = deadline.poll();
+    busy_slice = elsewhere == LazyDeadline::Elsewhere::kMoved ? kBusySliceNs : std::min(2 * busy_slice, kSliceNs);
+    sleep(std::min(left, elsewhere == LazyDeadline::Elsewhere::kNothing ? kSliceNs : busy_slice));
+  }
+}
+
+// Growing pauses between two looks at what cannot wake this thread, such as a file.
+class Backoff {
+ public:
+  Backoff(int64_t first_us, int64_t longest_us) : next_ns_(first_us * 1000), longest_ns_(longest_us * 1000) {}
+  void pause(const Deadline &deadline);  // never past the deadline
+  // Pauses until `ready` returns true. False if it has not by the deadline.
+  template <class Ready>
+  bool until(const Deadline &deadline, Ready ready) {
+    for (; !ready(); pause(deadline))
+      if (deadline.passed()) return false;
+    return true;
+  }
+
+ private:
+  int64_t next_ns_;
+  int64_t longest_ns_;
 };
 
 // Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been
 // reached wins over it. `sleepers` is the announcement word that the writer of `word` looks at. The acquire load pairs
-// with the writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: where the
-// writer last was (current_core), if somebody says so.
+// with the writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: the core
+// that the writer last ran on (current_core), or NULL where that is not known.
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core);
@@ -87,14 +168,14 @@ inline bool is_here(const SharedWord *writer_core) {
   return there != 0 && there == current_core();
 }
 
-// The end of it: sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
+// Only sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline);
 
 // Before the first yield: a quarter of a microsecond to one. The best with busy cores; more follow with idle ones.
 inline constexpr int kFewSpins = 20;
-// How many take about as long as giving the core away and getting it back. For a rank that shares its core with others
-// which have arrived: to yield to them would only bring it back, later.
+// So many spins take about as long as giving the core away and getting it back. For a rank that shares its core with
+// ranks which have arrived: to yield to them would only bring the core back, later.
 int spins_of_a_turn();
 
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
@@ -108,7 +189,7 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
 }
 
-// Sleeps for `ns` at most, until wake_all, while `word` is `seen`. May return early: the caller looks and loops.
+// Sleeps for `ns` at most, until wake_all, while `word` is `seen`. May return early, so the caller looks again.
 void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns);
 void wake_all(const SharedWord &word);
 

@@ -1,9 +1,5 @@
 #include "group/turn.h"
 
-#include <algorithm>
-
-#include "base/interrupt.h"
-
 namespace phx {
 
 bool TurnMutex::try_lock_for_ns(int64_t ns) {
@@ -18,16 +14,11 @@ bool TurnMutex::try_lock_for_ns(int64_t ns) {
 }
 
 bool await_turn(Turn &turn, LazyDeadline &deadline) {
-  constexpr int64_t kSliceNs = 20 * 1000 * 1000, kBusySliceNs = 1000 * 1000;  // between looks at what is under way
-  for (;;) {
-    const int64_t slice = deadline.poll() != LazyDeadline::Elsewhere::kNothing ? kBusySliceNs : kSliceNs;
-    const int64_t left = deadline.at_ns() - now_ns();
-    if (left <= 0 || interrupt_requested()) return turn.try_lock();
-    if (turn.mutex()->try_lock_for_ns(std::min(left, slice))) {
-      turn = Turn(*turn.mutex(), std::adopt_lock);
-      return true;
-    }
-  }
+  const auto look = [&] { return turn.owns_lock() || turn.try_lock() ? WaitResult::kReached : WaitResult::kNothing; };
+  const auto sleep = [&](int64_t ns) {
+    if (turn.mutex()->try_lock_for_ns(ns)) turn = Turn(*turn.mutex(), std::adopt_lock);
+  };
+  return sleep_in_slices(deadline, look, sleep) == WaitResult::kReached;
 }
 
 }  // namespace phx

@@ -138,48 +138,36 @@ phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
   return status < 0 && transfer.error ? set_last_error(*transfer.error) : status;
 }
 
-// Spins, yields and sleeps as wait_reached does, and moves everything of this rank on between looks.
+// Spins, yields and sleeps as wait_reached does, and moves all transfers of this rank on between looks.
 void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
   for (int looks = 0, moves = 0; looks < kSpins && moves < kMoves; ++looks) {
-    const Look seen = look(transfer, looks < kAskedOnly ? Take::kWanted : Take::kAll);
-    if (seen == Look::kComplete) return;
-    if (seen == Look::kMoved) looks = 0, ++moves;
+    const WaitResult seen = look(transfer, looks < kAskedOnly ? Take::kWanted : Take::kAll);
+    if (seen == WaitResult::kReached) return;
+    if (seen == WaitResult::kMoved) looks = 0, ++moves;
     cpu_relax();
   }
-  int64_t now = now_ns();
-  for (Patience patience(now);;) {
-    Look seen = look(transfer, Take::kAll);
-    if (seen == Look::kNothing && patience.over(now) && now < deadline.at_ns()) seen = sleep(transfer, deadline);
-    if (seen == Look::kComplete) return;
-    if (seen == Look::kInterrupted) return give_up(transfer, false, 0);
-    if (now >= deadline.at_ns() || interrupt_requested()) return give_up(transfer, true, deadline.budget_ms());
-    if (seen == Look::kMoved) {
-      now = now_ns();
-      patience = Patience(now);
-    } else {
-      deadline.poll();
-      now = patience.yield(now);
-    }
-  }
+  const WaitResult result =
+      Waiter(deadline).wait([&] { return look(transfer, Take::kAll); }, [&] { return sleep(transfer, deadline); });
+  if (result != WaitResult::kReached) give_up(transfer, result == WaitResult::kTimeout, deadline.budget_ms());
 }
 
-Messenger::Look Messenger::look(Transfer &transfer, Take take) {
+WaitResult Messenger::look(Transfer &transfer, Take take) {
   Lock lock(mutex_, std::try_to_lock);
   // If another thread of this rank has it, that one moves this transfer on as well.
-  if (!lock.owns_lock()) return transfer.complete() ? Look::kComplete : Look::kNothing;
+  if (!lock.owns_lock()) return transfer.complete() ? WaitResult::kReached : WaitResult::kNothing;
   return look(transfer, take, lock);
 }
 
-Messenger::Look Messenger::look(Transfer &transfer, Take take, Lock &lock) {
+WaitResult Messenger::look(Transfer &transfer, Take take, Lock &lock) {
   const bool moved = advance(take);
   const bool cut = !moved && interrupted(transfer);
   leave(lock);
-  if (transfer.complete()) return Look::kComplete;
-  return moved ? Look::kMoved : cut ? Look::kInterrupted : Look::kNothing;
+  if (transfer.complete()) return WaitResult::kReached;
+  return moved ? WaitResult::kMoved : cut ? WaitResult::kInterrupted : WaitResult::kNothing;
 }
 
 // Until something may have happened.
-Messenger::Look Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
+WaitResult Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
   MessageArea &own = *areas_[self_];
   // seq_cst and a fence, and a last look after it, under the lock: whoever wrote a record, made room or completed this
   // transfer before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
@@ -187,8 +175,8 @@ Messenger::Look Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
   if (fenced_) fence_others();
   const uint32_t rings = own.doorbell.load(std::memory_order_seq_cst);
   Lock lock(mutex_);
-  const Look seen = look(transfer, Take::kAll, lock);
-  if (seen == Look::kNothing) sleep_until_reached(own.doorbell, rings + 1, group_->interruption(self_), deadline);
+  const WaitResult seen = look(transfer, Take::kAll, lock);
+  if (seen == WaitResult::kNothing) sleep_until_reached(own.doorbell, rings + 1, group_->interruption(self_), deadline);
   own.sleepers.fetch_sub(1, std::memory_order_relaxed);
   return seen;
 }

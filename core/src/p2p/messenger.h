@@ -63,10 +63,9 @@ class Messenger final : public Attachment, public ProgressSource {
   // ---- messenger.cpp: calls and waiting
   phx_status begin(Transfer &transfer);
   void await(Transfer &transfer, LazyDeadline &deadline);
-  enum class Look { kNothing, kMoved, kComplete, kInterrupted };  // kMoved: something, but the transfer is not complete
-  Look look(Transfer &transfer, Take take);
-  Look look(Transfer &transfer, Take take, Lock &lock);  // gives the lock back
-  Look sleep(Transfer &transfer, LazyDeadline &deadline);
+  WaitResult look(Transfer &transfer, Take take);
+  WaitResult look(Transfer &transfer, Take take, Lock &lock);  // gives the lock back
+  WaitResult sleep(Transfer &transfer, LazyDeadline &deadline);
   void give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms);
   void end_interrupted(Transfer &transfer);  // by the hook of the thread that waits; fails the group
   // Gives the lock back, tells the group what was found wrong, and wakes threads of this rank whose transfer is

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/wait.h"
 #include "store/arguments.h"
 #include "store/semantics.h"
 #include "store/store.h"
@@ -100,17 +101,14 @@ phx_status FileLog::open(const char *operation, const char *path, std::unique_pt
 // ---- the lock
 
 phx_status FileLog::lock(const char *operation, Access access, const Deadline &deadline) {
-  Backoff backoff(20, 250);  // short: whoever has it keeps it for microseconds, and nobody queues
-  for (;;) {
-    bool taken = false;
-    const phx_status status = try_lock(operation, access, &taken);
-    if (status != PHX_OK || taken) return status;
-    if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, operation,
-                  "%s: %s: the lock of '%s' was not free; see whether a process that uses the file is stopped",
-                  operation, timed_out(deadline.budget_ms()).c_str(), path_.c_str());
-    backoff.pause(deadline);
-  }
+  bool taken = false;
+  phx_status status = PHX_OK;
+  const auto tried = [&] { return (status = try_lock(operation, access, &taken)) != PHX_OK || taken; };
+  // The pauses are short: whoever has the lock keeps it for microseconds, and nobody queues.
+  if (Backoff(20, 250).until(deadline, tried)) return status;
+  return fail(PHX_ERR_TIMEOUT, operation,
+              "%s: %s: the lock of '%s' was not free; see whether a process that uses the file is stopped", operation,
+              timed_out(deadline.budget_ms()).c_str(), path_.c_str());
 }
 
 // Both locks are polled, because neither flock() nor a mutex can be waited for with a deadline.

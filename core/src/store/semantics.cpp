@@ -1,9 +1,6 @@
 // What all kinds of store mean alike: see the header.
 #include "store/semantics.h"
 
-#include <time.h>
-
-#include <algorithm>
 #include <charconv>
 
 #include "base/error.h"
@@ -46,13 +43,6 @@ phx_status fail_key_timeout(const char *operation, const char *key, const Deadli
 
 phx_status fail_key_missing(const char *operation, const char *key) {
   return fail(PHX_ERR_NOT_FOUND, operation, "%s: there is no key '%.128s' in this store", operation, key);
-}
-
-void Backoff::pause(const Deadline &deadline) {
-  const int64_t length = std::min(next_ns_, deadline.slice_ns());
-  timespec t{static_cast<time_t>(length / 1000000000), static_cast<long>(length % 1000000000)};
-  nanosleep(&t, nullptr);  // a signal ends it early: the caller merely tries sooner
-  next_ns_ = std::min(next_ns_ + next_ns_ / 2, longest_ns_);
 }
 
 }  // namespace phx::store

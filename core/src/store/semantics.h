@@ -34,15 +34,4 @@ class Patience {
   static thread_local int64_t current_;
 };
 
-// Growing pauses between two tries of something that cannot wake us.
-class Backoff {
- public:
-  Backoff(int64_t first_us, int64_t longest_us) : next_ns_(first_us * 1000), longest_ns_(longest_us * 1000) {}
-  void pause(const Deadline &deadline);  // never past the deadline
-
- private:
-  int64_t next_ns_;
-  int64_t longest_ns_;
-};
-
 }  // namespace phx::store

@@ -44,13 +44,10 @@ bool Table::find(const std::string &key, std::string *value) const {
 
 phx_status Table::get(const char *operation, const char *key, std::string *value, const Deadline &deadline) const {
   const std::string name(key);
-  SlicedWait slices(deadline);
   std::unique_lock<std::mutex> lock(mutex_);
-  auto found = values_.find(name);
-  for (bool passed = false; found == values_.end(); found = values_.find(name)) {
-    if (passed) return fail_key_timeout(operation, key, deadline);
-    passed = slices.passed_after(changed_, lock);
-  }
+  auto found = values_.end();
+  const auto is_set = [&] { return (found = values_.find(name)) != values_.end(); };
+  if (!wait_until(changed_, lock, deadline, is_set)) return fail_key_timeout(operation, key, deadline);
   if (value != nullptr) *value = found->second;
   return PHX_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/wait.h"
 #include "store/arguments.h"
 #include "store/makers.h"
 #include "store/semantics.h"

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/wait.h"
 
 namespace phx {
 namespace {
@@ -23,16 +24,6 @@ socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-bool wait_for(int fd, short events, const Deadline &deadline) {
-  for (;;) {
-    pollfd entry{fd, events, 0};
-    const int ready = poll(&entry, 1, deadline.slice_ms());
-    if (ready > 0) return true;
-    if (ready == 0 && deadline.passed()) return false;
-    if (ready < 0 && errno != EINTR) return false;
-  }
-}
-
 phx_status refused(const PeerRecord &record, const char *why) {
   fail(PHX_ERR_PERMISSION, "group_create", "group_create: rank %d (pid %d) %s", record.rank, record.pid, why);
   amend_last_error(nullptr, nullptr, -1, record.rank);
@@ -41,24 +32,21 @@ phx_status refused(const PeerRecord &record, const char *why) {
 
 // Where the kernel does not tell that a process is exiting, its sockets close a moment before it counts as ended.
 bool is_ending(const PeerRecord &record) {
-  for (int i = 0; i < 10; ++i) {
-    if (has_ended(record)) return true;
-    usleep(5000);
-  }
-  return false;
+  return Backoff(5000, 5000).until(Deadline::after_ms(50), [&] { return has_ended(record); });
 }
 
 phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, Fd *out) {
   sockaddr_un address;
   const socklen_t length = abstract_address(socket_name(record.uuid), &address);
-  for (;;) {
+  for (Backoff backoff(200, 200);; backoff.pause(deadline)) {
     Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd.valid()) return fail_errno(errno, "group_create", "group_create: could not make a socket");
     if (connect(fd.get(), reinterpret_cast<sockaddr *>(&address), length) == 0) {
       *out = std::move(fd);
       return PHX_OK;
     }
-    const int error = errno;
+    const int error =
+        errno;  // EAGAIN: the peer's queue of connections is full, and the kernel offers nothing to wait on
     if (error == ECONNREFUSED && is_ending(record)) return died(record);
     if (error != EAGAIN && error != EINTR) {
       fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections", record.rank,
@@ -70,7 +58,6 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
       return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
                   timed_out(deadline.budget_ms(), kLimitOfCall).c_str(), record.rank, record.pid,
                   process_state(record.pid));
-    usleep(200);  // EAGAIN: its queue of waiting connections is full; the kernel offers nothing to wait on
   }
 }
 
@@ -149,17 +136,13 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
   return PHX_OK;
 }
 
-phx_status finish_dial(const PeerRecord &record, Dial *dial, const Deadline &deadline, LinkRef *out) {
+phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out) {
   Welcome welcome{};
-  for (;;) {
-    const Receive got = receive_record(dial->socket.get(), &welcome, sizeof welcome);
-    if (got == Receive::kMessage) break;
-    if (got != Receive::kNothing)
-      return is_ending(record)
-                 ? died(record)
-                 : refused(record, "refused the handshake (another user, or a stale record in the store)");
-    if (!wait_for(dial->socket.get(), POLLIN, deadline)) return PHX_ERR_TIMEOUT;
-  }
+  const Receive got = receive_record(dial->socket.get(), &welcome, sizeof welcome);
+  if (got == Receive::kNothing) return PHX_ERR_TIMEOUT;
+  if (got != Receive::kMessage)
+    return is_ending(record) ? died(record)
+                             : refused(record, "refused the handshake (another user, or a stale record in the store)");
   if (welcome.magic != kWireMagic || welcome.from != record.uuid)
     return refused(record, "sent a malformed handshake; refused");
   LinkRef link = std::make_shared<Link>();

@@ -103,8 +103,8 @@ struct Dial {
 // Connects to `record`'s world, checks the user on the other end and says hello. A peer that is stopped does not
 // matter.
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out);
-// Waits for the answer. PHX_ERR_TIMEOUT, without a text: not by the deadline.
-phx_status finish_dial(const PeerRecord &record, Dial *dial, const Deadline &deadline, LinkRef *out);
+// Takes in the answer, without waiting for it. PHX_ERR_TIMEOUT, without a text: it has not come yet.
+phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out);
 // Whether the process that wrote this record has ended: there is none of its number and start, and nobody listens.
 bool has_ended(const PeerRecord &record);
 phx_status died(const PeerRecord &record);  // the error that says so

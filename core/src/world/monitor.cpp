@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/sliced_wait.h"
 #include "base/thread.h"
+#include "base/wait.h"
 
 namespace phx {
 namespace {
@@ -85,15 +86,16 @@ void Monitor::stop() {
 void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
   const Envelope goodbye{kWireMagic, MessageKind::kGoodbye, 0, 0, 0, 0, 0};
   for (const LinkRef &link : links) post(link, goodbye, nullptr);
-  const auto waits_for_room = [](const LinkRef &link) {
+  const auto is_served = [](const LinkRef &link) {
     {
       std::lock_guard<std::mutex> lock(link->send_mutex);
-      if (link->outbox.empty()) return false;
+      if (link->outbox.empty()) return true;
     }
-    return link->state.load() == LinkState::kAlive && std::strcmp(process_state(link->pid), "stopped") != 0;
+    return link->state.load() != LinkState::kAlive || std::strcmp(process_state(link->pid), "stopped") == 0;
   };
-  const Deadline deadline = Deadline::after_ms(thread_.joinable() ? kFarewellMs : 0);
-  while (!deadline.passed() && std::any_of(links.begin(), links.end(), waits_for_room)) usleep(1000);
+  Backoff(1000, 1000).until(Deadline::after_ms(thread_.joinable() ? kFarewellMs : 0), [&] {
+    return std::all_of(links.begin(), links.end(), is_served);
+  });
 }
 
 void Monitor::post(const LinkRef &link, const Envelope &envelope, const void *payload) {
@@ -474,16 +476,14 @@ void Monitor::adopt(LinkRef link) {
 }
 
 LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
+  LinkRef link;
   std::unique_lock<std::mutex> lock(mutex_);
-  SlicedWait slices(deadline);
-  for (;;) {
-    auto found = links_.find(uuid);
-    if (found != links_.end()) return found->second;
-    if (stopping_.load() || broken_.status != PHX_OK || slices.passed_after(changed_, lock)) {
-      found = links_.find(uuid);
-      return found == links_.end() ? nullptr : found->second;
-    }
-  }
+  wait_until(changed_, lock, deadline, [&] {
+    const auto found = links_.find(uuid);
+    if (found != links_.end()) link = found->second;
+    return link || stopping_.load() || broken_.status != PHX_OK;
+  });
+  return link;
 }
 
 void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
@@ -581,24 +581,26 @@ std::vector<std::shared_ptr<GroupListener>> Monitor::listeners() const {
 phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, const Deadline &deadline,
                          const std::atomic<int32_t> &interrupted, Message *out) {
   const Key key{from, group_id, ordinal};
-  SlicedWait slices(deadline);
+  phx_status status = PHX_ERR_TIMEOUT;
   std::unique_lock<std::mutex> lock(mutex_);
-  for (bool last_look = false;;) {
-    auto found = inbox_.find(key);
-    auto link = links_.find(from);
+  wait_until(changed_, lock, deadline, [&] {
+    const auto found = inbox_.find(key);
+    const auto link = links_.find(from);
     if (found != inbox_.end()) {
       if (link != links_.end()) uncount(*link->second, found->second);
       *out = std::move(found->second);
       inbox_.erase(found);
-      return PHX_OK;
+      status = PHX_OK;
+    } else if (interrupted.load() != 0) {
+      status = PHX_ERR_REVOKED;
+    } else if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load()) {
+      status = PHX_ERR_PEER_DEAD;
+    } else if (broken_.status != PHX_OK) {
+      status = PHX_ERR_REVOKED;
     }
-    if (last_look) return PHX_ERR_TIMEOUT;
-    if (interrupted.load() != 0) return PHX_ERR_REVOKED;
-    if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load())
-      return PHX_ERR_PEER_DEAD;
-    if (broken_.status != PHX_OK) return PHX_ERR_REVOKED;
-    last_look = slices.passed_after(changed_, lock);
-  }
+    return status != PHX_ERR_TIMEOUT;
+  });
+  return status;
 }
 
 void Monitor::catch_up() {

@@ -16,9 +16,7 @@
 namespace phx {
 namespace {
 
-constexpr int64_t kDialSliceMs = 5;         // how long one call holds up others that connect to peers
-constexpr useconds_t kAnswerUs = 50;        // between looks for an answer: the first time,
-constexpr useconds_t kLateAnswerUs = 1000;  // and in the end
+constexpr int64_t kDialSliceMs = 5;  // how long one call holds up others that connect to peers
 
 }  // namespace
 
@@ -128,7 +126,7 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
     amend_last_error(nullptr, nullptr, rank(), rank());
     return PHX_ERR_SYSTEM;
   }
-  for (useconds_t pause = kAnswerUs;; pause = std::min(2 * pause, kLateAnswerUs)) {
+  for (Backoff backoff(50, 1000);; backoff.pause(until)) {  // without the lock: others connect to other peers
     {
       std::lock_guard<std::mutex> lock(dial_mutex_);
       *out = monitor_.find_link(peer.uuid);
@@ -136,7 +134,7 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
       const auto dialed = dials_.find(peer.uuid);
       if (dialed == dials_.end())
         return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
-      const phx_status status = finish_dial(peer, &dialed->second, Deadline::after_ms(0), out);
+      const phx_status status = finish_dial(peer, &dialed->second, out);
       if (status != PHX_ERR_TIMEOUT) {
         dials_.erase(dialed);
         if (status == PHX_OK) monitor_.adopt(*out);
@@ -144,7 +142,6 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
       }
     }
     if (until.passed()) return PHX_ERR_TIMEOUT;
-    usleep(pause);  // without the lock: other threads connect to other peers
   }
 }
 
