@@ -36,7 +36,7 @@ void empty(std::string *buffer) {
 }  // namespace
 
 TcpConnection::TcpConnection(Fd fd, const Nonce &nonce, const Nonce &server_id)
-    : fd_(std::move(fd)), born_ns_(now_ns()), greeting_{nonce, server_id}, parked_until_(Deadline::after_ms(0)) {
+    : fd_(std::move(fd)), greeting_{nonce, server_id}, parked_until_(Deadline::after_ms(0)) {
   out_ = encode(greeting_);
 }
 

@@ -21,7 +21,6 @@ class TcpConnection {
   int fd() const { return fd_.get(); }
   bool in_handshake() const { return state_ == State::kHandshake; }
   bool is_parked() const { return state_ == State::kParked; }
-  int64_t born_ns() const { return born_ns_; }
   const Deadline &parked_until() const { return parked_until_; }
 
   // False, with the reason in *why ("" for a plain end), when the connection is to be closed.
@@ -31,7 +30,7 @@ class TcpConnection {
   bool try_parked(Table &table, const char **why);
 
   uint32_t wanted_events() const;  // of epoll
-  uint32_t watched_events = 0;     // those that epoll knows; the server keeps it
+  uint32_t watched_events = 0;     // those that epoll looks for, once it does; the server keeps it
 
  private:
   enum class State { kHandshake, kReady, kParked, kClosing };
@@ -45,7 +44,6 @@ class TcpConnection {
 
   Fd fd_;
   State state_ = State::kHandshake;
-  int64_t born_ns_;
   Greeting greeting_;
   std::string in_;   // of the frame that is being received
   std::string out_;  // of what is being sent

@@ -1,13 +1,11 @@
-// The thread that serves a TCP store: one epoll loop for all clients over one table.
+// The thread that serves a TCP store: one event loop for all clients over one table.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 
-#include "base/fd.h"
+#include "base/event_loop.h"
 #include "store/table.h"
 #include "store/tcp_connection.h"
 #include "store/tcp_socket.h"
@@ -21,7 +19,7 @@ struct TcpLimits {
   int64_t crowded_ms = 250;     // the same while there are as many as may be, so that newcomers get their turn
 };
 
-class TcpServer {
+class TcpServer : private EventLoop {
  public:
   static phx_status start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                           std::unique_ptr<TcpServer> *out);
@@ -31,43 +29,31 @@ class TcpServer {
 
   uint16_t port() const { return endpoint_.port(); }
   Table &table() { return table_; }
-  void wake();  // after a change of the table from outside: somebody may be waiting for it
+  using EventLoop::wake;  // after a change of the table from outside: somebody may be waiting for it
 
  private:
   TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits);
-  phx_status prepare(const char *operation);
-  phx_status launch(const char *operation);
 
-  void run();
-  void serve_events();
-  int poll_timeout_ms() const;
-  void on_event(uint64_t id, uint32_t events);
+  void on_accept(Fd fd) override;
+  void on_late(int fd) override { close_connection(fd, "it did not show the token in time"); }
+  void on_event(int fd, uint32_t events) override;
+  void after_events(bool) override { answer_parked(); }
+  bool has_room() const override { return connections_.size() < limit_; }
+  int64_t next_look_ns() const override;
+  bool goes_on_after(const std::exception &error) override;
   template <class Step>
-  void advance(uint64_t id, Step &&step);
-  void accept_clients();
-  bool may_accept() const;
+  void advance(int fd, Step &&step);
   void answer_parked();
-  void expire_handshakes();
-  int64_t handshake_ns() const;
-  void watch(uint64_t id, TcpConnection &connection);
-  void watch_listener();
-  void close_connection(uint64_t id, const char *why);
+  void close_connection(int fd, const char *why);
 
   Endpoint endpoint_;
   const std::string token_;
-  const TcpLimits limits_;
+  const size_t limit_;  // of connections
   Nonce server_id_{};
   Table table_;
-  Fd listener_, epoll_, wake_;
-  std::atomic<bool> stopping_{false};
-  std::thread thread_;
 
   // The thread's own.
-  std::unordered_map<uint64_t, std::unique_ptr<TcpConnection>> connections_;
-  uint64_t next_id_;
-  size_t handshakes_ = 0;
-  bool listening_ = true;          // whether epoll looks at the listener
-  int64_t accept_again_ns_ = 0;    // after the process ran out of descriptors
+  std::unordered_map<int, std::unique_ptr<TcpConnection>> connections_;  // by descriptor
   uint64_t answered_version_ = 0;  // of the table, when the parked requests were last tried
 };
 

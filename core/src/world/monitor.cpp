@@ -1,30 +1,24 @@
 #include "world/monitor.h"
 
 #include <poll.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <new>
 
 #include "base/error.h"
 #include "base/sliced_wait.h"
-#include "base/thread.h"
 #include "base/wait.h"
 
 namespace phx {
 namespace {
 
-constexpr int kMaxAccepts = 64;                            // in one go
-constexpr size_t kMaxPending = 64;                         // strangers that may wait for their handshake at once
-constexpr int64_t kHandshakeNs = int64_t{5} * 1000000000;  // and for how long
-constexpr uint32_t kMaxQueued = 4096;                      // messages of one peer that nobody has asked for yet
-constexpr uint32_t kMaxQueuedFds = 64;                     // likewise descriptors in them
+constexpr size_t kMaxStrangers = 64;
+constexpr int64_t kHandshakeMs = 5000;
+constexpr int64_t kCrowdedMs = 20;      // whoever dials says hello at once
+constexpr uint32_t kMaxQueued = 4096;   // messages of one peer that nobody has asked for yet
+constexpr uint32_t kMaxQueuedFds = 64;  // likewise descriptors in them
 constexpr size_t kMaxEarly = 1024;
 constexpr size_t kMaxOutbox = 4096;    // messages to one peer that takes none; it learns of the rest by its deadlines
 constexpr int64_t kFarewellMs = 1000;  // for peers that run to take what they are still to be told
@@ -38,23 +32,12 @@ void uncount(Link &link, const Message &message) {
 
 }  // namespace
 
+Monitor::Monitor(const PeerRecord &self) : EventLoop({kMaxStrangers, kHandshakeMs, kCrowdedMs}), self_(self) {}
+
 phx_status Monitor::start() {
-  phx_status status = listen_abstract(socket_name(self_.uuid), &listener_);
-  if (status != PHX_OK) return status;
-  epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
-  wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_.valid() || !wake_.valid())
-    return fail_errno(errno, "world_create", "world_create: could not make epoll or eventfd");
-  watch_fd(wake_.get());
-  watch_fd(listener_.get());
-  try {
-    thread_ = start_thread("phx-monitor", [this] { run(); });
-  } catch (const std::system_error &error) {
-    return fail_errno(error.code().value(), "world_create", "world_create: could not start the monitor thread");
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return running_; });
-  return PHX_OK;
+  Fd listener;
+  const phx_status status = listen_abstract(socket_name(self_.uuid), &listener);
+  return status != PHX_OK ? status : EventLoop::start("world_create", "phx-monitor", std::move(listener));
 }
 
 void Monitor::stop() {
@@ -66,9 +49,7 @@ void Monitor::stop() {
   }
   say_goodbye(links);
   stopping_.store(true);
-  const uint64_t one = 1;
-  if (wake_.valid()) (void)!write(wake_.get(), &one, sizeof one);
-  if (thread_.joinable()) thread_.join();
+  EventLoop::stop();
   std::lock_guard<std::mutex> lock(mutex_);
   for (const LinkRef &link : links) {
     link->state.store(LinkState::kLeft);
@@ -77,8 +58,6 @@ void Monitor::stop() {
   pending_.clear();
   by_fd_.clear();
   inbox_.clear();
-  listener_.reset();
-  epoll_.reset();
   changed_.notify_all();
 }
 
@@ -93,7 +72,7 @@ void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
     }
     return link->state.load() != LinkState::kAlive || std::strcmp(process_state(link->pid), "stopped") == 0;
   };
-  Backoff(1000, 1000).until(Deadline::after_ms(thread_.joinable() ? kFarewellMs : 0), [&] {
+  Backoff(1000, 1000).until(Deadline::after_ms(runs() ? kFarewellMs : 0), [&] {
     return std::all_of(links.begin(), links.end(), is_served);
   });
 }
@@ -114,10 +93,7 @@ void Monitor::post(const LinkRef &link, const Envelope &envelope, const void *pa
 }
 
 void Monitor::arm(const Link &link) const {
-  epoll_event event{};
-  event.events = link.outbox.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
-  event.data.fd = link.socket.get();
-  if (link.socket.valid()) epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, event.data.fd, &event);
+  if (link.socket.valid()) change_events(link.socket.get(), link.outbox.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
 void Monitor::flush(const LinkRef &link) {
@@ -134,32 +110,12 @@ void Monitor::flush(const LinkRef &link) {
   arm(*link);
 }
 
-void Monitor::watch_fd(int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-}
-
 // ---- the thread
 
-void Monitor::run() {
-  last_error();  // the first use of it by a thread takes memory, and the process ends where there is none any more
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    running_ = true;
-    changed_.notify_all();
-  }
-  try {
-    serve();
-  } catch (const std::exception &error) {
-    break_down(error.what());
-  }
-}
-
-// Without the monitor nothing would be seen of the peers any more, so every group fails, also those made later. It
-// takes no memory, for want of which it may be called.
-void Monitor::break_down(const char *why) {
+// Without the monitor nothing would be seen of the peers any more, so every group fails, also those made later. This
+// takes no memory, because the want of it may be the reason.
+bool Monitor::goes_on_after(const std::exception &error) {
+  const char *why = error.what();
   PHX_LOG(PHX_LOG_ERROR, "the monitor thread of rank %d ended: %s", self_.rank, why);
   ErrorInfo cause = make_error_info();
   cause.status = std::strcmp(why, std::bad_alloc().what()) == 0 ? PHX_ERR_NO_MEMORY : PHX_ERR_INTERNAL;
@@ -186,130 +142,99 @@ void Monitor::break_down(const char *why) {
   }
   std::lock_guard<std::mutex> lock(mutex_);
   changed_.notify_all();
+  return false;
 }
 
-void Monitor::serve() {
-  uint64_t asked = 0;
-  while (!stopping_.load()) {
-    epoll_event events[16];
-    int count = epoll_wait(epoll_.get(), events, 16, 0);
-    if (count == 0) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (caught_up_ != asked) changed_.notify_all();
-        caught_up_ = asked;
-      }
-      // Only strangers need a clock.
-      const int timeout_ms = pending_.empty() ? -1 : 500;
-      count = epoll_wait(epoll_.get(), events, 16, timeout_ms);
-    }
-    for (int i = 0; i < count; ++i) {
-      const int fd = events[i].data.fd;
-      if (fd == wake_.get()) {
-        uint64_t wakes = 0;
-        (void)!read(wake_.get(), &wakes, sizeof wakes);
-        std::lock_guard<std::mutex> lock(mutex_);
-        asked = asked_;
-        continue;
-      }
-      if (fd == listener_.get()) {
-        accept_peers();
-      } else if (pending_.count(fd) != 0) {
-        greet(fd);
-      } else {
-        LinkRef link;
-        {
-          std::lock_guard<std::mutex> lock(mutex_);
-          auto found = by_fd_.find(fd);
-          if (found != by_fd_.end()) link = found->second;
-        }
-        if (link && (events[i].events & EPOLLOUT) != 0) flush(link);
-        if (link && (events[i].events & ~EPOLLOUT) != 0) read_link(link);
-      }
-    }
-    drop_expired();
+void Monitor::on_wake() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  woken_ = asked_;
+}
+
+void Monitor::after_events(bool any) {
+  if (any || caught_up_ == woken_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  caught_up_ = woken_;
+  changed_.notify_all();
+}
+
+void Monitor::on_event(int fd, uint32_t events) {
+  if (pending_.count(fd) != 0) return greet(fd);
+  LinkRef link;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_fd_.find(fd);
+    if (found == by_fd_.end()) return;
+    link = found->second;
   }
+  if ((events & EPOLLOUT) != 0) flush(link);
+  if ((events & ~EPOLLOUT) != 0) read_link(link);
 }
 
-void Monitor::accept_peers() {
-  for (int i = 0; i < kMaxAccepts; ++i) {  // then the others' messages have a turn
-    Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd.valid()) {
-      const int error = errno;
-      // Out of descriptors or memory: the listener stays readable, and may be tried again soon.
-      if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) {
-        listen_error_.store(error);
-        usleep(10000);
-      }
-      return;
-    }
-    listen_error_.store(0);
-    Pending stranger;
-    if (!peer_credentials(fd.get(), &stranger.uid, &stranger.pid) || stranger.uid != self_.uid) {
-      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user",
-              stranger.pid, stranger.uid);
-      continue;
-    }
-    if (pending_.size() >= kMaxPending) {  // who dials says hello at once, so it is not one of ours
-      const auto longest = std::min_element(pending_.begin(), pending_.end(), [](const auto &a, const auto &b) {
-        return a.second.expires_ns < b.second.expires_ns;
-      });
-      PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d: it says nothing, and %zu handshakes are pending",
-              longest->second.pid, pending_.size());
-      pending_.erase(longest);
-    }
-    stranger.expires_ns = now_ns() + kHandshakeNs;
-    const int number = fd.get();
-    stranger.fd = std::move(fd);
-    pending_[number] = std::move(stranger);
-    watch_fd(number);
-    greet(number);
+void Monitor::on_accept(Fd fd) {
+  uint32_t uid = 0;
+  int32_t pid = 0;
+  const int number = fd.get();
+  if (!peer_credentials(number, &uid, &pid) || uid != self_.uid) {
+    PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user", pid,
+            uid);
+    return end_handshake(number);
   }
+  pending_[number] = std::move(fd);
+  watch_fd(number);
+  greet(number);
 }
 
-void Monitor::drop_expired() {
-  if (pending_.empty()) return;
-  const int64_t now = now_ns();
-  for (auto it = pending_.begin(); it != pending_.end();)
-    it = it->second.expires_ns < now ? pending_.erase(it) : std::next(it);
+void Monitor::on_late(int fd) {
+  uint32_t uid = 0;
+  int32_t pid = 0;
+  peer_credentials(fd, &uid, &pid);
+  PHX_LOG(PHX_LOG_WARNING, "closed a connection from pid %d, which began no handshake in time", pid);
+  close_stranger(fd);
+}
+
+void Monitor::close_stranger(int fd) {
+  pending_.erase(fd);
+  end_handshake(fd);
 }
 
 void Monitor::greet(int fd) {
-  Pending &stranger = pending_[fd];
+  uint32_t uid = 0;
+  int32_t pid = 0;
   Hello hello{};
   const Receive got = receive_record(fd, &hello, sizeof hello);
   if (got == Receive::kNothing) return;
+  peer_credentials(fd, &uid, &pid);
   const bool valid = got == Receive::kMessage && hello.magic == kWireMagic && hello.to == self_.uuid &&
                      hello.token == self_.token && hello.from != self_.uuid;
-  if (!valid) {
-    PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from pid %d", stranger.pid);
-    pending_.erase(fd);
-    return;
-  }
-  const LinkRef known = find_link(hello.from);
-  if (known && known->state.load() == LinkState::kAlive) {
-    PHX_LOG(PHX_LOG_WARNING, "refused a handshake from pid %d: rank %d (pid %d) is connected already", stranger.pid,
-            known->rank, known->pid);
-    pending_.erase(fd);
-    return;
-  }
+  const LinkRef known = valid ? find_link(hello.from) : nullptr;
+  const bool connected = known && known->state.load() == LinkState::kAlive;
+  if (!valid)
+    PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from pid %d", pid);
+  else if (connected)
+    PHX_LOG(PHX_LOG_WARNING, "refused a handshake from pid %d: rank %d (pid %d) is connected already", pid, known->rank,
+            known->pid);
+  if (!valid || connected) return close_stranger(fd);
   LinkRef link = std::make_shared<Link>();
   link->uuid = hello.from;
   link->rank = hello.rank;
-  link->pid = stranger.pid;
-  link->pidfd = open_pidfd(stranger.pid);
-  link->socket = std::move(stranger.fd);
-  pending_.erase(fd);
+  link->pid = pid;
+  link->pidfd = open_pidfd(pid);
+  link->socket = std::move(pending_[fd]);
+  close_stranger(fd);
   const Welcome welcome{kWireMagic, self_.rank, self_.uuid};
-  if (!send_record(link->socket.get(), &welcome, sizeof welcome)) return;
+  if (!send_record(fd, &welcome, sizeof welcome)) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  by_fd_[fd] = link;
+  keep(link);
+  changed_.notify_all();
+}
+
+void Monitor::keep(const LinkRef &link) {
+  by_fd_[link->socket.get()] = link;
   if (link->pidfd.valid()) {
     by_fd_[link->pidfd.get()] = link;
     watch_fd(link->pidfd.get());
   }
-  links_[link->uuid] = std::move(link);
-  changed_.notify_all();
+  links_[link->uuid] = link;
 }
 
 void Monitor::read_link(const LinkRef &link) {
@@ -426,8 +351,8 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
     for (const auto &entry : links_)
       if (entry.second != link) others.push_back(entry.second);
   }
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->socket.get(), nullptr);
-  if (link->pidfd.valid()) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link->pidfd.get(), nullptr);
+  unwatch_fd(link->socket.get());
+  if (link->pidfd.valid()) unwatch_fd(link->pidfd.get());
   const bool ended = state == LinkState::kDead && process_has_ended(link->pid);
   link->state.store(state);
   std::vector<std::shared_ptr<GroupListener>> groups = listeners();
@@ -466,13 +391,8 @@ LinkRef Monitor::find_link(const Uuid &uuid) const {
 
 void Monitor::adopt(LinkRef link) {
   std::lock_guard<std::mutex> lock(mutex_);
-  by_fd_[link->socket.get()] = link;
   watch_fd(link->socket.get());
-  if (link->pidfd.valid()) {
-    by_fd_[link->pidfd.get()] = link;
-    watch_fd(link->pidfd.get());
-  }
-  links_[link->uuid] = std::move(link);
+  keep(link);
 }
 
 LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
@@ -606,8 +526,8 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
 void Monitor::catch_up() {
   std::unique_lock<std::mutex> lock(mutex_);
   const uint64_t mine = ++asked_;
-  const uint64_t one = 1;
-  if (stopping_.load() || write(wake_.get(), &one, sizeof one) < 0) return;
+  if (stopping_.load()) return;
+  wake();
   changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return caught_up_ >= mine || stopping_.load(); });
 }
 

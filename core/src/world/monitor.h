@@ -1,17 +1,15 @@
-// The one thread of a world: accepts peers, receives their messages, and sees them die.
-//
-// It sleeps in epoll. Nothing on the path of a collective passes through it.
+// The one thread of a world: accepts peers, receives their messages, and sees them die. Nothing on the path of a
+// collective passes through it.
 #pragma once
 
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"
-#include "base/fork.h"
+#include "base/event_loop.h"
 #include "world/link.h"
 #include "world/recent_ids.h"
 
@@ -32,9 +30,9 @@ class GroupListener {
   virtual void on_finalized(const ErrorInfo &) {}
 };
 
-class Monitor : private ForkHook {
+class Monitor : private EventLoop {
  public:
-  explicit Monitor(const PeerRecord &self) : self_(self) {}
+  explicit Monitor(const PeerRecord &self);
   ~Monitor() { stop(); }
 
   phx_status start();
@@ -49,8 +47,7 @@ class Monitor : private ForkHook {
   // Waits until the peer has dialed in; NULL at the deadline.
   LinkRef await_link(const Uuid &uuid, const Deadline &deadline);
 
-  // Why who connected could not be let in lately: an errno, or 0.
-  int listen_error() const { return listen_error_.load(); }
+  using EventLoop::accept_error;
 
   void watch(uint64_t group_id, std::weak_ptr<GroupListener> listener);
   void unwatch(uint64_t group_id);  // forgets its messages too
@@ -70,12 +67,6 @@ class Monitor : private ForkHook {
   void poke();  // makes waiters look at their `interrupted`
 
  private:
-  struct Pending {  // connected, not yet authenticated
-    Fd fd;
-    uint32_t uid = 0;
-    int32_t pid = 0;
-    int64_t expires_ns = 0;
-  };
   struct Key {
     Uuid from;
     uint64_t group_id;
@@ -92,43 +83,36 @@ class Monitor : private ForkHook {
     uint64_t passed = 0;  // the last one that it has ended
   };
 
-  // A child that kept the listening socket would make its parent seem alive for as long as it lives itself.
-  void after_fork_in_child() override {
-    listener_.reset();
-    epoll_.reset();
-    wake_.reset();
-  }
-
-  void run();
-  void serve();
-  void break_down(const char *why);
+  void on_accept(Fd fd) override;
+  void on_late(int fd) override;
+  void on_event(int fd, uint32_t events) override;
+  void on_wake() override;
+  void after_events(bool any) override;
+  int64_t next_look_ns() const override { return woken_ == caught_up_ ? INT64_MAX : 0; }
+  bool goes_on_after(const std::exception &error) override;
   void flush(const LinkRef &link);
   void arm(const Link &link) const;  // with send_mutex held
   void say_goodbye(const std::vector<LinkRef> &links);
   void on_death(const Message &message);
-  void accept_peers();
   void greet(int fd);
-  void drop_expired();
+  void close_stranger(int fd);
+  void keep(const LinkRef &link);  // with the mutex held
   void read_link(const LinkRef &link);
   void deliver(const LinkRef &link, Message &&message);
   void end_link(const LinkRef &link, LinkState state);
-  void watch_fd(int fd);
   void drop_messages(uint64_t group_id, uint64_t from, uint64_t to);  // with the mutex held
   std::vector<std::shared_ptr<GroupListener>> listeners() const;
 
   const PeerRecord self_;
-  Fd epoll_, wake_, listener_;
-  std::thread thread_;
   std::atomic<bool> stopped_{false};   // stop() was called
-  std::atomic<bool> stopping_{false};  // the thread is to end
-  std::atomic<int> listen_error_{0};
+  std::atomic<bool> stopping_{false};  // nobody waits any more
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool running_ = false;                  // the thread has all that it needs
   ErrorInfo broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
-  uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over
-  std::map<int, Pending> pending_;        // by fd; the thread's own
+  uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
+  uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
+  std::map<int, Fd> pending_;             // strangers by descriptor; the thread's own
   std::map<int, LinkRef> by_fd_;          // socket and pidfd
   std::map<Uuid, LinkRef> links_;         // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;

@@ -120,7 +120,7 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
   if (record_.uuid < peer.uuid) {
     *out = monitor_.await_link(peer.uuid, until);
     if (*out) return PHX_OK;
-    const int error = monitor_.listen_error();
+    const int error = monitor_.accept_error();
     if (error == 0) return PHX_ERR_TIMEOUT;
     fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank());
     amend_last_error(nullptr, nullptr, rank(), rank());

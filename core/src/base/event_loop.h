@@ -1,0 +1,82 @@
+// A thread that sleeps in epoll and serves a listening socket and the connections that come in through it.
+//
+// A connection is a stranger until its handshake is over. Strangers are limited in number and time, so that they keep
+// nobody out and take no descriptors from this process. A forked child closes its copies at once: one that kept the
+// listening socket would make its parent seem alive for as long as it lives itself.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <thread>
+
+#include "base/fd.h"
+#include "base/fork.h"
+#include "phalanx/phalanx.h"
+
+namespace phx {
+
+class EventLoop : private ForkHook {
+ public:
+  void wake();  // lets the thread call after_events() soon
+  // Why the last connection could not be accepted: an errno, or 0.
+  int accept_error() const { return accept_error_.load(); }
+
+ protected:
+  struct Limits {
+    size_t strangers;
+    int64_t handshake_ms;  // for each of them
+    int64_t crowded_ms;    // the same while there are as many as may be, so that newcomers get their turn
+  };
+  explicit EventLoop(const Limits &limits) : limits_(limits) {}
+
+  // Records the error of `operation`.
+  phx_status start(const char *operation, const char *thread_name, Fd listener);
+  // Ends the thread and closes the listener. The destructor of the derived class calls it, if nobody did before.
+  void stop();
+  bool runs() const { return thread_.joinable(); }
+
+  // May be called by any thread.
+  bool watch_fd(int fd, uint32_t events = EPOLLIN) const { return control(EPOLL_CTL_ADD, fd, events); }
+  bool change_events(int fd, uint32_t events) const { return control(EPOLL_CTL_MOD, fd, events); }
+  void unwatch_fd(int fd) const { control(EPOLL_CTL_DEL, fd, 0); }
+
+  // The rest is for the thread alone. Each function that it calls may throw.
+  void end_handshake(int fd) { strangers_.erase(fd); }  // well or not
+  size_t strangers() const { return strangers_.size(); }
+  virtual void on_accept(Fd fd) = 0;  // a new stranger, not watched yet
+  virtual void on_late(int fd) = 0;   // the time for its handshake is over; this is to call end_handshake
+  virtual void on_event(int fd, uint32_t events) = 0;
+  virtual void on_wake() {}
+  virtual void after_events(bool any) = 0;
+  virtual bool has_room() const { return true; }                // for one more connection
+  virtual int64_t next_look_ns() const { return INT64_MAX; }    // when to call after_events without an event
+  virtual bool goes_on_after(const std::exception &error) = 0;  // a function of the thread has thrown it
+
+ private:
+  void after_fork_in_child() override;
+  bool control(int operation, int fd, uint32_t events) const;
+  void run();
+  void serve();
+  void accept_all();
+  void drop_late_strangers();
+  bool may_accept() const { return strangers_.size() < limits_.strangers && accept_again_ns_ == 0 && has_room(); }
+  int64_t handshake_ns() const;
+  int timeout_ms() const;
+
+  const Limits limits_;
+  Fd epoll_, wake_, listener_;
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<int> accept_error_{0};
+
+  // The thread's own.
+  std::map<int, int64_t> strangers_;  // by descriptor: when it was accepted
+  bool listening_ = true;             // whether epoll looks at the listener
+  int64_t accept_again_ns_ = 0;       // after the process ran out of descriptors or memory
+};
+
+}  // namespace phx
