@@ -1,8 +1,8 @@
 // A thread that sleeps in epoll and serves a listening socket and the connections that come in through it.
 //
-// A connection is a stranger until its handshake is over. Strangers are limited in number and time, so that they keep
-// nobody out and take no descriptors from this process. A forked child closes its copies at once: one that kept the
-// listening socket would make its parent seem alive for as long as it lives itself.
+// A connection is a stranger until its handshake is over. Strangers are limited in number and time, so that they do not
+// keep ranks out or use up the descriptors of this process. A forked child closes its copies at once: one that kept the
+// listening socket would make its parent seem alive for as long as the child lives.
 #pragma once
 
 #include <sys/epoll.h>

@@ -108,7 +108,7 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
 
 void Attempt::give_up(const std::vector<PeerRecord> &records) {
   const ErrorInfo error = last_error();
-  const store::Patience patience(kTellMs);
+  const store::CallTimeout call_timeout(kTellMs);
   Uuid teller;
   if (!told_ && read_failure(records, &teller) == PHX_OK) {
     Failure failure{world_.record(), error};

@@ -95,7 +95,7 @@ struct GroupMaker {
     phx_store *store = group.params_.store.get();
     PeerRecord mine = group.world_->record();
     mine.rank = group.self_rank();
-    const store::Patience patience(deadline.left_ms());
+    const store::CallTimeout call_timeout(deadline.left_ms());
     const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
     if (status != PHX_OK) return in_group(status);
     PHX_FAILPOINT(kOperation, 2);
@@ -395,7 +395,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
     // Everybody has confirmed, so everybody has read the record; or nobody needs it. (Best effort: not every store can
     // remove.)
     if (status != PHX_OK) maker.attempt.give_up(group->records_);
-    const store::Patience patience(kTidyMs);
+    const store::CallTimeout call_timeout(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
     set_last_error(error);
   }

@@ -23,11 +23,7 @@ class FileStore final : public phx_store {
   }
   phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
     const Deadline deadline = Deadline::after_ms(timeout_ms);
-    for (size_t i = 0; i < count; ++i) {
-      const phx_status status = get_before("store_wait", keys[i], nullptr, deadline);
-      if (status != PHX_OK) return status;
-    }
-    return PHX_OK;
+    return wait_for_each(keys, count, [&](auto key) { return get_before("store_wait", key, nullptr, deadline); });
   }
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     return exclusively("store_add", [&](const char *operation) { return add_locked(operation, key, delta, result); });
@@ -42,7 +38,7 @@ class FileStore final : public phx_store {
   // Runs `body` with the lock and with all that is in the file known.
   template <class Body>
   phx_status exclusively(const char *operation, Body &&body) {
-    FileLock lock(operation, *log_, FileLog::Access::kExclusive, Deadline::after_ms(Patience::ms()));
+    FileLock lock(operation, *log_, FileLog::Access::kExclusive, Deadline::after_ms(CallTimeout::ms()));
     if (lock.status() != PHX_OK) return lock.status();
     const phx_status status = log_->refresh(operation);
     return status != PHX_OK ? status : body(operation);
@@ -61,7 +57,7 @@ class FileStore final : public phx_store {
     return status;
   }
 
-  // Nothing wakes a reader of a file, so it looks again, ever more rarely. value may be NULL.
+  // Nothing wakes a reader of a file, so it looks again after growing pauses. value may be NULL.
   phx_status get_before(const char *operation, const char *key, std::string *value, const Deadline &deadline) {
     Backoff backoff(50, 5000);
     for (;;) {
@@ -100,7 +96,7 @@ phx_status make_file_store(const char *operation, const char *path, phx_store **
   std::unique_ptr<FileLog> log;
   status = FileLog::open(operation, path, &log);
   if (status != PHX_OK) return status;
-  // A file of something else is refused here, not at some later get.
+  // A file of something else is refused now and not by a later get.
   {
     FileLock lock(operation, *log, FileLog::Access::kShared, Deadline::after_ms(kDefaultTimeoutMs));
     status = lock.status() != PHX_OK ? lock.status() : log->refresh(operation);

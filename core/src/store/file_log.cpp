@@ -38,7 +38,7 @@ struct RecordHeader {  // the key and the value follow
   uint32_t checksum;  // of the fields above and the key
 };
 
-// FNV-1a. It finds damage, not malice: whoever can write the file may do so.
+// FNV-1a. It finds damage, not malice: a process that can write the file can also write a checksum.
 uint32_t mix(uint32_t sum, uint32_t value) { return (sum ^ value) * 16777619u; }
 
 uint32_t checksum(const void *data, size_t size) {
@@ -104,7 +104,7 @@ phx_status FileLog::lock(const char *operation, Access access, const Deadline &d
   bool taken = false;
   phx_status status = PHX_OK;
   const auto tried = [&] { return (status = try_lock(operation, access, &taken)) != PHX_OK || taken; };
-  // The pauses are short: whoever has the lock keeps it for microseconds, and nobody queues.
+  // The pauses are short: the lock is held for microseconds, and it has no queue.
   if (Backoff(20, 250).until(deadline, tried)) return status;
   return fail(PHX_ERR_TIMEOUT, operation,
               "%s: %s: the lock of '%s' was not free; see whether a process that uses the file is stopped", operation,
@@ -254,12 +254,12 @@ phx_status FileLog::append(const char *operation, uint32_t kind, const char *key
   if (known == 0) status = write_header(operation);
   if (status == PHX_OK) status = write_at(operation, record.data(), record.size(), at);
   if (status == PHX_OK) status = write_at(operation, value, size, at + record.size());
-  // Last, for now the record counts. The index follows at the next refresh, which reads what is really there.
+  // Last, because it makes the record valid. The index follows at the next refresh, which reads the file itself.
   if (status == PHX_OK) status = write_at(operation, &end, sizeof end, offsetof(FileHeader, committed));
   return status;
 }
 
-// Before anything else, so that a process that dies here leaves an empty store or an empty file, and no third thing.
+// Before anything else, so that a process that dies meanwhile leaves an empty store or an empty file.
 phx_status FileLog::write_header(const char *operation) const {
   FileHeader header;
   std::memcpy(header.magic, kMagic, sizeof kMagic);

@@ -44,9 +44,9 @@ class FileLog {
   phx_status append_set(const char *operation, const char *key, const void *value, size_t size);
   phx_status append_remove(const char *operation, const char *key);
 
-  // Needs no lock: false while nobody has appended since `known`. A wrong true merely costs a refresh.
+  // Needs no lock: false while no record was appended since `known`. A wrong true merely costs a refresh.
   bool may_have_grown(uint64_t known);
-  // How many bytes of the file are known here; for may_have_grown of one who looked at them under the lock.
+  // How many bytes of the file are in the index: read under the lock, and given to may_have_grown later.
   uint64_t known() const { return known_.load(std::memory_order_relaxed); }
 
  private:

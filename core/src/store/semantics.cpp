@@ -1,4 +1,4 @@
-// What all kinds of store mean alike: see the header.
+// What all kinds of store have in common: see the header.
 #include "store/semantics.h"
 
 #include <charconv>
@@ -7,7 +7,7 @@
 
 namespace phx::store {
 
-thread_local int64_t Patience::current_ = kDefaultTimeoutMs;
+thread_local int64_t CallTimeout::current_ = kDefaultTimeoutMs;
 
 phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result) {
   int64_t value = 0;

@@ -1,4 +1,4 @@
-// What all kinds of store mean alike: the arithmetic of counters, and the texts of the usual failures.
+// What all kinds of store have in common: the arithmetic of counters, and the texts of the usual failures.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,27 @@ inline constexpr int64_t kDefaultTimeoutMs = 300000;
 // The new value of the counter whose text is `current`; NULL means that there is none yet, which counts as 0.
 phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result);
 
-// The text for a wait of that length that is over.
+// The text of an error for a wait of this length.
 std::string timed_out(int64_t timeout_ms);
 phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline);
 phx_status fail_key_missing(const char *operation, const char *key);
 
-// How long set, add and remove may take on this thread: they have no timeout of their own, but their caller may.
-class Patience {
+// Calls await_key(key) for each of the keys of a wait, until it fails.
+template <class AwaitKey>
+phx_status wait_for_each(const char *const *keys, size_t count, AwaitKey await_key) {
+  phx_status status = PHX_OK;
+  for (size_t i = 0; i < count && status == PHX_OK; ++i) status = await_key(keys[i]);
+  return status;
+}
+
+// How long set, add and remove may take on this thread while an object of this class lives: they have no timeout of
+// their own, but their caller may have one.
+class CallTimeout {
  public:
-  explicit Patience(int64_t ms) : before_(current_) { current_ = ms > 0 ? ms : 1; }
-  ~Patience() { current_ = before_; }
-  Patience(const Patience &) = delete;
-  Patience &operator=(const Patience &) = delete;
+  explicit CallTimeout(int64_t ms) : before_(current_) { current_ = ms > 0 ? ms : 1; }
+  ~CallTimeout() { current_ = before_; }
+  CallTimeout(const CallTimeout &) = delete;
+  CallTimeout &operator=(const CallTimeout &) = delete;
   static int64_t ms() { return current_; }
 
  private:

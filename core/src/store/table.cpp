@@ -53,11 +53,7 @@ phx_status Table::get(const char *operation, const char *key, std::string *value
 }
 
 phx_status Table::wait(const char *const *keys, size_t count, const Deadline &deadline) const {
-  for (size_t i = 0; i < count; ++i) {
-    const phx_status status = get("store_wait", keys[i], nullptr, deadline);
-    if (status != PHX_OK) return status;
-  }
-  return PHX_OK;
+  return wait_for_each(keys, count, [&](const char *key) { return get("store_wait", key, nullptr, deadline); });
 }
 
 }  // namespace phx::store

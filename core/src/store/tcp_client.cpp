@@ -1,5 +1,5 @@
-// The client of a TCP store. Each call takes a connection for itself, an idle one or a new one, so that threads that
-// wait for keys do not stand in each other's way, and a connection never has more than one request under way.
+// The client of a TCP store. Each call takes a connection for itself, an idle one or a new one, so that threads which
+// wait for keys do not delay each other, and a connection never has more than one pending request.
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class TcpClientStore final : public phx_store {
     request.value = value;
     request.value_size = size;
     Reply reply;
-    return call("store_set", request, Deadline::after_ms(Patience::ms()), &reply);
+    return call("store_set", request, Deadline::after_ms(CallTimeout::ms()), &reply);
   }
   phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
     Request request = make_request(Op::kGet, key, timeout_ms);
@@ -50,25 +50,23 @@ class TcpClientStore final : public phx_store {
   }
   phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
     const Deadline deadline = Deadline::after_ms(timeout_ms);
-    for (size_t i = 0; i < count; ++i) {
-      Request request = make_request(Op::kWait, keys[i], timeout_ms);
+    return wait_for_each(keys, count, [&](const char *key) {
+      Request request = make_request(Op::kWait, key, timeout_ms);
       Reply reply;
-      const phx_status status = call("store_wait", request, deadline, &reply);
-      if (status != PHX_OK) return status;
-    }
-    return PHX_OK;
+      return call("store_wait", request, deadline, &reply);
+    });
   }
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     Request request = make_request(Op::kAdd, key, delta);
     Reply reply;
-    const phx_status status = call("store_add", request, Deadline::after_ms(Patience::ms()), &reply);
+    const phx_status status = call("store_add", request, Deadline::after_ms(CallTimeout::ms()), &reply);
     if (status == PHX_OK) *result = reply.number;
     return status;
   }
   phx_status remove(const char *key) override {
     Request request = make_request(Op::kRemove, key, 0);
     Reply reply;
-    return call("store_remove", request, Deadline::after_ms(Patience::ms()), &reply);
+    return call("store_remove", request, Deadline::after_ms(CallTimeout::ms()), &reply);
   }
 
  private:
@@ -184,7 +182,7 @@ void TcpClientStore::give_back(Fd fd) {
   if (idle_.size() < kMaxIdle) idle_.push_back(std::move(fd));
 }
 
-// `first`: nobody has been seen at the address yet, so a refusal means "not yet" and not "gone".
+// `first`: no server has been seen at the address yet, so a refusal means "not yet" and not "gone".
 phx_status TcpClientStore::open(const char *operation, const Deadline &deadline, bool first, Fd *out) {
   Backoff backoff(2000, 100000);
   for (;;) {
@@ -271,8 +269,8 @@ Attempt TcpClientStore::check_server(const char *operation, const Nonce &server_
   met_ = true;
   if (server_id == server_id_) return Attempt::kConnected;
   fail(PHX_ERR_PEER_DEAD, operation,
-       "%s: the store at %s went away, and another one is served there now; its keys are lost: connect anew", operation,
-       endpoint_.text.c_str());
+       "%s: the store at %s went away, and another one is served at its address; its keys are lost: connect again",
+       operation, endpoint_.text.c_str());
   return Attempt::kFinal;
 }
 

@@ -13,8 +13,9 @@
 namespace phx::store {
 namespace {
 
-constexpr size_t kReadBytes = size_t{64} << 10;  // at once; memory grows with what came, not with what was announced
-constexpr int kReadsAtOnce = 16;                 // then the others have their turn
+constexpr size_t kReadBytes =
+    size_t{64} << 10;             // at once; memory grows with the bytes that came, not with the announced size
+constexpr int kReadsAtOnce = 16;  // then the other connections have their turn
 constexpr size_t kKeptBytes = size_t{64} << 10;  // of a buffer from one frame to the next
 
 const char *operation_name(Op op) {
@@ -120,7 +121,7 @@ bool TcpConnection::on_request(Table &table, const char **why) {
   return reply_with(reply, why);
 }
 
-// The table records its errors as those of this thread; their text is what the client shall see.
+// The table records its errors as those of this thread; the client gets their text.
 Reply TcpConnection::execute(const Request &request, Table &table) {
   Reply reply;
   if (request.op == Op::kSet) table.set(request.key.c_str(), request.value, request.value_size);

@@ -1,7 +1,7 @@
 // One client as the TCP store's server sees it: bytes in, bytes out, and what it is waiting for.
 //
-// A connection is never read beyond the frame that is due, and not read at all while a reply is owed. So it holds at
-// most one request and one reply, whatever its client sends; the rest stays with the kernel and then with the sender.
+// A connection is never read beyond the frame that comes next, and not at all while a reply is to be sent. So it holds
+// at most one request and one reply, whatever its client sends; the rest stays with the kernel and then the sender.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ bool make_nonce(Nonce *nonce) { return fill_random(nonce->data(), nonce->size())
 
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce) {
   HmacSha256 hmac(token.data(), token.size());
-  // The sides differ, so that nobody can pass off one side's proof as the other's. Both words have equal length.
+  // The sides differ, so that one side's proof cannot be used as the other's. Both words have equal length.
   hmac.update(side == Side::kClient ? "phalanx store client" : "phalanx store server", 20);
   hmac.update(greeting.nonce.data(), greeting.nonce.size());
   hmac.update(client_nonce.data(), client_nonce.size());

@@ -16,7 +16,7 @@ struct TcpLimits {
   size_t connections = 4096;
   size_t handshakes = 128;      // connections that have not shown the token yet
   int64_t handshake_ms = 5000;  // for each of them
-  int64_t crowded_ms = 250;     // the same while there are as many as may be, so that newcomers get their turn
+  int64_t crowded_ms = 250;     // the same while `handshakes` of them wait, so that newcomers get their turn
 };
 
 class TcpServer : private EventLoop {
@@ -29,7 +29,7 @@ class TcpServer : private EventLoop {
 
   uint16_t port() const { return endpoint_.port(); }
   Table &table() { return table_; }
-  using EventLoop::wake;  // after a change of the table from outside: somebody may be waiting for it
+  using EventLoop::wake;  // after a change of the table by another thread: a client may wait for the key
 
  private:
   TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits);

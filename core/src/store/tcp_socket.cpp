@@ -57,8 +57,8 @@ Transfer wait_ready(int fd, short events, const Deadline &deadline, int *error) 
   }
 }
 
-// A connect to a port of the ephemeral range at which nobody listens may meet itself (RFC 793, simultaneous open): both
-// ends are then this socket, and the port is taken from the server that is about to start.
+// A connect to a port of the ephemeral range without a listener may meet itself (RFC 793, simultaneous open): both ends
+// are then this socket, and the port is taken from the server that is about to start.
 bool met_itself(int fd) {
   sockaddr_storage mine{}, theirs{};
   socklen_t mine_length = sizeof mine, theirs_length = sizeof theirs;
@@ -109,7 +109,7 @@ phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out) {
   const int on = 1;
   // Connections of a server that has just ended must not keep its port from the next one.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  // "::" is to mean IPv6 alone: bound is what was asked for and nothing else.
+  // "::" means IPv6 alone: the server binds exactly the address that was given.
   if (endpoint->address.ss_family == AF_INET6) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   auto *address = reinterpret_cast<sockaddr *>(&endpoint->address);
   if (bind(fd.get(), address, endpoint->length) != 0)
@@ -132,7 +132,7 @@ phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out) {
 void tune_connection(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // a peer whose machine died is noticed some day
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // so that the death of the peer's machine is noticed
 }
 
 std::string transfer_text(Transfer result, int error) {

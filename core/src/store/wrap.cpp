@@ -1,4 +1,4 @@
-// A store of the caller's own, behind a table of callbacks.
+// A store that the caller implements, behind a table of callbacks.
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -45,15 +45,11 @@ class WrapStore final : public phx_store {
     if (count == 0) return PHX_OK;
     const Deadline deadline = Deadline::after_ms(timeout_ms);
     if (ops_.wait != nullptr) return judge_wait(keys, count, timeout_ms, ops_.wait(self_, keys, count, timeout_ms));
-    for (size_t i = 0; i < count; ++i) {
-      const phx_status status = get_before("store_wait", keys[i], nullptr, deadline);
-      if (status != PHX_OK) return status;
-    }
-    return PHX_OK;
+    return wait_for_each(keys, count, [&](auto key) { return get_before("store_wait", key, nullptr, deadline); });
   }
 
  private:
-  // At least 1: a key that is there must be found even at the very end of the time.
+  // At least 1: a key that exists must be found even at the very end of the time.
   static int64_t left_ms(const Deadline &deadline) { return deadline.left_ms() > 0 ? deadline.left_ms() : 1; }
 
   // Callbacks give a status and no text, so the text is made here.

@@ -50,7 +50,7 @@ class AllocatorRegistry {
     const char *device_name;
     Maker maker;
   };
-  std::map<int32_t, OnDemand> on_demand_;  // until somebody registers or removes one of that type
+  std::map<int32_t, OnDemand> on_demand_;  // until one of that type is registered or removed
   std::map<int32_t, AllocatorRef> by_type_;
 };
 

@@ -1,4 +1,4 @@
-// Who a rank is: its process, its host, and the record by which peers find it.
+// The identity of a rank: its process, its host, and the record by which peers find it.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ struct PeerRecord {
   uint64_t start_time;
   uint32_t uid;
   uint32_t host_given;  // 1: host_id is what the caller gave, by phx_world_params
-  Uuid token;           // whoever shows it has read the store
+  Uuid token;           // a process that shows it has read the store
   Uuid process;         // in which the world is
 };
 inline constexpr char kPeerMagic[8] = {'P', 'H', 'X', 'P', 'E', 'E', 'R', '2'};

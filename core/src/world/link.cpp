@@ -54,18 +54,28 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
       amend_last_error(nullptr, nullptr, -1, record.rank);
       return PHX_ERR_SYSTEM;
     }
-    if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
-                  timed_out(deadline.budget_ms(), kLimitOfCall).c_str(), record.rank, record.pid,
-                  process_state(record.pid));
+    if (deadline.passed()) return PHX_ERR_TIMEOUT;
   }
+}
+
+Fd open_pidfd(int32_t pid) {
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+  if (pid <= 0 || pid == getpid()) return Fd();
+  return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
 }
 
 }  // namespace
 
+Link::Link(const Uuid &peer, int32_t peer_rank, int32_t peer_pid, Fd connected)
+    : uuid(peer), rank(peer_rank), pid(peer_pid), socket(std::move(connected)) {
+  pidfd = open_pidfd(peer_pid);  // not an initializer: a fork meanwhile must find an empty descriptor
+}
+
 bool has_ended(const PeerRecord &record) {
   if (process_start_time(record.pid) == record.start_time && !process_has_ended(record.pid)) return false;
-  // Its number may mean nothing here, in another namespace of processes. Nobody listens for a dead one.
+  // In another namespace of processes its pid means nothing to this process. The socket of a dead one is gone.
   return has_left(record);
 }
 
@@ -103,14 +113,6 @@ bool peer_credentials(int socket, uint32_t *uid, int32_t *pid) {
   return true;
 }
 
-Fd open_pidfd(int32_t pid) {
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-  if (pid <= 0 || pid == getpid()) return Fd();
-  return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-}
-
 phx_status died(const PeerRecord &record) {
   fail(PHX_ERR_PEER_DEAD, "group_create", "group_create: rank %d (pid %d) died", record.rank, record.pid);
   amend_last_error(nullptr, nullptr, -1, record.rank);
@@ -123,7 +125,7 @@ phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, c
   if (status != PHX_OK) return status;
   uint32_t uid = 0;
   int32_t pid = 0;
-  // Anybody may bind a free abstract name, so who answers is checked before a word is said.
+  // Any process may bind a free abstract name, so the user that answers is checked before anything is sent.
   if (!peer_credentials(fd.get(), &uid, &pid))
     return refused(record, "answers on a socket without credentials; refused");
   if (uid != geteuid()) return refused(record, "runs as another user; ranks of a group must run as one user");
@@ -145,13 +147,7 @@ phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out) {
                              : refused(record, "refused the handshake (another user, or a stale record in the store)");
   if (welcome.magic != kWireMagic || welcome.from != record.uuid)
     return refused(record, "sent a malformed handshake; refused");
-  LinkRef link = std::make_shared<Link>();
-  link->uuid = record.uuid;
-  link->rank = record.rank;
-  link->pid = dial->pid;
-  link->pidfd = open_pidfd(dial->pid);
-  link->socket = std::move(dial->socket);
-  *out = std::move(link);
+  *out = std::make_shared<Link>(record.uuid, record.rank, dial->pid, std::move(dial->socket));
   return PHX_OK;
 }
 
@@ -241,7 +237,7 @@ Receive receive_message(int socket, Message *out) {
   const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0) return errno == EAGAIN || errno == EINTR ? Receive::kNothing : Receive::kClosed;
 
-  // Descriptors first: whatever is wrong with the rest, they are ours now and must be closed.
+  // Descriptors first: whatever is wrong with the rest, they belong to this process now and must be closed.
   std::vector<Fd> fds;
   for (cmsghdr *item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
     if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
@@ -257,7 +253,7 @@ Receive receive_message(int socket, Message *out) {
   if (static_cast<size_t>(got) < sizeof envelope || envelope.magic != kWireMagic) return Receive::kMalformed;
   if (envelope.payload_bytes != static_cast<size_t>(got) - sizeof envelope || envelope.fd_count > kMaxFds)
     return Receive::kMalformed;
-  // Where this process has no descriptors left the kernel drops those that came: whoever takes the message sees it.
+  // If this process has no descriptors left, the kernel drops those of the message; the code that takes it sees that.
   const bool dropped = (header.msg_flags & MSG_CTRUNC) != 0 && fds.size() < envelope.fd_count;
   if (envelope.fd_count != fds.size() && !dropped) return Receive::kMalformed;
   out->envelope = envelope;

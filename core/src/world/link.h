@@ -40,7 +40,7 @@ struct Welcome {  // the answer
 enum class MessageKind : uint16_t { kExchange = 1, kRevoke = 2, kGoodbye = 3, kDeath = 4 };
 
 // The numbers of messages of kExchange in a group. Exchanges count up from 1; the descriptors of one have its number
-// and kDescriptors. Then come the road between two ranks, and the agreements.
+// and kDescriptors. Above them are the numbers of the message ring between two GPUs (kRoad) and of agreements.
 inline constexpr uint64_t kDescriptors = uint64_t{1} << 61;
 inline constexpr uint64_t kRoad = uint64_t{1} << 62;
 inline constexpr uint64_t kAgreements = uint64_t{1} << 63;
@@ -67,16 +67,19 @@ struct Message {
 enum class LinkState : int { kAlive = 0, kLeft = 1, kDead = 2 };
 
 struct Link : private ForkHook {
-  Uuid uuid;
-  int32_t rank = -1;  // as the peer's world numbers itself
-  int32_t pid = 0;    // by SO_PEERCRED, not by what the peer says
+  Link(const Uuid &peer, int32_t peer_rank, int32_t peer_pid, Fd connected);
+
+  const Uuid uuid;
+  const int32_t rank;  // as the peer's world numbers itself
+  const int32_t pid;   // by SO_PEERCRED, not by what the peer says
   Fd socket;
   Fd pidfd;  // invalid for a peer in this process, or on kernels without it
   std::atomic<LinkState> state{LinkState::kAlive};
-  std::mutex send_mutex;           // held for single system calls: nobody waits while holding it
+  std::mutex send_mutex;           // held for single system calls, never while waiting
   std::deque<std::string> outbox;  // what the monitor sends once there is room; guarded by send_mutex
-  std::string ending;              // why this rank closed it, for errors; written before the state
-  // Messages received that nobody has asked for yet, and the descriptors in them; guarded by the monitor's mutex.
+  std::string ending;              // for errors: why this rank closed the connection; written before the state
+  // Messages that this rank has received and not asked for yet, and the descriptors in them; guarded by the monitor's
+  // mutex.
   uint32_t queued = 0, queued_fds = 0;
 
   void close();  // ends a send that is waiting, then closes both descriptors
@@ -94,26 +97,25 @@ using LinkRef = std::shared_ptr<Link>;
 phx_status listen_abstract(const std::string &name, Fd *out);
 inline constexpr int64_t kLookMs = 20;  // how often a rank that waits for another looks whether that one has ended
 
-// A connection to a peer that has not answered yet. One that was given up must be kept and gone on with: the peer takes
-// it for the connection between the two as soon as it looks.
+// A connection to a peer that has not answered yet. After a timeout it must be kept and continued: the peer takes it
+// for the connection between the two as soon as it reads the hello.
 struct Dial {
   Fd socket;
   int32_t pid = 0;  // by SO_PEERCRED
 };
-// Connects to `record`'s world, checks the user on the other end and says hello. A peer that is stopped does not
-// matter.
+// Connects to `record`'s world, checks the user on the other end and sends the hello. A stopped peer is no obstacle.
+// PHX_ERR_TIMEOUT, without a text: the peer's queue of connections was full until the deadline.
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out);
 // Takes in the answer, without waiting for it. PHX_ERR_TIMEOUT, without a text: it has not come yet.
 phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out);
-// Whether the process that wrote this record has ended: there is none of its number and start, and nobody listens.
+// Whether the process that wrote this record has ended: none has its pid and start time, and its socket is gone.
 bool has_ended(const PeerRecord &record);
 phx_status died(const PeerRecord &record);  // the error that says so
-// Whether its world is over, though the process may live on: nobody listens. Only for a record of this host.
+// Whether its world has ended, though the process may live on: its socket is gone. Only for a record of this host.
 bool has_left(const PeerRecord &record);
 
 // The user and process on the other end. False if the kernel will not say.
 bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);
-Fd open_pidfd(int32_t pid);
 
 // kFull: there is no room now. kInFlight: the kernel lets no more descriptors be under way. kFailed: see *error.
 enum class Sent { kDone, kFull, kInFlight, kFailed };
@@ -128,7 +130,7 @@ void await_room(Link &link, Sent seen, const Deadline &deadline);
 enum class Receive { kMessage, kNothing, kClosed, kMalformed };
 // Never blocks. A malformed message is one that no correct peer sends; its descriptors are closed.
 Receive receive_message(int socket, Message *out);
-// Likewise for a raw fixed-size record (the handshake).
+// The same for a raw record of fixed size (the handshake).
 Receive receive_record(int socket, void *record, size_t size);
 bool send_record(int socket, const void *record, size_t size);
 

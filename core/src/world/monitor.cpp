@@ -16,12 +16,12 @@ namespace {
 
 constexpr size_t kMaxStrangers = 64;
 constexpr int64_t kHandshakeMs = 5000;
-constexpr int64_t kCrowdedMs = 20;      // whoever dials says hello at once
-constexpr uint32_t kMaxQueued = 4096;   // messages of one peer that nobody has asked for yet
-constexpr uint32_t kMaxQueuedFds = 64;  // likewise descriptors in them
+constexpr int64_t kCrowdedMs = 20;      // a rank sends its hello at once
+constexpr uint32_t kMaxQueued = 4096;   // messages of one peer that this rank has not asked for yet
+constexpr uint32_t kMaxQueuedFds = 64;  // descriptors in these messages
 constexpr size_t kMaxEarly = 1024;
-constexpr size_t kMaxOutbox = 4096;    // messages to one peer that takes none; it learns of the rest by its deadlines
-constexpr int64_t kFarewellMs = 1000;  // for peers that run to take what they are still to be told
+constexpr size_t kMaxOutbox = 4096;    // unsent messages to one peer; it learns of the rest by its deadlines
+constexpr int64_t kFarewellMs = 1000;  // for running peers to take the last messages
 
 // With the monitor's mutex held: a message leaves the inbox.
 void uncount(Link &link, const Message &message) {
@@ -61,7 +61,7 @@ void Monitor::stop() {
   changed_.notify_all();
 }
 
-// After all that they are still to be told. A peer that takes nothing sees the connection close instead.
+// The goodbye follows the messages that are not sent yet. A peer that takes nothing sees the connection close instead.
 void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
   const Envelope goodbye{kWireMagic, MessageKind::kGoodbye, 0, 0, 0, 0, 0};
   for (const LinkRef &link : links) post(link, goodbye, nullptr);
@@ -83,7 +83,7 @@ void Monitor::post(const LinkRef &link, const Envelope &envelope, const void *pa
   int error = 0;
   if (link->outbox.empty()) {
     const Sent sent = try_send_locked(*link, envelope, payload, nullptr, &error);
-    if (sent != Sent::kFull) return;  // failed: the peer is gone, which is told by the end of its connection
+    if (sent != Sent::kFull) return;  // failed: the peer is gone, and the end of its connection will say so
   }
   if (link->outbox.size() >= kMaxOutbox) return;
   std::string bytes(reinterpret_cast<const char *>(&envelope), sizeof envelope);
@@ -137,7 +137,7 @@ bool Monitor::goes_on_after(const std::exception &error) {
     }
     try {
       group->on_revoked(cause);
-    } catch (const std::exception &) {  // it has failed by then, and its peers learn of it when the world ends
+    } catch (const std::exception &) {  // the group has failed by then; its peers learn of it when the world ends
     }
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -214,12 +214,7 @@ void Monitor::greet(int fd) {
     PHX_LOG(PHX_LOG_WARNING, "refused a handshake from pid %d: rank %d (pid %d) is connected already", pid, known->rank,
             known->pid);
   if (!valid || connected) return close_stranger(fd);
-  LinkRef link = std::make_shared<Link>();
-  link->uuid = hello.from;
-  link->rank = hello.rank;
-  link->pid = pid;
-  link->pidfd = open_pidfd(pid);
-  link->socket = std::move(pending_[fd]);
+  const LinkRef link = std::make_shared<Link>(hello.from, hello.rank, pid, std::move(pending_[fd]));
   close_stranger(fd);
   const Welcome welcome{kWireMagic, self_.rank, self_.uuid};
   if (!send_record(fd, &welcome, sizeof welcome)) return;
@@ -246,7 +241,7 @@ void Monitor::read_link(const LinkRef &link) {
         if (link->state.load() != LinkState::kAlive) return;
         continue;
       case Receive::kNothing: {
-        // Readable, but not the socket: the pidfd says that the process has ended.
+        // An event, but not of the socket: the pidfd says that the process has ended.
         pollfd entry{link->pidfd.get(), POLLIN, 0};
         if (link->pidfd.valid() && poll(&entry, 1, 0) > 0) end_link(link, LinkState::kDead);
         return;
@@ -258,7 +253,7 @@ void Monitor::read_link(const LinkRef &link) {
         end_link(link, LinkState::kDead);
         return;
       case Receive::kClosed: {
-        // The sockets of a dying process close before the rest of it has ended; mostly this is soon over.
+        // The sockets of a dying process close a moment before its pidfd says that it has ended.
         if (link->pidfd.valid()) {
           pollfd entry{link->pidfd.get(), POLLIN, 0};
           poll(&entry, 1, 20);
@@ -280,9 +275,9 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       const auto group = groups_.find(group_id);
       if (group == groups_.end() && retired_.count(group_id) != 0) return;
       if (group != groups_.end()) {
-        const uint64_t number = ordinal & ~kDescriptors;  // a road's and an agreement's are far above all exchanges
+        const uint64_t number = ordinal & ~kDescriptors;  // far above all exchanges for a message ring or an agreement
         if (number <= group->second.passed) return;
-        // At most one road from each peer to each group.
+        // Each peer sends at most one message ring to each group.
         message.asked = number == group->second.asked || ordinal == kRoad;
       }
       const Key key{link->uuid, group_id, ordinal};
@@ -310,7 +305,7 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       std::memcpy(&cause, message.payload.data(), sizeof cause);
       cause.struct_size = sizeof cause;
       if (cause.status >= 0 || cause.status < PHX_ERR_INTERNAL)
-        cause.status = PHX_ERR_REVOKED;  // whatever a peer says of it: the group has failed
+        cause.status = PHX_ERR_REVOKED;  // whatever status a peer sends: the group has failed
       cause.operation[sizeof cause.operation - 1] = cause.group[sizeof cause.group - 1] =
           cause.text[sizeof cause.text - 1] = '\0';
       std::shared_ptr<GroupListener> group;
@@ -321,7 +316,7 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
         if (!group && retired_.count(message.envelope.group_id) == 0) {
           if (early_revocations_.size() >= kMaxEarly) early_revocations_.erase(early_revocations_.begin());
           early_revocations_[message.envelope.group_id] = cause;
-          drop_messages(message.envelope.group_id, 0, UINT64_MAX);  // nothing can come of it here any more
+          drop_messages(message.envelope.group_id, 0, UINT64_MAX);  // no call of this rank will take them any more
         }
       }
       if (group) group->on_revoked(cause);
@@ -330,8 +325,8 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
   }
 }
 
-// A peer has seen another one's process end. What that one has sent before counts first, and is read now; then this
-// rank looks for itself.
+// A peer reports that another peer's process has ended. The messages that the ended one has sent before count, so they
+// are read first; and this rank checks for itself that the process has ended.
 void Monitor::on_death(const Message &message) {
   Uuid uuid;
   if (message.payload.size() != sizeof uuid) return;
@@ -367,11 +362,11 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
   for (const auto &group : groups) group->after_interruption();
   link->close();
   std::lock_guard<std::mutex> lock(mutex_);
-  // What it said may still count, as in an agreement, and so do the descriptors of one that left in good order: it had
-  // what it needed, and others may still be reading. Those of a dead one are of no use: its groups have failed.
+  // Its messages may still count, as in an agreement. The descriptors of a peer that left in good order do so too: it
+  // had what it needed, and others may still be reading. Those of a dead peer are useless: its groups have failed.
   for (auto it = inbox_.begin(); it != inbox_.end();) {
-    const bool of_no_use = state == LinkState::kDead || groups_.count(it->first.group_id) == 0;
-    if (it->first.from != link->uuid || it->second.fds.empty() || !of_no_use) {
+    const bool useless = state == LinkState::kDead || groups_.count(it->first.group_id) == 0;
+    if (it->first.from != link->uuid || it->second.fds.empty() || !useless) {
       ++it;
       continue;
     }
@@ -454,7 +449,7 @@ void Monitor::begin_exchange(uint64_t group_id, uint64_t ordinal) {
   const auto group = groups_.find(group_id);
   if (group == groups_.end()) return;
   group->second.asked = ordinal;
-  for (const auto &link : links_) {  // what has come already was not asked for when it came
+  for (const auto &link : links_) {  // messages that came earlier were not asked for when they came
     const auto early = inbox_.find({link.first, group_id, ordinal});
     if (early == inbox_.end() || early->second.asked) continue;
     uncount(*link.second, early->second);

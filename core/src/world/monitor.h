@@ -23,7 +23,7 @@ class GroupListener {
   // Interrupts the group. `ended`: the process of that peer has ended, which every rank sees for itself.
   virtual void on_peer_gone(const Link &link, LinkState state, bool ended) = 0;
   virtual void on_revoked(const ErrorInfo &cause) = 0;
-  // What takes time (a dump of the group), once all groups have been interrupted.
+  // For slow work (a dump of the group), once all groups have been interrupted.
   virtual void after_interruption() {}
   // This rank's world has freed the block of that serial number, or ends.
   virtual void on_block_freed(uint64_t) {}
@@ -58,11 +58,11 @@ class Monitor : private EventLoop {
                   const std::atomic<int32_t> &interrupted, Message *out);
   // Drops the messages of that group with numbers of [from, to).
   void discard(uint64_t group_id, uint64_t from, uint64_t to);
-  // This rank has begun the exchange of that number, so it asks for its descriptors; and it has ended it, well or not,
-  // so what comes of it later is dropped.
+  // This rank has begun the exchange of that number, so it asks for its descriptors; and it has ended the exchange,
+  // with or without success, so late messages of it are dropped.
   void begin_exchange(uint64_t group_id, uint64_t ordinal);
   void end_exchange(uint64_t group_id, uint64_t ordinal);
-  // Waits, for a short time at most, until what has arrived by now was read.
+  // Waits for a short time at most until all messages that have arrived by now are read.
   void catch_up();
   void poke();  // makes waiters look at their `interrupted`
 
@@ -105,7 +105,7 @@ class Monitor : private EventLoop {
 
   const PeerRecord self_;
   std::atomic<bool> stopped_{false};   // stop() was called
-  std::atomic<bool> stopping_{false};  // nobody waits any more
+  std::atomic<bool> stopping_{false};  // no thread is to wait any more
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -45,9 +45,7 @@ class World : public std::enable_shared_from_this<World> {
   size_t slot_bytes() const { return slot_bytes_; }
   uint32_t signal_channels() const { return signal_channels_; }
   uint32_t channels() const { return channels_; }
-  uint32_t recorder_entries() const {
-    return recorder_entries_;
-  }  // of the flight recorder, for each channel: a power of two
+  uint32_t recorder_entries() const { return recorder_entries_; }  // for each channel: a power of two
   int64_t default_timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
   void set_default_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
   // 0 means the default; a negative one is PHX_ERR_INVALID.
@@ -57,7 +55,7 @@ class World : public std::enable_shared_from_this<World> {
     return PHX_OK;
   }
 
-  // The text for a wait of that length that is over.
+  // The text of an error for a wait of this length.
   std::string timed_out(int64_t timeout_ms) const {
     return phx::timed_out(timeout_ms, timeout_ms == default_timeout_ms() ? "the default of the world" : kLimitOfCall);
   }
@@ -75,8 +73,8 @@ class World : public std::enable_shared_from_this<World> {
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                      LinkRef *out);
-  // Who the ranks of this world are, as groups of them have shown. PHX_OK from look_at_rank while nothing is known
-  // against that rank; else the thread's error says that it died or left.
+  // The newest record of each rank of this world, as its groups learn it. PHX_OK from look_at_rank while nothing is
+  // known against that rank; else the thread's error says that it died or left.
   void know_rank(int32_t rank, const PeerRecord &record);
   phx_status look_at_rank(int32_t rank);
   // How many groups under that key this rank has tried to make: makes the keys of a name that is used again new ones.
@@ -122,7 +120,8 @@ class World : public std::enable_shared_from_this<World> {
     uint32_t made = 0;
     uint32_t failed = 0;  // one more than the number of the first whose failure may be in the store; 0: none
   };
-  // By the hash of the key. This stays for every name: the peers count alike, and each may use it again at any time.
+  // By the hash of the key. An entry stays for each name: the peers count in the same way, and any name may be used
+  // again.
   std::unordered_map<uint64_t, Attempts> attempts_;
   std::vector<std::weak_ptr<GroupListener>> groups_;
   std::map<int32_t, PeerRecord> ranks_;  // the newest record of each that this rank has met
