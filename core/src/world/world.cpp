@@ -216,13 +216,6 @@ void World::finalize() {
   dials_.clear();
 }
 
-phx_status check_world(const char *operation, const phx_world *world) {
-  if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
-  if (world->ptr->forked()) return refuse_fork(operation, *world->ptr);
-  if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
-  return PHX_OK;
-}
-
 phx_status refuse_fork(const char *operation, const World &world) {
   fail(
       PHX_ERR_UNSUPPORTED, operation,
