@@ -53,10 +53,8 @@ template <class Handle, class Body>
 phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   if (const phx_status status = check_handle(operation, handle); status != PHX_OK) return status;
   const phx_status status = guarded(operation, [&]() -> phx_status { return body(behind(*handle)); });
-  if (status < 0 && last_error().group[0] == '\0')
-    if (const Group *const group = group_of(*handle); group != nullptr)
-      amend_last_error(nullptr, group->name().c_str(), group->self_rank(), -1);
-  return status;
+  const Group *const group = group_of(*handle);
+  return status >= 0 || group == nullptr ? status : Failed(status).in(group->name().c_str(), group->self_rank());
 }
 
 // As with_handle, and the world is not finalized.

@@ -229,10 +229,9 @@ phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why)
     if (channel >= g.channels())
       return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; group '%s' has %u (phx_world_params.channels)",
                   operation, channel, g.name().c_str(), g.channels());
-    const phx::ErrorInfo before = phx::last_error();
+    const phx::KeptError kept;
     fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
     phx::collectives_of(g).refuse(channel);
-    phx::set_last_error(before);
     return PHX_OK;
   });
 }

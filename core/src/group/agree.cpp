@@ -77,28 +77,19 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
       return raise_interrupted(operation);
     }
     PHX_FAILPOINT("group_agree", 3);
-    if (mine.absent[group_rank()]) {
-      fail(PHX_ERR_REVOKED, operation,
-           "%s on group '%s': the others went on without rank %d, which came too late; it can only leave", operation,
-           name().c_str(), self_rank());
-      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
-      return PHX_ERR_REVOKED;
-    }
-    if (!unanimous && mine.decided == 0 && whole.passed()) {
-      // Deciding now could split the group: no peer could confirm it.
-      fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: the living ranks did not agree", operation,
-           name().c_str(), timed_out(whole.budget_ms()).c_str());
-      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
-      return PHX_ERR_TIMEOUT;
-    }
+    if (mine.absent[group_rank()])
+      return raise(PHX_ERR_REVOKED, operation,
+                   "the others went on without rank %d, which came too late; it can only leave", self_rank());
+    // Deciding now could split the group: no peer could confirm it.
+    if (!unanimous && mine.decided == 0 && whole.passed())
+      return raise(PHX_ERR_TIMEOUT, operation, "%s: the living ranks did not agree",
+                   timed_out(whole.budget_ms()).c_str());
     if (!unanimous && mine.decided == 0) {
       if (round < static_cast<uint64_t>(size())) continue;
-      fail(PHX_ERR_INTERNAL, operation,
-           "%s on group '%s': no agreement after %d rounds, though each has one more absent rank: a rank goes on "
-           "changing its mind. Its process is broken; end it.",
-           operation, name().c_str(), size() + 1);
-      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
-      return PHX_ERR_INTERNAL;
+      return raise(PHX_ERR_INTERNAL, operation,
+                   "no agreement after %d rounds, though each has one more absent rank: a rank goes on changing its "
+                   "mind. Its process is broken; end it.",
+                   size() + 1);
     }
     mine.decided = 1;
     tell_opinion(mine, agreement_ordinal(number, round + 1), whole);

@@ -13,7 +13,7 @@ bool Group::may_refuse() const { return may_tell() && !failed(); }
 
 // A rank that refuses an agreement is absent from it, and says so: the others do not wait for it.
 phx_status Group::refuse_agreement() {
-  const ErrorInfo error = last_error();
+  const KeptError error;
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn turn(derive_mutex_, std::defer_lock);
   // Also where the group has failed: it may be agreed on all the same.
@@ -25,7 +25,7 @@ phx_status Group::refuse_agreement() {
     for (const LinkRef &link : links_)
       if (link) world_->monitor().post(link, envelope, &mine);
   }
-  return set_last_error(error);
+  return error.info().status;
 }
 
 }  // namespace phx
