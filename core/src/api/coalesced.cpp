@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "api/entry.h"
-#include "base/read_in.h"
 #include "ops/on_gpu.h"
 #include "ops/recognised.h"
 

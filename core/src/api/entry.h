@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 
+#include "base/abi.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "group/group.h"

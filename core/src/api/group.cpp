@@ -2,12 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "api/attach.h"
 #include "api/entry.h"
 #include "base/hash.h"
 #include "gpu/gpu_group.h"
 #include "group/attempt.h"
 #include "ops/collectives.h"
+#include "p2p/messenger.h"
+#include "symm/table.h"
 
 using phx::fail;
 using phx::with_handle;
@@ -16,6 +17,16 @@ using phx::with_live_handle;
 namespace {
 
 constexpr size_t kMaxName = 255;
+
+// What lives on every group.
+std::vector<std::unique_ptr<phx::Attachment>> attach_all(phx::Group &group) {
+  std::vector<std::unique_ptr<phx::Attachment>> all;  // by AttachmentKind
+  all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::Side::make));
+  all.push_back(std::make_unique<phx::GpuGroup>(group));
+  all.push_back(std::make_unique<phx::Messenger>(group));
+  all.push_back(std::make_unique<phx::Collectives>(group));
+  return all;
+}
 
 phx_status check_name(const char *operation, const char *name) {
   if (name == nullptr || *name == '\0') return fail(PHX_ERR_INVALID, operation, "%s: a group needs a name", operation);
@@ -57,7 +68,7 @@ phx_status check_ranks(const char *operation, const phx::World &world, const cha
 phx_status make(phx_world *world, const char *operation, phx::GroupParams params, phx_status status, int64_t timeout_ms,
                 phx_group **out) {
   phx::World &w = *world->ptr;
-  params.attach = &phx::attach_all;
+  params.attach = &attach_all;
   int64_t timeout = 0;
   if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
   if (status == PHX_OK) status = w.resolve_timeout(operation, timeout_ms, &timeout);

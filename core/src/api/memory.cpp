@@ -1,6 +1,5 @@
 // phx_allocator_* and phx_mem_*.
 #include "api/entry.h"
-#include "base/read_in.h"
 #include "world/allocator.h"
 
 using phx::fail;

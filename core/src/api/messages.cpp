@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "api/entry.h"
-#include "base/read_in.h"
 #include "gpu/gpu_group.h"
 #include "gpu/roads.h"
 #include "p2p/messenger.h"

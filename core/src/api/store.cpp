@@ -3,8 +3,7 @@
 #include <cstring>
 
 #include "api/entry.h"
-#include "store/arguments.h"
-#include "store/makers.h"
+#include "store/semantics.h"
 #include "store/store.h"
 
 using phx::guarded;

@@ -1,7 +1,6 @@
 // phx_group_*_tuning: the values by which a group chooses its algorithms, the same on all its ranks.
 #include "phalanx/tuning.h"
 #include "api/entry.h"
-#include "base/read_in.h"
 #include "gpu/gpu_group.h"
 #include "ops/collectives.h"
 

@@ -1,7 +1,6 @@
 // phx_world_*.
 #include "world/world.h"
 #include "api/entry.h"
-#include "base/read_in.h"
 #include "gpu/allocator.h"
 #include "group/dump.h"
 

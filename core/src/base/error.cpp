@@ -4,9 +4,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <new>
 
+#include "base/abi.h"
 #include "base/fork.h"
 
 namespace phx {

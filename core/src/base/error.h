@@ -78,11 +78,6 @@ Failed fail_v(phx_status status, int error_number, const char *operation, const 
 std::string timed_out(int64_t timeout_ms, const char *origin);
 inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
 
-// Copies a struct out to a caller whose version of it may be shorter or longer: what this library does not know becomes
-// zero. T starts with struct_size.
-template <class T>
-phx_status copy_out(const T &value, T *out, const char *operation);
-
 void set_log(phx_log_fn fn, void *user, int32_t min_level);  // NULL: none
 // Gives an error to a caller. Its strings live until the thread next asks for one.
 phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char *operation);
@@ -92,20 +87,3 @@ void log_message(int32_t level, const char *file, int32_t line, const char *form
 #define PHX_LOG(level, ...) ::phx::log_message(level, __FILE__, __LINE__, __VA_ARGS__)
 
 }  // namespace phx
-
-#include <cstring>
-
-template <class T>
-phx_status phx::copy_out(const T &value, T *out, const char *operation) {
-  if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the out-parameter is NULL", operation);
-  uint32_t size = 0;
-  std::memcpy(&size, out, sizeof size);
-  if (size < sizeof size || size > sizeof(T) * 16)
-    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation,
-                size);
-  const size_t shared = size < sizeof(T) ? size : sizeof(T);
-  std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size,
-              shared - sizeof size);
-  std::memset(reinterpret_cast<char *>(out) + shared, 0, size - shared);
-  return PHX_OK;
-}

@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/shared_memory.h"
-#include "gpu/image.h"
 
 namespace phx::cuda {
 

@@ -99,4 +99,21 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
   }
 }
 
+// A rank that refuses an agreement is absent from it, and says so: the others do not wait for it.
+phx_status Group::refuse_agreement() {
+  const KeptError error;
+  LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
+  Turn turn(derive_mutex_, std::defer_lock);
+  // Also where the group has failed: it may be agreed on all the same.
+  if (may_tell() && take_turn(turn, until)) {
+    Opinion mine{~uint64_t{0}, 0, {}};
+    mine.absent.set(static_cast<size_t>(group_rank()));
+    const Envelope envelope{
+        kWireMagic, MessageKind::kExchange, 0, id_, agreement_ordinal(++agreements_, 0), sizeof mine, 0};
+    for (const LinkRef &link : links_)
+      if (link) world_->monitor().post(link, envelope, &mine);
+  }
+  return error.info().status;
+}
+
 }  // namespace phx

@@ -42,6 +42,10 @@ phx_status Group::fail_with(const ErrorInfo &given, bool tell, int only) {
   return set_last_error(cause);
 }
 
+// Nobody is to be told by a world that is over, by a child of its process, or by a hook that runs inside another call.
+bool Group::may_tell() const { return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook(); }
+bool Group::may_refuse() const { return may_tell() && !failed(); }
+
 void Group::tell_cause() const {
   if (told_.exchange(true)) return;
   const ErrorInfo wire = cause();

@@ -148,9 +148,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Another thread of this rank has kept this one from its turn for the whole timeout. `what`: "channel with ...".
   phx_status raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes);
 
-  // ---- refusals (refusal.cpp): the thread's error is that an argument of a collective call of this rank is wrong. It
-  // counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at once.
-  // Each returns the thread's error, and none waits for a peer.
+  // ---- refusals (docs/adr/0039): the thread's error is that an argument of a collective call of this rank is wrong.
+  // It counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at
+  // once. Each returns the thread's error, and none waits for a peer.
   phx_status refuse_exchange();
   phx_status refuse_agreement();
   bool may_refuse() const;  // whether the others are to hear of it

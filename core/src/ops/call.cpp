@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
+#include "base/abi.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/read_in.h"
 #include "phalanx/cuda.h"
 #include "phalanx/tuning.h"
 
