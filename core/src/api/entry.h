@@ -54,8 +54,9 @@ template <class Handle, class Body>
 phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   if (const phx_status status = check_handle(operation, handle); status != PHX_OK) return status;
   const phx_status status = guarded(operation, [&]() -> phx_status { return body(behind(*handle)); });
+  if (__builtin_expect(status >= 0, 1)) return status;
   const Group *const group = group_of(*handle);
-  return status >= 0 || group == nullptr ? status : Failed(status).in(group->name().c_str(), group->self_rank());
+  return group == nullptr ? status : Failed(status).in(group->name().c_str(), group->self_rank());
 }
 
 // As with_handle, and the world is not finalized.
