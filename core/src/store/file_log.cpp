@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "store/arguments.h"
 #include "store/semantics.h"
 #include "store/store.h"
 

@@ -1,7 +1,6 @@
 // The store among the threads of one process: a Table with a handle.
 #include "base/error.h"
-#include "store/arguments.h"
-#include "store/makers.h"
+#include "store/semantics.h"
 #include "store/store.h"
 #include "store/table.h"
 

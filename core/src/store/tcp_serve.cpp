@@ -1,7 +1,5 @@
 // The handle of a served TCP store. The server lives as long as it does; its own operations work on the table directly.
 #include "base/error.h"
-#include "store/arguments.h"
-#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 #include "store/tcp_server.h"
