@@ -202,8 +202,8 @@ PHX_API const char *phx_last_error(void);
 PHX_API phx_status phx_last_error_info(phx_error_info *out);
 
 /* Local, of the process. `fn` gets every line of at least min_level, from any thread, also while calls are in progress;
- * it must not call back into phalanx. NULL turns logging off, as it is at first. Once the call has returned, the function
- * that was set before is not called any more. */
+ * it must not call back into phalanx. NULL turns logging off, as it is at first. Once the call has returned, the
+ * function that was set before is not called any more. */
 typedef void (*phx_log_fn)(void *user, phx_log_level level, const char *file, int32_t line, const char *message);
 PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, phx_log_level min_level);
 
