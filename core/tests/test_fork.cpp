@@ -121,6 +121,13 @@ void refuse_the_rest(Rank &rank) {
   phx_error_info error{};
   error.struct_size = sizeof error;
   REFUSED(phx_group_get_error(group, &error));
+  REFUSED(phx_group_refuse(group, 0, "a child's reason"));
+  REFUSED(phx_group_set_timeout(group, 1));
+  CHECK(phx_group_rank(group) == -1);
+  CHECK(phx_group_size(group) == -1);
+  phx_group_stats stats{};
+  stats.struct_size = sizeof stats;
+  REFUSED(phx_group_get_stats(group, &stats));
   phx_tuning tuning{};
   tuning.struct_size = sizeof tuning;
   REFUSED(phx_group_get_tuning(group, &tuning));
@@ -133,6 +140,10 @@ void refuse_the_rest(Rank &rank) {
   REFUSED(phx_group_save_gpu_tuning(group, "/nowhere"));
 
   REFUSED(phx_world_check(rank.world));
+  REFUSED(phx_world_check_peer(rank.world, 1));
+  CHECK(phx_world_rank(rank.world) == -1);
+  CHECK(phx_world_size(rank.world) == -1);
+  CHECK(phx_world_host_id(rank.world) == 0);
   REFUSED(phx_world_abort(rank.world, "a child's reason"));
   REFUSED(phx_world_set_timeout(rank.world, 1));
   size_t size = 0, blocks = 0;
@@ -148,6 +159,12 @@ void refuse_the_rest(Rank &rank) {
   REFUSED(phx_mem_drop(rank.world, nullptr, "", 1));
   REFUSED(phx_mem_find(rank.world, rank.block, &memory_info));
   REFUSED(phx_mem_count(rank.world, &blocks, &size));
+  char handle[PHX_FABRIC_HANDLE_BYTES] = {};
+  const phx_device gpu{PHX_DEVICE_CUDA, 0};
+  REFUSED(phx_mem_export_fabric(rank.world, rank.block, handle));
+  REFUSED(phx_mem_import_fabric(rank.world, &gpu, handle, sizeof handle, &memory));
+  REFUSED(phx_allocator_register(rank.world, PHX_DEVICE_CPU, nullptr, nullptr));
+  REFUSED(phx_allocator_unregister(rank.world, PHX_DEVICE_CPU));
 
   phx_symm *symm = nullptr;
   REFUSED(phx_symm_alloc(group, nullptr, 64, 0, &symm));
@@ -167,10 +184,15 @@ void refuse_the_rest(Rank &rank) {
   REFUSED(phx_symm_put_signal(rank.symm, 1, 0));
   REFUSED(phx_symm_wait_signal(rank.symm, 1, 0, 0));
   REFUSED(phx_symm_barrier(rank.symm, 0, 0));
+  REFUSED(phx_symm_enqueue_put_signal(rank.symm, 1, 0, nullptr));
+  REFUSED(phx_symm_enqueue_wait_signal(rank.symm, 1, 0, 0, nullptr));
   REFUSED(phx_symm_enqueue_barrier(rank.symm, 0, 0, nullptr));
 
   REFUSED(phx_work_test(rank.work));
   REFUSED(phx_work_wait(rank.work, 0));
+  size_t index = 0;
+  REFUSED(phx_work_wait_any(&rank.work, 1, 0, &index));
+  REFUSED(phx_work_expire(rank.work, 1));
   REFUSED(phx_work_get_error(rank.work, &error));
   int32_t source = 0;
   REFUSED(phx_work_get_source(rank.work, &source));

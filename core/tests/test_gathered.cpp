@@ -66,7 +66,7 @@ TEST(a_part_must_be_whole_pages_inside_the_block) {
     CHECK_FAILS(PHX_ERR_INVALID, "outside of the block", phx_symm_map_gathered(shared.symm, 0, 4 * kPage, &range));
     CHECK_FAILS(PHX_ERR_INVALID, "outside of the block",
                 phx_symm_map_gathered(shared.symm, 2 * kPage, SIZE_MAX / kPage * kPage, &range));
-    CHECK_FAILS(PHX_ERR_INVALID, "symm or out is NULL", phx_symm_map_gathered(shared.symm, 0, kPage, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "out is NULL", phx_symm_map_gathered(shared.symm, 0, kPage, nullptr));
     CHECK(range == nullptr);
     CHECK_FAILS(PHX_ERR_NOT_FOUND, "no range of", phx_symm_unmap_gathered(shared.symm, shared.mine));
     CHECK_OK(phx_symm_map_gathered(shared.symm, 0, 3 * kPage, &range));  // with the block's last page

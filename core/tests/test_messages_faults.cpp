@@ -21,8 +21,8 @@ TEST(wrong_arguments_of_messages_fail_before_anything_is_sent) {
     phx_group *group = ranks::make_group(world);
     float a[8] = {};
     phx_work *work = nullptr;
-    CHECK_FAILS(PHX_ERR_INVALID, "the group is NULL", phx_send(nullptr, a, 8, PHX_DTYPE_F32, 0, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "the group is NULL", phx_recv(nullptr, a, 8, PHX_DTYPE_F32, 0, 1, nullptr, &work));
+    CHECK_FAILS(PHX_ERR_INVALID, "group is NULL", phx_send(nullptr, a, 8, PHX_DTYPE_F32, 0, 1, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "group is NULL", phx_recv(nullptr, a, 8, PHX_DTYPE_F32, 0, 1, nullptr, &work));
     CHECK_FAILS(PHX_ERR_INVALID, "group rank 2 in a group of 2",
                 phx_send(group, a, 8, PHX_DTYPE_F32, 2, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "group rank -2 in a group of 2",

@@ -202,8 +202,8 @@ PHX_API const char *phx_last_error(void);
 PHX_API phx_status phx_last_error_info(phx_error_info *out);
 
 /* Local, of the process. `fn` gets every line of at least min_level, from any thread, also while calls are in progress;
- * it must not call back into phalanx. NULL turns logging off, as it is at first. Once the call has returned, the function
- * that was set before is not called any more. */
+ * it must not call back into phalanx. NULL turns logging off, as it is at first. Once the call has returned, the
+ * function that was set before is not called any more. */
 typedef void (*phx_log_fn)(void *user, phx_log_level level, const char *file, int32_t line, const char *message);
 PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, phx_log_level min_level);
 
@@ -308,7 +308,7 @@ PHX_API phx_status phx_world_check_peer(phx_world *world, int32_t rank);
  * collective; also while calls are in progress. With the environment variable PHALANX_DUMP, each failure of a group
  * writes one into that folder. `phalanx trace` reads it. */
 PHX_API phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size);
-/* Facts that never change. Local. */
+/* Facts that never change. Local. -1 (host: 0) for NULL, and in a forked child of the process that made the world. */
 PHX_API int32_t phx_world_rank(const phx_world *world);
 PHX_API int32_t phx_world_size(const phx_world *world);
 PHX_API uint64_t phx_world_host_id(const phx_world *world);

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/guard.h"
-#include "base/read_in.h"
+#include "api/entry.h"
 #include "ops/on_gpu.h"
 #include "ops/recognised.h"
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "base/guard.h"
+#include "api/entry.h"
 #include "ops/call.h"
 #include "ops/on_gpu.h"
 #include "ops/recognised.h"

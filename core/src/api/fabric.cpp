@@ -1,17 +1,14 @@
 // phx_mem_export_fabric and phx_mem_import_fabric: blocks in memory of GPUs, beyond the host.
 #include <cstring>
 
-#include "base/error.h"
-#include "base/guard.h"
+#include "api/entry.h"
 #include "gpu/allocator.h"
 #include "gpu/memory.h"
 #include "phalanx/cuda.h"
 #include "world/allocator.h"
-#include "world/world.h"
 
-using phx::check_world;
 using phx::fail;
-using phx::guarded;
+using phx::with_live_handle;
 
 namespace {
 
@@ -63,11 +60,9 @@ extern "C" {
 
 phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle) {
   const char *operation = "mem_export_fabric";
-  return guarded(operation, [&]() -> phx_status {
-    phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
+  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: handle is NULL", operation);
-    const phx::BlockRef block = world->ptr->blocks().find(pointer);
+    const phx::BlockRef block = w.blocks().find(pointer);
     if (!block || !block->live())
       return fail(PHX_ERR_NOT_FOUND, operation, "%s: %p lies in no live block of this world", operation, pointer);
     phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*block->allocator);
@@ -78,7 +73,7 @@ phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *ha
       return fail(PHX_ERR_INVALID, operation, "%s: the block is another rank's; send on the handle it came by",
                   operation);
     const phx::cuda::Memory &memory = phx::cuda::memory_of(*block);
-    status = check_ability(operation, gpus->driver(), memory.gpu());
+    phx_status status = check_ability(operation, gpus->driver(), memory.gpu());
     if (status != PHX_OK) return status;
     Ticket ticket{};
     std::memcpy(ticket.magic, kMagic, sizeof kMagic);
@@ -94,15 +89,13 @@ phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *ha
 phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle, size_t handle_size,
                                  void **out) {
   const char *operation = "mem_import_fabric";
-  return guarded(operation, [&]() -> phx_status {
-    phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
+  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     if (device == nullptr || out == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: device or out is NULL", operation);
     Ticket ticket;
-    status = read_ticket(operation, handle, handle_size, &ticket);
+    phx_status status = read_ticket(operation, handle, handle_size, &ticket);
     if (status != PHX_OK) return status;
-    phx::AllocatorRef allocator = world->ptr->allocators().get(device->type, operation);
+    phx::AllocatorRef allocator = w.allocators().get(device->type, operation);
     if (!allocator) return PHX_ERR_UNSUPPORTED;
     phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*allocator);
     if (gpus == nullptr)
@@ -119,7 +112,7 @@ phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, con
     void *base = nullptr;
     uint64_t cookie = 0;
     phx::cuda::hand_over(std::move(memory), &base, &cookie);
-    status = world->ptr->blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size);
+    status = w.blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size);
     if (status == PHX_OK) *out = base;
     return status;
   });

@@ -2,22 +2,31 @@
 #include <algorithm>
 #include <cstring>
 
-#include "api/attach.h"
-#include "base/error.h"
-#include "base/guard.h"
+#include "api/entry.h"
 #include "base/hash.h"
 #include "gpu/gpu_group.h"
 #include "group/attempt.h"
-#include "group/group.h"
 #include "ops/collectives.h"
+#include "p2p/messenger.h"
+#include "symm/table.h"
 
-using phx::check_world;
 using phx::fail;
-using phx::guarded;
+using phx::with_handle;
+using phx::with_live_handle;
 
 namespace {
 
 constexpr size_t kMaxName = 255;
+
+// What lives on every group.
+std::vector<std::unique_ptr<phx::Attachment>> attach_all(phx::Group &group) {
+  std::vector<std::unique_ptr<phx::Attachment>> all;  // by AttachmentKind
+  all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::Side::make));
+  all.push_back(std::make_unique<phx::GpuGroup>(group));
+  all.push_back(std::make_unique<phx::Messenger>(group));
+  all.push_back(std::make_unique<phx::Collectives>(group));
+  return all;
+}
 
 phx_status check_name(const char *operation, const char *name) {
   if (name == nullptr || *name == '\0') return fail(PHX_ERR_INVALID, operation, "%s: a group needs a name", operation);
@@ -59,7 +68,7 @@ phx_status check_ranks(const char *operation, const phx::World &world, const cha
 phx_status make(phx_world *world, const char *operation, phx::GroupParams params, phx_status status, int64_t timeout_ms,
                 phx_group **out) {
   phx::World &w = *world->ptr;
-  params.attach = &phx::attach_all;
+  params.attach = &attach_all;
   int64_t timeout = 0;
   if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
   if (status == PHX_OK) status = w.resolve_timeout(operation, timeout_ms, &timeout);
@@ -84,37 +93,18 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   return PHX_OK;
 }
 
-// Whether facts of the group may be asked for; else the thread's last error says why not.
-bool usable(const char *operation, const phx_group *group) {
-  if (group == nullptr) fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-  if (group != nullptr && phx::is_inherited(group)) phx::refuse_fork(operation, group->ptr->world());
-  return group != nullptr && !phx::is_inherited(group);
-}
-
-// The group's world is not finalized.
-phx_status check_usable(const char *operation, const phx_group *group) {
-  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-  const phx_world world{group->ptr->world_ref()};
-  return check_world(operation, &world);
-}
-
 // agrees: it begins with an agreement, else with an exchange.
 template <class Derive>
 phx_status derive(const char *operation, phx_group *group, bool agrees, const char *name, int64_t timeout_ms,
                   phx_group **out, Derive derive_group) {
-  return guarded(operation, [&]() -> phx_status {
+  return with_live_handle(operation, group, [&](phx::Group &parent) -> phx_status {
     int64_t timeout = 0;
-    phx_status status = check_usable(operation, group);
-    if (status != PHX_OK) return status;
-    status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
+    phx_status status = parent.resolve_timeout(operation, timeout_ms, &timeout);
     if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
-    if (status != PHX_OK) {
-      phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
-      return agrees ? group->ptr->refuse_agreement() : group->ptr->refuse_exchange();
-    }
+    if (status != PHX_OK) return agrees ? parent.refuse_agreement() : parent.refuse_exchange();
     std::shared_ptr<phx::Group> made;
-    status = derive_group(*group->ptr, name != nullptr ? name : group->ptr->name(), timeout, &made);
+    status = derive_group(parent, name != nullptr ? name : parent.name(), timeout, &made);
     if (status != PHX_OK) return status;
     *out = nullptr;
     if (made) {
@@ -132,22 +122,21 @@ extern "C" {
 phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms,
                             phx_group **out) {
   const char *operation = "group_create";
-  return guarded(operation, [&]() -> phx_status {
+  return with_live_handle(operation, world, [&](const phx::World &w) -> phx_status {
     int self = -1;
-    phx_status status = check_world(operation, world);
-    if (status == PHX_OK) status = check_name(operation, name);
+    phx_status status = check_name(operation, name);
     if (status == PHX_OK) status = check_size(operation, name, count);
-    if (status == PHX_OK) status = check_ranks(operation, *world->ptr, name, ranks, count, &self);
+    if (status == PHX_OK) status = check_ranks(operation, w, name, ranks, count, &self);
     if (status != PHX_OK) return status;
     phx::GroupParams params;
     params.name = name;
     params.ranks.assign(ranks, ranks + count);
     params.group_rank = self;
     params.of_world = true;
-    params.store = phx::StoreRef(world->ptr->store());
+    params.store = phx::StoreRef(w.store());
     // Groups of one name and other ranks, such as the rows of a mesh, may be made at the same time.
     const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
-    params.name_key = world->ptr->job() + "/group/" + name + "/" + std::to_string(members);
+    params.name_key = w.job() + "/group/" + name + "/" + std::to_string(members);
     return make(world, operation, std::move(params), PHX_OK, timeout_ms, out);
   });
 }
@@ -155,9 +144,8 @@ phx_status phx_group_create(phx_world *world, const char *name, const int32_t *r
 phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
                             phx_store *store, int64_t timeout_ms, phx_group **out) {
   const char *operation = "group_attach";
-  return guarded(operation, [&]() -> phx_status {
-    phx_status status = check_world(operation, world);
-    if (status == PHX_OK) status = check_name(operation, name);
+  return with_live_handle(operation, world, [&](const phx::World &w) -> phx_status {
+    phx_status status = check_name(operation, name);
     if (status == PHX_OK) status = check_size(operation, name, group_size);
     if (status != PHX_OK) return status;
     if (group_rank < 0 || group_rank >= group_size)
@@ -171,7 +159,7 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
     for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
     params.group_rank = group_rank;
     params.store = phx::StoreRef(store);
-    params.name_key = world->ptr->job() + "/attach/" + name;
+    params.name_key = w.job() + "/attach/" + name;
     return make(world, operation, std::move(params), status, timeout_ms, out);
   });
 }
@@ -193,88 +181,78 @@ phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_
 
 phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
   const char *operation = "group_agree";
-  return guarded(operation, [&]() -> phx_status {
+  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     int64_t timeout = 0;
-    phx_status status = check_usable(operation, group);
-    if (status != PHX_OK) return status;
-    status = group->ptr->resolve_timeout(operation, timeout_ms, &timeout);
+    phx_status status = g.resolve_timeout(operation, timeout_ms, &timeout);
     if (status == PHX_OK && bits == nullptr)
       status = fail(PHX_ERR_INVALID, operation, "%s: inout_bits is NULL", operation);
-    if (status == PHX_OK) return group->ptr->agree(bits, alive, timeout);
-    phx::amend_last_error(nullptr, group->ptr->name().c_str(), group->ptr->self_rank(), -1);
-    return group->ptr->refuse_agreement();
+    return status == PHX_OK ? g.agree(bits, alive, timeout) : g.refuse_agreement();
   });
 }
 
 phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   const char *operation = "group_get_info";
-  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
-  phx::Group &g = *group->ptr;
-  phx_group_info info = PHX_GROUP_INFO_INIT;
-  info.group_rank = g.group_rank();
-  info.group_size = g.size();
-  info.state = g.failed() ? PHX_GROUP_FAILED : PHX_GROUP_ACTIVE;
-  info.id = g.id();
-  info.sequence = phx::collectives_of(g).engine(0).sequence();
-  info.name = g.name().c_str();
-  info.ranks = g.ranks().data();
-  info.channels = g.channels();
-  return phx::copy_out(info, out, operation);
+  return with_handle(operation, group, [&](phx::Group &g) {
+    phx_group_info info = PHX_GROUP_INFO_INIT;
+    info.group_rank = g.group_rank();
+    info.group_size = g.size();
+    info.state = g.failed() ? PHX_GROUP_FAILED : PHX_GROUP_ACTIVE;
+    info.id = g.id();
+    info.sequence = phx::collectives_of(g).engine(0).sequence();
+    info.name = g.name().c_str();
+    info.ranks = g.ranks().data();
+    info.channels = g.channels();
+    return phx::copy_out(info, out, operation);
+  });
 }
 
-int32_t phx_group_rank(const phx_group *group) { return usable("group_rank", group) ? group->ptr->group_rank() : -1; }
+int32_t phx_group_rank(const phx_group *group) {
+  return phx::check_handle("group_rank", group) == PHX_OK ? group->ptr->group_rank() : -1;
+}
 
-int32_t phx_group_size(const phx_group *group) { return usable("group_size", group) ? group->ptr->size() : -1; }
+int32_t phx_group_size(const phx_group *group) {
+  return phx::check_handle("group_size", group) == PHX_OK ? group->ptr->size() : -1;
+}
 
 phx_status phx_group_revoke(phx_group *group, const char *reason) {
   const char *operation = "group_revoke";
-  return guarded(operation, group, [&]() -> phx_status {
-    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-    group->ptr->revoke(operation, reason);
+  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+    g.revoke(operation, reason);
     return PHX_OK;
   });
 }
 
 phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
   const char *operation = "group_get_error";
-  if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-  if (phx::is_inherited(group)) return phx::refuse_fork(operation, group->ptr->world());
-  phx::gpu_of(*group->ptr).note_launches();
-  if (!group->ptr->failed())
-    return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, group->ptr->name().c_str());
-  phx::ErrorInfo cause = group->ptr->cause();
-  if (cause.rank < 0) cause.rank = group->ptr->self_rank();  // as anybody's
-  return phx::copy_error_out(cause, out, operation);
+  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+    phx::gpu_of(g).note_launches();
+    if (!g.failed())
+      return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, g.name().c_str());
+    phx::ErrorInfo cause = g.cause();
+    if (cause.rank < 0) cause.rank = g.self_rank();  // as anybody's
+    return phx::copy_error_out(cause, out, operation);
+  });
 }
 
 phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why) {
   const char *operation = "group_refuse";
-  return guarded(operation, [&]() -> phx_status {
-    phx_status status = check_usable(operation, group);
-    if (status != PHX_OK) return status;
-    phx::Group &g = *group->ptr;
+  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     if (channel >= g.channels())
       return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; group '%s' has %u (phx_world_params.channels)",
                   operation, channel, g.name().c_str(), g.channels());
-    const phx::ErrorInfo before = phx::last_error();
+    const phx::KeptError kept;
     fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
     phx::collectives_of(g).refuse(channel);
-    phx::set_last_error(before);
     return PHX_OK;
   });
 }
 
 phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms) {
   const char *operation = "group_set_timeout";
-  return guarded(operation, group, [&]() -> phx_status {
-    if (group == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group is NULL", operation);
-    if (timeout_ms < 0)
-      return fail(PHX_ERR_INVALID, operation,
-                  "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
-                  static_cast<long long>(timeout_ms));
-    group->ptr->set_timeout_ms(timeout_ms);
-    return PHX_OK;
+  return with_handle(operation, group, [&](phx::Group &g) {
+    const phx_status status = phx::check_default_timeout(operation, timeout_ms);
+    if (status == PHX_OK) g.set_timeout_ms(timeout_ms);
+    return status;
   });
 }
 

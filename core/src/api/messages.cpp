@@ -6,17 +6,13 @@
 #include <limits>
 #include <vector>
 
-#include "base/error.h"
-#include "base/guard.h"
-#include "base/read_in.h"
+#include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "gpu/roads.h"
-#include "group/group.h"
 #include "p2p/messenger.h"
 #include "phalanx/cuda.h"
 
 using phx::fail;
-using phx::guarded;
 
 namespace {
 
@@ -76,11 +72,6 @@ phx_status check_transfer(const char *name, const phx::Group &group, size_t coun
   return status == PHX_OK ? check_peer(name, group, peer, transfer) : status;
 }
 
-phx_status in_group(const phx::Group &group, phx_status status) {
-  if (status != PHX_OK) phx::amend_last_error(nullptr, group.name().c_str(), group.self_rank(), -1);
-  return status;
-}
-
 // Puts checked messages on a stream.
 phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
                const Options &options) {
@@ -107,9 +98,7 @@ phx_status start(phx::Group &group, const std::shared_ptr<phx::MessageWork> &sta
 phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t peer,
                  uint32_t tag, const phx_options *options, phx_work **work) {
   const char *name = sends ? "send" : "recv";
-  return guarded(name, group, [&]() -> phx_status {
-    if (group == nullptr) return fail(PHX_ERR_INVALID, name, "%s: the group is NULL", name);
-    phx::Group &g = *group->ptr;
+  return phx::with_handle(name, group, [&](phx::Group &g) -> phx_status {
     Options read;
     const auto fill = [&](phx::Transfer &transfer) {
       transfer.sends = sends;
@@ -120,7 +109,7 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
       if (status == PHX_OK && read.on_gpu() && work != nullptr)
         status = fail(PHX_ERR_UNSUPPORTED, name,
                       "%s: on memory of a GPU the stream is what is waited for; set work to NULL", name);
-      return in_group(g, status);
+      return status;
     };
     if (work == nullptr) {
       phx::Transfer transfer;
@@ -204,9 +193,7 @@ phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, in
 }
 
 phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
-  return guarded(kBatch, group, [&]() -> phx_status {
-    if (group == nullptr) return fail(PHX_ERR_INVALID, kBatch, "%s: the group is NULL", kBatch);
-    phx::Group &g = *group->ptr;
+  return phx::with_handle(kBatch, group, [&](phx::Group &g) -> phx_status {
     if ((messages == nullptr && count != 0) || count > kMostOnHost)
       return fail(PHX_ERR_INVALID, kBatch, "%s: messages is NULL, or there are more than %zu", kBatch, kMostOnHost);
     Options read;
@@ -229,7 +216,7 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
       status = read_message(g, given, i, read.on_gpu() ? &transfers.back() : &works.back()->transfer());
     }
     if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
-    if (status != PHX_OK) return in_group(g, status);
+    if (status != PHX_OK) return status;
     if (!read.on_gpu()) return run_all(g, works, read.timeout_ms);
     std::vector<const phx::Transfer *> checked;
     for (const phx::Transfer &transfer : transfers) checked.push_back(&transfer);

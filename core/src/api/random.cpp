@@ -1,7 +1,7 @@
 // phx_random_*: arguments, and what the kernels want of them.
 #include <cmath>
 
-#include "base/guard.h"
+#include "api/entry.h"
 #include "gpu/random.h"
 #include "kernels/random_box.h"
 #include "kernels/random_elements.h"
@@ -113,11 +113,14 @@ phx_status fill(const char *operation, int32_t kind, const Target &target, int32
 
 phx_status fill_kind(const char *operation, const Target &target, int32_t dtype, int32_t kind, double a, double b,
                      uint64_t key, const Box &box) {
-  if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
-    return fail(PHX_ERR_INVALID, operation, "%s: there is no kind %d; see PHX_RANDOM_* in phalanx.h", operation, kind);
-  Settings settings;
-  const phx_status status = settings_of(kind, dtype, a, b, &settings, operation);
-  return status != PHX_OK ? status : fill(operation, kind, target, dtype, key, settings, box);
+  return guarded(operation, [&]() -> phx_status {
+    if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
+      return fail(PHX_ERR_INVALID, operation, "%s: there is no kind %d; see PHX_RANDOM_* in phalanx.h", operation,
+                  kind);
+    Settings settings;
+    const phx_status status = settings_of(kind, dtype, a, b, &settings, operation);
+    return status != PHX_OK ? status : fill(operation, kind, target, dtype, key, settings, box);
+  });
 }
 
 // More than this many from 32 bits would show that some have a word more than others.
@@ -129,7 +132,7 @@ phx_status fill_integers(const char *operation, const Target &target, int32_t dt
   settings.low = low;
   settings.range = range;
   const int32_t kind = range != 0 && range <= kNarrow ? kNarrowIntegers : kWideIntegers;
-  return fill(operation, kind, target, dtype, key, settings, box);
+  return guarded(operation, [&] { return fill(operation, kind, target, dtype, key, settings, box); });
 }
 
 }  // namespace
@@ -154,18 +157,14 @@ phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t r
 phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind, double a,
                               double b, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
                               const int64_t *index_strides, const int64_t *out_strides) {
-  return phx::guarded("random_fill_on", [&] {
-    return phx::random::fill_kind("random_fill_on", {out, device, stream}, dtype, kind, a, b, key,
-                                  {first, ndim, sizes, index_strides, out_strides});
-  });
+  return phx::random::fill_kind("random_fill_on", {out, device, stream}, dtype, kind, a, b, key,
+                                {first, ndim, sizes, index_strides, out_strides});
 }
 
 phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
                                   uint64_t range, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
                                   const int64_t *index_strides, const int64_t *out_strides) {
-  return phx::guarded("random_integers_on", [&] {
-    return phx::random::fill_integers("random_integers_on", {out, device, stream}, dtype, low, range, key,
-                                      {first, ndim, sizes, index_strides, out_strides});
-  });
+  return phx::random::fill_integers("random_integers_on", {out, device, stream}, dtype, low, range, key,
+                                    {first, ndim, sizes, index_strides, out_strides});
 }
 }

@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/guard.h"
-#include "store/arguments.h"
-#include "store/makers.h"
+#include "api/entry.h"
+#include "store/semantics.h"
 #include "store/store.h"
 
 using phx::guarded;
@@ -16,20 +15,31 @@ using phx::store::check_value;
 
 namespace {
 
-phx_status check_store_and_key(const char *operation, const phx_store *store, const char *key) {
-  const phx_status status = check_store(operation, store);
-  return status != PHX_OK ? status : check_key(operation, key);
+// Calls `body` if the store is not NULL.
+template <class Body>
+phx_status with_store(const char *operation, const phx_store *store, Body &&body) noexcept {
+  return guarded(operation, [&]() -> phx_status {
+    const phx_status status = check_store(operation, store);
+    return status != PHX_OK ? status : body();
+  });
+}
+
+// Calls `body` if the store is not NULL and the key is one.
+template <class Body>
+phx_status with_key(const char *operation, const phx_store *store, const char *key, Body &&body) noexcept {
+  return with_store(operation, store, [&]() -> phx_status {
+    const phx_status status = check_key(operation, key);
+    return status != PHX_OK ? status : body();
+  });
 }
 
 phx_status check_keys(const char *operation, const char *const *keys, size_t count) {
   if (keys == nullptr && count > 0)
     return phx::fail(PHX_ERR_INVALID, operation, "%s: the array of keys is NULL but its count is %zu", operation,
                      count);
-  for (size_t i = 0; i < count; ++i) {
-    const phx_status status = check_key(operation, keys[i]);
-    if (status != PHX_OK) return status;
-  }
-  return PHX_OK;
+  phx_status status = PHX_OK;
+  for (size_t i = 0; i < count && status == PHX_OK; ++i) status = check_key(operation, keys[i]);
+  return status;
 }
 
 }  // namespace
@@ -73,9 +83,8 @@ phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void 
 
 phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size) {
   constexpr const char *kOperation = "store_set";
-  return guarded(kOperation, [&]() -> phx_status {
-    phx_status status = check_store_and_key(kOperation, store, key);
-    if (status == PHX_OK) status = check_value(kOperation, value, size);
+  return with_key(kOperation, store, key, [&]() -> phx_status {
+    const phx_status status = check_value(kOperation, value, size);
     // Implementations copy with memcpy, to which NULL is no address even for 0 bytes.
     return status != PHX_OK ? status : store->set(key, size == 0 ? "" : value, size);
   });
@@ -84,9 +93,8 @@ phx_status phx_store_set(phx_store *store, const char *key, const void *value, s
 phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t capacity, size_t *size,
                          int64_t timeout_ms) {
   constexpr const char *kOperation = "store_get";
-  return guarded(kOperation, [&]() -> phx_status {
-    phx_status status = check_store_and_key(kOperation, store, key);
-    if (status == PHX_OK) status = check_out(kOperation, size);
+  return with_key(kOperation, store, key, [&]() -> phx_status {
+    phx_status status = check_out(kOperation, size);
     if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
     if (status != PHX_OK) return status;
     if (value == nullptr && capacity > 0)
@@ -104,9 +112,8 @@ phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t 
 
 phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms) {
   constexpr const char *kOperation = "store_wait";
-  return guarded(kOperation, [&]() -> phx_status {
-    phx_status status = check_store(kOperation, store);
-    if (status == PHX_OK) status = check_keys(kOperation, keys, count);
+  return with_store(kOperation, store, [&]() -> phx_status {
+    phx_status status = check_keys(kOperation, keys, count);
     if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
     return status != PHX_OK ? status : store->wait(keys, count, timeout_ms);
   });
@@ -114,19 +121,14 @@ phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t coun
 
 phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result) {
   constexpr const char *kOperation = "store_add";
-  return guarded(kOperation, [&]() -> phx_status {
-    phx_status status = check_store_and_key(kOperation, store, key);
-    if (status == PHX_OK) status = check_out(kOperation, result);
+  return with_key(kOperation, store, key, [&]() -> phx_status {
+    const phx_status status = check_out(kOperation, result);
     return status != PHX_OK ? status : store->add(key, delta, result);
   });
 }
 
 phx_status phx_store_remove(phx_store *store, const char *key) {
-  constexpr const char *kOperation = "store_remove";
-  return guarded(kOperation, [&]() -> phx_status {
-    const phx_status status = check_store_and_key(kOperation, store, key);
-    return status != PHX_OK ? status : store->remove(key);
-  });
+  return with_key("store_remove", store, key, [&] { return store->remove(key); });
 }
 
 phx_store *phx_store_retain(phx_store *store) {

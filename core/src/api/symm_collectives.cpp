@@ -1,7 +1,7 @@
 // The public collectives on symmetric memory.
 #include <algorithm>
 
-#include "base/guard.h"
+#include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "ops/call.h"
 #include "ops/enqueue.h"

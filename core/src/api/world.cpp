@@ -1,26 +1,22 @@
 // phx_world_*.
 #include "world/world.h"
-#include "base/error.h"
-#include "base/guard.h"
-#include "base/read_in.h"
+#include "api/entry.h"
 #include "gpu/allocator.h"
 #include "group/dump.h"
-#include "group/group.h"
 
-using phx::check_world;
 using phx::fail;
-using phx::guarded;
-using phx::read_in;
+using phx::with_handle;
+using phx::with_live_handle;
 
 extern "C" {
 
 phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
   const char *operation = "world_create";
-  return guarded(operation, [&]() -> phx_status {
+  return phx::guarded(operation, [&]() -> phx_status {
     if (params == nullptr || out == nullptr)
       return fail(PHX_ERR_INVALID, operation, "%s: params or out is NULL", operation);
     phx_world_params p = PHX_WORLD_PARAMS_INIT;
-    phx_status status = read_in(params, &p, operation);
+    phx_status status = phx::read_in(params, &p, operation);
     if (status != PHX_OK) return status;
     if (p.size < 1 || p.size > phx::kMaxRanks)
       return fail(PHX_ERR_INVALID, operation, "%s: size is %d; it must be 1 to %d", operation, p.size, phx::kMaxRanks);
@@ -29,9 +25,8 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     if (p.store == nullptr && p.size > 1)
       return fail(PHX_ERR_INVALID, operation, "%s: a world of %d ranks needs a store through which they meet",
                   operation, p.size);
-    if (p.timeout_ms < 0)
-      return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default",
-                  operation, static_cast<long long>(p.timeout_ms));
+    status = phx::check_default_timeout(operation, p.timeout_ms);
+    if (status != PHX_OK) return status;
     if (p.staging_bytes > (uint64_t{1} << 30) || (p.staging_bytes != 0 && p.staging_bytes < 256))
       return fail(PHX_ERR_INVALID, operation, "%s: staging_bytes is %llu; it must be 256 to 2^30, or 0", operation,
                   static_cast<unsigned long long>(p.staging_bytes));
@@ -55,12 +50,10 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
 
 phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size) {
   const char *operation = "world_dump";
-  return guarded(operation, [&]() -> phx_status {
-    const phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
+  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     if (size == nullptr || (json == nullptr && capacity != 0))
       return fail(PHX_ERR_INVALID, operation, "%s: size or json is NULL", operation);
-    const std::string text = phx::dump_world(*world->ptr);
+    const std::string text = phx::dump_world(w);
     *size = text.size();
     if (capacity != 0) phx::copy_text(json, capacity, text.c_str());
     return PHX_OK;
@@ -68,27 +61,24 @@ phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t 
 }
 
 phx_status phx_world_finalize(phx_world *world) {
-  const char *operation = "world_finalize";
-  return guarded(operation, [&]() -> phx_status {
-    if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
-    if (!phx::is_inherited(world)) world->ptr->finalize();
+  if (phx::is_inherited(world)) return PHX_OK;
+  return with_handle("world_finalize", world, [](phx::World &w) -> phx_status {
+    w.finalize();
     return PHX_OK;
   });
 }
 
 phx_status phx_world_abort(phx_world *world, const char *reason) {
   const char *operation = "world_abort";
-  return guarded(operation, [&]() -> phx_status {
-    const phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
-    for (const auto &group : phx::groups_of(*world->ptr)) group->revoke(operation, reason);
+  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+    for (const auto &group : phx::groups_of(w)) group->revoke(operation, reason);
     return PHX_OK;
   });
 }
 
 void phx_world_release(phx_world *world) {
   if (world == nullptr || phx::is_inherited(world)) return;
-  (void)guarded("world_release", [&]() -> phx_status {
+  (void)phx::guarded("world_release", [&]() -> phx_status {
     world->ptr->finalize();
     delete world;
     return PHX_OK;
@@ -96,39 +86,35 @@ void phx_world_release(phx_world *world) {
 }
 
 phx_status phx_world_check(phx_world *world) {
-  const char *operation = "world_check";
-  return guarded(operation, [&]() -> phx_status {
-    const phx_status status = check_world(operation, world);
-    if (status != PHX_OK) return status;
-    for (const auto &group : phx::groups_of(*world->ptr))
+  return with_live_handle("world_check", world, [](phx::World &w) -> phx_status {
+    for (const auto &group : phx::groups_of(w))
       if (group->failed()) return phx::set_last_error(group->cause());
     return PHX_OK;
   });
 }
 
 phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
-  const char *operation = "world_check_peer";
-  return guarded(operation, [&]() -> phx_status {
-    const phx_status status = check_world(operation, world);
-    return status != PHX_OK ? status : world->ptr->look_at_rank(rank);
-  });
+  return with_live_handle("world_check_peer", world, [&](phx::World &w) { return w.look_at_rank(rank); });
 }
 
-int32_t phx_world_rank(const phx_world *world) { return world == nullptr ? -1 : world->ptr->rank(); }
+int32_t phx_world_rank(const phx_world *world) {
+  return phx::check_handle("world_rank", world) == PHX_OK ? world->ptr->rank() : -1;
+}
 
-int32_t phx_world_size(const phx_world *world) { return world == nullptr ? -1 : world->ptr->size(); }
+int32_t phx_world_size(const phx_world *world) {
+  return phx::check_handle("world_size", world) == PHX_OK ? world->ptr->size() : -1;
+}
 
-uint64_t phx_world_host_id(const phx_world *world) { return world == nullptr ? 0 : world->ptr->record().host_id; }
+uint64_t phx_world_host_id(const phx_world *world) {
+  return phx::check_handle("world_host_id", world) == PHX_OK ? world->ptr->record().host_id : 0;
+}
 
 phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms) {
   const char *operation = "world_set_timeout";
-  const phx_status status = check_world(operation, world);
-  if (status != PHX_OK) return status;
-  if (timeout_ms < 0)
-    return fail(PHX_ERR_INVALID, operation,
-                "%s: timeout_ms is %lld; it must be positive, or 0 for the built-in default", operation,
-                static_cast<long long>(timeout_ms));
-  world->ptr->set_default_timeout_ms(timeout_ms == 0 ? phx::kDefaultTimeoutMs : timeout_ms);
-  return PHX_OK;
+  return with_live_handle(operation, world, [&](phx::World &w) {
+    const phx_status status = phx::check_default_timeout(operation, timeout_ms);
+    if (status == PHX_OK) w.set_default_timeout_ms(timeout_ms == 0 ? phx::kDefaultTimeoutMs : timeout_ms);
+    return status;
+  });
 }
 }

@@ -1,12 +1,14 @@
 #include "base/error.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <new>
 
+#include "base/abi.h"
 #include "base/fork.h"
 
 namespace phx {
@@ -28,22 +30,6 @@ struct LogSink : private ForkHook {
 LogSink &log_sink() {
   static LogSink *sink = new LogSink;  // never destroyed: threads may log during exit
   return *sink;
-}
-
-phx_status fail_with(phx_status status, int error_number, const char *operation, const char *format, va_list args) {
-  ErrorInfo info = make_error_info();
-  info.status = status;
-  info.sys_errno = error_number;
-  copy_text(info.operation, sizeof info.operation, operation);
-  char text[sizeof info.text];
-  int length = std::vsnprintf(text, sizeof text, format, args);
-  if (length >= 0 && error_number != 0 && static_cast<size_t>(length) < sizeof text) {
-    char reason[128];
-    const char *words = strerror_r(error_number, reason, sizeof reason);
-    std::snprintf(text + length, sizeof text - length, ": %s (errno %d)", words, error_number);
-  }
-  copy_text(info.text, sizeof info.text, text);
-  return set_last_error(info);
 }
 
 }  // namespace
@@ -75,34 +61,79 @@ phx_status set_last_error(const ErrorInfo &info) {
   return info.status;
 }
 
-phx_status fail(phx_status status, const char *operation, const char *format, ...) {
-  va_list args;
-  va_start(args, format);
-  fail_with(status, 0, operation, format, args);
-  va_end(args);
-  return status;
+Failed fail_v(phx_status status, int error_number, const char *operation, const char *prefix, const char *format,
+              va_list args) {
+  ErrorInfo info = make_error_info();
+  info.status = status;
+  info.sys_errno = error_number;
+  copy_text(info.operation, sizeof info.operation, operation);
+  char text[sizeof info.text];
+  copy_text(text, sizeof text, prefix);
+  const size_t before = std::strlen(text);
+  const int length = std::vsnprintf(text + before, sizeof text - before, format, args);
+  const size_t end = before + static_cast<size_t>(std::max(length, 0));
+  if (error_number != 0 && end < sizeof text) {
+    char reason[128];
+    const char *words = strerror_r(error_number, reason, sizeof reason);
+    std::snprintf(text + end, sizeof text - end, ": %s (errno %d)", words, error_number);
+  }
+  copy_text(info.text, sizeof info.text, text);
+  return Failed(set_last_error(info));
 }
 
-phx_status fail_errno(int error_number, const char *operation, const char *format, ...) {
+Failed fail(phx_status status, const char *operation, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  const Failed failed = fail_v(status, 0, operation, "", format, args);
+  va_end(args);
+  return failed;
+}
+
+Failed fail_errno(int error_number, const char *operation, const char *format, ...) {
   phx_status status = PHX_ERR_SYSTEM;
   if (error_number == ENOMEM) status = PHX_ERR_NO_MEMORY;
   if (error_number == EPERM || error_number == EACCES) status = PHX_ERR_PERMISSION;
   va_list args;
   va_start(args, format);
-  fail_with(status, error_number, operation, format, args);
+  const Failed failed = fail_v(status, error_number, operation, "", format, args);
   va_end(args);
-  return status;
+  return failed;
+}
+
+const Failed &Failed::operation(const char *name) const {
+  copy_text(t_last.operation, sizeof t_last.operation, name);
+  return *this;
+}
+
+const Failed &Failed::rank(int32_t rank) const {
+  t_last.rank = rank;
+  return *this;
+}
+
+const Failed &Failed::peer(int32_t rank) const {
+  t_last.peer = rank;
+  return *this;
+}
+
+const Failed &Failed::sequence(uint64_t number) const {
+  t_last.sequence = number;
+  return *this;
+}
+
+const Failed &Failed::step(int32_t number) const {
+  t_last.step = number;
+  return *this;
+}
+
+const Failed &Failed::in(const char *group, int32_t rank) const {
+  if (t_last.group[0] != '\0') return *this;
+  copy_text(t_last.group, sizeof t_last.group, group);
+  t_last.rank = rank;
+  return *this;
 }
 
 std::string timed_out(int64_t timeout_ms, const char *origin) {
   return "timed out after " + std::to_string(timeout_ms) + " ms (" + origin + ")";
-}
-
-void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer) {
-  if (operation != nullptr) copy_text(t_last.operation, sizeof t_last.operation, operation);
-  if (group != nullptr) copy_text(t_last.group, sizeof t_last.group, group);
-  if (rank >= 0) t_last.rank = rank;
-  if (peer >= 0) t_last.peer = peer;
 }
 
 void set_log(phx_log_fn fn, void *user, int32_t min_level) {

@@ -1,6 +1,7 @@
 // Error reporting: every failing call fills one thread-local ErrorInfo and returns its status.
 #pragma once
 
+#include <cstdarg>
 #include <string>
 
 #include "phalanx/phalanx.h"
@@ -32,25 +33,50 @@ void copy_text(char *dst, size_t size, const char *text);
 const ErrorInfo &last_error();
 phx_status set_last_error(const ErrorInfo &info);  // returns info.status
 
+// Puts the thread's last error back at the end of a scope in which other calls may fail.
+class KeptError {
+ public:
+  KeptError() = default;
+  KeptError(const KeptError &) = delete;
+  KeptError &operator=(const KeptError &) = delete;
+  ~KeptError() { set_last_error(info_); }
+  const ErrorInfo &info() const { return info_; }
+
+ private:
+  const ErrorInfo info_ = last_error();
+};
+
+// The status of a call that has failed. It says more of the thread's last error, which is that of this call:
+//   return fail(PHX_ERR_TIMEOUT, operation, "...").peer(rank);
+class Failed {
+ public:
+  explicit Failed(phx_status status) : status_(status) {}
+  operator phx_status() const { return status_; }
+  const Failed &operation(const char *name) const;
+  const Failed &rank(int32_t rank) const;
+  const Failed &peer(int32_t rank) const;
+  const Failed &sequence(uint64_t number) const;
+  const Failed &step(int32_t number) const;
+  // The group in which it happened, and which rank this is there. An error that names a group already keeps it.
+  const Failed &in(const char *group, int32_t rank) const;
+
+ private:
+  phx_status status_;
+};
+
 // Records an error of this thread and returns `status`. `operation` is the public name without "phx_".
-__attribute__((format(printf, 3, 4))) phx_status fail(phx_status status, const char *operation, const char *format,
-                                                      ...);
-// Likewise for a failed system call: appends the text of `error_number` and records it.
-__attribute__((format(printf, 3, 4))) phx_status fail_errno(int error_number, const char *operation, const char *format,
-                                                            ...);
+__attribute__((format(printf, 3, 4))) Failed fail(phx_status status, const char *operation, const char *format, ...);
+// The same for a failed system call: appends the text of `error_number` and records it.
+__attribute__((format(printf, 3, 4))) Failed fail_errno(int error_number, const char *operation, const char *format,
+                                                        ...);
+// What both do. The text begins with `prefix`. `error_number`: 0 if no system call has failed.
+Failed fail_v(phx_status status, int error_number, const char *operation, const char *prefix, const char *format,
+              va_list args);
 
 // "timed out after 4000 ms (the timeout of the group)": in the text of every PHX_ERR_TIMEOUT, and built here only.
 // `origin`: what set the limit. Groups, worlds and stores have a `timed_out` that knows it.
 std::string timed_out(int64_t timeout_ms, const char *origin);
 inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
-
-// Adds where it happened to the thread's last error: nothing else of it changes.
-void amend_last_error(const char *operation, const char *group, int32_t rank, int32_t peer);
-
-// Copies a struct out to a caller whose version of it may be shorter or longer: what this library does not know becomes
-// zero. T starts with struct_size.
-template <class T>
-phx_status copy_out(const T &value, T *out, const char *operation);
 
 void set_log(phx_log_fn fn, void *user, int32_t min_level);  // NULL: none
 // Gives an error to a caller. Its strings live until the thread next asks for one.
@@ -61,20 +87,3 @@ void log_message(int32_t level, const char *file, int32_t line, const char *form
 #define PHX_LOG(level, ...) ::phx::log_message(level, __FILE__, __LINE__, __VA_ARGS__)
 
 }  // namespace phx
-
-#include <cstring>
-
-template <class T>
-phx_status phx::copy_out(const T &value, T *out, const char *operation) {
-  if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the out-parameter is NULL", operation);
-  uint32_t size = 0;
-  std::memcpy(&size, out, sizeof size);
-  if (size < sizeof size || size > sizeof(T) * 16)
-    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation,
-                size);
-  const size_t shared = size < sizeof(T) ? size : sizeof(T);
-  std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size,
-              shared - sizeof size);
-  std::memset(reinterpret_cast<char *>(out) + shared, 0, size - shared);
-  return PHX_OK;
-}

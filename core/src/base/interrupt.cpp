@@ -26,14 +26,13 @@ bool interrupt_requested() {
   if (hook.check == nullptr || hook.running) return false;
   if (now_ns() < hook.ask_at_ns || hook.pid != getpid()) return false;
   const int error_number = errno;
-  const ErrorInfo before = last_error();  // the hook may call functions that fail
+  const KeptError kept;  // the hook may call functions that fail
   hook.running = true;
   running_hooks.fetch_add(1, std::memory_order_relaxed);
   const bool requested = hook.check(hook.arg) != 0;
   running_hooks.fetch_sub(1, std::memory_order_relaxed);
   hook.running = false;
   hook.ask_at_ns = requested ? 0 : now_ns() + kInterruptSliceNs;
-  set_last_error(before);
   errno = error_number;
   return requested;
 }

@@ -1,11 +1,10 @@
-#include "gpu/agree_multicast.h"
-
+// Whether and how the ranks of a rendezvous make one multicast object: see side.h.
 #include <cstring>
 
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "gpu/allocator.h"
-#include "gpu/multicast.h"
+#include "gpu/side.h"
 #include "group/group.h"
 
 namespace phx {

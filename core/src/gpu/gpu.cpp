@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/shared_memory.h"
-#include "gpu/image.h"
 
 namespace phx::cuda {
 
@@ -141,7 +140,7 @@ void Gpus::load(const Gpu &gpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Entry &entry = entries_.at(gpu.index);
   if (!entry.loaded.empty()) return;
-  const ErrorInfo before = last_error();
+  const KeptError kept;
   const Current current(driver_, gpu.context);
   unsigned count = 0;
   std::vector<Function> all;
@@ -150,7 +149,6 @@ void Gpus::load(const Gpu &gpu) {
     all.resize(count);
     if (driver_.functions(all.data(), count, entry.module) != 0) all.clear();
   }
-  set_last_error(before);
   for (const Function function : all) {
     const char *name = nullptr;
     if (driver_.function_load(function) == 0 && driver_.function_name(&name, function) == 0)

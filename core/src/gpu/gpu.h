@@ -73,4 +73,8 @@ class Gpus {
 // is no driver.
 Gpus *gpus_of_process(std::string *problem);
 
+// The compiled kernels (core/cuda/collectives.cu), as cuModuleLoadData takes them: the file that PHALANX_CUDA_KERNELS
+// names, or what the library was built with.
+phx_status find_image(const char *operation, const void **image);
+
 }  // namespace phx::cuda

@@ -44,7 +44,7 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
   place_ = place;
   if (chosen_) return;
   chosen_ = true;
-  const ErrorInfo before = last_error();
+  const KeptError kept;
   const GpuTuning merged = merge_tuning(of_first, builtin_gpu_tuning(group_.size()));
   if (check_tuning("symm_rendezvous", merged) == PHX_OK) {
     tuning_.adopt(merged);
@@ -53,7 +53,6 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
   PHX_LOG(PHX_LOG_WARNING,
           "group '%s': the tuning table of rank %d holds what cannot be for GPUs: %s Built-in values are used.",
           group_.name().c_str(), group_.rank_of(0), last_error().text);
-  set_last_error(before);
 }
 
 phx_status GpuGroup::save_tuning(const char *operation, const std::string &path) {

@@ -1,4 +1,4 @@
-#include "gpu/image.h"
+#include "gpu/gpu.h"
 
 #include <cerrno>
 #include <cstdio>

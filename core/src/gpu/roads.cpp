@@ -86,12 +86,11 @@ phx_status Roads::open(const char *operation, int32_t index) {
 phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &messages, void *stream,
                         bool *capturing) const {
   for (const GpuMessage &message : messages) {
-    if (message.sends && group_.interruption(message.peer).load(std::memory_order_acquire) != 0) {
-      fail(PHX_ERR_PEER_DEAD, operation, "%s on group '%s': %s has left: its world was finalized", operation,
-           group_.name().c_str(), group_.describe(message.peer).c_str());
-      amend_last_error(nullptr, group_.name().c_str(), group_.self_rank(), group_.rank_of(message.peer));
-      return PHX_ERR_PEER_DEAD;
-    }
+    if (message.sends && group_.interruption(message.peer).load(std::memory_order_acquire) != 0)
+      return group_
+          .raise(PHX_ERR_PEER_DEAD, operation, "%s has left: its world was finalized",
+                 group_.describe(message.peer).c_str())
+          .peer(group_.rank_of(message.peer));
     if (message.label.bytes != 0 && !cuda::reaches(gpus_->driver(), gpu_, message.data))
       return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (options.device)",
                   operation);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "gpu/agree_multicast.h"
 #include "gpu/allocator.h"
 #include "gpu/gpu_group.h"
 #include "group/group.h"

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/page_words.h"
 #include "base/tuning.h"
 #include "gpu/launch.h"
@@ -147,3 +148,13 @@ class Side final : public SymmDevice {
 };
 
 }  // namespace phx::cuda
+
+namespace phx {
+
+// The last step of a rendezvous of memory of GPUs: one address for the blocks of all ranks, where the GPUs can.
+// Collective. Where it cannot be done on one rank, all go without, and `side` says why: that is no failure. It fails
+// where the group does. `all`: by group rank.
+phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::Side &side,
+                              const std::vector<cuda::Facts> &all, const Deadline &deadline);
+
+}  // namespace phx

@@ -153,10 +153,7 @@ phx_status Workspaces::grow(const char *operation, Workspace &workspace, const C
   if (mine.status != PHX_OK) copy_text(mine.text, sizeof mine.text, last_error().text);
   std::vector<Offer> all;
   phx_status status = group_.exchange_all(kGrows, mine, deadline, &all);
-  if (status != PHX_OK) {
-    amend_last_error(operation, nullptr, -1, -1);
-    return status;
-  }
+  if (status != PHX_OK) return Failed(status).operation(operation);
   for (Offer &offer : all) offer.text[sizeof offer.text - 1] = '\0';
   // Everybody sees the same offers, so everybody comes to the same verdict.
   for (int i = 0; i < group_.size(); ++i)
@@ -165,18 +162,15 @@ phx_status Workspaces::grow(const char *operation, Workspace &workspace, const C
   for (int i = 0; i < group_.size(); ++i)
     if (all[i].status != PHX_OK) {
       const bool known = all[i].status < 0 && all[i].status >= PHX_ERR_INTERNAL;
-      fail(known ? all[i].status : PHX_ERR_INTERNAL, operation,
-           "%s on group '%s': rank %d could not make a workspace of %zu bytes on its GPU: %s", operation,
-           group_.name().c_str(), group_.rank_of(i), bytes, all[i].text);
-      amend_last_error(nullptr, group_.name().c_str(), group_.self_rank(), group_.rank_of(i));
-      return last_error().status;
+      return group_
+          .raise(known ? all[i].status : PHX_ERR_INTERNAL, operation,
+                 "rank %d could not make a workspace of %zu bytes on its GPU: %s", group_.rank_of(i), bytes,
+                 all[i].text)
+          .peer(group_.rank_of(i));
     }
   std::shared_ptr<Symm> symm;
   status = Symm::rendezvous(group_, block, deadline, &symm);
-  if (status != PHX_OK) {
-    amend_last_error(operation, nullptr, -1, -1);
-    return status;
-  }
+  if (status != PHX_OK) return Failed(status).operation(operation);
   workspace.made_.push_back(symm);
   newest_ = std::move(symm);
   return PHX_OK;

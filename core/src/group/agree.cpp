@@ -77,28 +77,19 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
       return raise_interrupted(operation);
     }
     PHX_FAILPOINT("group_agree", 3);
-    if (mine.absent[group_rank()]) {
-      fail(PHX_ERR_REVOKED, operation,
-           "%s on group '%s': the others went on without rank %d, which came too late; it can only leave", operation,
-           name().c_str(), self_rank());
-      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
-      return PHX_ERR_REVOKED;
-    }
-    if (!unanimous && mine.decided == 0 && whole.passed()) {
-      // Deciding now could split the group: no peer could confirm it.
-      fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: the living ranks did not agree", operation,
-           name().c_str(), timed_out(whole.budget_ms()).c_str());
-      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
-      return PHX_ERR_TIMEOUT;
-    }
+    if (mine.absent[group_rank()])
+      return raise(PHX_ERR_REVOKED, operation,
+                   "the others went on without rank %d, which came too late; it can only leave", self_rank());
+    // Deciding now could split the group: no peer could confirm it.
+    if (!unanimous && mine.decided == 0 && whole.passed())
+      return raise(PHX_ERR_TIMEOUT, operation, "%s: the living ranks did not agree",
+                   timed_out(whole.budget_ms()).c_str());
     if (!unanimous && mine.decided == 0) {
       if (round < static_cast<uint64_t>(size())) continue;
-      fail(PHX_ERR_INTERNAL, operation,
-           "%s on group '%s': no agreement after %d rounds, though each has one more absent rank: a rank goes on "
-           "changing its mind. Its process is broken; end it.",
-           operation, name().c_str(), size() + 1);
-      amend_last_error(nullptr, name().c_str(), self_rank(), -1);
-      return PHX_ERR_INTERNAL;
+      return raise(PHX_ERR_INTERNAL, operation,
+                   "no agreement after %d rounds, though each has one more absent rank: a rank goes on changing its "
+                   "mind. Its process is broken; end it.",
+                   size() + 1);
     }
     mine.decided = 1;
     tell_opinion(mine, agreement_ordinal(number, round + 1), whole);
@@ -106,6 +97,23 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
     *opinion = mine;
     return PHX_OK;
   }
+}
+
+// A rank that refuses an agreement is absent from it, and says so: the others do not wait for it.
+phx_status Group::refuse_agreement() {
+  const KeptError error;
+  LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
+  Turn turn(derive_mutex_, std::defer_lock);
+  // Also where the group has failed: it may be agreed on all the same.
+  if (may_tell() && take_turn(turn, until)) {
+    Opinion mine{~uint64_t{0}, 0, {}};
+    mine.absent.set(static_cast<size_t>(group_rank()));
+    const Envelope envelope{
+        kWireMagic, MessageKind::kExchange, 0, id_, agreement_ordinal(++agreements_, 0), sizeof mine, 0};
+    for (const LinkRef &link : links_)
+      if (link) world_->monitor().post(link, envelope, &mine);
+  }
+  return error.info().status;
 }
 
 }  // namespace phx

@@ -36,13 +36,12 @@ bool Attempt::read_prefix(const std::string &value, PeerRecord *out) {
 
 phx_status Attempt::refuse_build(const PeerRecord &theirs) const {
   const PeerRecord &mine = world_.record();
-  fail(PHX_ERR_ABI, kOperation,
-       "%s: rank %d (pid %d) runs phalanx %s and rank %d (pid %d) runs phalanx %s; ranks of different builds would "
-       "compute wrong values together. Install one build of phalanx-core for all ranks.",
-       kOperation, mine.rank, mine.pid, text_of(mine.build).c_str(), theirs.rank, theirs.pid,
-       text_of(theirs.build).c_str());
-  amend_last_error(nullptr, nullptr, mine.rank, theirs.rank);
-  return PHX_ERR_ABI;
+  return fail(PHX_ERR_ABI, kOperation,
+              "%s: rank %d (pid %d) runs phalanx %s and rank %d (pid %d) runs phalanx %s; ranks of different builds "
+              "would compute wrong values together. Install one build of phalanx-core for all ranks.",
+              kOperation, mine.rank, mine.pid, text_of(mine.build).c_str(), theirs.rank, theirs.pid,
+              text_of(theirs.build).c_str())
+      .peer(theirs.rank);
 }
 
 phx_status Attempt::look(const std::vector<PeerRecord> &records) {
@@ -62,12 +61,10 @@ phx_status Attempt::look(const std::vector<PeerRecord> &records) {
 phx_status Attempt::look_at(const PeerRecord &record) {
   const LinkRef link = world_.monitor().find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
-  if (state == LinkState::kLeft) {
-    fail(PHX_ERR_PEER_DEAD, kOperation, "%s: rank %d (pid %d) has left: its world was finalized", kOperation,
-         record.rank, record.pid);
-    amend_last_error(nullptr, nullptr, -1, record.rank);
-    return PHX_ERR_PEER_DEAD;
-  }
+  if (state == LinkState::kLeft)
+    return fail(PHX_ERR_PEER_DEAD, kOperation, "%s: rank %d (pid %d) has left: its world was finalized", kOperation,
+                record.rank, record.pid)
+        .peer(record.rank);
   if (state == LinkState::kDead || (!link && record.host_id == world_.record().host_id && has_ended(record)))
     return died(record);
   return PHX_OK;
@@ -100,14 +97,14 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
   why.text[sizeof why.text - 1] = '\0';
   if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
   told_ = true;
-  fail(why.status, kOperation, "%s: rank %d (pid %d) gave up: %s", kOperation, failure.who.rank, failure.who.pid,
-       why.text);
-  amend_last_error(nullptr, nullptr, -1, why.peer >= 0 ? why.peer : failure.who.rank);
-  return why.status;
+  return fail(why.status, kOperation, "%s: rank %d (pid %d) gave up: %s", kOperation, failure.who.rank, failure.who.pid,
+              why.text)
+      .peer(why.peer >= 0 ? why.peer : failure.who.rank);
 }
 
 void Attempt::give_up(const std::vector<PeerRecord> &records) {
-  const ErrorInfo error = last_error();
+  const KeptError kept;
+  const ErrorInfo &error = kept.info();
   const store::CallTimeout call_timeout(kTellMs);
   Uuid teller;
   if (!told_ && read_failure(records, &teller) == PHX_OK) {
@@ -118,7 +115,6 @@ void Attempt::give_up(const std::vector<PeerRecord> &records) {
       if (record.uuid != kNobody) value.append(reinterpret_cast<const char *>(&record.uuid), sizeof record.uuid);
     store_->set(key_.c_str(), value.data(), value.size());
   }
-  set_last_error(error);
 }
 
 }  // namespace phx

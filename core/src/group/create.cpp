@@ -97,7 +97,7 @@ struct GroupMaker {
     mine.rank = group.self_rank();
     const store::CallTimeout call_timeout(deadline.left_ms());
     const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
-    if (status != PHX_OK) return in_group(status);
+    if (status != PHX_OK) return status;
     PHX_FAILPOINT(kOperation, 2);
     std::string late;
     int first_late = -1;
@@ -110,7 +110,7 @@ struct GroupMaker {
         late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
         continue;
       }
-      if (got != PHX_OK) return in_group(got);
+      if (got != PHX_OK) return got;
       const phx_status read = read_record(value, i);
       if (read != PHX_OK) return read;
     }
@@ -119,11 +119,10 @@ struct GroupMaker {
       if (group.group_rank() == 0) forget_failures();
       return PHX_OK;
     }
-    fail(PHX_ERR_TIMEOUT, kOperation, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
-         kOperation, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
-         late.c_str());
-    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(first_late));
-    return PHX_ERR_TIMEOUT;
+    return fail(PHX_ERR_TIMEOUT, kOperation, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
+                kOperation, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
+                late.c_str())
+        .peer(group.rank_of(first_late));
   }
 
   phx_status await_record(int i, std::string *value) {
@@ -149,9 +148,7 @@ struct GroupMaker {
   phx_status look_at_rank(int rank) {
     if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
     const ErrorInfo gone = last_error();
-    fail(gone.status, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), gone.text);
-    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), rank);
-    return gone.status;
+    return fail(gone.status, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), gone.text).peer(rank);
   }
 
   phx_status look() {
@@ -168,15 +165,15 @@ struct GroupMaker {
       constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character tells layouts apart
       if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
           value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
-        return in_group(fail(PHX_ERR_ABI, kOperation,
-                             "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install "
-                             "one build of phalanx-core for all ranks.",
-                             kOperation, group.name().c_str(), group.rank_of(i), group.self_rank(),
-                             text_of(this_build()).c_str()));
+        return fail(PHX_ERR_ABI, kOperation,
+                    "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install one build "
+                    "of phalanx-core for all ranks.",
+                    kOperation, group.name().c_str(), group.rank_of(i), group.self_rank(),
+                    text_of(this_build()).c_str());
       return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s",
                   kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
     }
-    if (theirs.build != this_build()) return in_group(attempt.refuse_build(theirs));
+    if (theirs.build != this_build()) return attempt.refuse_build(theirs);
     if (value.size() != sizeof record)
       return fail(PHX_ERR_INVALID, kOperation, "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu",
                   kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(),
@@ -190,10 +187,9 @@ struct GroupMaker {
   phx_status same_host() {
     for (int i = 1; i < group.size(); ++i) {
       const std::string why = why_apart(group.records_[0], group.rank_of(0), group.records_[i], group.rank_of(i));
-      if (why.empty()) continue;
-      fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), why.c_str());
-      amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
-      return PHX_ERR_UNSUPPORTED;
+      if (!why.empty())
+        return fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), why.c_str())
+            .peer(group.rank_of(i));
     }
     return PHX_OK;
   }
@@ -230,14 +226,14 @@ struct GroupMaker {
           group.records_[i], deadline, [this] { return look(); }, &group.links_[i]);
       PHX_FAILPOINT(kOperation, 4);
     }
-    return status != PHX_OK ? in_group(status) : PHX_OK;
+    return status;
   }
 
   phx_status share() {
     group.world_->monitor().watch(group.id_, group.shared_from_this());
     group.watched_ = true;
     const phx_status status = read_first_count(&group.first_count_);
-    return status != PHX_OK ? in_group(status) : share_segments();
+    return status != PHX_OK ? status : share_segments();
   }
 
   phx_status share_segments() {
@@ -259,7 +255,7 @@ struct GroupMaker {
     for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
       status = populate(kOperation, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
                         sizeof(SlotHeader));
-    if (status != PHX_OK) return in_group(status);
+    if (status != PHX_OK) return status;
     PHX_FAILPOINT(kOperation, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
     header->magic = kControlMagic;
@@ -371,11 +367,6 @@ struct GroupMaker {
     const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
     return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, 0, out);
   }
-
-  phx_status in_group(phx_status status) {
-    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), -1);
-    return status;
-  }
 };
 
 phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
@@ -389,15 +380,14 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
   if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kOperation);
-  const ErrorInfo error = last_error();
-  const bool store_failed = status != PHX_OK && std::strncmp(error.operation, "store_", 6) == 0;
+  const bool store_failed = status != PHX_OK && std::strncmp(last_error().operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {
     // Everybody has confirmed, so everybody has read the record; or nobody needs it. (Best effort: not every store can
     // remove.)
     if (status != PHX_OK) maker.attempt.give_up(group->records_);
+    const KeptError kept;
     const store::CallTimeout call_timeout(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
-    set_last_error(error);
   }
   return finish(status, std::move(group), out);
 }
@@ -416,8 +406,8 @@ phx_status Group::create_from(const Group &parent, const std::vector<int> &membe
 
 phx_status Group::finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out) {
   if (status != PHX_OK) {
-    const ErrorInfo error = last_error();
-    return group->fail_with(error, group->watched_);
+    (void)Failed(status).in(group->name().c_str(), group->self_rank());
+    return group->fail_with(last_error(), group->watched_);
   }
   World &world = *group->world_;
   world.add_group(group);

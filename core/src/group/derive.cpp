@@ -97,10 +97,8 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     }
     if (!deadline.passed() && outcome.absent != survivors.absent) continue;  // another one died meanwhile
     if (status != PHX_OK) return set_last_error(error);
-    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: not all survivors could make the new group", operation,
-         this->name().c_str(), timed_out(timeout_ms).c_str());
-    amend_last_error(nullptr, this->name().c_str(), self_rank(), -1);
-    return PHX_ERR_TIMEOUT;
+    return raise(PHX_ERR_TIMEOUT, operation, "%s: not all survivors could make the new group",
+                 timed_out(timeout_ms).c_str());
   }
 }
 

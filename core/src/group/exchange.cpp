@@ -46,12 +46,10 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
     if (sent == Sent::kDone) return PHX_OK;
     if (sent == Sent::kFailed) return send_failed(link, error);
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
-    if (deadline.passed()) {
-      fail(PHX_ERR_TIMEOUT, "send", "%s: %s takes no messages", timed_out(deadline.budget_ms()).c_str(),
-           describe(i).c_str());
-      amend_last_error(nullptr, nullptr, -1, link.rank);
-      return PHX_ERR_TIMEOUT;
-    }
+    if (deadline.passed())
+      return fail(PHX_ERR_TIMEOUT, "send", "%s: %s takes no messages", timed_out(deadline.budget_ms()).c_str(),
+                  describe(i).c_str())
+          .peer(link.rank);
     if (look_ && look_() != PHX_OK) return last_error().status;
     (void)world_->progress().keep_going(Deadline::after_ms(std::min(kSendSliceMs, deadline.left_ms())),
                                         [&](const Deadline &until) {
@@ -76,9 +74,7 @@ phx_status Group::raise_send(const char *operation, int i, phx_status status) {
     }
   }
   if (interrupt_requested()) return raise_interrupted(operation);
-  amend_last_error(operation, name().c_str(), self_rank(), rank_of(i));
-  reported_.store(true);
-  return fail_with(last_error(), true);
+  return fail_all(Failed(status).operation(operation).in(name().c_str(), self_rank()).peer(rank_of(i)));
 }
 
 phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
@@ -121,15 +117,12 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     if (status != PHX_OK) return status;
     PHX_FAILPOINT("exchange", 3);
     if (message.envelope.call == kRefused) return raise_refused(operation, i, message.payload);
-    if ((message.envelope.call & ~kWithDescriptors) != number_of(operation)) {
-      fail(PHX_ERR_MISMATCH, operation,
-           "%s on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
-           "same calls in the same order.",
-           operation, name().c_str(), rank_of(i), pid_of(i), name_of(message.envelope.call), self_rank(), operation);
-      amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
-      reported_.store(true);
-      return fail_with(last_error(), true);
-    }
+    if ((message.envelope.call & ~kWithDescriptors) != number_of(operation))
+      return fail_all(raise(PHX_ERR_MISMATCH, operation,
+                            "rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
+                            "same calls in the same order.",
+                            rank_of(i), pid_of(i), name_of(message.envelope.call), self_rank(), operation)
+                          .peer(rank_of(i)));
     parcels[i].bytes = std::move(message.payload);
     descriptors_follow[i] = (message.envelope.call & kWithDescriptors) != 0;
     if (fds.empty()) continue;
@@ -146,56 +139,46 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     const phx_status status = take_parcel(operation, i, ordinal | kDescriptors, deadline, &message, &late);
     if (status == PHX_IN_PROGRESS) continue;
     if (status != PHX_OK) return status;
-    if (message.fds.size() < message.envelope.fd_count) {
-      fail_errno(EMFILE, operation, "%s on group '%s': rank %d has no file descriptor left for what %s sent", operation,
-                 name().c_str(), self_rank(), describe(i).c_str());
-      amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
-      reported_.store(true);
-      return fail_with(last_error(), true);
-    }
+    if (message.fds.size() < message.envelope.fd_count)
+      return fail_all(fail_errno(EMFILE, operation,
+                                 "%s on group '%s': rank %d has no file descriptor left for what %s sent", operation,
+                                 name().c_str(), self_rank(), describe(i).c_str())
+                          .in(name().c_str(), self_rank())
+                          .peer(self_rank()));
     parcels[i].fds = std::move(message.fds);
   }
-  if (late.first >= 0) {
-    fail(PHX_ERR_TIMEOUT, operation, "%s on group '%s': %s: rank %d still waits for %s to make the same call.",
-         operation, name().c_str(), timed_out(deadline.budget_ms()).c_str(), self_rank(), late.ranks.c_str());
-    amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(late.first));
-    reported_.store(true);
-    return fail_with(last_error(), true);
-  }
+  if (late.first >= 0)
+    return fail_all(raise(PHX_ERR_TIMEOUT, operation, "%s: rank %d still waits for %s to make the same call.",
+                          timed_out(deadline.budget_ms()).c_str(), self_rank(), late.ranks.c_str())
+                        .peer(rank_of(late.first)));
   *out = std::move(parcels);
   return PHX_OK;
 }
 
 phx_status Group::raise_malformed(const char *operation, int i) {
-  fail(PHX_ERR_ABI, operation, "%s on group '%s': rank %d sent a malformed parcel", operation, name().c_str(),
-       rank_of(i));
-  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
-  reported_.store(true);
-  return fail_with(last_error(), true);
+  return fail_all(raise(PHX_ERR_ABI, operation, "rank %d sent a malformed parcel", rank_of(i)).peer(rank_of(i)));
 }
 
 phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
   ErrorInfo theirs = make_error_info();
   if (payload.size() == sizeof theirs) std::memcpy(&theirs, payload.data(), sizeof theirs);
   theirs.text[sizeof theirs.text - 1] = '\0';
-  fail(PHX_ERR_MISMATCH, operation,
-       "%s on group '%s': rank %d (pid %d) refused its own call, and rank %d did not. Its error: %s", operation,
-       name().c_str(), rank_of(i), pid_of(i), self_rank(), theirs.text);
-  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
-  reported_.store(true);
-  return fail_with(last_error(), true);
+  return fail_all(raise(PHX_ERR_MISMATCH, operation,
+                        "rank %d (pid %d) refused its own call, and rank %d did not. Its error: %s", rank_of(i),
+                        pid_of(i), self_rank(), theirs.text)
+                      .peer(rank_of(i)));
 }
 
 phx_status Group::refuse_exchange() {
-  const ErrorInfo error = last_error();
+  const KeptError error;
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn mutex(exchange_mutex_, std::defer_lock);
-  if (!may_refuse() || !take_turn(mutex, until)) return set_last_error(error);
+  if (!may_refuse() || !take_turn(mutex, until)) return error.info().status;
   const ExchangeTurn turn(*this);
-  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, turn.ordinal, sizeof error, kRefused};
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, turn.ordinal, sizeof error.info(), kRefused};
   for (const LinkRef &link : links_)
-    if (link) world_->monitor().post(link, envelope, &error);
-  return set_last_error(error);
+    if (link) world_->monitor().post(link, envelope, &error.info());
+  return error.info().status;
 }
 
 // One message of an exchange. PHX_IN_PROGRESS: that rank is late, which is noted; else the error is that of the call.
@@ -204,10 +187,7 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
   bool useless = false;
   const phx_status status = await_message(i, ordinal, deadline, out, &useless);
   if (status == PHX_OK) return PHX_OK;
-  if (useless) {
-    reported_.store(true);
-    return fail_with(last_error(), true);
-  }
+  if (useless) return fail_all(Failed(status));
   if (status != PHX_ERR_TIMEOUT) {
     if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
     withdraw();
@@ -240,13 +220,11 @@ phx_status Group::await_road(const char *operation, int i, const Deadline &deadl
     return raise_in_flight(operation, 0);
   }
   if (interrupt_requested()) return raise_interrupted(operation);
-  fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s': %s: rank %d still waits for %s to send or receive its first message. Look at why "
-       "it is late, or raise timeout_ms.",
-       operation, name().c_str(), timed_out(deadline.budget_ms()).c_str(), self_rank(), describe(i).c_str());
-  amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
-  reported_.store(true);
-  return fail_with(last_error(), true);
+  return fail_all(raise(PHX_ERR_TIMEOUT, operation,
+                        "%s: rank %d still waits for %s to send or receive its first message. Look at why it is late, "
+                        "or raise timeout_ms.",
+                        timed_out(deadline.budget_ms()).c_str(), self_rank(), describe(i).c_str())
+                      .peer(rank_of(i)));
 }
 
 // That message of rank i. *useless: instead, while the group is made, why it will not come; that is the thread's error.
@@ -273,18 +251,15 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
   if (status != PHX_OK) mine = last_error();
   std::vector<ErrorInfo> all;
   const phx_status exchanged = exchange_all(operation, mine, deadline, &all);
-  if (exchanged != PHX_OK) return status != PHX_OK ? set_last_error(mine) : exchanged;
   if (status != PHX_OK) return set_last_error(mine);
+  if (exchanged != PHX_OK) return exchanged;
   for (int i = 0; i < size(); ++i) {
     ErrorInfo &theirs = all[i];
     theirs.text[sizeof theirs.text - 1] = '\0';
     if (theirs.status == PHX_OK) continue;
     if (theirs.status > 0 || theirs.status < PHX_ERR_INTERNAL)
       theirs.status = PHX_ERR_INTERNAL;  // no error, and yet no success
-    fail(theirs.status, operation, "%s on group '%s': it failed on rank %d: %s", operation, name().c_str(), rank_of(i),
-         theirs.text);
-    amend_last_error(nullptr, name().c_str(), self_rank(), rank_of(i));
-    return theirs.status;
+    return raise(theirs.status, operation, "it failed on rank %d: %s", rank_of(i), theirs.text).peer(rank_of(i));
   }
   return PHX_OK;
 }

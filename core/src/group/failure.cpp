@@ -1,6 +1,6 @@
 // How a group fails: the first cause sticks, waiters wake, peers are told, and later calls say why.
 #include <algorithm>
-#include <cinttypes>
+#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 
@@ -42,6 +42,10 @@ phx_status Group::fail_with(const ErrorInfo &given, bool tell, int only) {
   return set_last_error(cause);
 }
 
+// Nobody is to be told by a world that is over, by a child of its process, or by a hook that runs inside another call.
+bool Group::may_tell() const { return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook(); }
+bool Group::may_refuse() const { return may_tell() && !failed(); }
+
 void Group::tell_cause() const {
   if (told_.exchange(true)) return;
   const ErrorInfo wire = cause();
@@ -52,9 +56,8 @@ void Group::tell_cause() const {
 
 void Group::after_interruption() {
   if (!dump_is_due_.exchange(false)) return;
-  const ErrorInfo before = last_error();
+  const KeptError kept;
   dump_failure(*this, cause());
-  set_last_error(before);
 }
 
 void Group::revoke(const char *operation, const char *reason) {
@@ -75,32 +78,20 @@ void Group::withdraw() {
 phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const {
   if (!reported_.load()) return raise_in_flight(operation, sequence);
   const ErrorInfo first = cause();
-  fail(PHX_ERR_REVOKED, operation, "%s on group '%s': the group was revoked by an earlier failure: %s", operation,
-       name().c_str(), first.text);
-  ErrorInfo info = last_error();
-  copy_text(info.group, sizeof info.group, name().c_str());
-  info.rank = self_rank();
-  info.peer = first.peer;
-  info.sequence = sequence;
-  return set_last_error(info);
+  return raise(PHX_ERR_REVOKED, operation, "the group was revoked by an earlier failure: %s", first.text)
+      .peer(first.peer)
+      .sequence(sequence);
 }
 
 phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) const {
   reported_.store(true);
   ErrorInfo info = cause();
-  char text[sizeof info.text];
-  const int length = sequence != 0 ? std::snprintf(text, sizeof text, "%s #%" PRIu64 " on group '%s': ", operation,
-                                                   sequence, name().c_str())
-                                   : std::snprintf(text, sizeof text, "%s on group '%s': ", operation, name().c_str());
-  const char *what = info.text;
-  while (length > 0 && std::strncmp(what, text, static_cast<size_t>(length)) == 0) what += length;  // told by others
-  if (length > 0 && static_cast<size_t>(length) < sizeof text) {
-    copy_text(text + length, sizeof text - length, what);
-    const std::string who = "rank " + std::to_string(info.rank);
-    if (info.rank >= 0 && info.rank != self_rank() && std::strstr(text, who.c_str()) == nullptr)
-      copy_text(text + std::strlen(text), sizeof text - std::strlen(text), (" (on " + who + ")").c_str());
-  }
-  copy_text(info.text, sizeof info.text, text);
+  const std::string begin = prefix(operation, sequence), who = "rank " + std::to_string(info.rank);
+  std::string text = info.text;
+  while (text.compare(0, begin.size(), begin) == 0) text.erase(0, begin.size());  // told by others
+  text.insert(0, begin);
+  if (info.rank >= 0 && info.rank != self_rank() && text.find(who) == std::string::npos) text += " (on " + who + ")";
+  copy_text(info.text, sizeof info.text, text.c_str());
   copy_text(info.operation, sizeof info.operation, operation);
   info.rank = self_rank();
   info.sequence = sequence;
@@ -113,16 +104,16 @@ int32_t Group::pid_of(int group_rank) const {
 }
 
 phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
-  reported_.store(true);
-  ErrorInfo cause = begin_error(PHX_ERR_REVOKED, operation, sequence, group_rank());
-  std::snprintf(cause.text, sizeof cause.text, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()));
-  fail_with(cause, true);
-  ErrorInfo info = begin_error(PHX_ERR_INTERRUPTED, operation, sequence, group_rank());
-  std::snprintf(info.text, sizeof info.text,
-                "%s on group '%s': rank %d (pid %d) was interrupted while it waited. The group is revoked; the ranks "
-                "can go on with a group that they shrink or make anew.",
-                operation, name().c_str(), self_rank(), pid_of(group_rank()));
-  return set_last_error(info);
+  fail_all(fail(PHX_ERR_REVOKED, operation, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()))
+               .in(name().c_str(), self_rank())
+               .peer(self_rank())
+               .sequence(sequence));
+  return raise(PHX_ERR_INTERRUPTED, operation,
+               "rank %d (pid %d) was interrupted while it waited. The group is revoked; the ranks can go on with a "
+               "group that they shrink or make anew.",
+               self_rank(), pid_of(group_rank()))
+      .peer(self_rank())
+      .sequence(sequence);
 }
 
 std::string Group::describe(int group_rank) const {
@@ -140,32 +131,44 @@ std::string Group::describe(int group_rank, const Lane &lane) const {
   return text + "; its last call was " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ")";
 }
 
-ErrorInfo Group::begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const {
-  ErrorInfo info = make_error_info();
-  info.status = status;
-  info.rank = self_rank();
-  info.peer = rank_of(group_rank);
-  info.sequence = sequence;
-  copy_text(info.operation, sizeof info.operation, operation);
-  copy_text(info.group, sizeof info.group, name().c_str());
-  return info;
+std::string Group::prefix(const char *operation, uint64_t sequence) const {
+  return operation + (sequence != 0 ? " #" + std::to_string(sequence) : "") + " on group '" + name() + "': ";
 }
 
-void Group::tell_mismatch(ErrorInfo *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const {
-  std::snprintf(info->text, sizeof info->text,
-                "%s #%" PRIu64
-                " on group '%s': rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call "
-                "the same collectives in the same order with the same dtype, count, reduce op and root.",
-                info->operation, info->sequence, name().c_str(), info->peer, pid_of(group_rank),
-                describe_call(theirs).c_str(), self_rank(), describe_call(mine).c_str());
+Failed Group::raise(phx_status status, const char *operation, const char *format, ...) const {
+  va_list args;
+  va_start(args, format);
+  const Failed failed = fail_v(status, 0, operation, prefix(operation, 0).c_str(), format, args);
+  va_end(args);
+  return failed.in(name().c_str(), self_rank());
+}
+
+Failed Group::raise_call(phx_status status, const char *operation, uint64_t sequence, const char *format, ...) const {
+  va_list args;
+  va_start(args, format);
+  const Failed failed = fail_v(status, 0, operation, prefix(operation, sequence).c_str(), format, args);
+  va_end(args);
+  return failed.in(name().c_str(), self_rank()).sequence(sequence);
+}
+
+phx_status Group::fail_all(const Failed &) {
+  reported_.store(true);
+  return fail_with(last_error(), true);
+}
+
+Failed Group::tell_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
+                            const CallRecord &mine) const {
+  return raise_call(PHX_ERR_MISMATCH, operation, sequence,
+                    "rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call the same "
+                    "collectives in the same order with the same dtype, count, reduce op and root.",
+                    rank_of(group_rank), pid_of(group_rank), describe_call(theirs).c_str(), self_rank(),
+                    describe_call(mine).c_str())
+      .peer(rank_of(group_rank));
 }
 
 phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                                  const CallRecord &mine) {
-  ErrorInfo info = begin_error(PHX_ERR_MISMATCH, operation, sequence, group_rank);
-  tell_mismatch(&info, group_rank, theirs, mine);
-  reported_.store(true);
-  return fail_with(info, true);
+  return fail_all(tell_mismatch(operation, sequence, group_rank, theirs, mine));
 }
 
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
@@ -176,48 +179,42 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   }
   if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
     return raise_interrupted(operation, sequence);
-  const bool differ = result.failure() == AwaitFailure::kMismatch;
-  ErrorInfo info = begin_error(differ ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, operation, sequence, result.group_rank());
-  info.step = round;
-  if (differ) {
-    const CallRecord &theirs = lane.record(result.group_rank(), epoch);
-    tell_mismatch(&info, result.group_rank(), theirs, record);
-    if (kind_of(theirs) == Kind::kRefused) {
-      const char *why = lane.data(result.group_rank(), epoch);
-      const std::string text(why, strnlen(why, std::min(lane.slot_bytes(), sizeof info.text)));
-      std::snprintf(info.text, sizeof info.text,
-                    "%s #%" PRIu64
-                    " on group '%s': rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
-                    operation, sequence, name().c_str(), info.peer, pid_of(result.group_rank()), self_rank(),
-                    describe_call(record).c_str(), text.c_str());
-    }
-  } else {
-    std::string late;
-    for (int i = 0; i < size(); ++i) {
-      if (i == group_rank() || lane.arrived(epoch, i)) continue;
-      if (!late.empty()) late += ", ";
-      late += describe(i, lane);
-    }
-    if (late.empty()) late = describe(result.group_rank(), lane) + " with an earlier collective";
-    std::snprintf(info.text, sizeof info.text,
-                  "%s #%" PRIu64
-                  " on group '%s': %s: rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
-                  operation, sequence, name().c_str(), timed_out(timeout_ms).c_str(), self_rank(), late.c_str());
+  const int other = result.group_rank();
+  if (result.failure() == AwaitFailure::kMismatch) {
+    const CallRecord &theirs = lane.record(other, epoch);
+    if (kind_of(theirs) != Kind::kRefused)
+      return fail_all(tell_mismatch(operation, sequence, other, theirs, record).step(round));
+    const char *why = lane.data(other, epoch);
+    const std::string text(why, strnlen(why, std::min(lane.slot_bytes(), sizeof ErrorInfo::text)));
+    return fail_all(raise_call(PHX_ERR_MISMATCH, operation, sequence,
+                               "rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
+                               rank_of(other), pid_of(other), self_rank(), describe_call(record).c_str(), text.c_str())
+                        .peer(rank_of(other))
+                        .step(round));
   }
-  reported_.store(true);
-  return fail_with(info, true);
+  std::string late;
+  for (int i = 0; i < size(); ++i) {
+    if (i == group_rank() || lane.arrived(epoch, i)) continue;
+    if (!late.empty()) late += ", ";
+    late += describe(i, lane);
+  }
+  if (late.empty()) late = describe(other, lane) + " with an earlier collective";
+  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence,
+                             "%s: rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
+                             timed_out(timeout_ms).c_str(), self_rank(), late.c_str())
+                      .peer(rank_of(other))
+                      .step(round));
 }
 
 phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
   if (interrupt_requested()) return raise_interrupted(operation);
-  fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s': %s: rank %d still waits for its turn: another thread of this rank is inside the same %s, or "
-       "raise timeout_ms.",
-       operation, name().c_str(), timed_out(timeout_ms).c_str(), self_rank(), what);
-  amend_last_error(nullptr, name().c_str(), self_rank(), self_rank());
-  if (!revokes) return PHX_ERR_TIMEOUT;
-  reported_.store(true);
-  return fail_with(last_error(), true);
+  const Failed failed =
+      raise(PHX_ERR_TIMEOUT, operation,
+            "%s: rank %d still waits for its turn: another thread of this rank is inside the same %s, or raise "
+            "timeout_ms.",
+            timed_out(timeout_ms).c_str(), self_rank(), what)
+          .peer(self_rank());
+  return revokes ? fail_all(failed) : failed;
 }
 
 void Group::on_block_freed(uint64_t block_serial) {

@@ -124,6 +124,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const ErrorInfo &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // here and on all ranks
+  // Records an error of this thread: "<operation> on group '<name>': ...", on this rank.
+  __attribute__((format(printf, 4, 5))) Failed raise(phx_status status, const char *operation, const char *format,
+                                                     ...) const;
   // The group has failed, and this rank takes part in no collective call any more: ranks that wait for it hear why,
   // also where one has left in good order, of which nobody is told. What they have reached before is completed all the
   // same: a word that has been reached wins over an interruption.
@@ -145,9 +148,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Another thread of this rank has kept this one from its turn for the whole timeout. `what`: "channel with ...".
   phx_status raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes);
 
-  // ---- refusals (refusal.cpp): the thread's error is that an argument of a collective call of this rank is wrong. It
-  // counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at once.
-  // Each returns the thread's error, and none waits for a peer.
+  // ---- refusals (docs/adr/0039): the thread's error is that an argument of a collective call of this rank is wrong.
+  // It counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at
+  // once. Each returns the thread's error, and none waits for a peer.
   phx_status refuse_exchange();
   phx_status refuse_agreement();
   bool may_refuse() const;  // whether the others are to hear of it
@@ -193,8 +196,15 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   friend struct GroupMaker;
   Group(std::shared_ptr<World> world, GroupParams params);
   static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
-  ErrorInfo begin_error(phx_status status, const char *operation, uint64_t sequence, int group_rank) const;
-  void tell_mismatch(ErrorInfo *info, int group_rank, const CallRecord &theirs, const CallRecord &mine) const;
+  // "all_reduce #16 on group 'tp': ", with which the texts of its errors begin. 0: without the number.
+  std::string prefix(const char *operation, uint64_t sequence) const;
+  // As raise, for the call of that number.
+  __attribute__((format(printf, 5, 6))) Failed raise_call(phx_status status, const char *operation, uint64_t sequence,
+                                                          const char *format, ...) const;
+  Failed tell_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
+                       const CallRecord &mine) const;
+  // The thread's last error is the cause of a failure of the group, and the call under way reports it.
+  phx_status fail_all(const Failed &error);
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
   // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text,

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
+#include "base/abi.h"
 #include "base/error.h"
 #include "base/hash.h"
-#include "base/read_in.h"
 #include "phalanx/cuda.h"
 #include "phalanx/tuning.h"
 
@@ -47,7 +47,7 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
 Call &Call::set(phx_status status) {
   status_ = status;
   if (status == PHX_OK || group_ == nullptr) return *this;
-  amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), -1);
+  (void)Failed(status).in(group_->name().c_str(), group_->self_rank());
   // What kernels do is compared by themselves; and a part of a list is refused with the whole.
   if (!for_kernels_ && !on_gpu() && !is_part_)
     collectives_of(*group_).refuse(options_.channel < group_->channels() ? options_.channel : 0);

@@ -45,11 +45,11 @@ void Collectives::on_failed() {
 }
 
 phx_status Collectives::refuse(uint32_t channel) {
-  const ErrorInfo error = last_error();
+  const KeptError error;
   WorkRef work;
   if (group_.may_refuse())
-    engines_[channel].start(std::make_unique<Refusal>(error.text), group_.world().default_timeout_ms(), &work);
-  return set_last_error(error);
+    engines_[channel].start(std::make_unique<Refusal>(error.info().text), group_.world().default_timeout_ms(), &work);
+  return error.info().status;
 }
 
 }  // namespace phx

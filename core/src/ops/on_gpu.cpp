@@ -95,9 +95,8 @@ class OnGpu {
     if (ok()) {
       keep(workspace_->end(call_.name(), stream()));
     } else if (begun_) {  // what was put on the stream before the failure is waited for as well
-      const ErrorInfo first = last_error();
+      const KeptError first;
       workspace_->end(call_.name(), stream());
-      set_last_error(first);
     }
     if (!ok()) call_.refuse(status_);
     return status_;

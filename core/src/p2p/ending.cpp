@@ -29,11 +29,10 @@ void Messenger::finish(Transfer &transfer, phx_status status) {
 }
 
 void Messenger::finish_with(Transfer &transfer, const ErrorInfo &error) {
-  const ErrorInfo before = last_error();  // the transfer may be another thread's
+  const KeptError kept;  // the transfer may be another thread's
   set_last_error(error);
   if (!transfer.work) transfer.error = std::make_unique<ErrorInfo>(error);
   finish(transfer, error.status);
-  set_last_error(before);
 }
 
 void Messenger::fail(Transfer *transfer, const ErrorInfo &error) {
@@ -143,10 +142,9 @@ ErrorInfo Messenger::error_of(const char *operation, phx_status status, int peer
 
 // Why a transfer with `peer` cannot go on: the group failed or, if it did not, that rank has left.
 ErrorInfo Messenger::ended(const Transfer &transfer, int peer) const {
-  const ErrorInfo before = last_error();
+  const KeptError kept;
   group_->raise_in_flight(transfer.operation(), 0);
   const ErrorInfo cause = last_error();
-  set_last_error(before);
   if (group_failed() || peer == PHX_ANY_RANK || cause.peer == group_->rank_of(peer)) return cause;
   return error_of(transfer.operation(), PHX_ERR_PEER_DEAD, peer,  // not the first one that left
                   "rank " + std::to_string(group_->rank_of(peer)) + " (pid " + std::to_string(group_->pid_of(peer)) +

@@ -72,12 +72,11 @@ void Messenger::wake(int group_rank) {
 void Messenger::leave(Lock &lock) {
   if (failure_) {
     const ErrorInfo failure = *std::exchange(failure_, std::nullopt);
-    const ErrorInfo before = last_error();  // this may be a thread that only helps
+    const KeptError kept;  // this may be a thread that only helps
     // Under the lock, so that no call finds this closed before the group knows why. It takes no lock of a messenger.
     group_->fail_with(failure, true);
     group_->raise_in_flight(failure.operation, 0);  // for what it notes: that the cause is being reported
     abort_all();
-    set_last_error(before);
   }
   const bool others = std::exchange(completed_, false);
   lock.unlock();

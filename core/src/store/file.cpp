@@ -1,9 +1,7 @@
 // The store in a file that the processes of one host share: what the operations mean in terms of the log.
 #include "base/error.h"
 #include "base/wait.h"
-#include "store/arguments.h"
 #include "store/file_log.h"
-#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 

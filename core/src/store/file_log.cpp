@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 #include "base/wait.h"
-#include "store/arguments.h"
 #include "store/semantics.h"
 #include "store/store.h"
 

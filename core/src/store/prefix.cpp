@@ -3,8 +3,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "store/arguments.h"
-#include "store/makers.h"
+#include "store/semantics.h"
 #include "store/store.h"
 
 namespace phx::store {

@@ -1,4 +1,5 @@
-// What all kinds of store have in common: the arithmetic of counters, and the texts of the usual failures.
+// What all kinds of store have in common: checks of arguments, the arithmetic of counters, the texts of the usual
+// failures.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,15 @@ namespace phx::store {
 
 // A store has no world that could set a default; it is that of a world (phx_world_params.timeout_ms).
 inline constexpr int64_t kDefaultTimeoutMs = 300000;
+
+// Checks of what callers hand to the phx_store_* functions. All fail with PHX_ERR_INVALID and name the call.
+phx_status check_store(const char *operation, const phx_store *store);
+phx_status check_out(const char *operation, const void *out);
+phx_status check_key(const char *operation, const char *key);
+phx_status check_value(const char *operation, const void *value, size_t size);
+phx_status check_token(const char *operation, const void *token, size_t token_size);
+// Puts the default in the place of 0.
+phx_status check_timeout(const char *operation, int64_t *timeout_ms);
 
 // The new value of the counter whose text is `current`; NULL means that there is none yet, which counts as 0.
 phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result);

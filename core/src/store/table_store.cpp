@@ -1,7 +1,6 @@
 // The handles over a Table in this process: the memory store, and a TCP store at the side that serves it.
 #include "base/error.h"
-#include "store/arguments.h"
-#include "store/makers.h"
+#include "store/semantics.h"
 #include "store/store.h"
 #include "store/tcp_server.h"
 

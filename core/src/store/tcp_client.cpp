@@ -10,8 +10,6 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "base/wait.h"
-#include "store/arguments.h"
-#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 #include "store/tcp_protocol.h"

@@ -3,11 +3,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/abi.h"
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/read_in.h"
-#include "store/arguments.h"
-#include "store/makers.h"
 #include "store/semantics.h"
 #include "store/store.h"
 

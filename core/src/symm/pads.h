@@ -16,18 +16,19 @@
 #include "base/fd.h"
 #include "base/shared_memory.h"
 #include "base/wait.h"
+#include "group/control.h"
 #include "phalanx/phalanx.h"
 
 namespace phx {
 
 // A pad: this head, one line for each channel's barrier, then the public pad.
-struct alignas(64) PadHeader {
+struct alignas(kLine) PadHeader {
   SharedWord sleepers;  // ranks that sleep on words of this pad
   SharedWord met;       // at a rendezvous: whether the owner has all that it needs; see met_ok
   // How many allocations the group had made with the last one of which the owner freed its part; never goes back.
   std::atomic<uint64_t> freed;
 };
-struct alignas(64) BarrierLine {
+struct alignas(kLine) BarrierLine {
   SharedWord epoch;  // barriers of this channel at which the owner has arrived
 };
 

@@ -76,11 +76,11 @@ struct Rendezvous {
   phx_status must_agree(const char *what, Value value) {
     const int odd = odd_one(all, value);
     if (odd < 0) return PHX_OK;
-    fail(PHX_ERR_MISMATCH, kOperation,
-         "%s on group '%s': the ranks offer blocks with different %s: %s. Every rank must offer the same.", kOperation,
-         group.name().c_str(), what, tell_apart(group, all, value).c_str());
-    amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(odd));
-    return PHX_ERR_MISMATCH;
+    return group
+        .raise(PHX_ERR_MISMATCH, kOperation,
+               "the ranks offer blocks with different %s: %s. Every rank must offer the same.", what,
+               tell_apart(group, all, value).c_str())
+        .peer(group.rank_of(odd));
   }
 
   // Everybody looks at the same parcels, so everybody comes to the same verdict.
@@ -197,11 +197,10 @@ struct Rendezvous {
         return group.raise_in_flight(kOperation, 0);
       }
       if (result == WaitResult::kTimeout) {
-        fail(PHX_ERR_TIMEOUT, kOperation,
-             "%s on group '%s': %s: rank %d still waits for %s to map the memory of all ranks.", kOperation,
-             group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
-             group.describe(i).c_str());
-        amend_last_error(nullptr, group.name().c_str(), group.self_rank(), group.rank_of(i));
+        group
+            .raise(PHX_ERR_TIMEOUT, kOperation, "%s: rank %d still waits for %s to map the memory of all ranks.",
+                   group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(), group.describe(i).c_str())
+            .peer(group.rank_of(i));
         group.fail_with(last_error(), true);
         return group.raise_in_flight(kOperation, 0);
       }

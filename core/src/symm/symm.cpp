@@ -132,12 +132,11 @@ phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channe
                        int64_t timeout_ms) const {
   if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
   if (interrupt_requested()) return group_->raise_interrupted(operation);
-  fail(PHX_ERR_TIMEOUT, operation,
-       "%s on group '%s', channel %u: %s: rank %d still waits for %s. It may be tried again.", operation,
-       group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(), group_->self_rank(),
-       group_->describe(group_rank).c_str());
-  amend_last_error(nullptr, group_->name().c_str(), group_->self_rank(), group_->rank_of(group_rank));
-  return PHX_ERR_TIMEOUT;
+  return fail(PHX_ERR_TIMEOUT, operation,
+              "%s on group '%s', channel %u: %s: rank %d still waits for %s. It may be tried again.", operation,
+              group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(), group_->self_rank(),
+              group_->describe(group_rank).c_str())
+      .peer(group_->rank_of(group_rank));
 }
 
 phx_status Symm::put_signal(int group_rank, uint32_t channel) {

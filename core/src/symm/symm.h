@@ -32,7 +32,7 @@ namespace phx {
 
 // Of an allocation in memory of a device, after the pad: a call that its owner has put on a stream. Who comes later
 // compares.
-struct alignas(64) CallLine {
+struct alignas(kLine) CallLine {
   std::atomic<uint64_t> sequence;  // from 1 on; 0 while it is written
   std::atomic<uint64_t> words[sizeof(CallRecord) / sizeof(uint64_t)];
 };

@@ -38,10 +38,10 @@ void SymmTable::on_block_freed(uint64_t block_serial) {
 void SymmTable::close() { symms_.clear(); }
 
 phx_status SymmTable::refuse_rendezvous() {
-  const ErrorInfo error = last_error();
+  const KeptError error;
   LazyDeadline until(group_.world().default_timeout_ms(), &group_.world().progress());
   Turn turn(mutex_, std::defer_lock);
-  if (!group_.may_refuse() || !take_turn(turn, until)) return set_last_error(error);
+  if (!group_.may_refuse() || !take_turn(turn, until)) return error.info().status;
   next_ordinal();  // the others count theirs
   return group_.refuse_exchange();
 }

@@ -2,6 +2,7 @@
 #include <limits>
 #include <new>
 
+#include "base/abi.h"
 #include "base/error.h"
 #include "world/allocator.h"
 

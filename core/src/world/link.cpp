@@ -25,9 +25,8 @@ socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
 }
 
 phx_status refused(const PeerRecord &record, const char *why) {
-  fail(PHX_ERR_PERMISSION, "group_create", "group_create: rank %d (pid %d) %s", record.rank, record.pid, why);
-  amend_last_error(nullptr, nullptr, -1, record.rank);
-  return PHX_ERR_PERMISSION;
+  return fail(PHX_ERR_PERMISSION, "group_create", "group_create: rank %d (pid %d) %s", record.rank, record.pid, why)
+      .peer(record.rank);
 }
 
 // Where the kernel does not tell that a process is exiting, its sockets close a moment before it counts as ended.
@@ -45,15 +44,12 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
       *out = std::move(fd);
       return PHX_OK;
     }
-    const int error =
-        errno;  // EAGAIN: the peer's queue of connections is full, and the kernel offers nothing to wait on
+    const int error = errno;  // EAGAIN: its queue of connections is full, and the kernel offers nothing to wait on
     if (error == ECONNREFUSED && is_ending(record)) return died(record);
-    if (error != EAGAIN && error != EINTR) {
-      fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections", record.rank,
-                 record.pid, process_state(record.pid));
-      amend_last_error(nullptr, nullptr, -1, record.rank);
-      return PHX_ERR_SYSTEM;
-    }
+    if (error != EAGAIN && error != EINTR)
+      return fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections",
+                        record.rank, record.pid, process_state(record.pid))
+          .peer(record.rank);
     if (deadline.passed()) return PHX_ERR_TIMEOUT;
   }
 }
@@ -114,9 +110,8 @@ bool peer_credentials(int socket, uint32_t *uid, int32_t *pid) {
 }
 
 phx_status died(const PeerRecord &record) {
-  fail(PHX_ERR_PEER_DEAD, "group_create", "group_create: rank %d (pid %d) died", record.rank, record.pid);
-  amend_last_error(nullptr, nullptr, -1, record.rank);
-  return PHX_ERR_PEER_DEAD;
+  return fail(PHX_ERR_PEER_DEAD, "group_create", "group_create: rank %d (pid %d) died", record.rank, record.pid)
+      .peer(record.rank);
 }
 
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out) {
@@ -199,13 +194,11 @@ Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, 
 }
 
 phx_status send_failed(const Link &link, int error) {
-  phx_status status = PHX_ERR_PEER_DEAD;
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN)
-    fail(status, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid, process_state(link.pid));
-  else
-    status = fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid);
-  amend_last_error(nullptr, nullptr, -1, link.rank);
-  return status;
+    return fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
+                process_state(link.pid))
+        .peer(link.rank);
+  return fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid).peer(link.rank);
 }
 
 void await_room(Link &link, Sent seen, const Deadline &deadline) {

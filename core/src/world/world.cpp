@@ -86,10 +86,9 @@ phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadl
     }
     if (status != PHX_ERR_TIMEOUT) return status;
     if (!deadline.passed()) continue;
-    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
-         timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid));
-    amend_last_error(nullptr, nullptr, rank(), peer.rank);
-    return PHX_ERR_TIMEOUT;
+    return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
+                timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid))
+        .peer(peer.rank);
   }
 }
 
@@ -109,10 +108,10 @@ phx_status World::look_at_rank(int32_t rank) {
   const LinkRef link = monitor_.find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kAlive) return PHX_OK;
-  fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid,
-       state == LinkState::kLeft ? "has left: its world was finalized" : "died");
-  amend_last_error(nullptr, nullptr, record_.rank, rank);
-  return PHX_ERR_PEER_DEAD;
+  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : "died";
+  return fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
+      .rank(record_.rank)
+      .peer(rank);
 }
 
 // One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
@@ -122,8 +121,7 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
     if (*out) return PHX_OK;
     const int error = monitor_.accept_error();
     if (error == 0) return PHX_ERR_TIMEOUT;
-    fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank());
-    amend_last_error(nullptr, nullptr, rank(), rank());
+    fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
     return PHX_ERR_SYSTEM;
   }
   for (Backoff backoff(50, 1000);; backoff.pause(until)) {  // without the lock: others connect to other peers
@@ -154,10 +152,9 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, cons
     status = look();
     if (status != PHX_OK) return status;
     if (!deadline.passed()) continue;
-    fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) did not connect",
-         timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid));
-    amend_last_error(nullptr, nullptr, rank(), peer.rank);
-    return PHX_ERR_TIMEOUT;
+    return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) did not connect",
+                timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid))
+        .peer(peer.rank);
   }
 }
 
@@ -213,22 +210,13 @@ void World::finalize() {
   dials_.clear();
 }
 
-phx_status check_world(const char *operation, const phx_world *world) {
-  if (world == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: world is NULL", operation);
-  if (world->ptr->forked()) return refuse_fork(operation, *world->ptr);
-  if (world->ptr->finalized()) return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
-  return PHX_OK;
-}
-
 phx_status refuse_fork(const char *operation, const World &world) {
-  fail(
-      PHX_ERR_UNSUPPORTED, operation,
-      "%s: the world of rank %d, and all that was made with it, belongs to process %d, and this process (%d) is a fork "
-      "of it: threads and connections do not survive a fork. Make a world and groups after the fork, or start "
-      "processes with the 'spawn' method.",
-      operation, world.rank(), world.record().pid, getpid());
-  amend_last_error(nullptr, nullptr, world.rank(), -1);
-  return PHX_ERR_UNSUPPORTED;
+  return fail(PHX_ERR_UNSUPPORTED, operation,
+              "%s: the world of rank %d, and all that was made with it, belongs to process %d, and this process (%d) "
+              "is a fork of it: threads and connections do not survive a fork. Make a world and groups after the "
+              "fork, or start processes with the 'spawn' method.",
+              operation, world.rank(), world.record().pid, getpid())
+      .rank(world.rank());
 }
 
 }  // namespace phx

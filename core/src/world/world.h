@@ -14,7 +14,6 @@
 #include "base/cores.h"
 #include "base/error.h"
 #include "base/fork.h"
-#include "base/guard.h"
 #include "base/progress.h"
 #include "store/store.h"
 #include "world/allocator.h"
@@ -139,9 +138,6 @@ inline const phx::World &world_of(const phx_world &handle) { return *handle.ptr;
 
 namespace phx {
 
-// A world that can be used: not NULL, not finalized, not inherited by a forked child.
-phx_status check_world(const char *operation, const phx_world *world);
-
 // PHX_ERR_UNSUPPORTED: this process is a forked child of the one that made the world.
 phx_status refuse_fork(const char *operation, const World &world);
 
@@ -150,13 +146,6 @@ phx_status refuse_fork(const char *operation, const World &world);
 template <class Handle>
 bool is_inherited(const Handle *handle) {
   return handle != nullptr && __builtin_expect(world_of(*handle).forked(), 0);
-}
-
-// The guard of an entry point that takes a handle: as the other one, and no use in a forked child.
-template <class Handle, class Body>
-phx_status guarded(const char *operation, const Handle *handle, Body &&body) noexcept {
-  if (is_inherited(handle)) return refuse_fork(operation, world_of(*handle));
-  return guarded(operation, std::forward<Body>(body));
 }
 
 }  // namespace phx

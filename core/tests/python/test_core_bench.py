@@ -156,6 +156,20 @@ def test_a_peer_that_is_not_there_has_a_column_and_a_reason(tmp_path, capsys):
     assert json.loads((tmp_path / "x.json").read_text())["peers"].keys() == {"mpich", "openmpi"}
 
 
+def test_another_installation_is_measured_in_the_same_rounds(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    assert (
+        _main.main([*TINY, "--collectives", "all_reduce,barrier", "--against", sys.executable, "--json", str(path)])
+        == 0
+    )
+    rows = json.loads(path.read_text())["rows"]
+    seen = [(row["who"], row["variant"], row["calls"] > 0) for row in rows if row["bytes"] == 256]
+    assert seen == [(who, variant, True) for who in ("phalanx", "other") for variant in ("user", "symmetric")]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.endswith("other  ratio") for line in lines) == 2
+    assert "other libphalanx" in json.loads(path.read_text())["versions"]
+
+
 def test_gloo_is_measured_in_the_same_run(tmp_path):
     pytest.importorskip("torch", reason="needs torch")
     path = tmp_path / "result.json"
@@ -261,6 +275,8 @@ def test_the_failure_of_phalanx_is_the_failure_of_the_run(monkeypatch):
         (["--peers", "nccl"], "'nccl' is none of gloo"),
         (["--level", "python", "--collectives", "barrier"], "--level python measures all_reduce only"),
         (["--level", "python", "--peers", "mpich"], "--level python has no peer mpich"),
+        (["--against", "/nowhere/python"], "--against: "),
+        (["--level", "python", "--against", sys.executable], "--against compares C functions"),
         (["--realtime", "--ranks", "64"], "--realtime needs a core for each rank"),
         (["--json", "/nowhere/at/all.json"], "there is no such directory"),
     ],

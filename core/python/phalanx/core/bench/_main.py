@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--round-ms", type=float, default=4.0, metavar="MS", help="of one library in one round (default 4)")
     add("--peers", type=_peer_names, metavar="NAME,...", help="auto (default), none, or names")
     add("--peers-dir", type=Path, default=_peers.default_dir(), metavar="DIR", help="where their environments are")
+    add(
+        "--against",
+        type=Path,
+        metavar="PYTHON",
+        help="measure another installation of Phalanx as well, by the Python of its environment",
+    )
     add("--make-peers", action="store_true", help="make the environments of the peers with pip, and do nothing else")
     add("--realtime", action="store_true", help="ranks run under SCHED_FIFO: steadier on a busy machine, needs root")
     add("--timeout", type=float, default=120.0, metavar="S", help="for one step of one library (default 120)")
@@ -110,6 +116,13 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
             parser.error(f"--level python has no peer {', '.join(strange)}: gloo, gloo-unpinned")
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
+    if given.against is not None:
+        if given.level == "python":
+            parser.error("--against compares C functions: --level c")
+        try:
+            _peers.installation(given.against)
+        except (OSError, _peers.AbsentError) as error:
+            parser.error(f"--against: {error}")
     for path in (given.json, given.plot):
         if path is not None and not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no such directory")
@@ -124,6 +137,7 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
         round_ms=given.round_ms,
         peers=peers,
         peers_dir=given.peers_dir.resolve(),
+        against=given.against,
         realtime=given.realtime,
         timeout=given.timeout,
         corrupt=given.corrupt,

@@ -1,6 +1,7 @@
 """The libraries that Phalanx is measured beside: how to get each, and how to start its ranks."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -122,6 +123,29 @@ def environment(name: str, folder: Path) -> Path | None:
     if not (place / peer.marker).exists():
         raise AbsentError("no environment: phalanx bench --make-peers")
     return place
+
+
+def installation(python: Path) -> tuple[Path, Path]:
+    """Another installation of Phalanx, to be measured by its own `phalanx bench`.
+
+    Args:
+        python: Of its environment.
+
+    Returns:
+        What starts a rank there, and its libphalanx_bench.so.
+
+    Raises:
+        AbsentError: There is none.
+    """
+    program = (
+        "import json; from phalanx.core import _paths, bench; "
+        "print(json.dumps([bench.__file__, str(_paths.library())]))"
+    )
+    done = subprocess.run([str(python), "-P", "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AbsentError(f"{python} has no Phalanx: {(done.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
+    package, library = map(Path, json.loads(done.stdout))
+    return package.with_name("_launch.py"), library.with_name("libphalanx_bench.so")
 
 
 def command(name: str, place: Path, ranks: int, crowded: bool) -> tuple[list[str], dict[str, str]]:

@@ -24,6 +24,7 @@ PILOT_ROUNDS = 2  # find out how long a call takes: one to make connections and 
 PILOT_CALLS = 3
 MOST_CALLS = 200
 OWN = "phalanx"
+OTHER = "other"  # installation of it
 PYTHON_WAYS = (
     "phalanx.collectives.all_reduce",
     "phalanx.collectives.all_reduce_",
@@ -52,6 +53,7 @@ class Job:
         round_ms: How long a turn is meant to take.
         peers: Names.
         peers_dir: Where their environments are.
+        against: The Python of another installation of Phalanx.
         realtime: Whether ranks ask for SCHED_FIFO.
         timeout: Seconds for one command to the ranks.
         corrupt: A participant whose results are spoilt before they are checked; for tests.
@@ -67,6 +69,7 @@ class Job:
     round_ms: float
     peers: tuple[str, ...]
     peers_dir: Path
+    against: Path | None = None
     realtime: bool = False
     timeout: float = 120.0
     corrupt: str = ""
@@ -102,6 +105,7 @@ class Benchmark:
         self._probes = _limits.Probes()
         self._cores = sorted(os.sched_getaffinity(0))
         self._own = OWN if job.level == "c" else "python"
+        self._names = (self._own, *(() if job.against is None else (OTHER,)), *job.peers)
 
     def run(self) -> dict[str, Any]:
         """Measure everything.
@@ -130,7 +134,7 @@ class Benchmark:
         library = _paths.library().with_name("libphalanx_bench.so")
         if not library.is_file():
             raise FileNotFoundError(f"{library} is missing: reinstall phalanx-core, or build it with CMake")
-        for name in (self._own, *job.peers, "limits"):
+        for name in (*self._names, "limits"):
             self._say(f"{name}: starting")
             try:
                 self._teams[name] = Team(
@@ -143,8 +147,12 @@ class Benchmark:
                     job.peers_dir,
                     job.realtime,
                     job.timeout,
+                    job.against if name == OTHER else None,
                 )
-                self._versions |= self._teams[name].versions
+                versions = self._teams[name].versions
+                self._versions |= (
+                    {f"other {key}": text for key, text in versions.items()} if name == OTHER else versions
+                )
             except _peers.AbsentError as error:
                 self._absent[name] = nameless(str(error))
             except TeamError as error:
@@ -159,7 +167,7 @@ class Benchmark:
         why = nameless(why)
         self._absent[name] = why
         self._say(f"{name}: {why}")
-        if name in (self._own, "limits"):
+        if name in (self._own, OTHER, "limits"):
             self.failures.append(f"{name}: {why}")
 
     # ---- rows --------------------------------------------------------------------------------------------------------
@@ -216,13 +224,12 @@ class Benchmark:
     def _variants(self, name: str) -> tuple[str, ...]:
         if self.job.level == "python":
             return PYTHON_WAYS if name == "python" else GLOO_WAYS
-        return self.job.buffers if name == OWN else ("user",)
+        return self.job.buffers if name in (OWN, OTHER) else ("user",)
 
     def _row(self, collective: str, dtype: str, count: int, size: int) -> Iterator[dict[str, Any]]:
         lanes: list[Lane] = []
         absent: dict[tuple[str, str], str] = {}
-        names = (self._own, *self.job.peers)
-        for name in names:
+        for name in self._names:
             for variant in self._variants(name):
                 if name not in self._teams:
                     absent[name, variant] = self._absent[name]
@@ -256,7 +263,7 @@ class Benchmark:
             except TeamError as error:
                 self._lose(name, str(error))
         measured = {(lane.team.name, lane.variant): lane for lane in lanes if lane.team.name in self._teams}
-        for name in names:
+        for name in self._names:
             for variant in self._variants(name):
                 row = {"collective": collective, "dtype": dtype, "bytes": size, "who": name, "variant": variant}
                 if (name, variant) in measured:

@@ -65,6 +65,7 @@ class Team:
         peers: Directory of the peers' environments.
         realtime: Whether ranks ask for SCHED_FIFO.
         seconds: How long a command may take.
+        other: The Python of another installation of Phalanx, whose ranks these are.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Team:
         peers: Path,
         realtime: bool,
         seconds: float,
+        other: Path | None = None,
     ) -> None:
         self.name = name
         self.ranks = ranks
@@ -90,6 +92,13 @@ class Team:
         self._numbers: list[int] = []  # of the same processes
         self._restless = False
         self._streams: list[_Stream] = []
+        self._python, self._start = Path(sys.executable), _LAUNCH
+        own = directory
+        if other is not None:
+            self._python = other
+            self._start, library = _peers.installation(other)
+            own = directory / name  # of the names of files there
+            own.mkdir()
         peer = _peers.PEERS.get(name)
         place = _peers.environment(name, peers) if peer is not None else None
         path = directory / f"{name}.socket"
@@ -101,9 +110,9 @@ class Team:
             "pinned": peer is None or peer.pinned,
             "realtime": realtime,
             "seat": {
-                "participant": name,
+                "participant": "phalanx" if other is not None else name,
                 "ranks": ranks,
-                "directory": str(directory),
+                "directory": str(own),
                 "level": level,
                 "library": str(library),
                 "share": share,
@@ -134,11 +143,11 @@ class Team:
             commands = [(words, given)]
         else:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-            commands = [([sys.executable], given | {"rank": rank}) for rank in range(self.ranks)]
+            commands = [([str(self._python)], given | {"rank": rank}) for rank in range(self.ranks)]
         for words, text in commands:
             self._processes.append(
                 subprocess.Popen(
-                    [*words, "-P", str(_LAUNCH), json.dumps(text)],
+                    [*words, "-P", str(self._start), json.dumps(text)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

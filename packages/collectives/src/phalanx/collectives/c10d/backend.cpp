@@ -122,7 +122,7 @@ void Backend::coalesce(const C10dWork &work) {
   coalesced_.push_back(work);
 }
 
-C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
+C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call) {
   if (const at::Device device = device_of(buffers, plan.title + 8); !device.is_cpu())
     return put_on_stream(plan, std::move(buffers), device, call);
   core_was_called_ = true;
@@ -150,7 +150,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, const Issue &call) {
   return work;
 }
 
-C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call) {
+C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, Issue call) {
   core_was_called_ = true;
   const Milliseconds timeout = limit(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);

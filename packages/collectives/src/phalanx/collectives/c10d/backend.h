@@ -1,11 +1,11 @@
 // The c10d backend "phalanx": torch's collectives on tensors of the CPU and of GPUs as calls of the core.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -85,11 +85,11 @@ class Backend : public c10d::Backend {
     double scale = 1;
     bool message = false;
   };
-  using Issue = std::function<phx_status(phx_group *, const phx_options *, phx_work **)>;
+  using Issue = c10::function_ref<phx_status(phx_group *, const phx_options *, phx_work **)>;
   // Starts it, or runs it to its end if torch waits for it anyway.
-  C10dWork issue(const Plan &plan, Buffers buffers, const Issue &call);
+  C10dWork issue(const Plan &plan, Buffers buffers, Issue call);
   // On the current stream of that GPU; returns at once.
-  C10dWork put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, const Issue &call);
+  C10dWork put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, Issue call);
   [[noreturn]] void fail(const Plan &plan, phx_status status);  // what the core said of the call
   void coalesce(const C10dWork &work);
   C10dWork issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls);
@@ -100,7 +100,7 @@ class Backend : public c10d::Backend {
   // one for each rank and direction, and one for batches.
   C10dWork put_message(const WorkRef &work, const phx_message &message, const at::Device &device);
   void send_posted();  // what was called for while it was coalescing, as one
-  void put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, const Issue &call);
+  void put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, Issue call);
   // What profilers see of the call that follows, until this ends. `describe` makes its Comms, if one runs.
   template <class Describe>
   Recording record(Describe describe) const {

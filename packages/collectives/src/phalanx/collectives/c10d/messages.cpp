@@ -81,7 +81,7 @@ void Backend::send_posted() {
   for (const WorkRef &work : works) coalesce(work);
 }
 
-void Backend::put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, const Issue &call) {
+void Backend::put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, Issue call) {
   core_was_called_ = true;
   const Milliseconds timeout = limit(c10d::kUnsetTimeout);
   const char *const title = works.size() == 1 ? works[0]->title() : "phalanx:batch_isend_irecv";

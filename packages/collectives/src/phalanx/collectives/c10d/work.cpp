@@ -35,21 +35,23 @@ std::string named(const char *title, const std::string &text) {
 
 Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
            Milliseconds timeout)
-    : c10d::Work(-1, type, title, Recording::inputs()),
+    : c10d::Work(-1, type, is_recorded() ? title : nullptr, Recording::inputs()),  // a title alone costs an allocation
       engine_(std::move(engine)),
       title_(title),
       buffers_(std::move(buffers)),
       sequence_(sequence),
-      timeout_(timeout),
-      deadline_(Clock::now() + timeout) {}
+      timeout_(timeout) {}
 
 Work::~Work() {
   if (handle_ != nullptr) engine_->core().work_release(handle_);
 }
 
-void Work::started(phx_work *handle) { handle_ = handle; }
+void Work::started(phx_work *handle) {
+  handle_ = handle;
+  deadline_ = Clock::now() + timeout_;
+}
 
-void Work::completed() { settle(PHX_OK, ""); }
+void Work::completed() { end(PHX_OK, ""); }
 
 void Work::put_on(const c10::Stream &stream) {
   settle(PHX_OK, "");  // what is to be copied is on the stream as well
@@ -72,29 +74,36 @@ phx_work *Work::handle() const {
   return engine_->core().work_retain(handle_);
 }
 
-// What the core said of this work, in any thread; the first one counts.
+// What the core said of this work. With the lock held, once others know of it.
+void Work::end(phx_status status, const char *text) {
+  try {
+    if (status < 0) throw_status(status, named(title_, text));
+    if (!buffers_.copies.empty()) {
+      const c10::AutoGradMode no_grad(false);
+      for (const auto &[to, from] : buffers_.copies) to.copy_(from);
+    }
+    if (handle_ != nullptr) engine_->core().work_get_source(handle_, &source_);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  buffers_.keep.clear();
+  buffers_.copies.clear();
+  // Before a waiting thread may see that it is done, and stop the profiler: an event that has not ended is lost.
+  if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  recordFunctionEndCallback_ = nullptr;
+  done_.store(true, std::memory_order_release);
+}
+
+// The same in any thread; the first one counts.
 void Work::settle(phx_status status, const char *text) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   phx_work *released = nullptr;
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (done_.load(std::memory_order_relaxed)) return;
-    try {
-      if (status < 0) throw_status(status, named(title_, text));
-      const c10::AutoGradMode no_grad(false);
-      for (const auto &[to, from] : buffers_.copies) to.copy_(from);
-      if (handle_ != nullptr) engine_->core().work_get_source(handle_, &source_);
-    } catch (...) {
-      error_ = std::current_exception();
-    }
+    end(status, text);
     std::swap(released, handle_);
-    buffers_.keep.clear();
-    buffers_.copies.clear();
     future = future_;
-    // Before a waiting thread may see that it is done, and stop the profiler: an event that has not ended is lost.
-    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
-    recordFunctionEndCallback_ = nullptr;
-    done_.store(true, std::memory_order_release);
   }
   engine_->core().work_release(released);
   const WorkRef self = WorkRef::unsafe_reclaim_from_nonowning(this);

@@ -72,7 +72,7 @@ class Work final : public c10d::Work {
 
   // Once, by whoever made it: `handle` is what the core started, which this takes over.
   void started(phx_work *handle);
-  // Or it was complete at once.
+  // Or it was complete at once, and nobody else has it yet.
   void completed();
   // Or it was put on this stream, which is the current one.
   void put_on(const c10::Stream &stream);
@@ -103,6 +103,7 @@ class Work final : public c10d::Work {
  private:
   bool receives() const;
   phx_work *handle() const;  // one reference to it, or null
+  void end(phx_status status, const char *text);
   void settle(phx_status status, const char *text);
   void mark(const c10::intrusive_ptr<c10::ivalue::Future> &future);
   void rethrow() const;
@@ -113,7 +114,7 @@ class Work final : public c10d::Work {
   Buffers buffers_;
   const uint64_t sequence_;
   const Milliseconds timeout_;
-  const Clock::time_point deadline_;
+  Clock::time_point deadline_;  // once it has started
   std::atomic<bool> done_{false};
   mutable std::mutex lock_;  // of what follows, until done_
   phx_work *handle_ = nullptr;

@@ -1,4 +1,4 @@
-// Reads a struct from a caller whose version of it may be shorter or longer than ours.
+// Structs of the C API, which a caller whose version of them may be shorter or longer hands in or gets.
 #pragma once
 
 #include <cstring>
@@ -46,6 +46,23 @@ phx_status read_in(const T *in, T *out, const char *operation) {
           "%s: byte %u of %s is %d, but this version of phalanx knows its first %zu bytes only; later ones must "
           "be 0",
           operation, i, struct_name<T>(), static_cast<int>(static_cast<unsigned char>(bytes[i])), sizeof(T));
+  return PHX_OK;
+}
+
+// Copies a struct out to a caller whose version of it may be shorter or longer: what this library does not know becomes
+// zero. T starts with struct_size.
+template <class T>
+phx_status copy_out(const T &value, T *out, const char *operation) {
+  if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the out-parameter is NULL", operation);
+  uint32_t size = 0;
+  std::memcpy(&size, out, sizeof size);
+  if (size < sizeof size || size > sizeof(T) * 16)
+    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation,
+                size);
+  const size_t shared = size < sizeof(T) ? size : sizeof(T);
+  std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size,
+              shared - sizeof size);
+  std::memset(reinterpret_cast<char *>(out) + shared, 0, size - shared);
   return PHX_OK;
 }
 

@@ -1,0 +1,89 @@
+// The entry points of the C API: what each checks of its handle and of its timeout before anything else, and the
+// boundary that no exception crosses.
+#pragma once
+
+#include <exception>
+#include <new>
+
+#include "base/abi.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "group/group.h"
+#include "symm/symm.h"
+#include "world/world.h"
+
+namespace phx {
+
+// Runs `body`, which returns a phx_status, and turns what it throws into an error of `operation`.
+template <class Body>
+phx_status guarded(const char *operation, Body &&body) noexcept {
+  try {
+    const phx_status status = body();
+    return status == PHX_ERR_TIMEOUT ? timeout_or_interrupt(operation) : status;
+  } catch (const std::bad_alloc &) {
+    return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  } catch (const std::exception &error) {
+    return fail(PHX_ERR_INTERNAL, operation, "%s: %s", operation, error.what());
+  }
+}
+
+// What there is for each kind of handle: its name in errors, what is behind it, and the group it belongs to.
+constexpr const char *name_of_handle(const phx_world *) { return "world"; }
+constexpr const char *name_of_handle(const phx_group *) { return "group"; }
+constexpr const char *name_of_handle(const phx_symm *) { return "symm"; }
+constexpr const char *name_of_handle(const phx_work *) { return "work"; }
+inline World &behind(const phx_world &handle) { return *handle.ptr; }
+inline Group &behind(const phx_group &handle) { return *handle.ptr; }
+inline Symm &behind(const phx_symm &handle) { return *handle.symm; }
+inline const phx_work &behind(const phx_work &handle) { return handle; }
+inline const Group *group_of(const phx_world &) { return nullptr; }
+inline const Group *group_of(const phx_group &handle) { return handle.ptr.get(); }
+inline const Group *group_of(const phx_symm &handle) { return &handle.symm->group(); }
+inline const Group *group_of(const phx_work &handle) { return handle.group.get(); }
+
+// Whether a handle may be used at all: it is not NULL, and this process is no forked child of the one that made it.
+template <class Handle>
+phx_status check_handle(const char *operation, const Handle *handle) {
+  if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: %s is NULL", operation, name_of_handle(handle));
+  return is_inherited(handle) ? refuse_fork(operation, world_of(*handle)) : PHX_OK;
+}
+
+// Calls body(what is behind the handle) if the handle may be used. An error that names no group gets that of the
+// handle.
+template <class Handle, class Body>
+phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexcept {
+  if (const phx_status status = check_handle(operation, handle); status != PHX_OK) return status;
+  const phx_status status = guarded(operation, [&]() -> phx_status { return body(behind(*handle)); });
+  if (__builtin_expect(status >= 0, 1)) return status;
+  const Group *const group = group_of(*handle);
+  return group == nullptr ? status : Failed(status).in(group->name().c_str(), group->self_rank());
+}
+
+// As with_handle, and the world is not finalized.
+template <class Handle, class Body>
+phx_status with_live_handle(const char *operation, Handle *handle, Body &&body) noexcept {
+  return with_handle(operation, handle, [&](auto &object) -> phx_status {
+    if (world_of(*handle).finalized())
+      return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
+    return body(object);
+  });
+}
+
+// Calls body(what is behind the handle, how long it may wait in ms).
+template <class Handle, class Body>
+phx_status with_timeout(const char *operation, Handle *handle, int64_t timeout_ms, Body &&body) noexcept {
+  return with_handle(operation, handle, [&](auto &object) -> phx_status {
+    int64_t timeout = 0;
+    const phx_status status = group_of(*handle)->resolve_timeout(operation, timeout_ms, &timeout);
+    return status != PHX_OK ? status : body(object, timeout);
+  });
+}
+
+// A timeout that is to be a default from now on.
+inline phx_status check_default_timeout(const char *operation, int64_t timeout_ms) {
+  if (timeout_ms >= 0) return PHX_OK;
+  return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default",
+              operation, static_cast<long long>(timeout_ms));
+}
+
+}  // namespace phx
