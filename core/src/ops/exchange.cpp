@@ -97,9 +97,9 @@ class Exchange : public Operation {
 };
 
 // all_to_all, and all_gather of two.
-class Blocks final : public Exchange {
+class ExchangeCopy final : public Exchange {
  public:
-  Blocks(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride)
+  ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride)
       : Exchange(plan, buffers, in_bytes, in_stride, buffers.count),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {}
 
@@ -125,9 +125,9 @@ class Blocks final : public Exchange {
   const bool streaming_;
 };
 
-class Reduced final : public Exchange {
+class ExchangeReduce final : public Exchange {
  public:
-  Reduced(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
+  ExchangeReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
       : Exchange(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count, 0),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes),
         reduce_(streaming_ ? reduction.streaming : reduction.fn),
@@ -169,15 +169,16 @@ bool exchange_pays(const Plan &plan, size_t bytes) {
 }
 
 OperationPtr make_exchange(const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<Blocks>(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count);
+  return std::make_unique<ExchangeCopy>(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(),
+                                        buffers.count);
 }
 
 OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  return std::make_unique<Reduced>(plan, buffers, reduction);
+  return std::make_unique<ExchangeReduce>(plan, buffers, reduction);
 }
 
 OperationPtr make_exchange_of_two(const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<Blocks>(plan, buffers, buffers.count * buffers.item, 0);
+  return std::make_unique<ExchangeCopy>(plan, buffers, buffers.count * buffers.item, 0);
 }
 
 }  // namespace phx

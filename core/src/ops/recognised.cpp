@@ -105,14 +105,6 @@ OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, b
       make_symm(call.kind(), symm, offset_in(*symm, call), call.buffers(), call.reduction(), root, call.plan(nullptr)));
 }
 
-OperationPtr recognise_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, const size_t *counts) {
-  const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);
-  if (!symm) return staged;
-  return combine(call, *symm, std::move(staged),
-                 make_symm_v(call.kind(), symm, offset_in(*symm, call), call.buffers(), call.reduction(), counts,
-                             call.group().tuning()));
-}
-
 OperationPtr recognise_all_to_all_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking,
                                     const size_t *in_counts, const size_t *out_counts) {
   const std::shared_ptr<Symm> symm = find(call, in_bytes, blocking);

@@ -18,8 +18,6 @@ bool may_find_input(const Group &group, size_t in_bytes);
 // Whether the inputs of the others lie there as well is seen when all have arrived: each says where its input lies
 // (Place) and puts nothing into its slot yet. If they are not in one allocation, `staged` is done after all.
 OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1);
-// all_gather_v and reduce_scatter_v, with the counts of all ranks.
-OperationPtr recognise_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, const size_t *counts);
 OperationPtr recognise_all_to_all_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking,
                                     const size_t *in_counts, const size_t *out_counts);
 // Of broadcast and scatter, where the root alone has an input, of in_bytes. (recognised_root.cpp)
