@@ -36,8 +36,6 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
       call.chose(algo);
     }
     phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    if constexpr (kTraits.root == phx::Root::kGives)
-      return call.issue(phx::recognise_root(call, in_bytes, std::move(staged), blocking, root), work);
     return call.issue(phx::recognise(call, in_bytes, std::move(staged), blocking, root), work);
   });
 }
@@ -152,8 +150,7 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
       return phx::put_on_gpu_v(call, {bytes, outs * call.buffers().item, 0}, in_counts, out_counts, work);
     phx::OperationPtr staged =
         phx::make_all_to_all_v(call.group(), call.plan(work), call.buffers(), in_counts, out_counts);
-    return call.issue(
-        phx::recognise_all_to_all_v(call, bytes, std::move(staged), work == nullptr, in_counts, out_counts), work);
+    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr, -1, in_counts, out_counts), work);
   });
 }
 }
