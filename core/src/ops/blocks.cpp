@@ -8,13 +8,8 @@
 
 namespace phx {
 
-CountMatrix::CountMatrix(Group &group, const char *name, const size_t *in_counts, const size_t *out_counts)
-    : group_(group),
-      name_(name),
-      n_(group.size()),
-      self_(group.group_rank()),
-      in_(in_counts, n_),
-      out_(out_counts, n_) {}
+CountMatrix::CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out)
+    : group_(group), name_(name), n_(group.size()), self_(group.group_rank()), in_(in), out_(out) {}
 
 void CountMatrix::put(const Lane &lane, uint64_t epoch) const {
   char *const slot = lane.data(self_, epoch);

@@ -36,11 +36,9 @@ class Blocks {
 // slots in a round of their own.
 class CountMatrix {
  public:
-  // `name`: that of the call, for errors.
-  CountMatrix(Group &group, const char *name, const size_t *in_counts, const size_t *out_counts);
+  // `name`: that of the call, for errors. `in` and `out`: of this rank, kept by the operation.
+  CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out);
 
-  const Blocks &in() const { return in_; }
-  const Blocks &out() const { return out_; }
   void put(const Lane &lane, uint64_t epoch) const;
   // Everybody has put theirs. An error, the same on all ranks, if the two sides of a pair have different counts.
   // `room`: if given, the elements that each rank's input may have.
@@ -56,7 +54,7 @@ class CountMatrix {
   Group &group_;
   const char *const name_;
   const int n_, self_;
-  const Blocks in_, out_;
+  const Blocks &in_, &out_;
   std::vector<size_t> matrix_;  // by rank and peer: what `rank` sends to `peer`, and what it expects of it
   size_t most_sent_ = 0;
 };

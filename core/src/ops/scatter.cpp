@@ -68,17 +68,17 @@ class AllToAll : public Segmented {
     return PHX_OK;
   }
 
- private:
+ protected:
   const Blocks out_;
 };
 
 // Round 0 publishes the counts; then all ranks know how many rounds of data follow, and whether there is an error.
 class AllToAllV final : public AllToAll {
  public:
-  AllToAllV(const Plan &plan, const Buffers &buffers, CountMatrix counts)
-      : AllToAll(plan, buffers, counts.in(), counts.out(),
+  AllToAllV(Group &group, const Plan &plan, const Buffers &buffers, Blocks in, Blocks out)
+      : AllToAll(plan, buffers, std::move(in), std::move(out),
                  elements_in(plan.lane.slot_bytes() / plan.lane.group_size(), buffers.item)),
-        counts_(std::move(counts)) {
+        counts_(group, "all_to_all_v", blocks_, out_) {
     rounds = 2;  // at least, until round 0 tells: nothing may be started behind it before then
   }
 
@@ -203,7 +203,8 @@ OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers) {
 
 OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers, const size_t *in_counts,
                                const size_t *out_counts) {
-  return std::make_unique<AllToAllV>(plan, buffers, CountMatrix(group, "all_to_all_v", in_counts, out_counts));
+  const int n = plan.lane.group_size();
+  return std::make_unique<AllToAllV>(group, plan, buffers, Blocks(in_counts, n), Blocks(out_counts, n));
 }
 
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {

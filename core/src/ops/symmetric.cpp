@@ -247,8 +247,10 @@ class SymmetricAllToAllV final : public OnSymm {
                      const Buffers &buffers, const size_t *in_counts, const size_t *out_counts, uint32_t round)
       : OnSymm(std::move(handle), offset, buffers),
         round_(round),
-        counts_(group, name, in_counts, out_counts),
-        streaming_(counts_.out().total() * b_.item >= group.tuning().streaming_bytes) {
+        in_(in_counts, n_),
+        out_(out_counts, n_),
+        counts_(group, name, in_, out_),
+        streaming_(out_.total() * b_.item >= group.tuning().streaming_bytes) {
     rounds = round + 2;
     reach = n_ * 2 * sizeof(size_t);
   }
@@ -265,7 +267,7 @@ class SymmetricAllToAllV final : public OnSymm {
     for (int from = 0; from < n_; ++from) {
       size_t begin = 0;
       for (int to = 0; to < self_; ++to) begin += counts_.sent(from, to);
-      fetch(from, begin, counts_.out().start(from), counts_.out().count(from), streaming_);
+      fetch(from, begin, out_.start(from), out_.count(from), streaming_);
     }
     return PHX_OK;
   }
@@ -275,6 +277,7 @@ class SymmetricAllToAllV final : public OnSymm {
   size_t input_bytes(int) const override { return 0; }  // what that rank's counts say, checked when they are read
 
   const uint32_t round_;
+  const Blocks in_, out_;
   CountMatrix counts_;
   const bool streaming_;
 };

@@ -29,7 +29,8 @@ bool only_root_gives(Kind kind) { return traits_of(kind).root == Root::kGives; }
 
 // A call that could be done directly.
 struct Candidate {
-  size_t call = 0;          // which one of the list
+  CoalescedCall call;
+  size_t index = 0;         // in the list
   Place place;              // of this rank's input, if it is of use
   SymmOperationPtr direct;  // NULL: not needed, or its symmetric memory is not known yet
   bool is_direct = false;   // the same on all ranks
@@ -38,19 +39,21 @@ struct Candidate {
 
 class ZeroCopy final : public Operation {
  public:
-  // `staged`: what is done otherwise. Of a list it is NULL if this rank has a table: it is made when it is needed.
+  // `calls`: a list; empty for a single call, the only candidate. `staged`: what is done otherwise. Of a list it is
+  // NULL if this rank has a table: it is made when it is needed.
   ZeroCopy(const Call &call, const Plan &plan, std::vector<CoalescedCall> calls, std::vector<Candidate> candidates,
-           OperationPtr staged, bool is_list)
+           OperationPtr staged)
       : Operation({}, 0),
         group_(call.group()),
         engine_(call.engine()),
         plan_(plan),
-        is_list_(is_list),
+        is_list_(!calls.empty()),
         n_(plan.lane.group_size()),
         self_(plan.lane.group_rank()),
         calls_(std::move(calls)),
         candidates_(std::move(candidates)),
-        staged_(std::move(staged)) {
+        staged_(std::move(staged)),
+        left_(std::max<size_t>(calls_.size(), 1)) {
     place = is_list_ ? Place{staged_ == nullptr ? 1 : kReads, 0} : candidates_[0].place;
     reach = !is_list_ ? 0 : staged_ == nullptr ? candidates_.size() * sizeof(Place) : staged_->reach;
     rounds = 2;  // at least: nothing younger may pass before it is known what is done
@@ -127,7 +130,7 @@ class ZeroCopy final : public Operation {
       std::memcpy(&at, lane.data(rank, epoch) + candidate * sizeof(Place), sizeof at);
       return at;
     }
-    const CoalescedCall &call = calls_[candidates_[candidate].call];
+    const CoalescedCall &call = candidates_[candidate].call;
     return {only_root_gives(call.kind) && call.root != rank ? kReads : 0, 0};
   }
 
@@ -143,7 +146,7 @@ class ZeroCopy final : public Operation {
     if (!any) return false;
     for (size_t k = 0; k < candidates_.size(); ++k) {
       Candidate &candidate = candidates_[k];
-      const CoalescedCall &call = calls_[candidate.call];
+      const CoalescedCall &call = candidate.call;
       const bool rooted = only_root_gives(call.kind);
       const Place from = place_of(lane, epoch, rooted ? call.root : self_, k);  // read once, as what is checked is used
       if (!from.leaves_slot_empty()) continue;
@@ -160,6 +163,7 @@ class ZeroCopy final : public Operation {
       candidate.is_direct = true;
       candidate.missed = !inside;
       asks_ = asks_ || rooted;
+      --left_;
       ++count_;
     }
     return is_list_ || count_ != 0;
@@ -192,6 +196,7 @@ class ZeroCopy final : public Operation {
         bool &direct = candidates_[k].is_direct;
         if (slot[k] == 0 || !direct) continue;
         direct = false;
+        ++left_;
         --count_;
       }
     }
@@ -201,12 +206,12 @@ class ZeroCopy final : public Operation {
 
   // In the round `base`; or nothing is left but the arrival.
   void begin_rest(uint32_t base) {
-    if (count_ == calls_.size()) return;
+    if (left_ == 0) return;
     if (is_list_) {
       std::vector<CoalescedCall> rest;
       auto candidate = candidates_.begin();
       for (size_t i = 0; i < calls_.size(); ++i) {
-        const bool is_candidate = candidate != candidates_.end() && candidate->call == i;
+        const bool is_candidate = candidate != candidates_.end() && candidate->index == i;
         if (!is_candidate || !candidate->is_direct) rest.push_back(calls_[i]);
         if (is_candidate) ++candidate;
       }
@@ -231,7 +236,8 @@ class ZeroCopy final : public Operation {
   std::vector<CoalescedCall> calls_;
   std::vector<Candidate> candidates_;
   std::vector<char> kept_;
-  OperationPtr staged_;  // the whole list, or its rest
+  OperationPtr staged_;  // all calls, or the rest
+  size_t left_;          // of the calls: not done directly
   bool by_places_ = false;
   bool asks_ = false;          // whether a rank could miss an input
   size_t count_ = 0;           // of calls that are done directly
@@ -257,7 +263,8 @@ std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, co
   for (size_t i = 0; i < calls.size() && found.size() < lane.slot_bytes() / sizeof(Place); ++i) {
     if (input_bytes(calls[i], lane.group_size(), std::max(calls[i].root, 0)) < kSmallestInput) continue;
     found.emplace_back();
-    found.back().call = i;
+    found.back().call = calls[i];
+    found.back().index = i;
   }
   return found;
 }
@@ -302,8 +309,8 @@ OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, b
                                                         in_counts, out_counts, 1)
                                : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
   }
-  std::vector<CoalescedCall> calls(1, {kind, call.buffers(), call.reduction(), root, call.record()});
-  return std::make_unique<ZeroCopy>(call, plan, std::move(calls), std::move(candidates), std::move(staged), false);
+  candidates[0].call = {kind, call.buffers(), call.reduction(), root, call.record()};
+  return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
 }
 
 OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls) {
@@ -316,7 +323,7 @@ OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vecto
   const int self = group.group_rank();
   size_t own = 0, others = 0;  // bytes
   for (Candidate &candidate : candidates) {
-    const CoalescedCall &each = calls[candidate.call];
+    const CoalescedCall &each = candidate.call;
     const Buffers &buffers = each.buffers;
     const size_t bytes = input_bytes(each, group.size(), std::max(each.root, 0));
     if (bytes <= most_kept) continue;
@@ -337,10 +344,10 @@ OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vecto
   OperationPtr whole;
   if (own == 0) whole = make_coalesced(plan, calls);
   for (Candidate &candidate : candidates) {
-    const CoalescedCall &each = calls[candidate.call];
+    const CoalescedCall &each = candidate.call;
     if (reads && only_root_gives(each.kind) && each.root != self) candidate.place.key = kReads;
   }
-  return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(whole), true);
+  return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(whole));
 }
 
 }  // namespace phx
