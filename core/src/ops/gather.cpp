@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "group/lane.h"
+#include "ops/areas.h"
 #include "ops/blocks.h"
-#include "ops/exchange.h"
 #include "ops/operation.h"
 
 namespace phx {

@@ -7,10 +7,9 @@
 
 #include "base/error.h"
 #include "group/lane.h"
+#include "ops/areas.h"
 #include "ops/blocks.h"
-#include "ops/exchange.h"
 #include "ops/operation.h"
-#include "ops/two_shot.h"
 
 namespace phx {
 namespace {
