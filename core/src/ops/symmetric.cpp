@@ -261,8 +261,8 @@ class SymmetricAllToAllV final : public OnSymm {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round != round_) return PHX_OK;
-    std::vector<size_t> room;
-    for (int i = 0; i < n_; ++i) room.push_back((symm->block().size - offsets_[i]) / b_.item);
+    std::vector<size_t> room(offsets_);
+    for (size_t &each : room) each = (symm->block().size - each) / b_.item;
     if (const phx_status status = counts_.read(lane, epoch, &room); status != PHX_OK) return status;
     for (int from = 0; from < n_; ++from) {
       size_t begin = 0;

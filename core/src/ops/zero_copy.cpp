@@ -293,15 +293,15 @@ OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, b
   if (call.options().algo != PHX_ALGO_AUTO) return staged;
   // An input that is taken before the start returns may be changed after it.
   if (!blocking && in_bytes <= group.eager_bytes()) return staged;
+  const bool reads = only_root_gives(kind) && group.group_rank() != root;  // has no input itself
+  const Buffers &buffers = call.buffers();
+  std::shared_ptr<Symm> symm = reads ? nullptr : find_input(group, buffers.in, in_bytes);
+  if (reads ? !may_find_input(group, in_bytes) : symm == nullptr) return staged;
   const Plan plan = call.plan(nullptr);
   std::vector<Candidate> candidates(1);
-  if (only_root_gives(kind) && group.group_rank() != root) {
-    if (!may_find_input(group, in_bytes)) return staged;
+  if (reads) {
     candidates[0].place.key = kReads;
   } else {
-    std::shared_ptr<Symm> symm = find_input(group, call.buffers().in, in_bytes);
-    if (symm == nullptr) return staged;
-    const Buffers &buffers = call.buffers();
     const size_t offset = offset_in(*symm, buffers.in);
     candidates[0].place = place_in(*symm, kind, buffers);
     candidates[0].direct = kind == Kind::kAllToAllV
@@ -309,7 +309,7 @@ OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, b
                                                         in_counts, out_counts, 1)
                                : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
   }
-  candidates[0].call = {kind, call.buffers(), call.reduction(), root, call.record()};
+  candidates[0].call = {kind, buffers, call.reduction(), root, call.record()};
   return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
 }
 
