@@ -1,6 +1,6 @@
-/* Lists of calls of which some have inputs in symmetric memory (core/src/ops/recognised_list.cpp), and calls of
- * which only the root has an input (recognised_root.cpp): every rank decides alike, nobody takes a table for data or data
- * for a table, reads memory whose owner has gone on, or waits for a rest that another rank does not have.
+/* Lists of calls of which some have inputs in symmetric memory, and calls of which only the root has an input
+ * (core/src/ops/zero_copy.cpp): every rank decides the same, nobody takes a table for data or data for a table, reads
+ * memory whose owner has gone on, or waits for a rest that another rank does not have.
  *
  * RANKS ranks make a list of two calls: to one, all give an input; to the other, rank 0 alone does. As it happens, a
  * rank has each of its inputs in symmetric memory, and then a table of them in its slot (kind 2); or it has none, but

@@ -36,8 +36,6 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
       call.chose(algo);
     }
     phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    if constexpr (kTraits.root == phx::Root::kGives)
-      return call.issue(phx::recognise_root(call, in_bytes, std::move(staged), blocking, root), work);
     return call.issue(phx::recognise(call, in_bytes, std::move(staged), blocking, root), work);
   });
 }
@@ -111,8 +109,8 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
       const size_t most = *std::max_element(counts, counts + call.group_size());
       return phx::put_on_gpu_v(call, {bytes, total * item, most * item}, counts, counts, work);
     }
-    phx::OperationPtr staged = phx::make_all_gather_v(call.plan(work), call.buffers(), counts);
-    return call.issue(phx::recognise_v(call, bytes, std::move(staged), work == nullptr, counts), work);
+    phx::OperationPtr staged = phx::make_all_gather(call.plan(work), call.buffers());
+    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr), work);
   });
 }
 
@@ -132,8 +130,8 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     const size_t bytes = total * call.buffers().item;
     if (call.on_gpu())
       return phx::put_on_gpu_v(call, {bytes, counts[self] * call.buffers().item, bytes}, counts, counts, work);
-    phx::OperationPtr staged = phx::make_reduce_scatter_v(call.plan(work), call.buffers(), call.reduction(), counts);
-    return call.issue(phx::recognise_v(call, bytes, std::move(staged), work == nullptr, counts), work);
+    phx::OperationPtr staged = phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction());
+    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr), work);
   });
 }
 
@@ -150,9 +148,9 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
     const size_t bytes = ins * call.buffers().item;
     if (call.on_gpu())
       return phx::put_on_gpu_v(call, {bytes, outs * call.buffers().item, 0}, in_counts, out_counts, work);
-    phx::OperationPtr staged = phx::make_all_to_all_v(call.plan(work), call.buffers(), in_counts, out_counts);
-    return call.issue(
-        phx::recognise_all_to_all_v(call, bytes, std::move(staged), work == nullptr, in_counts, out_counts), work);
+    phx::OperationPtr staged =
+        phx::make_all_to_all_v(call.group(), call.plan(work), call.buffers(), in_counts, out_counts);
+    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr, -1, in_counts, out_counts), work);
   });
 }
 }

@@ -130,9 +130,8 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);
     if (!call.overlap(mine, total, 0, false).ok()) return call.status();
     if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
-    return call.issue(phx::make_symm_v(Kind::kAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, counts,
-                                       call.group().tuning()),
-                      work);
+    return call.issue(
+        phx::make_symm(Kind::kAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, -1, call.plan(work)), work);
   });
 }
 
@@ -150,8 +149,8 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
     if (call.ok()) call.inside(s, offset, total * call.buffers().item);
     if (!call.overlap(total, mine, 0, false).ok()) return call.status();
     if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
-    return call.issue(phx::make_symm_v(Kind::kReduceScatterV, s.shared_from_this(), offset, call.buffers(),
-                                       call.reduction(), counts, call.group().tuning()),
+    return call.issue(phx::make_symm(Kind::kReduceScatterV, s.shared_from_this(), offset, call.buffers(),
+                                     call.reduction(), -1, call.plan(work)),
                       work);
   });
 }

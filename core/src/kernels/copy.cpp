@@ -1,7 +1,4 @@
-// Copies that keep several pages in flight.
-//
-// The hardware prefetcher follows one stream in each 4 KiB page, so a copy that walks through one page at a time waits
-// for memory, or for another core's cache, most of the time. Four pages side by side nearly double the rate.
+// Copies that keep several pages in flight (pages.h).
 //
 // Where string instructions are fast, one of them does better than any of these loops: its stores need not fetch the
 // lines that they fill, nor wait for another core to give them up one after the other. Stores around the cache only win
@@ -11,6 +8,7 @@
 
 #include "base/processor.h"
 #include "kernels/kernels.h"
+#include "kernels/pages.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,9 +20,6 @@ namespace phx::kernels {
 
 namespace {
 
-constexpr size_t kLine = 64;
-constexpr size_t kPage = 4096;
-constexpr size_t kPages = 4;
 constexpr size_t kSlotBytes = size_t{256} << 10;  // more than this has not come through a slot, so lies in memory
 
 template <bool kStreaming>
@@ -46,7 +41,7 @@ inline void copy_line(char *to, const char *from) {
   }
 }
 
-// Of any bytes. Later stores stay behind it.
+// Copies any number of bytes. Later stores are not reordered before it.
 inline size_t copy_string(char *to, const char *from, size_t size) {
   size_t left = size;
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(left) : : "memory");
@@ -56,14 +51,9 @@ inline size_t copy_string(char *to, const char *from, size_t size) {
 // Whole lines, to where one begins. Returns how many bytes are done.
 template <bool kStreaming>
 size_t copy_lines(char *to, const char *from, size_t size) {
-  size_t at = 0;
-  for (; at + kPages * kPage <= size; at += kPages * kPage)
-    for (size_t line = 0; line < kPage; line += kLine)
-      for (size_t page = 0; page < kPages; ++page)
-        copy_line<kStreaming>(to + at + page * kPage + line, from + at + page * kPage + line);
-  for (; at + kLine <= size; at += kLine) copy_line<kStreaming>(to + at, from + at);
+  const size_t done = for_lines_by_pages(size, [&](size_t at) { copy_line<kStreaming>(to + at, from + at); });
   if (kStreaming) _mm_sfence();  // such stores are not ordered with later ones by themselves
-  return at;
+  return done;
 }
 
 // In the order of the lines, with one store for each.
@@ -76,16 +66,12 @@ __attribute__((target("avx512f"))) size_t copy_lines_avx512(char *to, const char
 
 // Around the cache, with one store for each line.
 __attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const char *from, size_t size) {
-  const auto line = [&](size_t at) __attribute__((target("avx512f"))) {
-    _mm512_stream_si512(reinterpret_cast<__m512i *>(to + at), _mm512_loadu_si512(from + at));
-  };
-  size_t at = 0;
-  for (; at + kPages * kPage <= size; at += kPages * kPage)
-    for (size_t i = 0; i < kPage; i += kLine)
-      for (size_t page = 0; page < kPages; ++page) line(at + page * kPage + i);
-  for (; at + kLine <= size; at += kLine) line(at);
+  const size_t done = for_lines_by_pages(
+      size, [&](size_t at) __attribute__((target("avx512f"))) {
+        _mm512_stream_si512(reinterpret_cast<__m512i *>(to + at), _mm512_loadu_si512(from + at));
+      });
   _mm_sfence();
-  return at;
+  return done;
 }
 
 // Where strings are fast, what else this processor can do.

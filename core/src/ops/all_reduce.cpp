@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "group/lane.h"
+#include "ops/areas.h"
 #include "ops/operation.h"
-#include "ops/two_shot.h"
 #include "phalanx/tuning.h"
 
 namespace phx {

@@ -124,6 +124,7 @@ Call &Call::own_counts(const size_t *counts, size_t *total) {
 
 Call &Call::counts(const size_t *counts, size_t *total) {
   if (!own_counts(counts, total).ok()) return *this;
+  buffers_.counts = counts;
   record_.count = *total;
   record_.aux = hash_bytes(counts, group_size() * sizeof *counts, hash_bytes(&record_.aux, sizeof record_.aux));
   return *this;

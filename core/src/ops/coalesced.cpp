@@ -84,19 +84,7 @@ class Packed final : public Operation {
     reach = at;
   }
 
-  void keep_input(size_t) override {  // small by construction
-    size_t total = 0;
-    for (const CoalescedCall &call : calls_) total += input_bytes(call, n_, self_);
-    kept_.resize(total);
-    char *to = kept_.data();
-    for (CoalescedCall &call : calls_) {
-      const size_t bytes = input_bytes(call, n_, self_);
-      if (bytes == 0) continue;
-      std::memcpy(to, call.buffers.in, bytes);
-      call.buffers.in = to;
-      to += bytes;
-    }
-  }
+  void keep_input(size_t) override { keep_inputs(&calls_, n_, self_, SIZE_MAX, &kept_); }  // small by construction
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     for (size_t i = 0; i < calls_.size(); ++i)
@@ -199,6 +187,24 @@ size_t input_bytes(const CoalescedCall &call, int n, int self) {
   const bool is_root = self == call.root;
   if (call.kind == Kind::kBroadcast && !is_root) return 0;  // its buffer is the output of the others
   return call.buffers.count * call.buffers.item * parts_on(traits_of(call.kind).in, static_cast<size_t>(n), is_root);
+}
+
+void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept) {
+  const auto kept_bytes = [&](const CoalescedCall &call) {
+    const size_t bytes = input_bytes(call, n, self);
+    return bytes <= limit ? bytes : 0;
+  };
+  size_t total = 0;
+  for (const CoalescedCall &call : *calls) total += kept_bytes(call);
+  kept->resize(total);
+  char *to = kept->data();
+  for (CoalescedCall &call : *calls) {
+    const size_t bytes = kept_bytes(call);
+    if (bytes == 0) continue;
+    std::memcpy(to, call.buffers.in, bytes);
+    call.buffers.in = to;
+    to += bytes;
+  }
 }
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {

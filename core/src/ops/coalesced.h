@@ -18,6 +18,8 @@ struct CoalescedCall {
 
 // Of `calls` in a group of n ranks: what is read on rank `self`.
 size_t input_bytes(const CoalescedCall &call, int n, int self);
+// The caller may change its inputs when the start returns: copies those of at most `limit` bytes into `kept`.
+void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept);
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 

@@ -6,7 +6,7 @@
 // never just to be given up for writing (see kernels/exchange.cpp). For pair (i, j) the halves of what j has for i go
 // the same way through j's slot: both work at once. One barrier per chunk and one more, two areas in turn, as in
 // two_shot.cpp.
-#include "ops/exchange.h"
+#include "ops/areas.h"
 
 #include <algorithm>
 
@@ -15,31 +15,16 @@
 namespace phx {
 namespace {
 
-constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
-
-class Exchange : public Operation {
+class Exchange : public ThroughAreas {
  public:
   // in_stride, out_stride: elements from one rank's block to the next; 0 where all share one.
   Exchange(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride, size_t out_stride)
-      : Operation(buffers, in_bytes),
-        n_(plan.lane.group_size()),
-        self_(plan.lane.group_rank()),
-        in_stride_(in_stride),
-        out_stride_(out_stride) {
-    // A chunk is two halves for each peer, which share whole cache lines.
-    const size_t most = std::max<size_t>(elements_in(plan.chunk_bytes() / n_, b_.item), kLine / b_.item) * 2;
-    const size_t chunks = std::max<size_t>(1, (b_.count + most - 1) / most);
-    half_ = std::max<size_t>(std::min(most / 2, part_elements((b_.count + chunks - 1) / chunks, b_.item, 2)),
-                             kLine / b_.item);
-    chunks_ = rounds_for(b_.count, 2 * half_);
-    rounds = chunks_ + 1;
-    reach = n_ * half_ * b_.item;
-  }
+      : ThroughAreas(plan, buffers, in_bytes, 2), in_stride_(in_stride), out_stride_(out_stride) {}
 
   void put(const Lane &lane, uint32_t round, uint64_t) override {
     if (round >= std::min<uint32_t>(chunks_, 2)) return;  // earlier rounds have done it
     for (int peer = 0; peer < n_; ++peer)
-      if (peer != self_) leave(own(lane, round, peer), input(peer, first(round)), first(round));
+      if (peer != self_) leave(place(lane, round, true, peer), input(peer, first(round)), first(round));
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
@@ -49,7 +34,6 @@ class Exchange : public Operation {
     return PHX_OK;
   }
 
-  bool exclusive() const override { return chunks_ > 2; }
   bool takes_input_at_once() const override { return false; }
 
  protected:
@@ -64,42 +48,31 @@ class Exchange : public Operation {
   virtual void swap(const Lane &lane, uint32_t area, bool in_own_slot, Span span, Span next) = 0;
 
   // Where the half lies that is shared with `peer`: in the own slot, or in the peer's.
-  char *own(const Lane &lane, uint32_t area, int peer) const {
-    return lane.data(self_, first_epoch + area % 2) + peer * half_ * b_.item;
-  }
-  char *theirs(const Lane &lane, uint32_t area, int peer) const {
-    return lane.data(peer, first_epoch + area % 2) + self_ * half_ * b_.item;
-  }
-  char *place(const Lane &lane, uint32_t area, bool in_own_slot, int peer) const {
-    return in_own_slot ? own(lane, area, peer) : theirs(lane, area, peer);
+  char *place(const Lane &lane, uint32_t chunk, bool in_own_slot, int peer) const {
+    return in_own_slot ? area(lane, self_, chunk, peer) : area(lane, peer, chunk, self_);
   }
   const char *input(int peer, Span span) const { return b_.in + (peer * in_stride_ + span.begin) * b_.item; }
   char *output(int peer, Span span) const { return b_.out + (peer * out_stride_ + span.begin) * b_.item; }
   void leave(char *at, const char *from, Span span) const { put_bytes(at, from, span.count * b_.item); }
 
-  const int n_;
-  const int self_;
-
  private:
   Span clip(size_t begin) const {
     const size_t from = std::min(begin, b_.count);
-    return {from, std::min(half_, b_.count - from)};
+    return {from, std::min(part_, b_.count - from)};
   }
-  Span first(uint32_t chunk) const { return chunk < chunks_ ? clip(2 * half_ * chunk) : Span{b_.count, 0}; }
-  Span second(uint32_t chunk) const { return clip(2 * half_ * chunk + half_); }
+  Span first(uint32_t chunk) const { return chunk < chunks_ ? clip(2 * part_ * chunk) : Span{b_.count, 0}; }
+  Span second(uint32_t chunk) const { return clip(2 * part_ * chunk + part_); }
 
   void swap_own(const Lane &lane, uint32_t chunk) { swap(lane, chunk, true, second(chunk), first(chunk + 2)); }
   void swap_theirs(const Lane &lane, uint32_t chunk) { swap(lane, chunk, false, first(chunk), second(chunk)); }
 
   const size_t in_stride_, out_stride_;
-  size_t half_ = 0;  // elements
-  uint32_t chunks_ = 0;
 };
 
 // all_to_all, and all_gather of two.
-class Blocks final : public Exchange {
+class ExchangeCopy final : public Exchange {
  public:
-  Blocks(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride)
+  ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride)
       : Exchange(plan, buffers, in_bytes, in_stride, buffers.count),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {}
 
@@ -125,9 +98,9 @@ class Blocks final : public Exchange {
   const bool streaming_;
 };
 
-class Reduced final : public Exchange {
+class ExchangeReduce final : public Exchange {
  public:
-  Reduced(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
+  ExchangeReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
       : Exchange(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count, 0),
         streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes),
         reduce_(streaming_ ? reduction.streaming : reduction.fn),
@@ -169,15 +142,16 @@ bool exchange_pays(const Plan &plan, size_t bytes) {
 }
 
 OperationPtr make_exchange(const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<Blocks>(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count);
+  return std::make_unique<ExchangeCopy>(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(),
+                                        buffers.count);
 }
 
 OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  return std::make_unique<Reduced>(plan, buffers, reduction);
+  return std::make_unique<ExchangeReduce>(plan, buffers, reduction);
 }
 
 OperationPtr make_exchange_of_two(const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<Blocks>(plan, buffers, buffers.count * buffers.item, 0);
+  return std::make_unique<ExchangeCopy>(plan, buffers, buffers.count * buffers.item, 0);
 }
 
 }  // namespace phx

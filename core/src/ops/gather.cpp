@@ -3,127 +3,58 @@
 // Chunk by chunk, put into the own slot what the others need, arrive, take from their slots. One barrier per chunk;
 // chunk k+1 is offered while peers still read chunk k.
 #include <algorithm>
-#include <vector>
 
 #include "group/lane.h"
-#include "ops/exchange.h"
+#include "ops/areas.h"
+#include "ops/blocks.h"
 #include "ops/operation.h"
 
 namespace phx {
 namespace {
 
-class AllGather final : public Operation {
+// To all ranks, or to one reader.
+class Gather final : public Operation {
  public:
-  AllGather(const Plan &plan, const Buffers &buffers)
-      : Operation(buffers, buffers.count * buffers.item),
-        chunk_(plan.chunk_elements(buffers.item)),
-        streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {
-    rounds = rounds_for(b_.count, chunk_);
-    reach = std::min(b_.count, chunk_) * b_.item;
-  }
-
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    const size_t bytes = length(round) * b_.item;
-    const char *from = b_.in + round * chunk_ * b_.item;
-    put_bytes(lane.data(lane.group_rank(), epoch), from, bytes);
-    deliver_bytes(output(lane.group_rank(), round), from, bytes, streaming_);
-  }
-
-  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    for (int i = 1; i < lane.group_size(); ++i) {
-      const int from = (lane.group_rank() + i) % lane.group_size();  // not all at the same rank at once
-      deliver_bytes(output(from, round), lane.data(from, epoch), length(round) * b_.item, streaming_);
-    }
-    return PHX_OK;
-  }
-
- private:
-  size_t length(uint32_t round) const { return std::min(chunk_, b_.count - round * chunk_); }
-  char *output(int of, uint32_t round) const { return b_.out + (of * b_.count + round * chunk_) * b_.item; }
-
-  const size_t chunk_;
-  const bool streaming_;
-};
-
-class AllGatherV final : public Operation {
- public:
-  AllGatherV(const Plan &plan, const Buffers &buffers, const size_t *counts)
-      : Operation(buffers, counts[plan.lane.group_rank()] * buffers.item),
-        counts_(counts, counts + plan.lane.group_size()),
-        chunk_(plan.chunk_elements(buffers.item)) {
-    size_t total = 0;
-    for (const size_t count : counts_) {
-      starts_.push_back(total);
-      total += count;
-    }
-    rounds = rounds_for(*std::max_element(counts_.begin(), counts_.end()), chunk_);
-    streaming_ = total * b_.item >= plan.tuning.streaming_bytes;
-    reach = std::min(counts_[plan.lane.group_rank()], chunk_) * b_.item;
+  // reader: the group rank that gets the blocks; -1: every one.
+  Gather(const Plan &plan, const Buffers &buffers, Blocks blocks, size_t chunk, int reader)
+      : Operation(buffers, blocks.count(plan.lane.group_rank()) * buffers.item),
+        blocks_(std::move(blocks)),
+        reader_(reader),
+        chunk_(chunk),
+        streaming_(blocks_.total() * buffers.item >= plan.tuning.streaming_bytes) {
+    rounds = rounds_for(blocks_.largest(), chunk_);
+    reach = std::min(blocks_.count(plan.lane.group_rank()), chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
-    const size_t bytes = length(self, round) * b_.item;
+    const size_t bytes = length(self, round);
     if (bytes == 0) return;
     const char *from = b_.in + round * chunk_ * b_.item;
-    put_bytes(lane.data(self, epoch), from, bytes);
-    deliver_bytes(output(self, round), from, bytes, streaming_);
+    if (reader_ < 0)
+      put_bytes(lane.data(self, epoch), from, bytes);
+    else if (reader_ != self)
+      put_one_way(lane.data(self, epoch), from, bytes);
+    if (reads(self)) deliver_bytes(output(self, round), from, bytes, streaming_);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (!reads(lane.group_rank())) return PHX_OK;
     for (int i = 1; i < lane.group_size(); ++i) {
-      const int from = (lane.group_rank() + i) % lane.group_size();
-      const size_t bytes = length(from, round) * b_.item;
+      const int from = (lane.group_rank() + i) % lane.group_size();  // not all at the same rank at once
+      const size_t bytes = length(from, round);
       if (bytes != 0) deliver_bytes(output(from, round), lane.data(from, epoch), bytes, streaming_);
     }
     return PHX_OK;
   }
 
  private:
-  size_t length(int of, uint32_t round) const {
-    const size_t done = round * chunk_;
-    return counts_[of] > done ? std::min(chunk_, counts_[of] - done) : 0;
-  }
-  char *output(int of, uint32_t round) const { return b_.out + (starts_[of] + round * chunk_) * b_.item; }
+  bool reads(int group_rank) const { return reader_ < 0 || reader_ == group_rank; }
+  size_t length(int of, uint32_t round) const { return elements_of_round(blocks_.count(of), chunk_, round) * b_.item; }
+  char *output(int of, uint32_t round) const { return b_.out + (blocks_.start(of) + round * chunk_) * b_.item; }
 
-  const std::vector<size_t> counts_;
-  std::vector<size_t> starts_;
-  const size_t chunk_;
-  bool streaming_ = false;
-};
-
-class Gather final : public Operation {
- public:
-  Gather(const Plan &plan, const Buffers &buffers, int root)
-      : Operation(buffers, buffers.count * buffers.item),
-        root_(root),
-        chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
-        streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {
-    rounds = rounds_for(b_.count, chunk_);
-    reach = std::min(b_.count, chunk_) * b_.item;
-  }
-
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    const int self = lane.group_rank();
-    const char *from = b_.in + round * chunk_ * b_.item;
-    if (self == root_)
-      deliver_bytes(output(self, round), from, length(round) * b_.item, streaming_);
-    else
-      put_one_way(lane.data(self, epoch), from, length(round) * b_.item);
-  }
-
-  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_) return PHX_OK;
-    for (int i = 0; i < lane.group_size(); ++i)
-      if (i != root_) deliver_bytes(output(i, round), lane.data(i, epoch), length(round) * b_.item, streaming_);
-    return PHX_OK;
-  }
-
- private:
-  size_t length(uint32_t round) const { return std::min(chunk_, b_.count - round * chunk_); }
-  char *output(int of, uint32_t round) const { return b_.out + (of * b_.count + round * chunk_) * b_.item; }
-
-  const int root_;
+  const Blocks blocks_;
+  const int reader_;
   const size_t chunk_;
   const bool streaming_;
 };
@@ -157,7 +88,7 @@ class Broadcast final : public Operation {
   }
 
  private:
-  size_t length(uint32_t round) const { return std::min(chunk_, b_.count - round * chunk_); }
+  size_t length(uint32_t round) const { return elements_of_round(b_.count, chunk_, round); }
 
   const int root_;
   const size_t chunk_;
@@ -168,17 +99,15 @@ class Broadcast final : public Operation {
 
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
   // Of two ranks each sends the other one block: an exchange.
-  if (plan.lane.group_size() == 2 && exchange_pays(plan, buffers.count * buffers.item))
+  if (buffers.counts == nullptr && plan.lane.group_size() == 2 && exchange_pays(plan, buffers.count * buffers.item))
     return make_exchange_of_two(plan, buffers);
-  return std::make_unique<AllGather>(plan, buffers);
-}
-
-OperationPtr make_all_gather_v(const Plan &plan, const Buffers &buffers, const size_t *counts) {
-  return std::make_unique<AllGatherV>(plan, buffers, counts);
+  return std::make_unique<Gather>(plan, buffers, Blocks(buffers, plan.lane.group_size()),
+                                  plan.chunk_elements(buffers.item), -1);
 }
 
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<Gather>(plan, buffers, root);
+  const size_t chunk = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
+  return std::make_unique<Gather>(plan, buffers, Blocks(buffers, plan.lane.group_size()), chunk, root);
 }
 
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root) {

@@ -2,6 +2,7 @@
 // takes from everybody's slots. The engine does the waiting; operations only move and reduce data.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -25,6 +26,9 @@ struct Buffers {
   char *out = nullptr;
   size_t count = 0;  // elements, as in the public call
   size_t item = 0;   // bytes of one
+  // One for each group rank instead of `count`, in all_gather_v and reduce_scatter_v. The caller's list: valid until
+  // the operation is made.
+  const size_t *counts = nullptr;
 };
 
 struct Reduction {
@@ -108,6 +112,11 @@ size_t part_elements(size_t count, size_t item, int parts);
 inline size_t elements_in(size_t bytes, size_t item) { return bytes / kLine * (kLine / item); }
 // Rounds in which `count` elements pass, `chunk` at a time; at least one, as every collective is also a barrier.
 uint32_t rounds_for(size_t count, size_t chunk);
+// How many of them pass in that round.
+inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
+  const size_t done = round * chunk;
+  return count > done ? std::min(chunk, count - done) : 0;
+}
 
 using OperationPtr = std::unique_ptr<Operation>;
 
@@ -116,12 +125,9 @@ OperationPtr make_barrier();
 int32_t choose_all_reduce(const Plan &plan, size_t bytes, int32_t algo);
 OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int32_t algo);
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers);
-OperationPtr make_all_gather_v(const Plan &plan, const Buffers &buffers, const size_t *counts);
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
-OperationPtr make_reduce_scatter_v(const Plan &plan, const Buffers &buffers, const Reduction &reduction,
-                                   const size_t *counts);
 OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers);
-OperationPtr make_all_to_all_v(const Plan &plan, const Buffers &buffers, const size_t *in_counts,
+OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers, const size_t *in_counts,
                                const size_t *out_counts);
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
@@ -154,9 +160,6 @@ SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset,
 // In place on all ranks, which make_symm's is not.
 SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
                                      const Tuning &tuning);
-// counts: one for each group rank; of all_gather_v or reduce_scatter_v.
-SymmOperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                             const Reduction &reduction, const size_t *counts, const Tuning &tuning);
 // `name` is that of the call, on `group`. `round`: in which the counts are exchanged.
 SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
                                         const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,

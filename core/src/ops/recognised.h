@@ -13,18 +13,13 @@ std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_b
 // Whether an input of as many bytes on another rank may be read there. What is found out later may still be that not.
 bool may_find_input(const Group &group, size_t in_bytes);
 
-// What to do instead of `staged`, if anything. `in`: this rank's input, of in_bytes.
+// What to do instead of `staged`, if anything. `in_bytes`: of the input of a rank that has one. `root`: as in the call.
+// in_counts and out_counts: of all_to_all_v.
 //
-// Whether the inputs of the others lie there as well is seen when all have arrived: each says where its input lies
-// (Place) and puts nothing into its slot yet. If they are not in one allocation, `staged` is done after all.
-OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1);
-// all_gather_v and reduce_scatter_v, with the counts of all ranks.
-OperationPtr recognise_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, const size_t *counts);
-OperationPtr recognise_all_to_all_v(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking,
-                                    const size_t *in_counts, const size_t *out_counts);
-// Of broadcast and scatter, where the root alone has an input, of in_bytes. (recognised_root.cpp)
-OperationPtr recognise_root(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root);
-// Of several calls those that can. (recognised_list.cpp)
+// Whether the inputs of the others lie there as well is seen when all have arrived: see zero_copy.cpp. If they are not
+// in one allocation, `staged` is done after all.
+OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1,
+                       const size_t *in_counts = nullptr, const size_t *out_counts = nullptr);
 OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

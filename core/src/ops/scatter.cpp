@@ -1,92 +1,118 @@
-// all_to_all, reduce_scatter(_v) and scatter on ordinary memory, in their plain form: a slot holds one segment for each
-// rank. And reduce for few ranks, where the root reads everything.
+// all_to_all(_v), reduce_scatter(_v) and scatter on ordinary memory, in their plain form: a slot holds one segment for
+// each rank. And reduce for few ranks, where the root reads everything.
 //
 // Chunk by chunk, put into the own slot what the others need, arrive, take from their slots. One barrier per chunk.
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
+#include "base/error.h"
 #include "group/lane.h"
-#include "ops/exchange.h"
+#include "ops/areas.h"
+#include "ops/blocks.h"
 #include "ops/operation.h"
-#include "ops/two_shot.h"
 
 namespace phx {
 namespace {
 
+// The input has a block for each rank. A slot has a segment for each, of so many elements that all fit.
+size_t segment_for(const Plan &plan, const Buffers &buffers, const Blocks &blocks, size_t most = SIZE_MAX) {
+  const size_t item = buffers.item;
+  return std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), item),
+                                    part_elements(std::max<size_t>(blocks.largest(), 1), item, 1), most}),
+                          kLine / item);
+}
+
 class Segmented : public Operation {
+ public:
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    char *slot = lane.data(lane.group_rank(), epoch);
+    for (int to = 0; to < lane.group_size(); ++to)
+      if (to != lane.group_rank() || !blocking_) put_bytes(slot + place(to), input(round, to), bytes(round, to));
+  }
+
  protected:
-  // count: the most elements of one block; most: what a segment may have at all.
-  Segmented(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t count, size_t most = SIZE_MAX)
-      : Operation(buffers, in_bytes),
+  // gives: whether this rank has an input.
+  Segmented(const Plan &plan, const Buffers &buffers, Blocks blocks, size_t segment, bool gives = true)
+      : Operation(buffers, gives ? blocks.total() * buffers.item : 0),
+        blocks_(std::move(blocks)),
         blocking_(plan.blocking),
-        segment_(std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), buffers.item),
-                                            part_elements(std::max<size_t>(count, 1), buffers.item, 1), most}),
-                                  kLine / buffers.item)) {
-    rounds = rounds_for(count, segment_);
+        segment_(segment) {
+    rounds = rounds_for(blocks_.largest(), segment_);
     reach = place(plan.lane.group_size());
   }
 
-  size_t clip(size_t count, uint32_t round) const {
-    const size_t done = round * segment_;
-    return count > done ? std::min(segment_, count - done) : 0;
-  }
+  size_t clip(size_t count, uint32_t round) const { return elements_of_round(count, segment_, round); }
   size_t place(int group_rank) const { return group_rank * segment_ * b_.item; }  // in a slot
+  const char *input(uint32_t round, int to) const { return b_.in + (blocks_.start(to) + round * segment_) * b_.item; }
+  size_t bytes(uint32_t round, int to) const { return clip(blocks_.count(to), round) * b_.item; }
 
+  const Blocks blocks_;
   const bool blocking_;   // the own block is read from the input itself
   const size_t segment_;  // elements
 };
 
-class AllToAll final : public Segmented {
+class AllToAll : public Segmented {
  public:
-  AllToAll(const Plan &plan, const Buffers &buffers)
-      : Segmented(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count) {}
-
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    char *slot = lane.data(lane.group_rank(), epoch);
-    for (int to = 0; to < lane.group_size(); ++to)
-      if (to != lane.group_rank() || !blocking_)
-        put_bytes(slot + place(to), input(round, to), clip(b_.count, round) * b_.item);
-  }
+  AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, Blocks out, size_t segment)
+      : Segmented(plan, buffers, std::move(in), segment), out_(std::move(out)) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
     for (int i = 0; i < lane.group_size(); ++i) {
       const int from = (self + i) % lane.group_size();  // not all at the same rank at once
       const char *source = from == self && blocking_ ? input(round, self) : lane.data(from, epoch) + place(self);
-      copy_bytes(b_.out + (from * b_.count + round * segment_) * b_.item, source, clip(b_.count, round) * b_.item);
+      copy_bytes(b_.out + (out_.start(from) + round * segment_) * b_.item, source,
+                 clip(out_.count(from), round) * b_.item);
     }
     return PHX_OK;
   }
 
+ protected:
+  const Blocks out_;
+};
+
+// Round 0 publishes the counts; then all ranks know how many rounds of data follow, and whether there is an error.
+class AllToAllV final : public AllToAll {
+ public:
+  AllToAllV(Group &group, const Plan &plan, const Buffers &buffers, Blocks in, Blocks out)
+      : AllToAll(plan, buffers, std::move(in), std::move(out),
+                 elements_in(plan.lane.slot_bytes() / plan.lane.group_size(), buffers.item)),
+        counts_(group, "all_to_all_v", blocks_, out_) {
+    rounds = 2;  // at least, until round 0 tells: nothing may be started behind it before then
+  }
+
+  bool takes_input_at_once() const override { return false; }  // data moves only after round 0
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round == 0)
+      counts_.put(lane, epoch);
+    else
+      AllToAll::put(lane, round - 1, epoch);
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round != 0) return AllToAll::take(lane, round - 1, epoch);
+    if (const phx_status status = counts_.read(lane, epoch); status != PHX_OK) return status;
+    const size_t most = counts_.most_sent();
+    if (most / segment_ >= UINT32_MAX)
+      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %zu is more than memory can hold", most);
+    rounds = 1 + static_cast<uint32_t>((most + segment_ - 1) / segment_);
+    return PHX_OK;
+  }
+
  private:
-  const char *input(uint32_t round, int to) const { return b_.in + (to * b_.count + round * segment_) * b_.item; }
+  CountMatrix counts_;
 };
 
 class ReduceScatter final : public Segmented {
  public:
-  ReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction, std::vector<size_t> counts)
-      : Segmented(plan, buffers, sum(counts) * buffers.item, *std::max_element(counts.begin(), counts.end())),
-        reduction_(reduction),
-        counts_(std::move(counts)) {
-    size_t total = 0;
-    for (const size_t count : counts_) {
-      starts_.push_back(total);
-      total += count;
-    }
-  }
-
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    char *slot = lane.data(lane.group_rank(), epoch);
-    for (int to = 0; to < lane.group_size(); ++to)
-      if (to != lane.group_rank() || !blocking_)
-        put_bytes(slot + place(to), input(round, to), clip(counts_[to], round) * b_.item);
-  }
+  ReduceScatter(const Plan &plan, const Buffers &buffers, const Blocks &blocks, const Reduction &reduction)
+      : Segmented(plan, buffers, blocks, segment_for(plan, buffers, blocks)), reduction_(reduction) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size();
     const int self = lane.group_rank();
-    const size_t count = clip(counts_[self], round);
+    const size_t count = clip(blocks_.count(self), round);
     if (count == 0) return PHX_OK;
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + place(self);
@@ -96,41 +122,30 @@ class ReduceScatter final : public Segmented {
   }
 
  private:
-  static size_t sum(const std::vector<size_t> &counts) {
-    size_t total = 0;
-    for (const size_t count : counts) total += count;
-    return total;
-  }
-  const char *input(uint32_t round, int to) const { return b_.in + (starts_[to] + round * segment_) * b_.item; }
-
   const Reduction reduction_;
-  const std::vector<size_t> counts_;
-  std::vector<size_t> starts_;
 };
 
 class Scatter final : public Segmented {
  public:
-  Scatter(const Plan &plan, const Buffers &buffers, int root)
-      : Segmented(plan, buffers,
-                  plan.lane.group_rank() == root ? buffers.count * buffers.item * plan.lane.group_size() : 0,
-                  buffers.count, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
+  Scatter(const Plan &plan, const Buffers &buffers, const Blocks &blocks, int root)
+      : Segmented(
+            plan, buffers, blocks,
+            segment_for(plan, buffers, blocks, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
+            plan.lane.group_rank() == root),
         root_(root) {}
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (lane.group_rank() != root_) return;
-    const size_t bytes = clip(b_.count, round) * b_.item;
-    for (int to = 0; to < lane.group_size(); ++to) {
-      const char *from = b_.in + (to * b_.count + round * segment_) * b_.item;
+    for (int to = 0; to < lane.group_size(); ++to)
       if (to == root_)
-        copy_bytes(output(round), from, bytes);
+        copy_bytes(output(round), input(round, to), bytes(round, to));
       else
-        put_one_way(lane.data(root_, epoch) + place(to), from, bytes);
-    }
+        put_one_way(lane.data(root_, epoch) + place(to), input(round, to), bytes(round, to));
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_)
-      copy_bytes(output(round), lane.data(root_, epoch) + place(lane.group_rank()), clip(b_.count, round) * b_.item);
+    const int self = lane.group_rank();
+    if (self != root_) copy_bytes(output(round), lane.data(root_, epoch) + place(self), bytes(round, self));
     return PHX_OK;
   }
 
@@ -168,7 +183,7 @@ class Reduce final : public Operation {
   }
 
  private:
-  size_t length(uint32_t round) const { return std::min(chunk_, b_.count - round * chunk_); }
+  size_t length(uint32_t round) const { return elements_of_round(b_.count, chunk_, round); }
   const char *input(uint32_t round) const { return b_.in + round * chunk_ * b_.item; }
 
   const Reduction reduction_;
@@ -181,23 +196,24 @@ class Reduce final : public Operation {
 
 OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers) {
   if (exchange_pays(plan, buffers.count * buffers.item)) return make_exchange(plan, buffers);
-  return std::make_unique<AllToAll>(plan, buffers);
+  const Blocks blocks(buffers, plan.lane.group_size());
+  return std::make_unique<AllToAll>(plan, buffers, blocks, blocks, segment_for(plan, buffers, blocks));
+}
+
+OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers, const size_t *in_counts,
+                               const size_t *out_counts) {
+  const int n = plan.lane.group_size();
+  return std::make_unique<AllToAllV>(group, plan, buffers, Blocks(in_counts, n), Blocks(out_counts, n));
 }
 
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  if (exchange_pays(plan, buffers.count * buffers.item)) return make_exchange_reduce(plan, buffers, reduction);
-  return std::make_unique<ReduceScatter>(plan, buffers, reduction,
-                                         std::vector<size_t>(plan.lane.group_size(), buffers.count));
-}
-
-OperationPtr make_reduce_scatter_v(const Plan &plan, const Buffers &buffers, const Reduction &reduction,
-                                   const size_t *counts) {
-  return std::make_unique<ReduceScatter>(plan, buffers, reduction,
-                                         std::vector<size_t>(counts, counts + plan.lane.group_size()));
+  if (buffers.counts == nullptr && exchange_pays(plan, buffers.count * buffers.item))
+    return make_exchange_reduce(plan, buffers, reduction);
+  return std::make_unique<ReduceScatter>(plan, buffers, Blocks(buffers, plan.lane.group_size()), reduction);
 }
 
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<Scatter>(plan, buffers, root);
+  return std::make_unique<Scatter>(plan, buffers, Blocks(buffers, plan.lane.group_size()), root);
 }
 
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {

@@ -4,13 +4,11 @@
 // Two barriers and no copy: after the first every input is ready, after the second nobody reads or writes any more.
 // Sums that are made by parts pass through the slots in between.
 #include <algorithm>
-#include <cinttypes>
-#include <cstring>
 #include <vector>
 
-#include "base/error.h"
 #include "group/group.h"
 #include "group/lane.h"
+#include "ops/blocks.h"
 #include "ops/operation.h"
 #include "symm/symm.h"
 
@@ -44,6 +42,10 @@ class OnSymm : public SymmOperation {
     return symm->buffer(group_rank) + offsets_[group_rank] + element * b_.item;
   }
   char *output(size_t element) const { return b_.out + element * b_.item; }
+  // `count` elements of a rank's input, from its element `begin` on, to the element `to` of the output.
+  void fetch(int group_rank, size_t begin, size_t to, size_t count, bool streaming) const {
+    deliver_bytes(output(to), at(group_rank, begin), count * b_.item, streaming);
+  }
 
   void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool streaming) const {
     const void *inputs[kMaxGroupSize];
@@ -60,7 +62,6 @@ class OnSymm : public SymmOperation {
 // more a core would read and write more streams than that.
 constexpr int kFewRanks = 4;
 
-// Those with one count for all.
 class Symmetric final : public OnSymm {
  public:
   Symmetric(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
@@ -69,13 +70,13 @@ class Symmetric final : public OnSymm {
         kind_(kind),
         reduction_(reduction),
         root_(root),
+        blocks_(buffers, n_),
         push_(std::max<size_t>(tuning.push_bytes / buffers.item, 1)),
         streaming_bytes_(tuning.streaming_bytes) {}
 
  private:
-  size_t input_bytes(int) const override {
-    const bool segments = kind_ == Kind::kReduceScatter || kind_ == Kind::kAllToAll || kind_ == Kind::kScatter;
-    return b_.count * b_.item * (segments ? n_ : 1);
+  size_t input_bytes(int group_rank) const override {
+    return b_.item * (traits_of(kind_).in == Parts::kOne ? blocks_.count(group_rank) : blocks_.total());
   }
   void move() const override {
     switch (kind_) {
@@ -83,35 +84,39 @@ class Symmetric final : public OnSymm {
         if (b_.out == b_.in)
           reduce_in_place();
         else
-          reduce(reduction_, b_.out, 0, b_.count, is_large(1));
+          reduce(reduction_, b_.out, 0, b_.count, is_large(b_.count));
         return;
-      case Kind::kReduceScatter: reduce(reduction_, b_.out, self_ * b_.count, b_.count, is_large(n_)); return;
+      case Kind::kReduceScatter:
+      case Kind::kReduceScatterV:
+        reduce(reduction_, b_.out, blocks_.start(self_), blocks_.count(self_), is_large(blocks_.total()));
+        return;
       case Kind::kReduce:
-        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, is_large(1));
+        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, is_large(b_.count));
         return;
-      case Kind::kAllGather: gather(); return;
+      case Kind::kAllGather:
+      case Kind::kAllGatherV: gather(0); return;
       case Kind::kGather:
-        if (self_ == root_) gather();
+        if (self_ == root_) gather(0);
         return;
-      case Kind::kAllToAll:
-        for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, self_ * b_.count, n_);
-        return;
-      case Kind::kScatter: deliver_bytes(b_.out, at(root_, self_ * b_.count), b_.count * b_.item, is_large(1)); return;
+      case Kind::kAllToAll: gather(blocks_.start(self_)); return;
+      case Kind::kScatter: fetch(root_, blocks_.start(self_), 0, blocks_.count(self_), is_large(b_.count)); return;
       case Kind::kBroadcast:  // of a root whose readers may have their buffers anywhere
-        if (self_ != root_) deliver_bytes(b_.out, at(root_, 0), b_.count * b_.item, is_large(1));
+        if (self_ != root_) fetch(root_, 0, 0, b_.count, is_large(b_.count));
         return;
       default: return;
     }
   }
 
-  void gather() const {
-    for (int i = 0; i < n_; ++i) deliver((self_ + i) % n_, 0, n_);
+  // A block of every rank, which begins at the same element of each input.
+  void gather(size_t element) const {
+    const bool large = is_large(blocks_.total());
+    for (int i = 0; i < n_; ++i) {
+      const int from = (self_ + i) % n_;  // not all at the same rank at once
+      fetch(from, element, blocks_.start(from), blocks_.count(from), large);
+    }
   }
-  void deliver(int from, size_t element, size_t parts) const {
-    deliver_bytes(output(from * b_.count), at(from, element), b_.count * b_.item, is_large(parts));
-  }
-  // Whether as many blocks are too much to stay in the cache.
-  bool is_large(size_t blocks) const { return b_.count * b_.item * blocks >= streaming_bytes_; }
+  // Whether as many elements are too much to stay in the cache.
+  bool is_large(size_t elements) const { return elements * b_.item >= streaming_bytes_; }
 
   // Two-shot without staging: this rank alone touches its part, on every rank, so it may overwrite it everywhere.
   void reduce_in_place() const {
@@ -135,6 +140,7 @@ class Symmetric final : public OnSymm {
   const Kind kind_;
   const Reduction reduction_;
   const int root_;
+  const Blocks blocks_;
   const size_t push_;  // elements
   const size_t streaming_bytes_;
 };
@@ -234,125 +240,46 @@ class SymmetricBroadcast final : public OnSymm {
   const bool streaming_;
 };
 
-// all_gather_v and reduce_scatter_v.
-class SymmetricV final : public OnSymm {
- public:
-  SymmetricV(Kind kind, std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
-             const size_t *counts, const Tuning &tuning)
-      : OnSymm(std::move(handle), offset, buffers), kind_(kind), reduction_(reduction), counts_(counts, counts + n_) {
-    size_t total = 0;
-    for (const size_t count : counts_) {
-      starts_.push_back(total);
-      total += count;
-    }
-    streaming_ = total * b_.item >= tuning.streaming_bytes;
-  }
-
- private:
-  size_t input_bytes(int group_rank) const override {
-    const bool all = kind_ == Kind::kReduceScatterV;
-    return (all ? starts_[n_ - 1] + counts_[n_ - 1] : counts_[group_rank]) * b_.item;
-  }
-  void move() const override {
-    if (kind_ == Kind::kReduceScatterV) {
-      reduce(reduction_, b_.out, starts_[self_], counts_[self_], streaming_);
-      return;
-    }
-    for (int i = 0; i < n_; ++i) {
-      const int from = (self_ + i) % n_;
-      deliver_bytes(output(starts_[from]), at(from, 0), counts_[from] * b_.item, streaming_);
-    }
-  }
-
-  const Kind kind_;
-  const Reduction reduction_;
-  const std::vector<size_t> counts_;
-  std::vector<size_t> starts_;
-  bool streaming_ = false;
-};
-
-// Where a block begins on another rank depends on counts that only that rank has, so they pass through the slots.
+// Where a block begins on another rank depends on counts that only that rank has.
 class SymmetricAllToAllV final : public OnSymm {
  public:
   SymmetricAllToAllV(Group &group, const char *name, std::shared_ptr<Symm> handle, size_t offset,
                      const Buffers &buffers, const size_t *in_counts, const size_t *out_counts, uint32_t round)
       : OnSymm(std::move(handle), offset, buffers),
-        group_(group),
-        name_(name),
         round_(round),
-        in_counts_(in_counts, in_counts + n_),
-        out_counts_(out_counts, out_counts + n_) {
-    size_t total = 0;
-    for (const size_t count : out_counts_) total += count;
-    streaming_ = total * b_.item >= group.tuning().streaming_bytes;
+        in_(in_counts, n_),
+        out_(out_counts, n_),
+        counts_(group, name, in_, out_),
+        streaming_(out_.total() * b_.item >= group.tuning().streaming_bytes) {
     rounds = round + 2;
-    reach = n_ * 2 * sizeof(uint64_t);
+    reach = n_ * 2 * sizeof(size_t);
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (round != round_) return;
-    for (int i = 0; i < n_; ++i) {
-      const uint64_t pair[2] = {in_counts_[i], out_counts_[i]};
-      std::memcpy(lane.data(self_, epoch) + i * sizeof pair, pair, sizeof pair);
-    }
+    if (round == round_) counts_.put(lane, epoch);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round != round_) return PHX_OK;
-    const size_t row = static_cast<size_t>(n_) * 2;
-    // Read once: what has been checked must be what is used, whatever a peer writes meanwhile.
-    std::vector<uint64_t> matrix(n_ * row);
-    for (int rank = 0; rank < n_; ++rank)
-      std::memcpy(&matrix[rank * row], lane.data(rank, epoch), row * sizeof(uint64_t));
-    bool spoiled = false;  // a peer wrote into this rank's slot
-    for (int peer = 0; peer < n_; ++peer) {
-      uint64_t *pair = &matrix[self_ * row + peer * 2];
-      spoiled = spoiled || pair[0] != in_counts_[peer] || pair[1] != out_counts_[peer];
-      pair[0] = in_counts_[peer];
-      pair[1] = out_counts_[peer];
-    }
-    const phx_status status = check(matrix);
-    if (status != PHX_OK)  // on every rank alike, unless one of them lies
-      return spoiled ? group_.fail_with(last_error(), true) : status;
-    size_t out = 0;
+    std::vector<size_t> room(offsets_);
+    for (size_t &each : room) each = (symm->block().size - each) / b_.item;
+    if (const phx_status status = counts_.read(lane, epoch, &room); status != PHX_OK) return status;
     for (int from = 0; from < n_; ++from) {
-      uint64_t begin = 0;
-      for (int to = 0; to < self_; ++to) begin += matrix[from * row + to * 2];
-      deliver_bytes(output(out), at(from, begin), out_counts_[from] * b_.item, streaming_);
-      out += out_counts_[from];
+      size_t begin = 0;
+      for (int to = 0; to < self_; ++to) begin += counts_.sent(from, to);
+      fetch(from, begin, out_.start(from), out_.count(from), streaming_);
     }
     return PHX_OK;
   }
 
  private:
   void move() const override {}
-  size_t input_bytes(int) const override { return 0; }  // what that rank's counts say, checked below
+  size_t input_bytes(int) const override { return 0; }  // what that rank's counts say, checked when they are read
 
-  // matrix[rank][peer]: what `rank` sends to `peer`, and what it expects of it.
-  phx_status check(const std::vector<uint64_t> &matrix) const {
-    const auto count = [&](int rank, int peer, int side) { return matrix[(rank * n_ + peer) * 2 + side]; };
-    for (int from = 0; from < n_; ++from) {
-      uint64_t end = 0;  // of what `from` sends, in elements
-      for (int to = 0; to < n_; ++to) {
-        const uint64_t sent = count(from, to, 0), expected = count(to, from, 1);
-        if (sent != expected)
-          return fail(PHX_ERR_MISMATCH, name_,
-                      "%s: group rank %d sends %" PRIu64 " elements to group rank %d, which expects %" PRIu64
-                      ". in_counts[j] on rank i must equal out_counts[i] on rank j.",
-                      name_, from, sent, to, expected);
-        if (sent > (symm->block().size - offsets_[from]) / b_.item - end)
-          return fail(PHX_ERR_MISMATCH, name_, "%s: the counts of group rank %d go beyond its block", name_, from);
-        end += sent;
-      }
-    }
-    return PHX_OK;
-  }
-
-  Group &group_;
-  const char *const name_;
   const uint32_t round_;
-  const std::vector<size_t> in_counts_, out_counts_;
-  bool streaming_ = false;
+  const Blocks in_, out_;
+  CountMatrix counts_;
+  const bool streaming_;
 };
 
 }  // namespace
@@ -369,11 +296,6 @@ SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset,
 SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
                                      const Tuning &tuning) {
   return std::make_unique<SymmetricBroadcast>(std::move(symm), offset, buffers, root, tuning);
-}
-
-SymmOperationPtr make_symm_v(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                             const Reduction &reduction, const size_t *counts, const Tuning &tuning) {
-  return std::make_unique<SymmetricV>(kind, std::move(symm), offset, buffers, reduction, counts, tuning);
 }
 
 SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,

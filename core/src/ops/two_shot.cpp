@@ -6,7 +6,7 @@
 // kernels/exchange.cpp), for which two areas of the slots take turns. One barrier per chunk and one more: the arrival
 // that says that the sums of chunk k are ready also says that chunk k+1 is there. A chunk stays in the second-level
 // cache.
-#include "ops/two_shot.h"
+#include "ops/areas.h"
 
 #include <algorithm>
 
@@ -15,27 +15,15 @@
 namespace phx {
 namespace {
 
-constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
-
-class TwoShot final : public Operation {
+class TwoShot final : public ThroughAreas {
  public:
   TwoShot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
-      : Operation(buffers, buffers.count * buffers.item),
+      : ThroughAreas(plan, buffers, buffers.count * buffers.item, plan.lane.group_size()),
         reduction_(reduction),
         root_(root),
         blocking_(plan.blocking),
-        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out) {
-    const int n = plan.lane.group_size();
-    const size_t most = std::max<size_t>(elements_in(plan.chunk_bytes() / n, b_.item), kLine / b_.item) * n;
-    // Chunks of equal size, each n parts of whole cache lines.
-    const size_t chunks = std::max<size_t>(1, (b_.count + most - 1) / most);
-    chunk_ = std::max<size_t>(std::min(most, part_elements((b_.count + chunks - 1) / chunks, b_.item, n) * n),
-                              kLine / b_.item * n);
-    part_ = chunk_ / n;
-    chunks_ = rounds_for(b_.count, chunk_);
-    rounds = chunks_ + 1;
-    reach = chunk_ * b_.item;
-  }
+        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out),
+        chunk_(part_ * n_) {}
 
   // In round r: offers chunk r, unless an earlier round has done it.
   void put(const Lane &lane, uint32_t round, uint64_t) override {
@@ -49,8 +37,6 @@ class TwoShot final : public Operation {
     return PHX_OK;
   }
 
-  // With more than two chunks the areas are slots that younger operations would take for free.
-  bool exclusive() const override { return chunks_ > 2; }
   bool takes_input_at_once() const override { return chunks_ == 1; }
 
  private:
@@ -59,9 +45,6 @@ class TwoShot final : public Operation {
     size_t count;
   };
 
-  char *area(const Lane &lane, int group_rank, uint32_t chunk) const {
-    return lane.data(group_rank, first_epoch + chunk % 2);
-  }
   size_t length(uint32_t chunk) const { return std::min(chunk_, b_.count - chunk * chunk_); }
   bool same_length(uint32_t a, uint32_t b) const { return b < chunks_ && length(a) == length(b); }
   Span part(uint32_t chunk, int group_rank) const {
@@ -134,9 +117,7 @@ class TwoShot final : public Operation {
   const int root_;
   const bool blocking_;
   const bool streaming_;
-  size_t chunk_ = 0;  // elements
-  size_t part_ = 0;
-  uint32_t chunks_ = 0;
+  const size_t chunk_;  // elements
 };
 
 }  // namespace

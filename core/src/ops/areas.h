@@ -1,0 +1,49 @@
+// Operations on what is not small: two-shot sums, and pairwise exchange through shared lines.
+#pragma once
+
+#include "group/lane.h"
+#include "ops/operation.h"
+
+namespace phx {
+
+// Chunks pass through two areas of the slots in turn, in lines that carry something there and something else back.
+// There is one round more than chunks: what comes back of a chunk is fetched in the round in which the next one is
+// there.
+class ThroughAreas : public Operation {
+ public:
+  // With more than two chunks the areas are slots that younger operations would take for free.
+  bool exclusive() const override { return chunks_ > 2; }
+
+ protected:
+  static constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
+
+  // A chunk has `parts` parts of whole cache lines; a slot has room for one part for each rank.
+  ThroughAreas(const Plan &plan, const Buffers &buffers, size_t in_bytes, int parts)
+      : Operation(buffers, in_bytes), n_(plan.lane.group_size()), self_(plan.lane.group_rank()) {
+    const size_t line = kLine / b_.item, most = std::max(elements_in(plan.chunk_bytes() / n_, b_.item), line) * parts;
+    const size_t chunks = std::max<size_t>(1, (b_.count + most - 1) / most);  // of equal size
+    part_ = std::max(std::min(most / parts, part_elements((b_.count + chunks - 1) / chunks, b_.item, parts)), line);
+    chunks_ = rounds_for(b_.count, part_ * parts);
+    rounds = chunks_ + 1;
+    reach = n_ * part_ * b_.item;
+  }
+  char *area(const Lane &lane, int group_rank, uint32_t chunk, int part = 0) const {
+    return lane.data(group_rank, first_epoch + chunk % 2) + part * part_ * b_.item;
+  }
+
+  const int n_, self_;
+  size_t part_;  // elements
+  uint32_t chunks_;
+};
+
+// root: the group rank that gets the sum; -1: every one.
+OperationPtr make_two_shot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
+
+// Whether an exchange beats putting everything and taking everything, for calls in which a rank sends `bytes` to each
+// peer.
+bool exchange_pays(const Plan &plan, size_t bytes);
+OperationPtr make_exchange(const Plan &plan, const Buffers &buffers);  // all_to_all
+OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
+OperationPtr make_exchange_of_two(const Plan &plan, const Buffers &buffers);  // all_gather of two ranks
+
+}  // namespace phx

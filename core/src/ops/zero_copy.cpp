@@ -1,0 +1,353 @@
+// Collectives on ordinary buffers of which inputs lie in symmetric memory: these are read where they lie, and the rest
+// of the calls becomes what it would be as a list of its own.
+//
+// A single call says where its input lies in the header of its slot (Place), and leaves the slot empty. For a list the
+// header says that the slot has a table of such places, one for each call that is large enough. A rank without such
+// inputs that can read those of others (kReads) puts what the whole list asks for. When all have arrived, each call is
+// decided by the places of all ranks: the same on all ranks, because all look at the same ones. If a rank cannot read
+// at all, or a single call cannot be done directly, the slots that were left empty are filled after all.
+//
+// Of a broadcast or a scatter only the root has an input, which the others look up. A rank that does not find it, as it
+// has freed its part of that allocation, says so in a second arrival, which everybody waits for anyway: only then may
+// the root change its input. What anybody missed belongs to the rest.
+#include <algorithm>
+#include <cstring>
+
+#include "base/hash.h"
+#include "group/lane.h"
+#include "ops/recognised.h"
+#include "symm/directory.h"
+
+namespace phx {
+namespace {
+
+// Below kSmallestInput, a copy costs less than a second barrier; which takes long if ranks wait for each other's turn
+// on a core.
+constexpr size_t kSmallestCrowded = size_t{256} << 10;
+
+bool only_root_gives(Kind kind) { return traits_of(kind).root == Root::kGives; }
+
+// A call that could be done directly.
+struct Candidate {
+  CoalescedCall call;
+  size_t index = 0;         // in the list
+  Place place;              // of this rank's input, if it is of use
+  SymmOperationPtr direct;  // NULL: not needed, or its symmetric memory is not known yet
+  bool is_direct = false;   // the same on all ranks
+  bool missed = false;      // this rank has to read and does not find it
+};
+
+class ZeroCopy final : public Operation {
+ public:
+  // `calls`: a list; empty for a single call, the only candidate. `staged`: what is done otherwise. Of a list it is
+  // NULL if this rank has a table: it is made when it is needed.
+  ZeroCopy(const Call &call, const Plan &plan, std::vector<CoalescedCall> calls, std::vector<Candidate> candidates,
+           OperationPtr staged)
+      : Operation({}, 0),
+        group_(call.group()),
+        engine_(call.engine()),
+        plan_(plan),
+        is_list_(!calls.empty()),
+        n_(plan.lane.group_size()),
+        self_(plan.lane.group_rank()),
+        calls_(std::move(calls)),
+        candidates_(std::move(candidates)),
+        staged_(std::move(staged)),
+        left_(std::max<size_t>(calls_.size(), 1)) {
+    place = is_list_ ? Place{staged_ == nullptr ? 1 : kReads, 0} : candidates_[0].place;
+    reach = !is_list_ ? 0 : staged_ == nullptr ? candidates_.size() * sizeof(Place) : staged_->reach;
+    rounds = 2;  // at least: nothing younger may pass before it is known what is done
+  }
+
+  bool takes_from_places(const Lane &lane, uint64_t epoch) override {
+    if (rest_ == nullptr && !by_places_) {
+      by_places_ = choose(lane, epoch);
+      if (by_places_) {
+        begin_direct();
+      } else {
+        if (staged_ == nullptr) staged_ = make_coalesced(plan_, calls_);
+        begin(staged_.get(), 0);
+      }
+    }
+    return by_places_;
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (is_rest(round)) return rest_->put(lane, round - base_, epoch);
+    char *const slot = lane.data(self_, epoch);
+    if (round > 0) {  // in the header, whether anything was missed; in the slot, what
+      for (const Candidate &candidate : candidates_)
+        if (candidate.missed) place.key = kReads;
+      for (size_t k = 0; k < candidates_.size() && place.key != 0; ++k) slot[k] = candidates_[k].missed;
+    } else if (is_list_ && staged_ != nullptr) {
+      staged_->first_epoch = epoch;
+      staged_->put(lane, 0, epoch);
+    } else if (is_list_) {
+      for (size_t k = 0; k < candidates_.size(); ++k)
+        std::memcpy(slot + k * sizeof(Place), &candidates_[k].place, sizeof(Place));
+    }
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (is_rest(round)) {
+      const phx_status status = rest_->take(lane, round - base_, epoch);
+      rounds = base_ + rest_->rounds;
+      return status;
+    }
+    if (round == 0) {
+      for (const Candidate &candidate : candidates_)
+        if (candidate.is_direct && !candidate.missed) candidate.direct->take(lane, 0, epoch);
+    } else if (asks_) {
+      hear_missed(lane, epoch);
+    }
+    return PHX_OK;
+  }
+
+  uint64_t done_after(uint64_t epoch) const override {
+    return rest_ != nullptr && epoch >= rest_->first_epoch ? rest_->done_after(epoch) : epoch;
+  }
+  bool exclusive() const override { return rest_ != nullptr && rest_->exclusive(); }
+  bool takes_input_at_once() const override { return false; }
+  void keep_input(size_t limit) override {
+    if (!is_list_) return;  // more than the limit, or it would be staged
+    if (staged_ != nullptr) staged_->keep_input(limit);
+    keep_inputs(&calls_, n_, self_, limit, &kept_);
+  }
+  void end() override {
+    rest_ = nullptr;
+    candidates_.clear();
+    staged_.reset();
+  }
+
+ private:
+  bool is_rest(uint32_t round) const { return rest_ != nullptr && round >= base_; }
+
+  // Of a candidate's input on that rank.
+  Place place_of(const Lane &lane, uint64_t epoch, int rank, size_t candidate) const {
+    Place at = lane.place(rank, epoch);
+    if (!is_list_) return at;
+    if (at.leaves_slot_empty()) {
+      std::memcpy(&at, lane.data(rank, epoch) + candidate * sizeof(Place), sizeof at);
+      return at;
+    }
+    const CoalescedCall &call = candidates_[candidate].call;
+    return {only_root_gives(call.kind) && call.root != rank ? kReads : 0, 0};
+  }
+
+  // Decides which calls are done directly, and notes what this rank has to read and cannot find. False: nothing is, and
+  // slots that were left empty are filled. A table stays where it is: another rank may still read it.
+  bool choose(const Lane &lane, uint64_t epoch) {
+    bool any = false;
+    for (int i = 0; i < n_; ++i) {
+      const Place &at = lane.place(i, epoch);
+      if (at.key == 0) return false;
+      any = any || at.leaves_slot_empty();
+    }
+    if (!any) return false;
+    for (size_t k = 0; k < candidates_.size(); ++k) {
+      Candidate &candidate = candidates_[k];
+      const CoalescedCall &call = candidate.call;
+      const bool rooted = only_root_gives(call.kind);
+      const Place from = place_of(lane, epoch, rooted ? call.root : self_, k);  // read once, as what is checked is used
+      if (!from.leaves_slot_empty()) continue;
+      if (rooted && candidate.direct == nullptr) find_root(call, from.key, &candidate);
+      bool fits = true;
+      bool inside = candidate.direct != nullptr && (!rooted || candidate.direct->move_input(call.root, from.offset));
+      for (int i = 0; i < n_; ++i) {
+        const Place at = place_of(lane, epoch, i, k);
+        fits = fits && (rooted ? at.key != 0 : at.key == from.key);
+        if (!rooted) inside = inside && candidate.direct->move_input(i, at.offset);
+      }
+      if (!fits) continue;
+      if (!inside && !rooted) continue;  // the same on all ranks
+      candidate.is_direct = true;
+      candidate.missed = !inside;
+      asks_ = asks_ || rooted;
+      --left_;
+      ++count_;
+    }
+    return is_list_ || count_ != 0;
+  }
+
+  void find_root(const CoalescedCall &call, uint64_t key, Candidate *candidate) {
+    std::shared_ptr<Symm> found = SymmDirectory::of_process().find_key(group_.members(), self_, key);
+    if (found != nullptr)
+      candidate->direct = make_symm(call.kind, std::move(found), 0, call.buffers, call.reduction, call.root, plan_);
+  }
+
+  void begin_direct() {
+    if (asks_) {
+      reach = candidates_.size();
+      return;
+    }
+    engine_.count_zero_copies(count_);
+    if (is_list_)
+      begin_rest(1);
+    else  // it may have more rounds than one and an arrival
+      begin(candidates_[0].direct.get(), 0);
+  }
+
+  void hear_missed(const Lane &lane, uint64_t epoch) {
+    place = {};
+    for (int i = 0; i < n_; ++i) {
+      if (lane.place(i, epoch).key == 0) continue;
+      const char *const slot = lane.data(i, epoch);
+      for (size_t k = 0; k < candidates_.size(); ++k) {
+        bool &direct = candidates_[k].is_direct;
+        if (slot[k] == 0 || !direct) continue;
+        direct = false;
+        ++left_;
+        --count_;
+      }
+    }
+    engine_.count_zero_copies(count_);
+    begin_rest(2);
+  }
+
+  // In the round `base`; or nothing is left but the arrival.
+  void begin_rest(uint32_t base) {
+    if (left_ == 0) return;
+    if (is_list_) {
+      std::vector<CoalescedCall> rest;
+      auto candidate = candidates_.begin();
+      for (size_t i = 0; i < calls_.size(); ++i) {
+        const bool is_candidate = candidate != candidates_.end() && candidate->index == i;
+        if (!is_candidate || !candidate->is_direct) rest.push_back(calls_[i]);
+        if (is_candidate) ++candidate;
+      }
+      staged_ = make_coalesced(plan_, rest);
+    }
+    begin(staged_.get(), base);
+  }
+
+  void begin(Operation *operation, uint32_t base) {
+    rest_ = operation;
+    base_ = base;
+    rest_->first_epoch = first_epoch + base;
+    rounds = base + rest_->rounds;
+    reach = rest_->reach;
+  }
+
+  Group &group_;
+  Engine &engine_;
+  const Plan plan_;
+  const bool is_list_;
+  const int n_, self_;
+  std::vector<CoalescedCall> calls_;
+  std::vector<Candidate> candidates_;
+  std::vector<char> kept_;
+  OperationPtr staged_;  // all calls, or the rest
+  size_t left_;          // of the calls: not done directly
+  bool by_places_ = false;
+  bool asks_ = false;          // whether a rank could miss an input
+  size_t count_ = 0;           // of calls that are done directly
+  Operation *rest_ = nullptr;  // what has all rounds from `base_` on
+  uint32_t base_ = 0;
+};
+
+size_t offset_in(const Symm &symm, const char *in) {
+  return static_cast<size_t>(in - static_cast<const char *>(symm.block().base));
+}
+
+// What all ranks must have in common to read each other's inputs: the allocation, and whether the call is in place.
+Place place_in(const Symm &symm, Kind kind, const Buffers &buffers) {
+  if (only_root_gives(kind)) return {symm.key(), offset_in(symm, buffers.in)};
+  const uint64_t facts[2] = {symm.key(), kind == Kind::kAllReduce && buffers.in == buffers.out};
+  return {hash_words(facts) | 1, offset_in(symm, buffers.in)};
+}
+
+// Calls of at least kSmallestInput bytes: smaller ones are packed for less than it takes to look for them. The same
+// ones on all ranks, as many as fit into a slot.
+std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, const Lane &lane) {
+  std::vector<Candidate> found;
+  for (size_t i = 0; i < calls.size() && found.size() < lane.slot_bytes() / sizeof(Place); ++i) {
+    if (input_bytes(calls[i], lane.group_size(), std::max(calls[i].root, 0)) < kSmallestInput) continue;
+    found.emplace_back();
+    found.back().call = calls[i];
+    found.back().index = i;
+  }
+  return found;
+}
+
+}  // namespace
+
+bool pays_to_look(const Group &group, size_t in_bytes) {
+  return in_bytes >= kSmallestInput && group.size() != 1 && (in_bytes >= kSmallestCrowded || !group.is_crowded());
+}
+
+std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes) {
+  const SymmDirectory &directory = SymmDirectory::of_process();
+  if (!pays_to_look(group, in_bytes) || directory.empty()) return nullptr;
+  return directory.find(group.members(), group.group_rank(), static_cast<const char *>(in), in_bytes);
+}
+
+bool may_find_input(const Group &group, size_t in_bytes) {
+  const SymmDirectory &directory = SymmDirectory::of_process();
+  return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
+}
+
+OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root,
+                       const size_t *in_counts, const size_t *out_counts) {
+  const Group &group = call.group();
+  const Kind kind = call.kind();
+  if (call.options().algo != PHX_ALGO_AUTO) return staged;
+  // An input that is taken before the start returns may be changed after it.
+  if (!blocking && in_bytes <= group.eager_bytes()) return staged;
+  const bool reads = only_root_gives(kind) && group.group_rank() != root;  // has no input itself
+  const Buffers &buffers = call.buffers();
+  std::shared_ptr<Symm> symm = reads ? nullptr : find_input(group, buffers.in, in_bytes);
+  if (reads ? !may_find_input(group, in_bytes) : symm == nullptr) return staged;
+  const Plan plan = call.plan(nullptr);
+  std::vector<Candidate> candidates(1);
+  if (reads) {
+    candidates[0].place.key = kReads;
+  } else {
+    const size_t offset = offset_in(*symm, buffers.in);
+    candidates[0].place = place_in(*symm, kind, buffers);
+    candidates[0].direct = kind == Kind::kAllToAllV
+                               ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers,
+                                                        in_counts, out_counts, 1)
+                               : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
+  }
+  candidates[0].call = {kind, buffers, call.reduction(), root, call.record()};
+  return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
+}
+
+OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls) {
+  const Group &group = call.group();
+  const SymmDirectory &directory = SymmDirectory::of_process();
+  if (directory.empty() || group.size() == 1 || call.options().algo != PHX_ALGO_AUTO)
+    return make_coalesced(plan, calls);
+  std::vector<Candidate> candidates = candidates_of(calls, plan.lane);
+  const size_t most_kept = plan.blocking ? 0 : group.eager_bytes();  // may be changed after the start
+  const int self = group.group_rank();
+  size_t own = 0, others = 0;  // bytes
+  for (Candidate &candidate : candidates) {
+    const CoalescedCall &each = candidate.call;
+    const Buffers &buffers = each.buffers;
+    const size_t bytes = input_bytes(each, group.size(), std::max(each.root, 0));
+    if (bytes <= most_kept) continue;
+    if (only_root_gives(each.kind) && each.root != self) {
+      others += bytes;
+      continue;
+    }
+    // It would take arrivals of its own.
+    if (sums_by_parts(each.kind, buffers.in == buffers.out, group.size(), PHX_ALGO_AUTO)) continue;
+    std::shared_ptr<Symm> symm = directory.find(group.members(), self, buffers.in, bytes);
+    if (symm == nullptr) continue;
+    own += bytes;
+    candidate.place = place_in(*symm, each.kind, buffers);
+    candidate.direct = make_symm(each.kind, std::move(symm), 0, buffers, each.reduction, each.root, plan);
+  }
+  const bool reads = may_find_input(group, others);
+  if (!pays_to_look(group, own + (reads ? others : 0))) return make_coalesced(plan, calls);
+  OperationPtr whole;
+  if (own == 0) whole = make_coalesced(plan, calls);
+  for (Candidate &candidate : candidates) {
+    const CoalescedCall &each = candidate.call;
+    if (reads && only_root_gives(each.kind) && each.root != self) candidate.place.key = kReads;
+  }
+  return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(whole));
+}
+
+}  // namespace phx
