@@ -51,7 +51,7 @@ phx_status check_one(phx_group *group, const phx_options *options, const phx_cal
     return phx::fail(PHX_ERR_INVALID, kName, "%s: call %zu: a broadcast's in and out are the same buffer", kName,
                      index);
   phx::Extent extent;
-  call.check(in, given.out, given.count, given.dtype, given.op, given.root_group_rank, &extent);
+  call.check(phx::traits_of(kind), in, given.out, given.count, given.dtype, given.op, given.root_group_rank, &extent);
   if (!call.ok()) return call.status();
   const size_t bytes = given.count * call.buffers().item;
   const auto add = [&](const char *begin, size_t parts, bool written) {

@@ -21,7 +21,7 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
     constexpr const phx::CollectiveTraits &kTraits = phx::traits_of(kKind);
     Call call(kKind, group, options);
     phx::Extent extent;
-    if (!call.check(in, out, count, dtype, op, root, &extent).ok()) return call.status();
+    if (!call.check(kTraits, in, out, count, dtype, op, root, &extent).ok()) return call.status();
     const size_t n = call.group_size(), bytes = count * call.buffers().item;
     if (call.on_gpu()) {
       const bool is_root = call.group().group_rank() == root;
@@ -36,7 +36,8 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
       call.chose(algo);
     }
     phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    return call.issue(phx::recognise(call, in_bytes, std::move(staged), blocking, root), work);
+    if (in_bytes >= phx::kSmallestInput) staged = phx::recognise(call, in_bytes, std::move(staged), blocking, root);
+    return call.issue(std::move(staged), work);
   });
 }
 

@@ -31,41 +31,39 @@ bool goes_through_slots(const Call &call, const phx::Plan &plan, size_t in_bytes
   return in_bytes <= std::min(small * times, plan.lane.slot_bytes());
 }
 
-phx::OperationPtr make(const Call &call, const phx::Plan &plan, phx::Symm &symm, size_t offset, size_t in_bytes,
-                       int root) {
-  const phx::Buffers &buffers = call.buffers();
-  if (goes_through_slots(call, plan, in_bytes))
-    return phx::make_operation(call.kind(), plan, buffers, call.reduction(), root);
-  if (call.kind() == Kind::kBroadcast)
-    return phx::make_symm_broadcast(symm.shared_from_this(), offset, buffers, root, plan.tuning);
-  return phx::make_symm(call.kind(), symm.shared_from_this(), offset, buffers, call.reduction(), root, plan,
-                        call.options().algo);
-}
-
 // Those with one count for all ranks. Every rank's block must hold what any rank gives.
-phx_status issue(Kind kind, phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
-                 int32_t root, const phx_options *options, phx_work **work) {
-  return guarded(phx::name_of(kind, true), [&]() -> phx_status {
-    Call call(kind, symm, options);
+template <Kind kKind>
+phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, int32_t root,
+                 const phx_options *options, phx_work **work) {
+  return guarded(phx::name_of(kKind, true), [&]() -> phx_status {
+    constexpr const phx::CollectiveTraits &kTraits = phx::traits_of(kKind);
+    Call call(kKind, symm, options);
     if (!call.ok()) return call.status();
-    const phx::CollectiveTraits &traits = phx::traits_of(kind);
     phx::Symm &s = *symm->symm;
-    const size_t n = s.size(), in_parts = phx::parts_on(traits.in, n, true);
-    const size_t out_parts = phx::parts_on(traits.out, n, s.group_rank() == root);
+    const size_t n = s.size(), in_parts = phx::parts_on(kTraits.in, n, true);
+    const size_t out_parts = phx::parts_on(kTraits.out, n, s.group_rank() == root);
     char *in = own_at(s, offset);
     if (phx::side_of(s) != nullptr) call.on_stream();
-    call.data(in, in_parts, kind == Kind::kBroadcast ? in : out, out_parts, count, dtype);
-    if (traits.reduces) call.reduce(op);
-    if (traits.root != phx::Root::kNone) call.root(root);
-    const size_t in_bytes = in_parts * count * call.buffers().item;
+    call.data(in, in_parts, kKind == Kind::kBroadcast ? in : out, out_parts, count, dtype);
+    if (kTraits.reduces) call.reduce(op);
+    if (kTraits.root != phx::Root::kNone) call.root(root);
+    const phx::Buffers &buffers = call.buffers();
+    const size_t in_bytes = in_parts * count * buffers.item;
     if (call.ok()) call.inside(s, offset, in_bytes);
-    if (call.ok() && kind == Kind::kAllGather && s.gathered().begins(out, offset, in_bytes))
+    if (kKind == Kind::kAllGather && call.ok() && s.gathered().begins(out, offset, in_bytes))
       return call.stays().issue(phx::make_barrier(), work);
-    const bool in_place = kind == Kind::kAllReduce || kind == Kind::kBroadcast;
-    call.overlap(in_parts * count, out_parts * count, 0, in_place);
-    if (!call.ok()) return call.status();
+    const bool in_place = kKind == Kind::kAllReduce || kKind == Kind::kBroadcast;
+    if (!call.overlap(in_parts * count, out_parts * count, 0, in_place).ok()) return call.status();
     if (phx::side_of(s) != nullptr) return phx::enqueue(call, s, offset, root, work);
-    return call.issue(make(call, call.plan(work), s, offset, in_bytes, root), work);
+    const phx::Plan plan = call.plan(work);
+    if (goes_through_slots(call, plan, in_bytes))
+      return call.issue(phx::make_operation(kKind, plan, buffers, call.reduction(), root), work);
+    if constexpr (kKind == Kind::kBroadcast)
+      return call.issue(phx::make_symm_broadcast(s.shared_from_this(), offset, buffers, root, plan.tuning), work);
+    else
+      return call.issue(phx::make_symm(kKind, s.shared_from_this(), offset, buffers, call.reduction(), root, plan,
+                                       call.options().algo),
+                        work);
   });
 }
 
@@ -75,42 +73,42 @@ extern "C" {
 
 phx_status phx_symm_all_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
                                const phx_options *options, phx_work **work) {
-  return issue(Kind::kAllReduce, symm, offset, out, count, dtype, op, -1, options, work);
+  return issue<Kind::kAllReduce>(symm, offset, out, count, dtype, op, -1, options, work);
 }
 
 phx_status phx_symm_all_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                const phx_options *options, phx_work **work) {
-  return issue(Kind::kAllGather, symm, offset, out, count, dtype, 0, -1, options, work);
+  return issue<Kind::kAllGather>(symm, offset, out, count, dtype, 0, -1, options, work);
 }
 
 phx_status phx_symm_reduce_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
                                    const phx_options *options, phx_work **work) {
-  return issue(Kind::kReduceScatter, symm, offset, out, count, dtype, op, -1, options, work);
+  return issue<Kind::kReduceScatter>(symm, offset, out, count, dtype, op, -1, options, work);
 }
 
 phx_status phx_symm_all_to_all(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                                const phx_options *options, phx_work **work) {
-  return issue(Kind::kAllToAll, symm, offset, out, count, dtype, 0, -1, options, work);
+  return issue<Kind::kAllToAll>(symm, offset, out, count, dtype, 0, -1, options, work);
 }
 
 phx_status phx_symm_broadcast(phx_symm *symm, size_t offset, size_t count, int32_t dtype, int32_t root_group_rank,
                               const phx_options *options, phx_work **work) {
-  return issue(Kind::kBroadcast, symm, offset, nullptr, count, dtype, 0, root_group_rank, options, work);
+  return issue<Kind::kBroadcast>(symm, offset, nullptr, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_symm_reduce(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op,
                            int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return issue(Kind::kReduce, symm, offset, out, count, dtype, op, root_group_rank, options, work);
+  return issue<Kind::kReduce>(symm, offset, out, count, dtype, op, root_group_rank, options, work);
 }
 
 phx_status phx_symm_gather(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                            int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return issue(Kind::kGather, symm, offset, out, count, dtype, 0, root_group_rank, options, work);
+  return issue<Kind::kGather>(symm, offset, out, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype,
                             int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return issue(Kind::kScatter, symm, offset, out, count, dtype, 0, root_group_rank, options, work);
+  return issue<Kind::kScatter>(symm, offset, out, count, dtype, 0, root_group_rank, options, work);
 }
 
 phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,

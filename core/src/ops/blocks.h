@@ -18,8 +18,9 @@ class Blocks {
     for (int i = 0; i < n; ++i) starts_[i + 1] = starts_[i] + counts[i];
     total_ = starts_[n];
   }
-  Blocks(const Buffers &buffers, int n)
-      : Blocks(buffers.counts == nullptr ? Blocks(buffers.count, n) : Blocks(buffers.counts, n)) {}
+  Blocks(const Buffers &buffers, int n) : Blocks(buffers.count, n) {
+    if (buffers.counts != nullptr) *this = Blocks(buffers.counts, n);
+  }
 
   size_t start(int rank) const { return starts_.empty() ? rank * largest_ : starts_[rank]; }
   size_t count(int rank) const { return starts_.empty() ? largest_ : starts_[rank + 1] - starts_[rank]; }

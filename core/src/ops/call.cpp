@@ -30,18 +30,26 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
     return;
   }
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
-  if (options_.gpu != nullptr && !set(read_in(options_.gpu, &gpu_, name())).ok()) return;
-  if (options_.flags != 0 || gpu_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
+  if (__builtin_expect(options_.gpu != nullptr, 0) && !read_gpu()) return;
+  if (options_.flags != 0 || options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
     set(fail(PHX_ERR_INVALID, name(), "%s: flags must be 0, and algo one of PHX_ALGO_*", name()));
   else if (options_.channel >= group->channels())
     set(fail(PHX_ERR_INVALID, name(), "%s: channel is %u; group '%s' has %u (phx_world_params.channels)", name(),
              options_.channel, group->name().c_str(), group->channels()));
-  else if (gpu_.device.type != 0 && gpu_.device.type != PHX_DEVICE_CPU && gpu_.device.type != PHX_DEVICE_CUDA)
-    set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEVICE_*", name(),
-             gpu_.device.type));
   else
     set(group->resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
   record_.algo = static_cast<uint8_t>(options_.algo);
+}
+
+bool Call::read_gpu() {
+  if (!set(read_in(options_.gpu, &gpu_, name())).ok()) return false;
+  const int32_t type = gpu_.device.type;
+  if (gpu_.flags != 0)
+    set(fail(PHX_ERR_INVALID, name(), "%s: the flags of phx_gpu_options must be 0", name()));
+  else if (type != 0 && type != PHX_DEVICE_CPU && type != PHX_DEVICE_CUDA)
+    set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEVICE_*", name(),
+             type));
+  return ok();
 }
 
 Call &Call::set(phx_status status) {
@@ -161,18 +169,6 @@ Call &Call::stays() {
 
 Call &Call::gives_at(uint64_t place) {
   if (ok()) record_.aux = hash_bytes(&place, sizeof place, record_.aux);
-  return *this;
-}
-
-Call &Call::check(const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root, Extent *extent) {
-  if (!ok()) return *this;
-  const CollectiveTraits &traits = traits_of(kind_);
-  const int self = group_->group_rank();
-  *extent = extent_of(traits, group_size(), self, self == root);
-  data(in, extent->in_parts, out, extent->out_parts, count, dtype);
-  overlap(extent->in_parts * count, extent->out_parts * count, extent->in_offset * count, extent->may_be_in_place);
-  if (traits.reduces) reduce(op);
-  if (traits.root != Root::kNone) this->root(root);
   return *this;
 }
 

@@ -42,8 +42,18 @@ class Call {
   Call &overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed);
   Call &reduce(int32_t op);
   Call &root(int32_t group_rank);
-  // All of these, in this order, as the row of the collective says.
-  Call &check(const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root, Extent *extent);
+  // All of these, in this order, as the row of the collective says. In line, where the row is a constant.
+  Call &check(const CollectiveTraits &traits, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
+              int32_t root, Extent *extent) {
+    if (!ok()) return *this;
+    const int self = group_->group_rank();
+    *extent = extent_of(traits, group_size(), self, self == root);
+    data(in, extent->in_parts, out, extent->out_parts, count, dtype);
+    overlap(extent->in_parts * count, extent->out_parts * count, extent->in_offset * count, extent->may_be_in_place);
+    if (traits.reduces) reduce(op);
+    if (traits.root != Root::kNone) this->root(root);
+    return *this;
+  }
   // One count for each rank, the same list on all: sets `total` to their sum. `counts` may be NULL: an error.
   Call &counts(const size_t *counts, size_t *total);
   // Likewise where every rank has a list of its own, which is compared later.
@@ -78,6 +88,7 @@ class Call {
  private:
   Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool symmetric, bool for_kernels);
   Call &set(phx_status status);
+  bool read_gpu();  // options of it; false: they are wrong
 
   Kind kind_;
   const Kind named_;  // by which the caller knows it

@@ -16,14 +16,14 @@ namespace {
 class Gather final : public Operation {
  public:
   // reader: the group rank that gets the blocks; -1: every one.
-  Gather(const Plan &plan, const Buffers &buffers, Blocks blocks, size_t chunk, int reader)
-      : Operation(buffers, blocks.count(plan.lane.group_rank()) * buffers.item),
-        blocks_(std::move(blocks)),
+  Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader)
+      : Operation(buffers, buffers.count_of(plan.lane.group_rank()) * buffers.item),
+        blocks_(buffers, plan.lane.group_size()),
         reader_(reader),
         chunk_(chunk),
         streaming_(blocks_.total() * buffers.item >= plan.tuning.streaming_bytes) {
     rounds = rounds_for(blocks_.largest(), chunk_);
-    reach = std::min(blocks_.count(plan.lane.group_rank()), chunk_) * b_.item;
+    reach = std::min(buffers.count_of(plan.lane.group_rank()), chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -101,13 +101,12 @@ OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
   // Of two ranks each sends the other one block: an exchange.
   if (buffers.counts == nullptr && plan.lane.group_size() == 2 && exchange_pays(plan, buffers.count * buffers.item))
     return make_exchange_of_two(plan, buffers);
-  return std::make_unique<Gather>(plan, buffers, Blocks(buffers, plan.lane.group_size()),
-                                  plan.chunk_elements(buffers.item), -1);
+  return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1);
 }
 
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root) {
   const size_t chunk = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
-  return std::make_unique<Gather>(plan, buffers, Blocks(buffers, plan.lane.group_size()), chunk, root);
+  return std::make_unique<Gather>(plan, buffers, chunk, root);
 }
 
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root) {

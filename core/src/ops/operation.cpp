@@ -40,19 +40,4 @@ class Barrier final : public Operation {
 
 OperationPtr make_barrier() { return std::make_unique<Barrier>(); }
 
-OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
-                            int32_t algo) {
-  switch (kind) {
-    case Kind::kAllReduce: return make_all_reduce(plan, buffers, reduction, algo);
-    case Kind::kAllGather: return make_all_gather(plan, buffers);
-    case Kind::kReduceScatter: return make_reduce_scatter(plan, buffers, reduction);
-    case Kind::kAllToAll: return make_all_to_all(plan, buffers);
-    case Kind::kBroadcast: return make_broadcast(plan, buffers, root);
-    case Kind::kReduce: return make_reduce(plan, buffers, reduction, root);
-    case Kind::kGather: return make_gather(plan, buffers, root);
-    case Kind::kScatter: return make_scatter(plan, buffers, root);
-    default: return make_barrier();
-  }
-}
-
 }  // namespace phx

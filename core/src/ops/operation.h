@@ -29,6 +29,7 @@ struct Buffers {
   // One for each group rank instead of `count`, in all_gather_v and reduce_scatter_v. The caller's list: valid until
   // the operation is made.
   const size_t *counts = nullptr;
+  size_t count_of(int group_rank) const { return counts == nullptr ? count : counts[group_rank]; }
 };
 
 struct Reduction {
@@ -133,9 +134,21 @@ OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
-// One of those with a single count, by its kind. algo: of all_reduce.
-OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
-                            int32_t algo = PHX_ALGO_AUTO);
+// One of those with a single count, by its kind. algo: of all_reduce. In line, where the kind is a constant.
+inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
+                                   int root, int32_t algo = PHX_ALGO_AUTO) {
+  switch (kind) {
+    case Kind::kAllReduce: return make_all_reduce(plan, buffers, reduction, algo);
+    case Kind::kAllGather: return make_all_gather(plan, buffers);
+    case Kind::kReduceScatter: return make_reduce_scatter(plan, buffers, reduction);
+    case Kind::kAllToAll: return make_all_to_all(plan, buffers);
+    case Kind::kBroadcast: return make_broadcast(plan, buffers, root);
+    case Kind::kReduce: return make_reduce(plan, buffers, reduction, root);
+    case Kind::kGather: return make_gather(plan, buffers, root);
+    case Kind::kScatter: return make_scatter(plan, buffers, root);
+    default: return make_barrier();
+  }
+}
 
 // On symmetric memory: `offset` bytes into every rank's block. buffers.in is this rank's own.
 class SymmOperation : public Operation {

@@ -53,8 +53,9 @@ class Segmented : public Operation {
 
 class AllToAll : public Segmented {
  public:
-  AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, Blocks out, size_t segment)
-      : Segmented(plan, buffers, std::move(in), segment), out_(std::move(out)) {}
+  // out: of the output; NULL: as those of the input.
+  AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, const Blocks *out, size_t segment)
+      : Segmented(plan, buffers, std::move(in), segment), out_(out != nullptr ? *out : blocks_) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
@@ -67,17 +68,18 @@ class AllToAll : public Segmented {
     return PHX_OK;
   }
 
- protected:
-  const Blocks out_;
+ private:
+  const Blocks &out_;
 };
 
 // Round 0 publishes the counts; then all ranks know how many rounds of data follow, and whether there is an error.
 class AllToAllV final : public AllToAll {
  public:
   AllToAllV(Group &group, const Plan &plan, const Buffers &buffers, Blocks in, Blocks out)
-      : AllToAll(plan, buffers, std::move(in), std::move(out),
+      : AllToAll(plan, buffers, std::move(in), &expected_,
                  elements_in(plan.lane.slot_bytes() / plan.lane.group_size(), buffers.item)),
-        counts_(group, "all_to_all_v", blocks_, out_) {
+        expected_(std::move(out)),
+        counts_(group, "all_to_all_v", blocks_, expected_) {
     rounds = 2;  // at least, until round 0 tells: nothing may be started behind it before then
   }
 
@@ -101,6 +103,7 @@ class AllToAllV final : public AllToAll {
   }
 
  private:
+  const Blocks expected_;
   CountMatrix counts_;
 };
 
@@ -197,7 +200,7 @@ class Reduce final : public Operation {
 OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers) {
   if (exchange_pays(plan, buffers.count * buffers.item)) return make_exchange(plan, buffers);
   const Blocks blocks(buffers, plan.lane.group_size());
-  return std::make_unique<AllToAll>(plan, buffers, blocks, blocks, segment_for(plan, buffers, blocks));
+  return std::make_unique<AllToAll>(plan, buffers, blocks, nullptr, segment_for(plan, buffers, blocks));
 }
 
 OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers, const size_t *in_counts,
