@@ -79,7 +79,7 @@ void check(phx_status status) {
 
 void read_all(FileLog &log) {
   for (const char *key : kKeys) {
-    const FileLog::InputLocation *place = log.find(key);
+    const FileLog::Location *place = log.find(key);
     std::string value;
     if (place == nullptr) continue;
     const phx_status status = log.read_value("get", key, *place, &value);
@@ -105,7 +105,7 @@ void append(FileLog &log, File &file, const char *key, const std::string &value)
   std::unique_ptr<FileLog> again;
   MUST(FileLog::open("open", path().c_str(), &again) == PHX_OK && again->refresh("open") == PHX_OK);
   for (FileLog *each : {&log, again.get()}) {
-    const FileLog::InputLocation *place = each->find(key);
+    const FileLog::Location *place = each->find(key);
     std::string found;
     MUST(place != nullptr && each->read_value("get", key, *place, &found) == PHX_OK && found == value);
   }

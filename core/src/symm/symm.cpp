@@ -31,7 +31,7 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       channels_(group.world().signal_channels()),
       imported_(group.size()),
       pad_segments_(group.size()),
-      pad_places_(group.size(), Pads::InputLocation{Pads::kOwn, 0, 0}),
+      pad_places_(group.size(), Pads::Location{Pads::kOwn, 0, 0}),
       buffers_(group.size()),
       pads_(group.size()),
       consumed_(static_cast<size_t>(channels_) * group.size()),
@@ -64,7 +64,7 @@ size_t Symm::pad_segment_bytes() const {
 
 size_t Symm::call_lines_at() const { return pad_bytes_of(channels_, size()); }
 
-void Symm::adopt_pad(int of, const Pads::InputLocation &place, Pads::Pad pad) {
+void Symm::adopt_pad(int of, const Pads::Location &place, Pads::Pad pad) {
   pads_[of] = pad.begin + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
   pad_segments_[of] = std::move(pad);
   pad_places_[of] = place;
@@ -72,7 +72,7 @@ void Symm::adopt_pad(int of, const Pads::InputLocation &place, Pads::Pad pad) {
 
 // An allocation in memory of a device has a segment for itself, which has lines for its calls as well.
 phx_status Symm::take_pad(const char *operation, Fd *fd) {
-  Pads::InputLocation place{Pads::kOwn, 0, 1};
+  Pads::Location place{Pads::kOwn, 0, 1};
   Pads::Pad pad;
   phx_status status = PHX_OK;
   if (block_->on_device()) {
@@ -88,7 +88,7 @@ phx_status Symm::take_pad(const char *operation, Fd *fd) {
   return status;
 }
 
-phx_status Symm::find_pad(const char *operation, int of, const Pads::InputLocation &place, int fd) {
+phx_status Symm::find_pad(const char *operation, int of, const Pads::Location &place, int fd) {
   Pads::Pad pad;
   phx_status status = PHX_OK;
   if (block_->on_device()) {

@@ -111,9 +111,9 @@ class Symm : public std::enable_shared_from_this<Symm> {
   uint64_t number() const { return ordinal_ + 1; }  // of allocations of the group, this one included
   size_t pad_segment_bytes() const;
   size_t call_lines_at() const;
-  void adopt_pad(int of, const Pads::InputLocation &place, Pads::Pad pad);
+  void adopt_pad(int of, const Pads::Location &place, Pads::Pad pad);
   phx_status take_pad(const char *operation, Fd *fd);
-  phx_status find_pad(const char *operation, int of, const Pads::InputLocation &place, int fd);
+  phx_status find_pad(const char *operation, int of, const Pads::Location &place, int fd);
   void begin_at(uint32_t first);  // the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
@@ -133,7 +133,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   const uint32_t channels_;
   std::vector<std::unique_ptr<ImportedBlock>> imported_;
   std::vector<Pads::Pad> pad_segments_;
-  std::vector<Pads::InputLocation> pad_places_;
+  std::vector<Pads::Location> pad_places_;
   bool complete_ = false;  // the rendezvous went well on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
