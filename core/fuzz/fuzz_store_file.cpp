@@ -79,7 +79,7 @@ void check(phx_status status) {
 
 void read_all(FileLog &log) {
   for (const char *key : kKeys) {
-    const FileLog::Place *place = log.find(key);
+    const FileLog::Location *place = log.find(key);
     std::string value;
     if (place == nullptr) continue;
     const phx_status status = log.read_value("get", key, *place, &value);
@@ -88,7 +88,7 @@ void read_all(FileLog &log) {
   }
 }
 
-// Not so when bytes that `log` has read before have changed since, which it need not notice.
+// False also when bytes that `log` has read before have changed since, which it need not notice.
 bool whole() {
   std::unique_ptr<FileLog> log;
   MUST(FileLog::open("open", path().c_str(), &log) == PHX_OK);
@@ -105,7 +105,7 @@ void append(FileLog &log, File &file, const char *key, const std::string &value)
   std::unique_ptr<FileLog> again;
   MUST(FileLog::open("open", path().c_str(), &again) == PHX_OK && again->refresh("open") == PHX_OK);
   for (FileLog *each : {&log, again.get()}) {
-    const FileLog::Place *place = each->find(key);
+    const FileLog::Location *place = each->find(key);
     std::string found;
     MUST(place != nullptr && each->read_value("get", key, *place, &found) == PHX_OK && found == value);
   }

@@ -99,7 +99,7 @@ TEST(a_slot_that_was_left_empty_for_long_is_not_taken_for_full) {
         auto *block = reinterpret_cast<float *>(member.block);
         std::vector<float> ordinary(kCount), out(kCount);
         for (int round = 0; round < 12; ++round) {
-          // Of rank 0, of all, of none; then of all but rank 0.
+          // Rank 0's, all ranks', none; then those of all but rank 0.
           const bool here =
               round % 4 == 1 || (round % 4 == 0 && member.self == 0) || (round % 4 == 3 && member.self != 0);
           float *in = here ? block : ordinary.data();

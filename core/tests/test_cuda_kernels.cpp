@@ -56,7 +56,7 @@ class Ranks {
   host_blocks::Team &team() { return team_; }
   int32_t status(int rank) const { return static_cast<int32_t>(statuses_[rank]); }
   void forgive() { std::fill(statuses_.begin(), statuses_.end(), 0); }
-  // So many launches in Lines have been before, as far as the ranks know.
+  // So many launches by the LL protocol have been before, as far as the ranks know.
   void begin_at(uint32_t epoch) {
     for (std::vector<uint32_t> &epochs : epochs_) std::fill(epochs.begin(), epochs.end(), epoch);
   }

@@ -133,7 +133,7 @@ void each_collective(int rank, phx_world *world) {
     }
 }
 
-// Of the same number as `counts`: from rank i to rank j, or of rank i.
+// How many elements go from rank i to rank j, or come from rank i.
 size_t count_of(int i, int j) { return static_cast<size_t>((i * 3 + j * 5) % 7) * 30; }
 
 void each_with_lists(int rank, phx_world *world) {

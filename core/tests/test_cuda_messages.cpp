@@ -3,7 +3,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "gpu/road.h"
+#include "gpu/message_ring.h"
 #include "gpu_group.h"
 
 using namespace gpu_group;
@@ -11,9 +11,9 @@ using namespace gpu_group;
 namespace {
 
 constexpr size_t kChunk = 64;                                            // of `small` worlds
-constexpr size_t kRoad = phx::cuda::kLanes * phx::cuda::kDeep * kChunk;  // as much as one has room for
+constexpr size_t kRing = phx::cuda::kLanes * phx::cuda::kDeep * kChunk;  // as much as one has room for
 constexpr size_t kSizes[] = {0,    1,         7,         16,    17,        64,          65,        kChunk * 4, 1000,
-                             1024, kRoad / 2, kRoad - 1, kRoad, kRoad + 1, kRoad + 100, 3 * kRoad, 20000,      65536};
+                             1024, kRing / 2, kRing - 1, kRing, kRing + 1, kRing + 100, 3 * kRing, 20000,      65536};
 
 // Short chunks, so that short messages take many.
 ranks::Options small() {
@@ -97,7 +97,7 @@ TEST(kernels_end_when_the_other_rank_dies) {
           CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
           if (rank == 1) raise(SIGKILL);
           const phx_status status =
-              what == 1 ? send(me, me.in(), 2 * kRoad, 1, 0, 60000) : recv(me, me.out(), 10, 1, 0, 60000);
+              what == 1 ? send(me, me.in(), 2 * kRing, 1, 0, 60000) : recv(me, me.out(), 10, 1, 0, 60000);
           CHECK(status == PHX_OK || status == PHX_ERR_PEER_DEAD);
           me.stream().wait();  // the test's own limit is less than the timeout
           const phx_error_info info = me.failure();
@@ -134,7 +134,7 @@ TEST(a_large_message_arrives_through_chunks_as_large_as_they_get) {
   });
 }
 
-// Both put a send before a receive on one stream: what fits into a road is on its way at once.
+// Both put a send before a receive on one stream: what fits into a ring is on its way at once.
 TEST(what_fits_is_sent_before_it_is_received) {
   gpu::needs_driver();
   ranks::as_threads(
@@ -143,10 +143,10 @@ TEST(what_fits_is_sent_before_it_is_received) {
         const Rank me(world);
         const int peer = 1 - rank;
         for (size_t turn = 0; turn < 5; ++turn) {
-          write(me.in(), content(rank, peer, turn, kRoad));
-          CHECK_OK(send(me, me.in(), kRoad, peer));
-          CHECK_OK(recv(me, me.out(), kRoad, peer));
-          CHECK(me.read(me.out(), kRoad) == content(peer, rank, turn, kRoad));
+          write(me.in(), content(rank, peer, turn, kRing));
+          CHECK_OK(send(me, me.in(), kRing, peer));
+          CHECK_OK(recv(me, me.out(), kRing, peer));
+          CHECK(me.read(me.out(), kRing) == content(peer, rank, turn, kRing));
         }
         // The first four in a row, however short they are.
         for (size_t i = 0; i < phx::cuda::kDeep; ++i) {
@@ -161,14 +161,14 @@ TEST(what_fits_is_sent_before_it_is_received) {
       small());
 }
 
-// All ranks send to all, themselves included, several messages each, receives first; more than roads have room for.
+// All ranks send to all, themselves included, several messages each, receives first; more than rings have room for.
 TEST(a_batch_goes_both_ways_at_once) {
   gpu::needs_driver();
   for (const int n : {1, 2, 3})
     ranks::as_threads(
         n,
         [&](int rank, phx_world *world) {
-          constexpr size_t kSpan = 3 * kRoad;
+          constexpr size_t kSpan = 3 * kRing;
           const Rank me(world);
           CHECK_OK(batch(me, {}));
           const size_t sizes[] = {kSpan, 0, 100};
@@ -248,7 +248,7 @@ TEST(calls_on_several_streams_do_not_wait_for_each_other_but_in_one_direction) {
         const OwnStream other;
         gpu::Options second = me.options();
         second.stream = other.get();
-        constexpr size_t kBytes = 2 * kRoad;
+        constexpr size_t kBytes = 2 * kRing;
         if (rank == 0) {
           CHECK_OK(send(me, me.in(), 1, 1));  // so that rank 1 need not wait for this host
           CHECK_OK(recv(me, me.in(), kBytes, 1));
@@ -350,7 +350,7 @@ TEST(a_first_collective_does_not_wait_for_a_message_on_its_way) {
         const int peer = 1 - rank;
         CHECK_OK(batch(me, {sends(me.in(), 10, peer), receives(me.out(), 10, peer)}));
         me.stream().wait();
-        const Bytes given = content(0, 1, 0, 3 * kRoad);
+        const Bytes given = content(0, 1, 0, 3 * kRing);
         write(me.in(), given);
         CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
         if (rank == 0) CHECK_OK(send(me, me.in(), given.size(), 1));  // more than there is room for
@@ -410,7 +410,7 @@ TEST(messages_that_differ_are_told_on_both_sides) {
   expect_mismatch(sends(nullptr, 100, 1), receives(nullptr, 101, 0));
   expect_mismatch(sends(nullptr, 0, 1), receives(nullptr, 5000, 0));
   expect_mismatch(sends(nullptr, 5000, 1), receives(nullptr, 0, 0));
-  expect_mismatch(sends(nullptr, 3 * kRoad, 1), receives(nullptr, 2 * kRoad, 0));
+  expect_mismatch(sends(nullptr, 3 * kRing, 1), receives(nullptr, 2 * kRing, 0));
   phx_message floats = receives(nullptr, 25, 0);
   floats.dtype = PHX_DTYPE_F32;
   expect_mismatch(sends(nullptr, 100, 1), floats);
@@ -429,7 +429,7 @@ TEST(a_message_that_does_not_come_is_named_after_the_timeout) {
           me.stream().wait();
           CHECK_OK(phx_barrier(me.hosts(), nullptr, nullptr));
           if (rank == 0) {
-            CHECK_OK(sends ? send(me, me.in(), 2 * kRoad, 1, 0, 50) : recv(me, me.out(), 1, 1, 0, 50));
+            CHECK_OK(sends ? send(me, me.in(), 2 * kRing, 1, 0, 50) : recv(me, me.out(), 1, 1, 0, 50));
             me.stream().wait();
           }
           const phx_error_info info = me.failure();

@@ -153,7 +153,7 @@ TEST(calls_on_several_streams_keep_their_order) {
     for (int32_t i = 0; i < 10; ++i) {
       write(me.in(), std::vector<int32_t>(2000, rank + i));
       CHECK_OK(gather(me, me.options(), 1000));
-      // Of what the first one gives.
+      // Reads what the first one gives.
       CHECK_OK(
           phx_reduce_scatter(me.group(), me.out(), me.out() + 8000, 1000, PHX_DTYPE_I32, PHX_OP_SUM, &second, nullptr));
       other.wait();

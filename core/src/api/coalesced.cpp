@@ -4,7 +4,7 @@
 
 #include "api/entry.h"
 #include "ops/on_gpu.h"
-#include "ops/recognised.h"
+#include "ops/zero_copy.h"
 
 using phx::Call;
 using phx::CoalescedCall;
@@ -111,6 +111,6 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
     }
     if (const phx_status status = check_overlaps(&ranges); status != PHX_OK) return all.refuse(status).status();
     if (all.on_gpu()) return phx::put_on_gpu(all.coalesces(checked), checked, volumes, work);
-    return all.coalesces(checked).issue(phx::recognise_list(all, all.plan(work), checked), work);
+    return all.coalesces(checked).issue(phx::coalesced_with_zero_copy(all, all.plan(work), checked), work);
   });
 }

@@ -5,7 +5,7 @@
 #include "api/entry.h"
 #include "ops/call.h"
 #include "ops/on_gpu.h"
-#include "ops/recognised.h"
+#include "ops/zero_copy.h"
 
 using phx::Call;
 using phx::guarded;
@@ -36,7 +36,8 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
       call.chose(algo);
     }
     phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    if (in_bytes >= phx::kSmallestInput) staged = phx::recognise(call, in_bytes, std::move(staged), blocking, root);
+    if (in_bytes >= phx::kSmallestInput)
+      staged = phx::with_zero_copy(call, in_bytes, std::move(staged), blocking, root);
     return call.issue(std::move(staged), work);
   });
 }
@@ -111,7 +112,7 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
       return phx::put_on_gpu_v(call, {bytes, total * item, most * item}, counts, counts, work);
     }
     phx::OperationPtr staged = phx::make_all_gather(call.plan(work), call.buffers());
-    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr), work);
+    return call.issue(phx::with_zero_copy(call, bytes, std::move(staged), work == nullptr), work);
   });
 }
 
@@ -132,7 +133,7 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     if (call.on_gpu())
       return phx::put_on_gpu_v(call, {bytes, counts[self] * call.buffers().item, bytes}, counts, counts, work);
     phx::OperationPtr staged = phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction());
-    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr), work);
+    return call.issue(phx::with_zero_copy(call, bytes, std::move(staged), work == nullptr), work);
   });
 }
 
@@ -151,7 +152,8 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
       return phx::put_on_gpu_v(call, {bytes, outs * call.buffers().item, 0}, in_counts, out_counts, work);
     phx::OperationPtr staged =
         phx::make_all_to_all_v(call.group(), call.plan(work), call.buffers(), in_counts, out_counts);
-    return call.issue(phx::recognise(call, bytes, std::move(staged), work == nullptr, -1, in_counts, out_counts), work);
+    return call.issue(phx::with_zero_copy(call, bytes, std::move(staged), work == nullptr, -1, in_counts, out_counts),
+                      work);
   });
 }
 }

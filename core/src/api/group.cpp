@@ -21,7 +21,7 @@ constexpr size_t kMaxName = 255;
 // What lives on every group.
 std::vector<std::unique_ptr<phx::Attachment>> attach_all(phx::Group &group) {
   std::vector<std::unique_ptr<phx::Attachment>> all;  // by AttachmentKind
-  all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::Side::make));
+  all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make));
   all.push_back(std::make_unique<phx::GpuGroup>(group));
   all.push_back(std::make_unique<phx::Messenger>(group));
   all.push_back(std::make_unique<phx::Collectives>(group));

@@ -8,7 +8,7 @@
 
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
-#include "gpu/roads.h"
+#include "gpu/message_rings.h"
 #include "p2p/messenger.h"
 #include "phalanx/cuda.h"
 
@@ -86,7 +86,7 @@ phx_status put(const char *name, phx::Group &group, const std::vector<const phx:
                         data,
                         {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
   }
-  return phx::gpu_of(group).roads().put(name, options.gpu.device.index, messages, options.timeout_ms,
+  return phx::gpu_of(group).rings().put(name, options.gpu.device.index, messages, options.timeout_ms,
                                         options.gpu.stream);
 }
 
@@ -148,15 +148,15 @@ phx_status read_message(const phx::Group &group, const phx_message &given, size_
 
 // Whether the kernel of one launch can take them all.
 phx_status check_number(const std::deque<phx::Transfer> &transfers) {
-  std::vector<std::pair<bool, int>> roads;
+  std::vector<std::pair<bool, int>> rings;
   for (const phx::Transfer &transfer : transfers) {
-    const std::pair<bool, int> road(transfer.sends, transfer.peer);
-    if (std::find(roads.begin(), roads.end(), road) == roads.end()) roads.push_back(road);
+    const std::pair<bool, int> ring(transfer.sends, transfer.peer);
+    if (std::find(rings.begin(), rings.end(), ring) == rings.end()) rings.push_back(ring);
   }
-  if (transfers.size() <= phx::cuda::kMostMessages && roads.size() <= phx::cuda::kMostRoads) return PHX_OK;
+  if (transfers.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
   return fail(PHX_ERR_UNSUPPORTED, kBatch,
               "%s: %zu messages to and from %zu ranks at once; on memory of a GPU there may be %u, and %u", kBatch,
-              transfers.size(), roads.size(), phx::cuda::kMostMessages, phx::cuda::kMostRoads);
+              transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
 }
 
 // All are waited for, whatever happens: the buffers are the caller's again when this returns.

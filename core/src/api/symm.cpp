@@ -1,7 +1,7 @@
 // phx_symm_* but for its collectives, which are with the others.
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
-#include "ops/recognised.h"
+#include "ops/zero_copy.h"
 #include "phalanx/cuda.h"
 #include "phalanx/tuning.h"
 #include "symm/table.h"
@@ -38,12 +38,12 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
   return with_timeout(operation, symm, timeout_ms, [&](phx::Symm &s, int64_t timeout) -> phx_status {
     const phx_status status = s.check(operation, group_rank, channel);
     if (status != PHX_OK) return status;
-    if (phx::side_of(s) == nullptr)
+    if (phx::gpu_symm_of(s) == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
                   operation);
     phx::cuda::Launch launch{};
     launch.root = group_rank;
-    launch.channel = kernel == Kernel::barrier ? phx::side_of(s)->barrier_channel(channel) : channel;
+    launch.channel = kernel == Kernel::barrier ? phx::gpu_symm_of(s)->barrier_channel(channel) : channel;
     constexpr const char *kNames[] = {"phx_gpu_put_signal", "phx_gpu_wait_signal", "phx_gpu_barrier"};
     return phx::launch(s, operation, kNames[static_cast<int>(kernel)], launch, nullptr, timeout, 0, nullptr, stream);
   });
@@ -151,7 +151,7 @@ phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
     info.signal_channels = s.channels();
     info.base = s.block().base;
     info.size = s.block().size;
-    info.pad_stride = phx::side_of(s) != nullptr ? phx::side_of(s)->team().pad_stride : s.pad_stride();
+    info.pad_stride = phx::gpu_symm_of(s) != nullptr ? phx::gpu_symm_of(s)->team().pad_stride : s.pad_stride();
     info.signal_pad_bytes = size_t{info.pad_stride} * s.size() * sizeof(uint32_t);
     info.device = s.block().device;
     info.group = s.group().name().c_str();
@@ -166,7 +166,7 @@ void *phx_symm_buffer(phx_symm *symm, int32_t group_rank) {
 uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank) {
   if (!has_rank("symm_signal_pad", symm, group_rank)) return nullptr;
   const phx::Symm &s = *symm->symm;
-  return phx::side_of(s) != nullptr ? phx::side_of(s)->pad(group_rank) : s.pad(group_rank);
+  return phx::gpu_symm_of(s) != nullptr ? phx::gpu_symm_of(s)->pad(group_rank) : s.pad(group_rank);
 }
 
 phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel) {
@@ -199,7 +199,7 @@ phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t ti
 phx_status phx_symm_get_team(phx_symm *symm, phx_team *out) {
   const char *operation = "symm_get_team";
   return with_handle(operation, symm, [&](phx::Symm &s) -> phx_status {
-    if (phx::side_of(s) != nullptr) return phx::copy_out(phx::side_of(s)->team(), out, operation);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::copy_out(phx::gpu_symm_of(s)->team(), out, operation);
     phx_team team = PHX_TEAM_INIT;
     team.group_rank = s.group_rank();
     team.group_size = s.size();

@@ -43,7 +43,7 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
     const size_t n = s.size(), in_parts = phx::parts_on(kTraits.in, n, true);
     const size_t out_parts = phx::parts_on(kTraits.out, n, s.group_rank() == root);
     char *in = own_at(s, offset);
-    if (phx::side_of(s) != nullptr) call.on_stream();
+    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     call.data(in, in_parts, kKind == Kind::kBroadcast ? in : out, out_parts, count, dtype);
     if (kTraits.reduces) call.reduce(op);
     if (kTraits.root != phx::Root::kNone) call.root(root);
@@ -54,7 +54,7 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
       return call.stays().issue(phx::make_barrier(), work);
     const bool in_place = kKind == Kind::kAllReduce || kKind == Kind::kBroadcast;
     if (!call.overlap(in_parts * count, out_parts * count, 0, in_place).ok()) return call.status();
-    if (phx::side_of(s) != nullptr) return phx::enqueue(call, s, offset, root, work);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, root, work);
     const phx::Plan plan = call.plan(work);
     if (goes_through_slots(call, plan, in_bytes))
       return call.issue(phx::make_operation(kKind, plan, buffers, call.reduction(), root), work);
@@ -120,14 +120,14 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     phx::Symm &s = *symm->symm;
     const size_t mine = counts[s.group_rank()];
     char *in = own_at(s, offset);
-    if (phx::side_of(s) != nullptr) call.on_stream();
+    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     call.data(in, 1, out, 1, total, dtype).counts(counts, &total);
     // Every rank's block must hold the largest: all see the same list, so all refuse alike.
     size_t most = 0;
     for (int i = 0; i < s.size(); ++i) most = counts[i] > most ? counts[i] : most;
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);
     if (!call.overlap(mine, total, 0, false).ok()) return call.status();
-    if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
     return call.issue(
         phx::make_symm(Kind::kAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, -1, call.plan(work)), work);
   });
@@ -142,11 +142,11 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
     phx::Symm &s = *symm->symm;
     const size_t mine = counts[s.group_rank()];
     char *in = own_at(s, offset);
-    if (phx::side_of(s) != nullptr) call.on_stream();
+    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     call.data(in, 1, in, 1, total, dtype).data(in, 1, out, 1, mine, dtype).reduce(op).counts(counts, &total);
     if (call.ok()) call.inside(s, offset, total * call.buffers().item);
     if (!call.overlap(total, mine, 0, false).ok()) return call.status();
-    if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
     return call.issue(phx::make_symm(Kind::kReduceScatterV, s.shared_from_this(), offset, call.buffers(),
                                      call.reduction(), -1, call.plan(work)),
                       work);
@@ -161,12 +161,12 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     phx::Symm &s = *symm->symm;
     char *in = own_at(s, offset);
-    if (phx::side_of(s) != nullptr) call.on_stream();
+    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     if (outs != 0 && out == nullptr)
       return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a buffer is NULL", call.name())).status();
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
-    if (phx::side_of(s) != nullptr) return phx::enqueue_v(call, s, offset, in_counts, out_counts, work);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, in_counts, out_counts, work);
     return call.issue(phx::make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset,
                                                   call.buffers(), in_counts, out_counts, 0),
                       work);

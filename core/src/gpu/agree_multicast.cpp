@@ -1,10 +1,10 @@
-// Whether and how the ranks of a rendezvous make one multicast object: see side.h.
+// Whether and how the ranks of a rendezvous make one multicast object: see gpu_symm.h.
 #include <cstring>
 
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "gpu/allocator.h"
-#include "gpu/side.h"
+#include "gpu/gpu_symm.h"
 #include "group/group.h"
 
 namespace phx {
@@ -71,9 +71,9 @@ class Agreement {
   std::vector<Word> words_;
 };
 
-phx_status take_steps(const char *operation, Group &group, const Block &block, cuda::Side &side,
+phx_status take_steps(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
                       const Deadline &deadline, std::string *why) {
-  const cuda::Driver &driver = side.driver();
+  const cuda::Driver &driver = gpu.driver();
   const cuda::Memory &memory = cuda::memory_of(block);
   const bool makes = group.group_rank() == 0;
   Agreement agreement(operation, group, deadline);
@@ -98,28 +98,28 @@ phx_status take_steps(const char *operation, Group &group, const Block &block, c
   if (status != PHX_OK || !(*why = agreement.obstacle()).empty()) return status;
 
   step = object->bind(operation, memory);
-  if (step == PHX_OK) agreement.mine().has_kernels = side.has_kernel("phx_gpu_multimem_broadcast") ? 1 : 0;
+  if (step == PHX_OK) agreement.mine().has_kernels = gpu.has_kernel("phx_gpu_multimem_broadcast") ? 1 : 0;
   PHX_FAILPOINT("symm_multicast", 3);
   status = agreement.tell(step, -1);
   if (status != PHX_OK || !(*why = agreement.obstacle()).empty()) return status;
   bool everywhere = true;
   for (const Word &word : agreement.words()) everywhere = everywhere && word.has_kernels != 0;
-  side.adopt_multicast(std::move(object), everywhere);
+  gpu.adopt_multicast(std::move(object), everywhere);
   return PHX_OK;
 }
 
 }  // namespace
 
-phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::Side &side,
+phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
                               const std::vector<cuda::Facts> &all, const Deadline &deadline) {
   std::string why = obstacle(group, all);
   if (why.empty()) {
     const ErrorInfo before = last_error();  // what fails here fails no call
-    const phx_status status = take_steps(operation, group, block, side, deadline, &why);
+    const phx_status status = take_steps(operation, group, block, gpu, deadline, &why);
     if (status != PHX_OK) return status;
     set_last_error(before);
   }
-  side.go_without_multicast(why);
+  gpu.go_without_multicast(why);
   return PHX_OK;
 }
 

@@ -16,7 +16,7 @@ AllocatorRef make_allocator(std::string *problem);
 // The GPUs of an allocator made here; NULL: it is somebody else's.
 Gpus *gpus_of(const Allocator &allocator);
 
-// Of a block that came from there.
+// The memory of a block that came from there.
 const Memory &memory_of(const Block &block);
 
 // Makes memory what the functions of that allocator know a block by: they free it from now on.

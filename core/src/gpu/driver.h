@@ -56,7 +56,7 @@ constexpr int kPinned = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED
 constexpr int kFileDescriptor = 1;  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 constexpr int kFabric = 8;          // CU_MEM_HANDLE_TYPE_FABRIC
 
-// Of what stands for the memory of several GPUs at once.
+// The properties of a multicast object, which stands for the memory of several GPUs at once.
 struct MulticastProperties {
   unsigned devices;
   size_t size;                      // of each one's memory

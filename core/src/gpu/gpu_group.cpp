@@ -5,13 +5,13 @@
 
 #include "base/error.h"
 #include "gpu/launch.h"
-#include "gpu/road.h"
+#include "gpu/message_ring.h"
 
 namespace phx {
 
 static_assert(Group::kReportWords == 1 + cuda::kDifferenceWords);
 
-GpuGroup::GpuGroup(Group &group) : group_(group), workspaces_(group), roads_(std::make_unique<Roads>(group)) {
+GpuGroup::GpuGroup(Group &group) : group_(group), workspaces_(group), rings_(std::make_unique<GpuMessageRings>(group)) {
   tuning_.adopt(builtin_gpu_tuning(group.size()));
 }
 
@@ -141,7 +141,7 @@ phx_status launch(Symm &symm, const char *operation, const std::string &kernel, 
   if (kernel.empty()) return PHX_OK;
   constexpr int64_t kMostMs = int64_t{1} << 40;
   launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
-  const phx_status status = side_of(symm)->launch(operation, kernel, launch, bytes, lists, stream);
+  const phx_status status = gpu_symm_of(symm)->launch(operation, kernel, launch, bytes, lists, stream);
   if (status == PHX_OK || status == PHX_ERR_UNSUPPORTED) return status;
   return group.fail_with(last_error(), true);
 }

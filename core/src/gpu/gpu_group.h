@@ -8,8 +8,8 @@
 
 #include "base/adopted.h"
 #include "base/tuning.h"
-#include "gpu/roads.h"
-#include "gpu/side.h"
+#include "gpu/gpu_symm.h"
+#include "gpu/message_rings.h"
 #include "gpu/workspace.h"
 #include "group/group.h"
 
@@ -24,7 +24,7 @@ class GpuGroup final : public Attachment {
   phx_status open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
                         std::shared_ptr<cuda::DeviceWords> *out);
   Workspaces &workspaces() { return workspaces_; }
-  Roads &roads() { return *roads_; }
+  GpuMessageRings &rings() { return *rings_; }
   // Looks whether a kernel has given up: for this and all later calls the group has failed.
   void note_launches();
 
@@ -36,7 +36,7 @@ class GpuGroup final : public Attachment {
   void adopt_table(const GpuPlace &place, const GpuTuning &of_first);
   phx_status save_tuning(const char *operation, const std::string &path);
 
-  void close() override { roads_.reset(); }
+  void close() override { rings_.reset(); }
 
  private:
   ErrorInfo message_failure(int32_t seen) const;
@@ -45,7 +45,7 @@ class GpuGroup final : public Attachment {
   std::mutex words_mutex_;
   std::shared_ptr<cuda::DeviceWords> words_;
   Workspaces workspaces_;
-  std::unique_ptr<Roads> roads_;
+  std::unique_ptr<GpuMessageRings> rings_;
   Adopted<GpuTuning> tuning_;
   std::mutex tuning_mutex_;
   bool chosen_ = false;  // by a caller, or by the table at the first rendezvous
@@ -55,9 +55,9 @@ class GpuGroup final : public Attachment {
 inline GpuGroup &gpu_of(const Group &group) { return group.attached<GpuGroup>(); }
 
 // NULL: the allocation is not in memory of our CUDA allocator.
-inline cuda::Side *side_of(const Symm &symm) { return static_cast<cuda::Side *>(symm.device()); }
+inline cuda::GpuSymm *gpu_symm_of(const Symm &symm) { return static_cast<cuda::GpuSymm *>(symm.device()); }
 
-// Puts a kernel on a stream: see Side::launch. Where that fails, the others' kernels would wait: the group fails.
+// Puts a kernel on a stream: see GpuSymm::launch. Where that fails, the others' kernels would wait: the group fails.
 // `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty kernel:
 // nothing is to be done.
 phx_status launch(Symm &symm, const char *operation, const std::string &kernel, cuda::Launch launch,

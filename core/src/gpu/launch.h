@@ -22,7 +22,7 @@ struct alignas(16) Where {
   uint64_t offset;
 };
 
-// Of collectives on ordinary memory, whose inputs need not lie at the same place on all ranks: each rank says before
+// For collectives on ordinary memory, whose inputs need not lie at the same place on all ranks: each rank says before
 // they meet where its own is.
 constexpr int kKnown = 64;
 struct Inputs {
@@ -51,8 +51,8 @@ struct Launch {
   uint32_t *taken;   // words as in a pad: signals that this rank has waited for
   uint32_t *failed;  // gets what a wait that failed returned: see phalanx/device.h; or disagrees()
   size_t parts;      // where in each pad the Parts are
-  size_t lines;      // and the Lines
-  uint32_t *epochs;  // of what this rank has sent in Lines, by block
+  size_t lines;      // and the lines of the LL protocol
+  uint32_t *epochs;  // of what this rank has sent by the LL protocol, by block
   Spread spread;     // of the kernels that use multicast
   Inputs inputs;
 };

@@ -1,4 +1,4 @@
-// all_reduce of what is small, sent in Lines (launch.h): what one launch does on one rank.
+// all_reduce of what is small, sent by the LL protocol (launch.h): what one launch does on one rank.
 #pragma once
 
 #include "gpu/reduce.h"
@@ -20,7 +20,7 @@ PHX_DEVICE bool is_of(const Line &line, uint32_t epoch) {
 // odd and even by turns, and with them the halves of the pad.
 PHX_DEVICE uint32_t epoch_after(uint32_t epoch) { return epoch == UINT32_MAX ? 2 : epoch + 1; }
 
-// Whether all threads of a block send in this launch, also those that have no data. So none of its Lines is so old that
+// Whether all threads of a block send in this launch, also those that have no data. So no line of it is so old that
 // its epoch comes again, 2^32 launches later: it would count as sent.
 PHX_DEVICE bool renews_lines(uint32_t epoch) { return epoch % 65536 < 2; }
 

@@ -18,7 +18,7 @@ PHX_DEVICE char *result_at(const Launch &launch, int rank, size_t bytes) {
 PHX_DEVICE char **found_inputs(const Launch &launch) {
   return launch.inputs.found + static_cast<size_t>(block_of_grid()) * launch.team.group_size;
 }
-// Of a rank's input.
+// A part of a rank's input.
 PHX_DEVICE char *block_at(const Launch &launch, int rank, size_t bytes) {
   return launch.inputs.apart != 0 ? found_inputs(launch)[rank] + bytes : result_at(launch, rank, bytes);
 }
@@ -112,8 +112,8 @@ PHX_DEVICE void for_each_rank(const Launch &launch, const Function &function) {
   for (int i = 0; i < n; ++i) function((launch.team.group_rank + i) % n);
 }
 
-// Of one rank's block it says the same as of all: an allocation is aligned alike everywhere, and so is an offset into
-// it.
+// The answer for one rank's block holds for all: an allocation has the same alignment on every rank, and so has an
+// offset into it.
 PHX_DEVICE bool is_aligned(const void *at) { return (reinterpret_cast<uintptr_t>(at) & (sizeof(Pack) - 1)) == 0; }
 
 PHX_DEVICE bool inputs_are_aligned(const Launch &launch, size_t bytes) {

@@ -1,12 +1,12 @@
 // Messages between two ranks: what one launch does on one rank.
 //
 // Several sends and receives go on side by side, whatever the number of blocks: a block has its share of all lanes of
-// all roads, and moves a chunk wherever one can move. So no order of sends and receives within a launch can stop it,
+// all rings, and moves a chunk wherever one can move. So no order of sends and receives within a launch can stop it,
 // and neither can a block that waits for a processor.
 #pragma once
 
 #include "gpu/block.h"
-#include "gpu/road.h"
+#include "gpu/message_ring.h"
 
 namespace phx::cuda {
 
@@ -14,21 +14,21 @@ namespace {
 
 // One end of a lane, as a block works on it.
 struct LaneEnd {
-  const Road &road;
+  const GpuMessageRing &ring;
   uint32_t lane;
-  RoadHead *head;
+  GpuMessageRingHead *head;
   Cursor *cursor;
 };
 
 PHX_DEVICE LaneEnd lane_end(const Exchange &launch, uint32_t work) {
-  const Road &road = launch.road[work % launch.roads];
-  const uint32_t lane = work / launch.roads;
-  return {road, lane, reinterpret_cast<RoadHead *>(road.memory), road.cursors + lane};
+  const GpuMessageRing &ring = launch.ring[work % launch.rings];
+  const uint32_t lane = work / launch.rings;
+  return {ring, lane, reinterpret_cast<GpuMessageRingHead *>(ring.memory), ring.cursors + lane};
 }
 
 PHX_DEVICE char *slot_of(const LaneEnd &end, uint32_t chunk) {
   const size_t number = end.lane * kDeep + chunk % kDeep;
-  return end.road.memory + sizeof(RoadHead) + number * slot_bytes(end.road.chunk_bytes);
+  return end.ring.memory + sizeof(GpuMessageRingHead) + number * slot_bytes(end.ring.chunk_bytes);
 }
 
 // The part of a message that is a chunk of a lane.
@@ -38,24 +38,24 @@ struct Piece {
   bool is_last;
 };
 PHX_DEVICE Piece piece_of(uint64_t bytes, const LaneEnd &end, uint32_t chunk) {
-  const uint32_t lanes = lanes_of(bytes, end.road.chunk_bytes);
+  const uint32_t lanes = lanes_of(bytes, end.ring.chunk_bytes);
   const uint64_t share = ((bytes + lanes - 1) / lanes + sizeof(Pack) - 1) / sizeof(Pack) * sizeof(Pack);
   const uint64_t from = share * end.lane < bytes ? share * end.lane : bytes;
   const uint64_t stretch = share < bytes - from ? share : bytes - from;
-  const uint64_t before = static_cast<uint64_t>(chunk) * end.road.chunk_bytes, left = stretch - before;
-  const bool is_last = left <= end.road.chunk_bytes;
-  return {from + before, is_last ? static_cast<uint32_t>(left) : end.road.chunk_bytes, is_last};
+  const uint64_t before = static_cast<uint64_t>(chunk) * end.ring.chunk_bytes, left = stretch - before;
+  const bool is_last = left <= end.ring.chunk_bytes;
+  return {from + before, is_last ? static_cast<uint32_t>(left) : end.ring.chunk_bytes, is_last};
 }
 
-// The first of the road's messages, from that one on, that reaches this lane.
+// The first of the ring's messages, from that one on, that reaches this lane.
 PHX_DEVICE uint32_t next_message(const Exchange &launch, const LaneEnd &end, uint32_t message) {
-  while (message < end.road.end && lanes_of(launch.message[message].label.bytes, end.road.chunk_bytes) <= end.lane)
+  while (message < end.ring.end && lanes_of(launch.message[message].label.bytes, end.ring.chunk_bytes) <= end.lane)
     ++message;
   return message;
 }
 
 PHX_DEVICE bool can_move(const LaneEnd &end, uint32_t chunks) {
-  if (end.road.sends != 0)
+  if (end.ring.sends != 0)
     return static_cast<int32_t>(chunks - phx_word_get(&end.head->taken[end.lane].word)) < static_cast<int32_t>(kDeep);
   return static_cast<int32_t>(phx_word_get(&end.head->put[end.lane].word) - chunks) > 0;
 }
@@ -77,7 +77,7 @@ PHX_DEVICE void tell_difference(const Exchange &launch, int32_t code, const Labe
 // For one thread: the next of the block's ends of lanes, after that one, where a chunk can move; -1: all are through,
 // or there is nothing to wait for any more.
 PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
-  const uint32_t works = launch.roads * launch.lanes, step = blocks_of_grid();
+  const uint32_t works = launch.rings * launch.lanes, step = blocks_of_grid();
   uint64_t begun = 0;
   for (uint32_t looks = 1;; ++looks) {
     const bool checks = looks % 64 == 0;
@@ -86,19 +86,19 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
     do {
       work = works - work > step ? work + step : block_of_grid();
       const LaneEnd end = lane_end(launch, work);
-      if (end.cursor->message == end.road.end) continue;
+      if (end.cursor->message == end.ring.end) continue;
       if (can_move(end, end.cursor->chunks)) return static_cast<int32_t>(work);
-      if (waits_for < 0) waits_for = end.road.rank;
+      if (waits_for < 0) waits_for = end.ring.rank;
       if (!checks) continue;
       const Refusal &refused = end.head->refused[end.lane];
-      if (end.road.sends != 0 && phx_word_get(&refused.word) != 0) {
-        tell_difference(launch, receives_other(launch.group_size, end.road.rank), refused.sent, refused.expected);
+      if (end.ring.sends != 0 && phx_word_get(&refused.word) != 0) {
+        tell_difference(launch, receives_other(launch.group_size, end.ring.rank), refused.sent, refused.expected);
         return -1;
       }
       // It may have done its part before it left.
-      const bool gone = phx_word_get(reinterpret_cast<const uint32_t *>(launch.gone) + end.road.rank) != 0;
+      const bool gone = phx_word_get(reinterpret_cast<const uint32_t *>(launch.gone) + end.ring.rank) != 0;
       if (gone && !can_move(end, end.cursor->chunks)) {
-        if (phx_word_get(launch.failed) == 0) give_up(launch, has_gone(launch.group_size, end.road.rank));
+        if (phx_word_get(launch.failed) == 0) give_up(launch, has_gone(launch.group_size, end.ring.rank));
         return -1;
       }
     } while (work != after);
@@ -142,7 +142,7 @@ PHX_DEVICE bool is_expected(const Exchange &launch, const LaneEnd &end, const ch
     refused.sent = sent;
     refused.expected = expected;
     phx_word_put(&refused.word, 1);
-    tell_difference(launch, sends_other(launch.group_size, end.road.rank), sent, expected);
+    tell_difference(launch, sends_other(launch.group_size, end.ring.rank), sent, expected);
   }
   return false;
 }
@@ -154,7 +154,7 @@ PHX_DEVICE bool move_chunk(const Exchange &launch, const LaneEnd &end) {
   const Piece piece = piece_of(message.label.bytes, end, at.chunk);
   char *const slot = slot_of(end, at.chunks);
   char *const data = slot + sizeof(Label);
-  const bool sends = end.road.sends != 0;
+  const bool sends = end.ring.sends != 0;
   if (sends) {
     if (thread_of_block() == 0) {
       Pack pack;
@@ -177,11 +177,11 @@ PHX_DEVICE bool move_chunk(const Exchange &launch, const LaneEnd &end) {
 }
 
 PHX_DEVICE void exchange_messages(const Exchange &launch) {
-  const uint32_t works = launch.roads * launch.lanes;
+  const uint32_t works = launch.rings * launch.lanes;
   if (thread_of_block() == 0)
     for (uint32_t work = block_of_grid(); work < works; work += blocks_of_grid()) {
       const LaneEnd end = lane_end(launch, work);
-      *end.cursor = {end.cursor->chunks, next_message(launch, end, end.road.first), 0, 0};
+      *end.cursor = {end.cursor->chunks, next_message(launch, end, end.ring.first), 0, 0};
     }
   int32_t work = static_cast<int32_t>(block_of_grid());
   for (;;) {

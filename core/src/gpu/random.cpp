@@ -26,7 +26,8 @@ const char *kind_name(int32_t kind) {
   }
 }
 
-// Of core/cuda/random.cu: signed integers have the bits of unsigned ones, and 0 and 1 of a bool those of a byte.
+// The name of a kernel in core/cuda/random.cu: signed integers have the bits of unsigned ones, and 0 and 1 of a bool
+// those of a byte.
 std::string name_of(int32_t kind, int32_t dtype) {
   const bool is_signed =
       dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;

@@ -20,7 +20,7 @@ PHX_DEVICE void copy_by_block(char *to, const char *from, size_t bytes) {
 
 PHX_DEVICE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-// Of a part of so many bytes: where this block's stretch begins, and in it the chunk of a round.
+// Where this block's stretch of a part begins, and in it the chunk of a round.
 struct Stretch {
   size_t begin, size;
 };

@@ -93,7 +93,7 @@ void Workspaces::list(cuda::Inputs *out) {
   const std::lock_guard<std::mutex> lock(known_mutex_);
   out->end = end_;
   for (int i = 0; i < cuda::kKnown; ++i)
-    out->known[i] = known_[i] == nullptr ? nullptr : side_of(*known_[i])->team().buffers;
+    out->known[i] = known_[i] == nullptr ? nullptr : gpu_symm_of(*known_[i])->team().buffers;
 }
 
 phx_status Workspaces::prepare(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,

@@ -18,7 +18,7 @@
 
 namespace phx {
 
-// That of one GPU.
+// The workspace of one GPU.
 class Workspace {
  public:
   Workspace(AllocatorRef allocator, cuda::Gpus &gpus, const cuda::Gpu &gpu, int number)

@@ -1,9 +1,9 @@
 // Agreement among the ranks of a group that are alive, over their connections: also where the group has failed.
 //
-// In rounds, every rank tells all others its opinion (the AND of the bits, and who is absent) and takes theirs in. Who
-// has died, or says nothing in time, becomes absent. A rank that hears its own opinion from everybody who is not absent
-// has the verdict; it tells the others, for whom a rank may have died meanwhile, and who take it over. Every further
-// round has one more absent rank, so there are at most as many rounds as ranks, and one.
+// In rounds, every rank tells all others its opinion (the AND of the bits, and who is absent) and takes theirs in. A
+// rank that has died, or says nothing in time, becomes absent. A rank that hears its own opinion from everybody who is
+// not absent has the verdict; it tells the others, for whom a rank may have died meanwhile, and who take it over. Every
+// further round has one more absent rank, so there are at most as many rounds as ranks, and one.
 #pragma once
 
 #include <bitset>

@@ -106,7 +106,7 @@ inline Kind kind_of(const CallRecord &record) { return static_cast<Kind>(record.
 
 // Where a rank's input lies if it need not be copied into the slot: `offset` bytes into its block of a symmetric
 // allocation, which is named by `key`, with all that the ranks must have in common to use it.
-struct Place {
+struct InputLocation {
   uint64_t key = 0;  // 0: nowhere; odd: there, and the slot is empty; even: kReads
   uint64_t offset = 0;
   bool leaves_slot_empty() const { return (key & 1) != 0; }

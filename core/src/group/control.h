@@ -27,7 +27,7 @@ struct alignas(kLine) SlotHeader {
   SharedWord epoch;  // written last, with release; all below is ordered by it
   uint32_t done;     // the owner reads no slot of an epoch <= done any more
   CallRecord record;
-  Place place;
+  InputLocation place;
   // Reaches the epoch once the slot has the data: with it, or after a look at everybody's place. Every publication
   // stores it: a word that stayed behind by 2^31 epochs would count as reached.
   SharedWord staged;

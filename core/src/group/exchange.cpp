@@ -200,16 +200,16 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
   return PHX_IN_PROGRESS;
 }
 
-phx_status Group::show_road(const char *operation, int i, const std::string &bytes, int fd, const Deadline &deadline) {
-  const Envelope envelope{kWireMagic, MessageKind::kExchange, 1, id_, kRoad, static_cast<uint32_t>(bytes.size()), 0};
+phx_status Group::show_ring(const char *operation, int i, const std::string &bytes, int fd, const Deadline &deadline) {
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 1, id_, kRing, static_cast<uint32_t>(bytes.size()), 0};
   const phx_status status = send(i, envelope, bytes.data(), &fd, deadline, interruptions_[i]);
   return status == PHX_OK ? PHX_OK : raise_send(operation, i, status);
 }
 
-phx_status Group::await_road(const char *operation, int i, const Deadline &deadline, Parcel *out) {
+phx_status Group::await_ring(const char *operation, int i, const Deadline &deadline, Parcel *out) {
   Message message;
   bool useless = false;
-  const phx_status status = await_message(i, kRoad, deadline, &message, &useless);
+  const phx_status status = await_message(i, kRing, deadline, &message, &useless);
   if (status == PHX_OK) {
     out->bytes = std::move(message.payload);
     out->fds = std::move(message.fds);

@@ -179,10 +179,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Collective: all succeed, or all fail with the text of the first that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
-  // ---- what one rank passes to one other, once: the road of its messages between GPUs. `await_road` waits for it.
-  phx_status show_road(const char *operation, int group_rank, const std::string &bytes, int fd,
+  // ---- what one rank passes to one other, once: the ring of its messages between GPUs. `await_ring` waits for it.
+  phx_status show_ring(const char *operation, int group_rank, const std::string &bytes, int fd,
                        const Deadline &deadline);
-  phx_status await_road(const char *operation, int group_rank, const Deadline &deadline, Parcel *out);
+  phx_status await_ring(const char *operation, int group_rank, const Deadline &deadline, Parcel *out);
 
   // ---- groups made of this one (derive.cpp); agree and shrink also where it has failed. Collective.
   // *bits becomes the AND of what the ranks gave; alive[i] whether rank i took part (NULL is allowed).

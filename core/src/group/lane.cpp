@@ -91,7 +91,7 @@ bool Lane::reserve_would_block() const {
   return false;
 }
 
-uint64_t Lane::publish(const CallRecord &record, uint64_t done, const Place &place) {
+uint64_t Lane::publish(const CallRecord &record, uint64_t done, const InputLocation &place) {
   const uint64_t epoch = ++epoch_;
   Peer &self = peers_[self_];
   SlotHeader *header = self.header(epoch);

@@ -60,7 +60,7 @@ class Lane {
   bool reserve_would_block() const;
   // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. `place` says whether the
   // slot is empty.
-  uint64_t publish(const CallRecord &record, uint64_t done, const Place &place);
+  uint64_t publish(const CallRecord &record, uint64_t done, const InputLocation &place);
   // Waits for everybody's publication of `epoch`; compares the records.
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
   bool await_would_block(uint64_t epoch) const;
@@ -77,7 +77,7 @@ class Lane {
 
   // What a rank published for `epoch`; valid after its arrival.
   const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
-  const Place &place(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->place; }
+  const InputLocation &place(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->place; }
   uint32_t done_of(int group_rank) const { return peers_[group_rank].control->done.load(std::memory_order_acquire); }
   History &history() { return history_; }    // of this rank
   History history_of(int group_rank) const;  // empty before `open`

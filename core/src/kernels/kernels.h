@@ -52,7 +52,7 @@ inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size
 
 // memcpy for 100 KiB and more (where strings are fast, 8) that come from memory or another core's cache.
 void copy_wide(void *to, const void *from, size_t size);
-// Likewise, of what one rank writes again and again and others only read, while it stays in the cache. String
+// The same for memory that one rank writes again and again and others only read, while it stays in the cache. String
 // instructions that read and others that write the same lines fall into a state in which both take twice as long.
 void copy_one_way(void *to, const void *from, size_t size);
 // As copy_wide, and writes around the cache where that is faster: for results that the cache would lose before they are

@@ -7,8 +7,8 @@
 namespace phx::random {
 namespace {
 
-// Of each: Out, the element; Word, what one element takes; Constants, the settings as the loop wants them; and `one`,
-// or, where kPaired, `real`: two of them before they are stored.
+// Each kind has: Out, the element; Word, what one element takes; Constants, the settings as the loop wants them; and
+// `one`, or, where kPaired, `real`: two of them before they are stored.
 
 template <class E>
 struct WordFor {

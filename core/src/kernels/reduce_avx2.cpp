@@ -44,7 +44,7 @@ struct Avx2 {
                                     _mm256_cvtps_ph(lower, _MM_FROUND_TO_NEAREST_INT));
   }
 
-  // Of complex numbers: both parts the real one, both the imaginary one, or each the other.
+  // For complex numbers: both parts the real one, both the imaginary one, or each the other.
   static PHX_ALWAYS_INLINE __m256 real(__m256 v) { return _mm256_moveldup_ps(v); }
   static PHX_ALWAYS_INLINE __m256 imaginary(__m256 v) { return _mm256_movehdup_ps(v); }
   static PHX_ALWAYS_INLINE __m256 swapped(__m256 v) { return _mm256_permute_ps(v, 0xb1); }

@@ -45,7 +45,7 @@ struct Neon {
     return (Halves)vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(lower), upper));
   }
 
-  // Of complex numbers: both parts the real one, both the imaginary one, or each the other.
+  // For complex numbers: both parts the real one, both the imaginary one, or each the other.
   static PHX_ALWAYS_INLINE float32x4_t real(float32x4_t v) { return vtrn1q_f32(v, v); }
   static PHX_ALWAYS_INLINE float32x4_t imaginary(float32x4_t v) { return vtrn2q_f32(v, v); }
   static PHX_ALWAYS_INLINE float32x4_t swapped(float32x4_t v) { return vrev64q_f32(v); }

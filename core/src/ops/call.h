@@ -56,7 +56,7 @@ class Call {
   }
   // One count for each rank, the same list on all: sets `total` to their sum. `counts` may be NULL: an error.
   Call &counts(const size_t *counts, size_t *total);
-  // Likewise where every rank has a list of its own, which is compared later.
+  // The same check where every rank has a list of its own, which is compared later.
   Call &own_counts(const size_t *counts, size_t *total);
   // From here on the block may be in memory of a GPU: it is for kernels.
   Call &on_stream();

@@ -16,7 +16,7 @@ struct CoalescedCall {
   CallRecord record;
 };
 
-// Of `calls` in a group of n ranks: what is read on rank `self`.
+// How many bytes a call of a list reads on rank `self` of a group of n ranks.
 size_t input_bytes(const CoalescedCall &call, int n, int self);
 // The caller may change its inputs when the start returns: copies those of at most `limit` bytes into `kept`.
 void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept);

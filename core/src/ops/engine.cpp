@@ -106,7 +106,7 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
 // Some have put nothing into their slots, as their inputs can be read where they lie. If all can, that is done;
 // otherwise they put it now. Every rank looks at the same places, so all do the same.
 phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
-  const Place place = std::exchange(operation.place, {});
+  const InputLocation place = std::exchange(operation.place, {});
   const bool from_places = operation.takes_from_places(*lane_, epoch);
   if (!lane_->holds(operation.reach)) {  // now it is known what the operation needs
     if (const phx_status status = hold(operation); status != PHX_OK) return status;

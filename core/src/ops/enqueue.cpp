@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "gpu/gpu_group.h"
-#include "gpu/side.h"
+#include "gpu/gpu_symm.h"
 #include "ops/multimem.h"
 #include "symm/table.h"
 
@@ -41,7 +41,7 @@ Reducer reducer_of(int32_t dtype, int32_t op) {
 static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16 + 1 &&
               PHX_DTYPE_U32 == PHX_DTYPE_I32 + 1 && PHX_DTYPE_U64 == PHX_DTYPE_I64 + 1);
 
-// How kernels reduce: into out; over all inputs; or with what is sent in Lines, into out.
+// How kernels reduce: into out; over all inputs; or with what is sent by the LL protocol, into out.
 enum class Way { kIntoOut, kInPlace, kLines };
 
 std::string name_of(const Reducer &reducer, Way way) {
@@ -65,17 +65,17 @@ class Enqueued {
     launch_.out = buffers.out;
     launch_.count = buffers.count;
     launch_.item = buffers.item;
-    launch_.channel = side_of(symm)->own_channel();
+    launch_.channel = gpu_symm_of(symm)->own_channel();
     launch_.divisor = call.group_size();
     launch_.scale = call.reduction().scale;
     if (call.inputs() != nullptr) launch_.inputs = *call.inputs();
   }
 
   cuda::Launch &launch() { return launch_; }
-  // Of out: nothing, where this rank gets nothing.
+  // What the kernel writes to `out`: nothing, where this rank gets no result.
   void writes(size_t elements) {
     const Buffers &buffers = call_.buffers();
-    if (call_.ok() && elements != 0 && buffers.out != buffers.in && !side_of(symm_)->reaches(buffers.out))
+    if (call_.ok() && elements != 0 && buffers.out != buffers.in && !gpu_symm_of(symm_)->reaches(buffers.out))
       refuse(fail(PHX_ERR_INVALID, call_.name(), "%s: out is no memory that the GPU can reach", call_.name()));
   }
   const cuda::Lists *lists(const size_t *in_counts, const size_t *out_counts) {
@@ -122,8 +122,8 @@ class Enqueued {
     const int n = call_.group_size(), self = symm_.group_rank();
     for (int i = 0; i < n && status == PHX_OK; ++i) {
       const int from = (self + i) % n;
-      status = side_of(symm_)->copy(call_.name(), call_.buffers().out + from * bytes,
-                                    symm_.buffer(from) + launch_.offset, bytes, call_.gpu().stream);
+      status = gpu_symm_of(symm_)->copy(call_.name(), call_.buffers().out + from * bytes,
+                                        symm_.buffer(from) + launch_.offset, bytes, call_.gpu().stream);
       if (status != PHX_OK) return call_.group().fail_with(last_error(), true);  // the others wait for this rank
     }
     return status == PHX_OK ? put(kBarrier, nullptr, 0, nullptr) : status;
@@ -154,12 +154,12 @@ size_t sum_before(const size_t *counts, int rank) { return std::accumulate(count
 
 }  // namespace
 
-// Whose 8 bytes hold no complex128 that is to be multiplied.
+// Whether the kernel by the LL protocol can do this call: its 8 bytes hold no complex128 that is to be multiplied.
 bool fits_lines(const Call &call, const Symm &symm) {
   const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
   return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_DTYPE_C128 &&
          call.buffers().count * call.buffers().item <=
-             std::min<size_t>(side_of(symm)->line_bytes(), gpu_of(call.group()).tuning().line_bytes);
+             std::min<size_t>(gpu_symm_of(symm)->line_bytes(), gpu_of(call.group()).tuning().line_bytes);
 }
 
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work) {

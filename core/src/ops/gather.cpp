@@ -98,7 +98,7 @@ class Broadcast final : public Operation {
 }  // namespace
 
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
-  // Of two ranks each sends the other one block: an exchange.
+  // Two ranks send each other one block: that is an exchange.
   if (buffers.counts == nullptr && plan.lane.group_size() == 2 && exchange_pays(plan, buffers.count * buffers.item))
     return make_exchange_of_two(plan, buffers);
   return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1);

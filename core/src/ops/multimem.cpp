@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "gpu/gpu_group.h"
-#include "gpu/side.h"
+#include "gpu/gpu_symm.h"
 #include "phalanx/cuda.h"
 #include "symm/table.h"
 
@@ -51,11 +51,11 @@ SwitchReducer reducer_of(int32_t dtype, int32_t op) {
 cuda::Spread place_of(const Symm &symm, const void *out, size_t bytes) {
   const auto at = reinterpret_cast<uintptr_t>(out), base = reinterpret_cast<uintptr_t>(symm.block().base);
   const size_t size = symm.block().size;
-  if (side_of(symm) == nullptr || side_of(symm)->team().multicast == nullptr || at < base || at - base > size ||
+  if (gpu_symm_of(symm) == nullptr || gpu_symm_of(symm)->team().multicast == nullptr || at < base || at - base > size ||
       bytes > size - (at - base))
     return {};
   const uint64_t facts[2] = {symm.key(), at - base};
-  return {side_of(symm)->team(), at - base, hash_bytes(facts, sizeof facts) | 1};
+  return {gpu_symm_of(symm)->team(), at - base, hash_bytes(facts, sizeof facts) | 1};
 }
 
 cuda::Spread find_place(const Call &call, const Symm &symm, size_t bytes) {
@@ -94,20 +94,20 @@ class Chooser {
     if (wants_) call_.refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(), format, call_.name(), parts...));
     return {};
   }
-  cuda::Spread in_place() const { return {side_of(symm_)->team(), offset_, 0}; }
+  cuda::Spread in_place() const { return {gpu_symm_of(symm_)->team(), offset_, 0}; }
 
   // For any collective of this block.
   bool possible() {
-    const cuda::Side &side = *side_of(symm_);
-    const std::string &why = side.no_multicast();
+    const cuda::GpuSymm &gpu = *gpu_symm_of(symm_);
+    const std::string &why = gpu.no_multicast();
     if (!why.empty())
       refuse("%s: there is no multicast in group '%s': %s", call_.group().name().c_str(), why.c_str());
-    else if (!side.has_multimem())
+    else if (!gpu.has_multimem())
       refuse(
           "%s: not every rank of group '%s' has kernels for multicast: they take a library (or PHALANX_CUDA_KERNELS) "
           "built for sm_90 or later",
           call_.group().name().c_str());
-    return why.empty() && side.has_multimem();
+    return why.empty() && gpu.has_multimem();
   }
 
   MultimemWay gather() {

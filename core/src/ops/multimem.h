@@ -14,9 +14,9 @@ struct MultimemWay {
   bool shares = false;  // each rank does its part of the elements
 };
 
-// That of a checked call, the same on all ranks. Refuses one that asks for the switches where they cannot.
+// How a checked call uses the switches, the same on all ranks. A call that asks for them where they cannot is refused.
 MultimemWay choose_multimem(Call &call, Symm &symm, size_t offset);
-// One that has no such way at all.
+// For a call that cannot use them at all.
 void refuse_multimem(Call &call);
 
 }  // namespace phx

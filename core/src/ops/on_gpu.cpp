@@ -125,7 +125,7 @@ class OnGpu {
   std::shared_ptr<Symm> find(const char *in, size_t bytes) const {
     const BlockRef block = group_.world().blocks().find(in);
     std::shared_ptr<Symm> symm = block ? symms_of(group_).find(block->serial) : nullptr;
-    if (!symm || side_of(*symm) == nullptr || !symm->is_everywhere() || !gpu_of(group_).workspaces().knows(*symm))
+    if (!symm || gpu_symm_of(*symm) == nullptr || !symm->is_everywhere() || !gpu_of(group_).workspaces().knows(*symm))
       return nullptr;
     return bytes <= block->size - static_cast<size_t>(in - static_cast<const char *>(block->base)) ? symm : nullptr;
   }

@@ -45,7 +45,7 @@ class Operation {
  public:
   Operation(const Buffers &buffers, size_t in_bytes) : b_(buffers), in_bytes_(in_bytes) {}
   virtual ~Operation() = default;
-  // Fills this rank's slot of `epoch` (that of `round`). Of an operation with a place: leaves it empty, until
+  // Fills this rank's slot of `epoch` (that of `round`). An operation with a place leaves it empty, until
   // takes_from_places has said no.
   virtual void put(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
   // Everybody has arrived at `epoch`. May change `rounds`, alike on all ranks. An error must be one that every rank
@@ -55,7 +55,7 @@ class Operation {
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
   // Whether nothing younger may be published before this one is complete: it goes on using slots of rounds long past.
   virtual bool exclusive() const { return false; }
-  // Of an operation with a place: everybody has arrived at `epoch`, that of its first round. True: inputs are taken
+  // For an operation with a place, once everybody has arrived at `epoch` of its first round. True: inputs are taken
   // from their places. False: not all that it needs have one; a slot that was left empty is to be filled now. From then
   // on always the same answer.
   virtual bool takes_from_places(const Lane &, uint64_t) { return false; }
@@ -71,12 +71,12 @@ class Operation {
   }
 
   CallRecord record;
-  Place place;  // published with the next round; the engine clears it after the first
+  InputLocation place;  // published with the next round; the engine clears it after the first
   uint32_t rounds = 1;
   size_t reach = kWholeSlot;   // up to where the next `put` writes into the own slot, and peers into it until the end
   std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
 
-  // Of the engine.
+  // The engine's.
   uint64_t sequence = 0;
   uint64_t first_epoch = 0;
   uint32_t published = 0;
@@ -100,7 +100,7 @@ struct Plan {
 
   size_t chunk_bytes() const;                // what moves between two barriers
   size_t chunk_elements(size_t item) const;  // likewise, in whole cache lines
-  // Likewise, of collectives that move `bytes` from some ranks to others: two chunks at least, so that these read the
+  // The same for collectives that move `bytes` from some ranks to others: two chunks at least, so that these read the
   // first while those write the second.
   size_t pipelined_elements(size_t bytes, size_t item) const;
 };

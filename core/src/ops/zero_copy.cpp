@@ -1,13 +1,13 @@
 // Collectives on ordinary buffers of which inputs lie in symmetric memory: these are read where they lie, and the rest
 // of the calls becomes what it would be as a list of its own.
 //
-// A single call says where its input lies in the header of its slot (Place), and leaves the slot empty. For a list the
-// header says that the slot has a table of such places, one for each call that is large enough. A rank without such
-// inputs that can read those of others (kReads) puts what the whole list asks for. When all have arrived, each call is
-// decided by the places of all ranks: the same on all ranks, because all look at the same ones. If a rank cannot read
-// at all, or a single call cannot be done directly, the slots that were left empty are filled after all.
+// A single call says where its input lies in the header of its slot (InputLocation), and leaves the slot empty. For a
+// list the header says that the slot has a table of such places, one for each call that is large enough. A rank without
+// such inputs that can read those of others (kReads) puts what the whole list asks for. When all have arrived, each
+// call is decided by the places of all ranks: the same on all ranks, because all look at the same ones. If a rank
+// cannot read at all, or a single call cannot be done directly, the slots that were left empty are filled after all.
 //
-// Of a broadcast or a scatter only the root has an input, which the others look up. A rank that does not find it, as it
+// In a broadcast or a scatter only the root has an input, which the others look up. A rank that does not find it, as it
 // has freed its part of that allocation, says so in a second arrival, which everybody waits for anyway: only then may
 // the root change its input. What anybody missed belongs to the rest.
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 #include "base/hash.h"
 #include "group/lane.h"
-#include "ops/recognised.h"
+#include "ops/zero_copy.h"
 #include "symm/directory.h"
 
 namespace phx {
@@ -31,7 +31,7 @@ bool only_root_gives(Kind kind) { return traits_of(kind).root == Root::kGives; }
 struct Candidate {
   CoalescedCall call;
   size_t index = 0;         // in the list
-  Place place;              // of this rank's input, if it is of use
+  InputLocation place;      // of this rank's input, if it is of use
   SymmOperationPtr direct;  // NULL: not needed, or its symmetric memory is not known yet
   bool is_direct = false;   // the same on all ranks
   bool missed = false;      // this rank has to read and does not find it
@@ -39,7 +39,7 @@ struct Candidate {
 
 class ZeroCopy final : public Operation {
  public:
-  // `calls`: a list; empty for a single call, the only candidate. `staged`: what is done otherwise. Of a list it is
+  // `calls`: a list; empty for a single call, the only candidate. `staged`: what is done otherwise. For a list it is
   // NULL if this rank has a table: it is made when it is needed.
   ZeroCopy(const Call &call, const Plan &plan, std::vector<CoalescedCall> calls, std::vector<Candidate> candidates,
            OperationPtr staged)
@@ -54,8 +54,8 @@ class ZeroCopy final : public Operation {
         candidates_(std::move(candidates)),
         staged_(std::move(staged)),
         left_(std::max<size_t>(calls_.size(), 1)) {
-    place = is_list_ ? Place{staged_ == nullptr ? 1 : kReads, 0} : candidates_[0].place;
-    reach = !is_list_ ? 0 : staged_ == nullptr ? candidates_.size() * sizeof(Place) : staged_->reach;
+    place = is_list_ ? InputLocation{staged_ == nullptr ? 1 : kReads, 0} : candidates_[0].place;
+    reach = !is_list_ ? 0 : staged_ == nullptr ? candidates_.size() * sizeof(InputLocation) : staged_->reach;
     rounds = 2;  // at least: nothing younger may pass before it is known what is done
   }
 
@@ -84,7 +84,7 @@ class ZeroCopy final : public Operation {
       staged_->put(lane, 0, epoch);
     } else if (is_list_) {
       for (size_t k = 0; k < candidates_.size(); ++k)
-        std::memcpy(slot + k * sizeof(Place), &candidates_[k].place, sizeof(Place));
+        std::memcpy(slot + k * sizeof(InputLocation), &candidates_[k].place, sizeof(InputLocation));
     }
   }
 
@@ -122,12 +122,12 @@ class ZeroCopy final : public Operation {
  private:
   bool is_rest(uint32_t round) const { return rest_ != nullptr && round >= base_; }
 
-  // Of a candidate's input on that rank.
-  Place place_of(const Lane &lane, uint64_t epoch, int rank, size_t candidate) const {
-    Place at = lane.place(rank, epoch);
+  // Where a candidate's input lies on that rank.
+  InputLocation place_of(const Lane &lane, uint64_t epoch, int rank, size_t candidate) const {
+    InputLocation at = lane.place(rank, epoch);
     if (!is_list_) return at;
     if (at.leaves_slot_empty()) {
-      std::memcpy(&at, lane.data(rank, epoch) + candidate * sizeof(Place), sizeof at);
+      std::memcpy(&at, lane.data(rank, epoch) + candidate * sizeof(InputLocation), sizeof at);
       return at;
     }
     const CoalescedCall &call = candidates_[candidate].call;
@@ -139,7 +139,7 @@ class ZeroCopy final : public Operation {
   bool choose(const Lane &lane, uint64_t epoch) {
     bool any = false;
     for (int i = 0; i < n_; ++i) {
-      const Place &at = lane.place(i, epoch);
+      const InputLocation &at = lane.place(i, epoch);
       if (at.key == 0) return false;
       any = any || at.leaves_slot_empty();
     }
@@ -148,13 +148,14 @@ class ZeroCopy final : public Operation {
       Candidate &candidate = candidates_[k];
       const CoalescedCall &call = candidate.call;
       const bool rooted = only_root_gives(call.kind);
-      const Place from = place_of(lane, epoch, rooted ? call.root : self_, k);  // read once, as what is checked is used
+      const InputLocation from =
+          place_of(lane, epoch, rooted ? call.root : self_, k);  // read once, as what is checked is used
       if (!from.leaves_slot_empty()) continue;
       if (rooted && candidate.direct == nullptr) find_root(call, from.key, &candidate);
       bool fits = true;
       bool inside = candidate.direct != nullptr && (!rooted || candidate.direct->move_input(call.root, from.offset));
       for (int i = 0; i < n_; ++i) {
-        const Place at = place_of(lane, epoch, i, k);
+        const InputLocation at = place_of(lane, epoch, i, k);
         fits = fits && (rooted ? at.key != 0 : at.key == from.key);
         if (!rooted) inside = inside && candidate.direct->move_input(i, at.offset);
       }
@@ -250,7 +251,7 @@ size_t offset_in(const Symm &symm, const char *in) {
 }
 
 // What all ranks must have in common to read each other's inputs: the allocation, and whether the call is in place.
-Place place_in(const Symm &symm, Kind kind, const Buffers &buffers) {
+InputLocation place_in(const Symm &symm, Kind kind, const Buffers &buffers) {
   if (only_root_gives(kind)) return {symm.key(), offset_in(symm, buffers.in)};
   const uint64_t facts[2] = {symm.key(), kind == Kind::kAllReduce && buffers.in == buffers.out};
   return {hash_words(facts) | 1, offset_in(symm, buffers.in)};
@@ -260,7 +261,7 @@ Place place_in(const Symm &symm, Kind kind, const Buffers &buffers) {
 // ones on all ranks, as many as fit into a slot.
 std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, const Lane &lane) {
   std::vector<Candidate> found;
-  for (size_t i = 0; i < calls.size() && found.size() < lane.slot_bytes() / sizeof(Place); ++i) {
+  for (size_t i = 0; i < calls.size() && found.size() < lane.slot_bytes() / sizeof(InputLocation); ++i) {
     if (input_bytes(calls[i], lane.group_size(), std::max(calls[i].root, 0)) < kSmallestInput) continue;
     found.emplace_back();
     found.back().call = calls[i];
@@ -286,8 +287,8 @@ bool may_find_input(const Group &group, size_t in_bytes) {
   return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
 }
 
-OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root,
-                       const size_t *in_counts, const size_t *out_counts) {
+OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root,
+                            const size_t *in_counts, const size_t *out_counts) {
   const Group &group = call.group();
   const Kind kind = call.kind();
   if (call.options().algo != PHX_ALGO_AUTO) return staged;
@@ -313,7 +314,7 @@ OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, b
   return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
 }
 
-OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls) {
+OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls) {
   const Group &group = call.group();
   const SymmDirectory &directory = SymmDirectory::of_process();
   if (directory.empty() || group.size() == 1 || call.options().algo != PHX_ALGO_AUTO)

@@ -51,7 +51,7 @@ void Messenger::end_interrupted(Transfer &transfer) {
 }
 
 bool Messenger::group_failed() const {
-  // Of this rank itself: set with those of all ranks when the group fails, and not when one of them leaves.
+  // This rank's own: set with those of all ranks when the group fails, and not when one of them leaves.
   return group_->interruption(self_).load(std::memory_order_acquire) != 0;
 }
 

@@ -29,7 +29,7 @@ struct Transfer {
     kFilling     // a receive: more data is to come
   };
 
-  // Of the messenger.
+  // The messenger's.
   Stage stage = Stage::kNone;
   bool planned = false;       // a send: it is known how it goes
   bool begun = false;         // a send: its EAGER or RTS is in the ring

@@ -44,7 +44,7 @@ class FileStore final : public phx_store {
 
   phx_status add_locked(const char *operation, const char *key, int64_t delta, int64_t *result) {
     std::string current;
-    const FileLog::Place *place = log_->find(key);
+    const FileLog::Location *place = log_->find(key);
     phx_status status = place == nullptr ? PHX_OK : log_->read_value(operation, key, *place, &current);
     int64_t sum = 0;
     if (status == PHX_OK) status = add_to_counter(key, place == nullptr ? nullptr : &current, delta, &sum);
@@ -77,7 +77,7 @@ class FileStore final : public phx_store {
     const phx_status status = log_->refresh(operation);
     if (status != PHX_OK) return status;
     *known = log_->known();
-    const FileLog::Place *place = log_->find(key);
+    const FileLog::Location *place = log_->find(key);
     *found = place != nullptr;
     return place == nullptr || value == nullptr ? PHX_OK : log_->read_value(operation, key, *place, value);
   }

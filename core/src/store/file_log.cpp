@@ -196,7 +196,7 @@ phx_status FileLog::read_records(const char *operation, uint64_t committed) {
     if (head_checksum(header, key) != header.checksum) return damaged(operation, at, "a record with a wrong checksum");
     const std::string name(key, header.key_size);
     if (header.kind == kSet)
-      index_[name] = Place{at + sizeof header + header.key_size, header.value_size, header.value_checksum};
+      index_[name] = Location{at + sizeof header + header.key_size, header.value_size, header.value_checksum};
     else
       index_.erase(name);
     at += size;
@@ -205,12 +205,12 @@ phx_status FileLog::read_records(const char *operation, uint64_t committed) {
   return PHX_OK;
 }
 
-const FileLog::Place *FileLog::find(const char *key) const {
+const FileLog::Location *FileLog::find(const char *key) const {
   const auto found = index_.find(key);
   return found == index_.end() ? nullptr : &found->second;
 }
 
-phx_status FileLog::read_value(const char *operation, const char *key, const Place &place, std::string *value) {
+phx_status FileLog::read_value(const char *operation, const char *key, const Location &place, std::string *value) {
   std::string bytes(place.size, '\0');
   const phx_status status = read_at(operation, &bytes[0], bytes.size(), place.offset);
   if (status != PHX_OK) return status;

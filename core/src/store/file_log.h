@@ -23,7 +23,7 @@ namespace phx::store {
 
 class FileLog {
  public:
-  struct Place {  // where the value of a key lies
+  struct Location {  // where the value of a key lies
     uint64_t offset;
     uint32_t size;
     uint32_t checksum;
@@ -38,9 +38,9 @@ class FileLog {
   void unlock();
 
   // All of these need the lock; append needs it exclusive.
-  phx_status refresh(const char *operation);  // learns what others have appended
-  const Place *find(const char *key) const;   // as of the last refresh
-  phx_status read_value(const char *operation, const char *key, const Place &place, std::string *value);
+  phx_status refresh(const char *operation);    // learns what others have appended
+  const Location *find(const char *key) const;  // as of the last refresh
+  phx_status read_value(const char *operation, const char *key, const Location &place, std::string *value);
   phx_status append_set(const char *operation, const char *key, const void *value, size_t size);
   phx_status append_remove(const char *operation, const char *key);
 
@@ -64,7 +64,7 @@ class FileLog {
   Fd fd_;
   uint32_t opened_in_ = process_generation();  // the process that opened fd_
   AcrossForks<std::mutex> mutex_;
-  std::unordered_map<std::string, Place> index_;
+  std::unordered_map<std::string, Location> index_;
   std::atomic<uint64_t> known_{0};  // bytes that index_ tells about; written under mutex_
 };
 

@@ -21,9 +21,9 @@ class SymmDirectory {
 
   void add(const std::shared_ptr<Symm> &symm);
   void remove(const Symm *symm);
-  // That of the oldest group, so that all ranks find the same one. NULL if there is none.
+  // The allocation of the oldest group, so that all ranks find the same one. NULL if there is none.
   std::shared_ptr<Symm> find(uint64_t members, int group_rank, const char *begin, size_t bytes) const;
-  // The one of that key. NULL if there is none: this rank may have freed what others have not.
+  // The allocation with that key. NULL if there is none: this rank may have freed what others have not.
   std::shared_ptr<Symm> find_key(uint64_t members, int group_rank, uint64_t key) const;
   bool has_any(uint64_t members, int group_rank) const;
   bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }

@@ -6,7 +6,7 @@
 
 namespace phx {
 
-Pads::Pad Pads::at(int i, const Place &place) const {
+Pads::Pad Pads::at(int i, const Location &place) const {
   const SharedMappingRef &segment = segments_[i][place.segment];
   return {segment, segment->bytes() + place.index * pad_bytes_};
 }
@@ -26,7 +26,7 @@ void Pads::collect() {
   retired_.erase(kept, retired_.end());
 }
 
-phx_status Pads::take(const char *operation, uint64_t number, Place *place, Pad *pad, Fd *fd) {
+phx_status Pads::take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (free_.empty()) collect();
   if (free_.empty()) {
@@ -52,7 +52,7 @@ phx_status Pads::take(const char *operation, uint64_t number, Place *place, Pad 
   return PHX_OK;
 }
 
-phx_status Pads::find(const char *operation, int i, const Place &place, int fd, Pad *out) {
+phx_status Pads::find(const char *operation, int i, const Location &place, int fd, Pad *out) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const size_t known = segments_[i].size();
   const bool possible = place.made == 0 ? place.segment < known && place.index < kInSegment
@@ -71,22 +71,22 @@ phx_status Pads::find(const char *operation, int i, const Place &place, int fd, 
   return status;
 }
 
-void Pads::keep(const std::vector<Place> &places, const std::vector<Pad> &pads) {
+void Pads::keep(const std::vector<Location> &places, const std::vector<Pad> &pads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < places.size(); ++i)
     if (places[i].made != 0) segments_[i].push_back(pads[i].segment);
-  const Place &own = places[self_];
+  const Location &own = places[self_];
   for (uint32_t index = own.made; index > 1; --index) free_.push_back({own.segment, index - 1, 0});
 }
 
-void Pads::give_back(const Place &place) {
+void Pads::give_back(const Location &place) {
   if (place.made != 0) return;  // a new segment, which nobody keeps
   const std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(place);
 }
 
-void Pads::retire(uint64_t number, std::vector<Place> places) {
-  for (Place &place : places) place.made = 0;
+void Pads::retire(uint64_t number, std::vector<Location> places) {
+  for (Location &place : places) place.made = 0;
   const std::lock_guard<std::mutex> lock(mutex_);
   retired_.push_back({number, std::move(places)});
 }

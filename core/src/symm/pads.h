@@ -48,7 +48,7 @@ inline size_t pad_bytes_of(uint32_t channels, int group_size) {
 class Pads {
  public:
   // Where a rank's pad is, as it tells its peers.
-  struct Place {
+  struct Location {
     uint32_t segment;  // of that rank, in the order in which they were made; kOwn: of this allocation alone
     uint32_t index;    // of the pad in it
     uint32_t made;     // pads of the segment if it is a new one, whose descriptor goes along; else 0
@@ -66,30 +66,30 @@ class Pads {
   Pads(int group_size, int self, size_t pad_bytes) : pad_bytes_(pad_bytes), self_(self), segments_(group_size) {}
 
   // A pad of this rank, zero, for the group's allocation of that number. *fd is valid for a new segment.
-  phx_status take(const char *operation, uint64_t number, Place *place, Pad *pad, Fd *fd);
+  phx_status take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd);
   // Rank i's.
-  phx_status find(const char *operation, int i, const Place &place, int fd, Pad *out);
+  phx_status find(const char *operation, int i, const Location &place, int fd, Pad *out);
   // The rendezvous went well on all ranks: the new segments stay. Otherwise this rank's pad is free again.
-  void keep(const std::vector<Place> &places, const std::vector<Pad> &pads);
-  void give_back(const Place &place);
+  void keep(const std::vector<Location> &places, const std::vector<Pad> &pads);
+  void give_back(const Location &place);
   // This rank has freed its part of the allocation.
-  void retire(uint64_t number, std::vector<Place> places);
+  void retire(uint64_t number, std::vector<Location> places);
 
  private:
   struct Retired {
     uint64_t number;
-    std::vector<Place> places;
+    std::vector<Location> places;
   };
   static constexpr uint32_t kInSegment = 16;
 
-  Pad at(int i, const Place &place) const;
+  Pad at(int i, const Location &place) const;
   void collect();
 
   const size_t pad_bytes_;
   const int self_;
   std::mutex mutex_;
   std::vector<std::vector<SharedMappingRef>> segments_;  // by group rank
-  std::vector<Place> free_;                              // of this rank
+  std::vector<Location> free_;                           // of this rank
   std::vector<Retired> retired_;                         // freed here; perhaps not by all
 };
 

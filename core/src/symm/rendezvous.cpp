@@ -22,7 +22,7 @@ struct SymmParcel {
   int32_t persistent;
   int32_t device_type;
   int32_t device_index;
-  Pads::Place pad;
+  Pads::Location pad;
   uint32_t handle_size;
   char handle[PHX_ALLOCATOR_HANDLE_BYTES];
   DeviceFacts device;

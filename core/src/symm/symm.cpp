@@ -31,7 +31,7 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       channels_(group.world().signal_channels()),
       imported_(group.size()),
       pad_segments_(group.size()),
-      pad_places_(group.size(), Pads::Place{Pads::kOwn, 0, 0}),
+      pad_places_(group.size(), Pads::Location{Pads::kOwn, 0, 0}),
       buffers_(group.size()),
       pads_(group.size()),
       consumed_(static_cast<size_t>(channels_) * group.size()),
@@ -64,7 +64,7 @@ size_t Symm::pad_segment_bytes() const {
 
 size_t Symm::call_lines_at() const { return pad_bytes_of(channels_, size()); }
 
-void Symm::adopt_pad(int of, const Pads::Place &place, Pads::Pad pad) {
+void Symm::adopt_pad(int of, const Pads::Location &place, Pads::Pad pad) {
   pads_[of] = pad.begin + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
   pad_segments_[of] = std::move(pad);
   pad_places_[of] = place;
@@ -72,7 +72,7 @@ void Symm::adopt_pad(int of, const Pads::Place &place, Pads::Pad pad) {
 
 // An allocation in memory of a device has a segment for itself, which has lines for its calls as well.
 phx_status Symm::take_pad(const char *operation, Fd *fd) {
-  Pads::Place place{Pads::kOwn, 0, 1};
+  Pads::Location place{Pads::kOwn, 0, 1};
   Pads::Pad pad;
   phx_status status = PHX_OK;
   if (block_->on_device()) {
@@ -88,7 +88,7 @@ phx_status Symm::take_pad(const char *operation, Fd *fd) {
   return status;
 }
 
-phx_status Symm::find_pad(const char *operation, int of, const Pads::Place &place, int fd) {
+phx_status Symm::find_pad(const char *operation, int of, const Pads::Location &place, int fd) {
   Pads::Pad pad;
   phx_status status = PHX_OK;
   if (block_->on_device()) {
@@ -169,7 +169,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   }
 }
 
-// Whom to name, wherever its core is: the next rank that is not at the barrier; `otherwise` where all have come by now.
+// The rank to name in an error: the next one that is not at the barrier; `otherwise` where all have come by now.
 int Symm::first_late(uint32_t channel, int otherwise) const {
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
@@ -216,7 +216,7 @@ CallLine &Symm::call_line(int of, uint64_t sequence) const {
   return reinterpret_cast<CallLine *>(pad_segments_[of].begin + call_lines_at())[sequence % kCallLines];
 }
 
-// Nobody waits: a rank shows its call, and looks at those of the ranks that have come before. Of two that come at the
+// Nobody waits: a rank shows its call, and looks at those of the ranks that have come before. If two come at the
 // same time at least one sees the other.
 phx_status Symm::compare(const char *operation, const CallRecord &record) {
   constexpr size_t kWords = sizeof(CallRecord) / sizeof(uint64_t);

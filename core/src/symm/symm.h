@@ -30,8 +30,8 @@ const phx::World &world_of(const phx_symm &handle);
 
 namespace phx {
 
-// Of an allocation in memory of a device, after the pad: a call that its owner has put on a stream. Who comes later
-// compares.
+// A call that the owner of an allocation in memory of a device has put on a stream; it lies after the pad. The rank
+// that comes later compares.
 struct alignas(kLine) CallLine {
   std::atomic<uint64_t> sequence;  // from 1 on; 0 while it is written
   std::atomic<uint64_t> words[sizeof(CallRecord) / sizeof(uint64_t)];
@@ -111,9 +111,9 @@ class Symm : public std::enable_shared_from_this<Symm> {
   uint64_t number() const { return ordinal_ + 1; }  // of allocations of the group, this one included
   size_t pad_segment_bytes() const;
   size_t call_lines_at() const;
-  void adopt_pad(int of, const Pads::Place &place, Pads::Pad pad);
+  void adopt_pad(int of, const Pads::Location &place, Pads::Pad pad);
   phx_status take_pad(const char *operation, Fd *fd);
-  phx_status find_pad(const char *operation, int of, const Pads::Place &place, int fd);
+  phx_status find_pad(const char *operation, int of, const Pads::Location &place, int fd);
   void begin_at(uint32_t first);  // the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
@@ -133,7 +133,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   const uint32_t channels_;
   std::vector<std::unique_ptr<ImportedBlock>> imported_;
   std::vector<Pads::Pad> pad_segments_;
-  std::vector<Pads::Place> pad_places_;
+  std::vector<Pads::Location> pad_places_;
   bool complete_ = false;  // the rendezvous went well on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;

@@ -40,9 +40,9 @@ struct Welcome {  // the answer
 enum class MessageKind : uint16_t { kExchange = 1, kRevoke = 2, kGoodbye = 3, kDeath = 4 };
 
 // The numbers of messages of kExchange in a group. Exchanges count up from 1; the descriptors of one have its number
-// and kDescriptors. Above them are the numbers of the message ring between two GPUs (kRoad) and of agreements.
+// and kDescriptors. Above them are the numbers of the message ring between two GPUs (kRing) and of agreements.
 inline constexpr uint64_t kDescriptors = uint64_t{1} << 61;
-inline constexpr uint64_t kRoad = uint64_t{1} << 62;
+inline constexpr uint64_t kRing = uint64_t{1} << 62;
 inline constexpr uint64_t kAgreements = uint64_t{1} << 63;
 
 struct Envelope {

@@ -278,7 +278,7 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
         const uint64_t number = ordinal & ~kDescriptors;  // far above all exchanges for a message ring or an agreement
         if (number <= group->second.passed) return;
         // Each peer sends at most one message ring to each group.
-        message.asked = number == group->second.asked || ordinal == kRoad;
+        message.asked = number == group->second.asked || ordinal == kRing;
       }
       const Key key{link->uuid, group_id, ordinal};
       if (message.asked && inbox_.count(key) != 0) return;  // no correct rank sends it twice

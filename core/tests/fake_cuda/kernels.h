@@ -9,7 +9,7 @@
 
 #include "fake_cuda/streams.h"
 #include "gpu/launch.h"
-#include "gpu/road.h"
+#include "gpu/message_ring.h"
 #include "kernels/random_device_box.h"
 
 namespace fake_cuda {

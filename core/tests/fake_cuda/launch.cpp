@@ -167,7 +167,7 @@ FAKE(fake_cuda_launches, (const char *name)) {
   const std::lock_guard<std::mutex> lock(s.mutex);
   return s.launches[find_kernel(name)];
 }
-// Of how many blocks the last launch of a kernel was.
+// How many blocks the last launch of a kernel had.
 FAKE(fake_cuda_blocks, (const char *name)) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);

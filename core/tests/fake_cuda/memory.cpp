@@ -15,15 +15,15 @@ using namespace phx::cuda;
 
 // What a fabric handle of this driver says; any process of this host can follow it, whatever its namespaces.
 namespace {
-struct Place {
+struct HandleContent {
   pid_t process;
   int fd;
   ino_t inode;
 };
-static_assert(sizeof(Place) <= sizeof(FabricHandle));
+static_assert(sizeof(HandleContent) <= sizeof(FabricHandle));
 
 // -1: the memory is gone.
-int open_place(const Place &place) {
+int open_place(const HandleContent &place) {
   char link[64];
   struct stat about {};
   std::snprintf(link, sizeof link, "/proc/%d/fd/%d", place.process, place.fd);
@@ -96,7 +96,7 @@ FAKE(cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsi
   if (place == s.reserved.end() || size > place->second || memory == s.physical.end() || offset != 0 ||
       size > memory->second.size || s.mapped.count(pointer) != 0)
     return kInvalidValue;
-  // Of one that is not complete a driver would wait for the others.
+  // A driver would wait for the others where one is not complete.
   if (memory->second.multicast &&
       (!Switch::of(memory->second.fd)->complete() || (pointer | size) % kMulticastUnit != 0))
     return kInvalidValue;
@@ -137,7 +137,7 @@ FAKE(cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned
   if (type == kFabric) {
     struct stat about {};
     if (fstat(memory->second.fd, &about) != 0) return kUnknown;
-    const Place place{getpid(), memory->second.fd, about.st_ino};
+    const HandleContent place{getpid(), memory->second.fd, about.st_ino};
     std::memset(out, 0, sizeof(FabricHandle));
     std::memcpy(out, &place, sizeof place);
     return kOk;
@@ -153,7 +153,7 @@ FAKE(cuMemImportFromShareableHandle, (Handle * handle, void *given, int type)) {
   char name[64] = {}, link[64];
   int fd = -1;
   if (type == kFabric) {
-    Place place{};
+    HandleContent place{};
     std::memcpy(&place, given, sizeof place);
     fd = open_place(place);
   } else if (type == kFileDescriptor) {

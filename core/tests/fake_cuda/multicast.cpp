@@ -41,7 +41,7 @@ FAKE(cuMulticastBindMem,
     return kInvalidValue;
   const int device = part->second.device;
   const auto made = Switch::of(object->second.fd);
-  // Of one that is not complete a driver would wait for the others.
+  // A driver would wait for the others where one is not complete.
   if (device < 0 || !made->complete() || !made->bind(device, number_of(part->second.fd))) return kInvalidValue;
   s.bound[{handle, device}] = size;
   return kOk;

@@ -1,4 +1,4 @@
-#include "gpu/roads.h"
+#include "gpu/message_rings.h"
 
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ namespace phx {
 namespace {
 
 constexpr const char *kKernel = "phx_gpu_messages";
-// So that a road, which has kLanes * kDeep of them, takes two pieces of 2 MiB, in which memory comes.
+// So that a ring, which has kLanes * kDeep of them, takes two pieces of 2 MiB, in which memory comes.
 constexpr uint32_t kMostChunk = 63 << 10;
 // Not measured yet. What is served by fewer blocks than it has lanes takes turns.
 constexpr uint32_t kMostBlocks = 32;
@@ -21,16 +21,16 @@ static_assert(cuda::road_bytes(kMostChunk) <= size_t{4} << 20);
 
 }  // namespace
 
-// What goes with the descriptor of a road.
-struct Roads::Line {
+// What goes with the descriptor of a ring.
+struct GpuMessageRings::Line {
   uint64_t chunk_bytes;
   uint64_t unit;  // of the sender's memory
 };
 
-Roads::Roads(Group &group) : group_(group), to_(group.size()), from_(group.size()) {}
+GpuMessageRings::GpuMessageRings(Group &group) : group_(group), to_(group.size()), from_(group.size()) {}
 
-phx_status Roads::put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
-                      void *stream) {
+phx_status GpuMessageRings::put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages,
+                                int64_t timeout_ms, void *stream) {
   gpu_of(group_).note_launches();
   // Not where another rank has just left: what it sent before can be received.
   if (group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0)
@@ -44,7 +44,7 @@ phx_status Roads::put(const char *operation, int32_t index, const std::vector<Gp
   return status;
 }
 
-phx_status Roads::open(const char *operation, int32_t index) {
+phx_status GpuMessageRings::open(const char *operation, int32_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (open_.load(std::memory_order_relaxed)) {
     if (index == gpu_.index) return PHX_OK;
@@ -83,8 +83,8 @@ phx_status Roads::open(const char *operation, int32_t index) {
   return PHX_OK;
 }
 
-phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &messages, void *stream,
-                        bool *capturing) const {
+phx_status GpuMessageRings::check(const char *operation, const std::vector<GpuMessage> &messages, void *stream,
+                                  bool *capturing) const {
   for (const GpuMessage &message : messages) {
     if (message.sends && group_.interruption(message.peer).load(std::memory_order_acquire) != 0)
       return group_
@@ -98,11 +98,11 @@ phx_status Roads::check(const char *operation, const std::vector<GpuMessage> &me
   return cuda::is_capturing(operation, gpus_->driver(), gpu_, stream, capturing);
 }
 
-phx_status Roads::make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
-                       bool capturing) {
+phx_status GpuMessageRings::make(const char *operation, const std::vector<GpuMessage> &messages,
+                                 const Deadline &deadline, bool capturing) {
   bool shown = false;
   for (const GpuMessage &message : messages) {
-    if (way_of(message).made.load(std::memory_order_acquire)) continue;
+    if (path_of(message).made.load(std::memory_order_acquire)) continue;
     if (capturing)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
@@ -121,7 +121,7 @@ phx_status Roads::make(const char *operation, const std::vector<GpuMessage> &mes
 
 // To all ranks, before this one waits for any: others may wait for it, in whatever order they call. One that has left
 // needs none, unless something is sent to it.
-phx_status Roads::show(const char *operation, const Deadline &deadline) {
+phx_status GpuMessageRings::show(const char *operation, const Deadline &deadline) {
   for (int i = 0; i < group_.size(); ++i) {
     if (i == group_.group_rank() || group_.interruption(i).load(std::memory_order_acquire) != 0) continue;
     const phx_status status = build(operation, i, deadline);
@@ -130,14 +130,14 @@ phx_status Roads::show(const char *operation, const Deadline &deadline) {
   return PHX_OK;
 }
 
-phx_status Roads::build(const char *operation, int to, const Deadline &deadline) {
-  Way &way = to_[to];
+phx_status GpuMessageRings::build(const char *operation, int to, const Deadline &deadline) {
+  Path &path = to_[to];
   LazyDeadline until(deadline, &group_.world().progress());
-  Turn turn(way.making, std::defer_lock);
+  Turn turn(path.making, std::defer_lock);
   if (!take_turn(turn, until))
     return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
                              true);
-  if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
+  if (path.made.load(std::memory_order_relaxed)) return PHX_OK;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
@@ -146,36 +146,36 @@ phx_status Roads::build(const char *operation, int to, const Deadline &deadline)
     const std::vector<cuda::RoadWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
     status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
   }
-  if (status == PHX_OK) status = way.order.open(operation, gpus_->driver(), gpu_);
+  if (status == PHX_OK) status = path.order.open(operation, gpus_->driver(), gpu_);
   int fd = -1;
   if (status == PHX_OK) status = memory->export_fd(operation, &fd);
   if (status != PHX_OK) return status;
   const Line line{chunk, gpu_.unit};
   if (to != group_.group_rank()) {
-    status = group_.show_road(operation, to, {reinterpret_cast<const char *>(&line), sizeof line}, fd, deadline);
+    status = group_.show_ring(operation, to, {reinterpret_cast<const char *>(&line), sizeof line}, fd, deadline);
     if (status != PHX_OK) return status;
   }
-  way.memory = std::move(memory);
-  way.chunk_bytes = chunk;
-  way.made.store(true, std::memory_order_release);
+  path.memory = std::move(memory);
+  path.chunk_bytes = chunk;
+  path.made.store(true, std::memory_order_release);
   return PHX_OK;
 }
 
-phx_status Roads::find(const char *operation, int from, const Deadline &deadline) {
-  Way &way = from_[from];
+phx_status GpuMessageRings::find(const char *operation, int from, const Deadline &deadline) {
+  Path &path = from_[from];
   LazyDeadline until(deadline, &group_.world().progress());
-  Turn turn(way.making, std::defer_lock);
+  Turn turn(path.making, std::defer_lock);
   if (!take_turn(turn, until))
     return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
                              true);
-  if (way.made.load(std::memory_order_relaxed)) return PHX_OK;
-  phx_status status = way.order.open(operation, gpus_->driver(), gpu_);
+  if (path.made.load(std::memory_order_relaxed)) return PHX_OK;
+  phx_status status = path.order.open(operation, gpus_->driver(), gpu_);
   if (status != PHX_OK) return status;
   if (from == group_.group_rank()) {
-    way.chunk_bytes = to_[from].chunk_bytes;
+    path.chunk_bytes = to_[from].chunk_bytes;
   } else {
     Parcel parcel;
-    status = group_.await_road(operation, from, deadline, &parcel);
+    status = group_.await_ring(operation, from, deadline, &parcel);
     if (status != PHX_OK) return status;
     Line line{};
     if (parcel.bytes.size() == sizeof line) std::memcpy(&line, parcel.bytes.data(), sizeof line);
@@ -183,62 +183,63 @@ phx_status Roads::find(const char *operation, int from, const Deadline &deadline
         parcel.fds.size() != 1)
       return group_.raise_malformed(operation, from);
     const size_t span = cuda::span_of(cuda::road_bytes(line.chunk_bytes), line.unit);
-    status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &way.memory);
+    status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &path.memory);
     // It was there once: who cannot use it will never hear of it again.
     if (status != PHX_OK) return group_.fail_with(last_error(), true);
-    way.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
+    path.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
   }
-  way.made.store(true, std::memory_order_release);
+  path.made.store(true, std::memory_order_release);
   return PHX_OK;
 }
 
-const cuda::Memory &Roads::memory_of(const GpuMessage &message) const {
+const cuda::Memory &GpuMessageRings::memory_of(const GpuMessage &message) const {
   const bool own = message.sends || message.peer == group_.group_rank();
   return own ? *to_[message.peer].memory : *from_[message.peer].memory;
 }
 
 // Half of what this rank may have of the GPU, so that the kernels of two streams go on side by side. Only ranks of one
 // process run at the same time on one GPU; by MPS, as many as kMostBlocks leaves room for.
-uint32_t Roads::most_blocks() const {
+uint32_t GpuMessageRings::most_blocks() const {
   int32_t sharing = 0;
   for (int i = 0; i < group_.size(); ++i) sharing += group_.pid_of(i) == getpid() ? 1 : 0;
   const int32_t share = gpu_.processors / std::max(sharing, 1) / 2;
   return std::min(kMostBlocks, static_cast<uint32_t>(std::max(share, 1)));
 }
 
-// Road after road. Returns how many blocks they are worth.
-uint32_t Roads::list(const std::vector<GpuMessage> &messages, cuda::Exchange *out, std::vector<Way *> *ways) {
+// Ring after ring. Returns how many blocks they are worth.
+uint32_t GpuMessageRings::list(const std::vector<GpuMessage> &messages, cuda::Exchange *out,
+                               std::vector<Path *> *paths) {
   uint16_t listed = 0;
   for (const GpuMessage &opens : messages) {
-    Way *const way = &way_of(opens);
-    if (std::find(ways->begin(), ways->end(), way) != ways->end()) continue;
-    cuda::Road &road = out->road[ways->size()];
-    ways->push_back(way);
+    Path *const path = &path_of(opens);
+    if (std::find(paths->begin(), paths->end(), path) != paths->end()) continue;
+    cuda::GpuMessageRing &ring = out->ring[paths->size()];
+    paths->push_back(path);
     const size_t place = (opens.sends ? 0 : group_.size()) + static_cast<size_t>(opens.peer);
-    road.memory = reinterpret_cast<char *>(static_cast<uintptr_t>(memory_of(opens).pointer()));
-    road.cursors = reinterpret_cast<cuda::Cursor *>(static_cast<uintptr_t>(cursors_->pointer())) + place * cuda::kLanes;
-    road.chunk_bytes = way->chunk_bytes;
-    road.rank = opens.peer;
-    road.sends = opens.sends ? 1 : 0;
-    road.first = listed;
+    ring.memory = reinterpret_cast<char *>(static_cast<uintptr_t>(memory_of(opens).pointer()));
+    ring.cursors = reinterpret_cast<cuda::Cursor *>(static_cast<uintptr_t>(cursors_->pointer())) + place * cuda::kLanes;
+    ring.chunk_bytes = path->chunk_bytes;
+    ring.rank = opens.peer;
+    ring.sends = opens.sends ? 1 : 0;
+    ring.first = listed;
     for (const GpuMessage &message : messages) {
-      if (&way_of(message) != way) continue;
+      if (&path_of(message) != path) continue;
       out->message[listed++] = {message.data, message.label};
-      out->lanes = std::max(out->lanes, cuda::lanes_of(message.label.bytes, way->chunk_bytes));
+      out->lanes = std::max(out->lanes, cuda::lanes_of(message.label.bytes, path->chunk_bytes));
     }
-    road.end = listed;
+    ring.end = listed;
   }
-  out->roads = static_cast<uint32_t>(ways->size());
-  return std::min(out->roads * out->lanes, most_blocks());
+  out->rings = static_cast<uint32_t>(paths->size());
+  return std::min(out->rings * out->lanes, most_blocks());
 }
 
-phx_status Roads::launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
-                         void *stream, bool capturing) {
+phx_status GpuMessageRings::launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
+                                   void *stream, bool capturing) {
   const cuda::Driver &driver = gpus_->driver();
   const std::lock_guard<std::mutex> lock(mutex_);
   cuda::Exchange exchange{};
-  std::vector<Way *> ways;
-  const uint32_t blocks = list(messages, &exchange, &ways);
+  std::vector<Path *> paths;
+  const uint32_t blocks = list(messages, &exchange, &paths);
   constexpr int64_t kMostMs = int64_t{1} << 40;
   exchange.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
   exchange.group_size = group_.size();
@@ -248,8 +249,8 @@ phx_status Roads::launch(const char *operation, const std::vector<GpuMessage> &m
   cuda::Function function = nullptr;
   phx_status status = gpus_->kernel(operation, gpu_, kKernel, threads, &function);
   if (status != PHX_OK) return group_.fail_with(last_error(), true);
-  for (const Way *way : ways)
-    if (status == PHX_OK) status = way->order.begin(operation, stream, capturing);
+  for (const Path *path : paths)
+    if (status == PHX_OK) status = path->order.begin(operation, stream, capturing);
   if (status == PHX_OK) {
     void *parameters[] = {&exchange, nullptr};
     const cuda::Current current(driver, gpu_.context);
@@ -259,8 +260,8 @@ phx_status Roads::launch(const char *operation, const std::vector<GpuMessage> &m
                              static_cast<cuda::Stream>(stream), parameters, nullptr);
     if (result != 0) status = failed(driver, operation, result, "launching a kernel (cuLaunchKernel)");
   }
-  for (Way *way : ways)
-    if (status == PHX_OK) status = way->order.end(operation, stream, capturing);
+  for (Path *path : paths)
+    if (status == PHX_OK) status = path->order.end(operation, stream, capturing);
   if (status == PHX_OK) return PHX_OK;
   return group_.failed() ? status : group_.fail_with(last_error(), true);  // the other ranks would wait
 }

@@ -62,12 +62,12 @@ class DeviceWords {
   Pointer pointer_ = 0;
 };
 
-class Side final : public SymmDevice {
+class GpuSymm final : public SymmDevice {
  public:
   static phx_status make(const char *operation, const Block &block, int size, int self, uint32_t channels,
                          uint32_t first, std::unique_ptr<SymmDevice> *out);  // a MakeSymmDevice
-  Side(const Side &) = delete;
-  Side &operator=(const Side &) = delete;
+  GpuSymm(const GpuSymm &) = delete;
+  GpuSymm &operator=(const GpuSymm &) = delete;
 
   DeviceFacts facts() const override;
   phx_status export_fd(const char *operation, int *fd) override { return pads_[self_]->export_fd(operation, fd); }
@@ -97,7 +97,7 @@ class Side final : public SymmDevice {
 
   // The first channel of those that the collectives have for themselves.
   uint32_t own_channel() const { return channels_; }
-  // That of a barrier of the user's channel, which has nothing to do with the signals of that channel.
+  // The channel of a barrier on the user's channel; it shares nothing with the signals of that channel.
   uint32_t barrier_channel(uint32_t channel) const;
   // As much as the kernels of small all_reduces take: see Line.
   size_t line_bytes() const;
@@ -112,7 +112,7 @@ class Side final : public SymmDevice {
 
  private:
   GpuPlace place(bool shared) const { return {pads_[self_]->gpu().name, static_cast<int>(pads_.size()), shared}; }
-  Side(Gpus &gpus, int size, int self, uint32_t channels);
+  GpuSymm(Gpus &gpus, int size, int self, uint32_t channels);
   // What is where in the memory of a rank's pad, after the words of all channels; the same on all ranks.
   struct Layout {
     size_t parts;
@@ -152,9 +152,9 @@ class Side final : public SymmDevice {
 namespace phx {
 
 // The last step of a rendezvous of memory of GPUs: one address for the blocks of all ranks, where the GPUs can.
-// Collective. Where it cannot be done on one rank, all go without, and `side` says why: that is no failure. It fails
+// Collective. Where it cannot be done on one rank, all go without, and `gpu` says why: that is no failure. It fails
 // where the group does. `all`: by group rank.
-phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::Side &side,
+phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
                               const std::vector<cuda::Facts> &all, const Deadline &deadline);
 
 }  // namespace phx

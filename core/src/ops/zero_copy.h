@@ -18,8 +18,8 @@ bool may_find_input(const Group &group, size_t in_bytes);
 //
 // Whether the inputs of the others lie there as well is seen when all have arrived: see zero_copy.cpp. If they are not
 // in one allocation, `staged` is done after all.
-OperationPtr recognise(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1,
-                       const size_t *in_counts = nullptr, const size_t *out_counts = nullptr);
-OperationPtr recognise_list(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
+OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1,
+                            const size_t *in_counts = nullptr, const size_t *out_counts = nullptr);
+OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

@@ -1,9 +1,9 @@
-// What the kernel that sends and receives shares with the host: the roads that messages take, and what a launch moves.
+// What the kernel that sends and receives shares with the host: the rings that messages take, and what a launch moves.
 //
-// A road goes from one rank to one other. Its memory is the sender's, and the receiver maps it: the sender copies into
+// A ring goes from one rank to one other. Its memory is the sender's, and the receiver maps it: the sender copies into
 // it, and the receiver fetches from there. So a send needs nothing of the other rank before there is room no more.
 //
-// A road has lanes, which have nothing to do with each other: each carries a stretch of every message that is long
+// A ring has lanes, which have nothing to do with each other: each carries a stretch of every message that is long
 // enough to reach it, chunk after chunk, through kDeep slots that take turns. Both sides count the chunks of a lane; a
 // count only grows (modulo 2^32), so that nothing is reset and a launch can be replayed.
 #pragma once
@@ -17,7 +17,7 @@ namespace phx::cuda {
 
 constexpr uint32_t kLanes = 16;
 constexpr uint32_t kDeep = 4;
-constexpr uint32_t kMostRoads = 32;     // of a launch
+constexpr uint32_t kMostRings = 32;     // of a launch
 constexpr uint32_t kMostMessages = 96;  // likewise: they travel in the kernel's parameters
 
 // What a message says of itself: where two that meet differ, neither is delivered.
@@ -34,14 +34,15 @@ struct alignas(128) Refusal {
   uint32_t word;  // not 0: the receiver expected another message, and the labels are there
   Label sent, expected;
 };
-// The memory of a road, before its slots. It begins with the counters.
-struct RoadHead {
+// The memory of a ring, before its slots. It begins with the counters.
+struct GpuMessageRingHead {
   RoadWord put[kLanes];     // chunks in the slots so far: written by the sender
   RoadWord taken[kLanes];   // chunks fetched so far: written by the receiver
   Refusal refused[kLanes];  // likewise
 };
 
-static_assert(sizeof(RoadHead) >= 2 * kLanes * sizeof(RoadWord) && alignof(RoadHead) == alignof(RoadWord));
+static_assert(sizeof(GpuMessageRingHead) >= 2 * kLanes * sizeof(RoadWord) &&
+              alignof(GpuMessageRingHead) == alignof(RoadWord));
 
 // How far a rank's own end of a lane is. `chunks` stays from launch to launch; the rest is of one.
 struct alignas(16) Cursor {
@@ -51,8 +52,8 @@ struct alignas(16) Cursor {
   uint32_t reserved;
 };
 
-// A road as a launch uses it: messages [first, end) of its list, in this order.
-struct Road {
+// A ring as a launch uses it: messages [first, end) of its list, in this order.
+struct GpuMessageRing {
   char *memory;
   Cursor *cursors;  // kLanes of them
   uint32_t chunk_bytes;
@@ -71,9 +72,9 @@ struct Exchange {
   uint32_t *failed;     // as Launch::failed; after it kDifferenceWords, see tell_difference
   uint64_t timeout_ns;
   int32_t group_size;
-  uint32_t roads;
+  uint32_t rings;
   uint32_t lanes;  // that the longest message takes
-  Road road[kMostRoads];
+  GpuMessageRing ring[kMostRings];
   Message message[kMostMessages];
 };
 static_assert(sizeof(Exchange) <= 4096, "more than a launch may pass");
@@ -94,11 +95,11 @@ PHX_PORTABLE constexpr int32_t has_gone(int32_t group_size, int32_t group_rank) 
 
 PHX_PORTABLE constexpr size_t slot_bytes(uint32_t chunk_bytes) { return sizeof(Label) + chunk_bytes; }
 PHX_PORTABLE constexpr size_t road_bytes(uint32_t chunk_bytes) {
-  return sizeof(RoadHead) + kLanes * kDeep * slot_bytes(chunk_bytes);
+  return sizeof(GpuMessageRingHead) + kLanes * kDeep * slot_bytes(chunk_bytes);
 }
 // Shorter stretches are not worth a lane. A multiple of 16, as a chunk is.
 PHX_PORTABLE constexpr uint32_t least_stretch(uint32_t chunk_bytes) { return (chunk_bytes / 8 + 15) / 16 * 16; }
-// Of a message of so many bytes. Both sides count on it, so it depends on nothing else.
+// How many lanes carry a message of so many bytes. Sender and receiver count on it, so it depends on nothing else.
 PHX_PORTABLE constexpr uint32_t lanes_of(uint64_t bytes, uint32_t chunk_bytes) {
   const uint64_t stretches = (bytes + least_stretch(chunk_bytes) - 1) / least_stretch(chunk_bytes);
   return stretches >= kLanes ? kLanes : stretches == 0 ? 1 : static_cast<uint32_t>(stretches);

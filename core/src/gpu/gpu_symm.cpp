@@ -1,4 +1,4 @@
-#include "gpu/side.h"
+#include "gpu/gpu_symm.h"
 
 #include <algorithm>
 #include <cstring>
@@ -52,7 +52,7 @@ DeviceWords::~DeviceWords() {
 // Words of a pad from those of one writer to those of the next: for signals, launches and barriers, in whole lines.
 static uint32_t stride_of(uint32_t channels) { return (channels + kMostBlocks + channels + 31) / 32 * 32; }
 
-Side::Side(Gpus &gpus, int size, int self, uint32_t channels)
+GpuSymm::GpuSymm(Gpus &gpus, int size, int self, uint32_t channels)
     : gpus_(gpus),
       driver_(gpus.driver()),
       self_(self),
@@ -60,7 +60,7 @@ Side::Side(Gpus &gpus, int size, int self, uint32_t channels)
       layout_(layout_of(size, channels)),
       pads_(size) {}
 
-Side::Layout Side::layout_of(size_t size, uint32_t channels) {
+GpuSymm::Layout GpuSymm::layout_of(size_t size, uint32_t channels) {
   Layout layout{};
   size_t at = 0;
   const auto take = [&at](size_t bytes) {
@@ -80,7 +80,7 @@ Side::Layout Side::layout_of(size_t size, uint32_t channels) {
   return layout;
 }
 
-phx_status Side::begin_at(const char *operation, uint32_t first) const {
+phx_status GpuSymm::begin_at(const char *operation, uint32_t first) const {
   const size_t signals = layout_.parts / sizeof(uint32_t);  // of all channels
   const std::vector<uint32_t> words(signals, first);
   const auto write = [&](size_t at, size_t count) {
@@ -92,28 +92,28 @@ phx_status Side::begin_at(const char *operation, uint32_t first) const {
   return status;
 }
 
-uint32_t Side::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
+uint32_t GpuSymm::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
 
-size_t Side::line_bytes() const {
+size_t GpuSymm::line_bytes() const {
   if (pads_.size() > kLineRanks) return 0;
   return std::min<size_t>(kLineBlocks, most_blocks_) * static_cast<size_t>(threads_) * sizeof(uint64_t);
 }
 
-phx_status Side::make(const char *operation, const Block &block, int size, int self, uint32_t channels, uint32_t first,
-                      std::unique_ptr<SymmDevice> *out) {
+phx_status GpuSymm::make(const char *operation, const Block &block, int size, int self, uint32_t channels,
+                         uint32_t first, std::unique_ptr<SymmDevice> *out) {
   Gpus *const gpus = block.device.type == PHX_DEVICE_CUDA ? gpus_of(*block.allocator) : nullptr;
   if (gpus == nullptr) return PHX_OK;
-  std::unique_ptr<Side> side(new Side(*gpus, size, self, channels));
-  side->index_ = block.device.index;
-  phx_status status = Memory::make(operation, *gpus, side->index_, side->layout_.bytes, &side->pads_[self]);
-  if (status == PHX_OK && first != 0) status = side->begin_at(operation, first);
+  std::unique_ptr<GpuSymm> gpu(new GpuSymm(*gpus, size, self, channels));
+  gpu->index_ = block.device.index;
+  phx_status status = Memory::make(operation, *gpus, gpu->index_, gpu->layout_.bytes, &gpu->pads_[self]);
+  if (status == PHX_OK && first != 0) status = gpu->begin_at(operation, first);
   if (status != PHX_OK) return status;
-  side->threads_ = std::min(kThreads, side->pads_[self]->gpu().most_threads);
-  if (side->threads_ < size)  // each thread waits for one rank
+  gpu->threads_ = std::min(kThreads, gpu->pads_[self]->gpu().most_threads);
+  if (gpu->threads_ < size)  // each thread waits for one rank
     return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group on GPUs has at most %d ranks, this one has %d", operation,
-                side->threads_, size);
-  gpus->load(side->pads_[self]->gpu());
-  *out = std::move(side);
+                gpu->threads_, size);
+  gpus->load(gpu->pads_[self]->gpu());
+  *out = std::move(gpu);
   return PHX_OK;
 }
 
@@ -129,7 +129,7 @@ std::vector<Facts> facts_of(const std::vector<DeviceFacts> &all) {
   return out;
 }
 
-DeviceFacts Side::facts() const {
+DeviceFacts GpuSymm::facts() const {
   const Gpu &gpu = pads_[self_]->gpu();
   const Facts mine{gpu.uuid,
                    gpu.processors,
@@ -142,43 +142,43 @@ DeviceFacts Side::facts() const {
   return out;
 }
 
-phx_status Side::adopt(const char *operation, int rank, const DeviceFacts &given, int fd) {
+phx_status GpuSymm::adopt(const char *operation, int rank, const DeviceFacts &given, int fd) {
   const Facts facts = facts_of(given);
   if (facts.unit == 0)
     return fail(PHX_ERR_ABI, operation, "%s: a rank does not say what the memory of its GPU comes in", operation);
   return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
 }
 
-phx_status Side::agree(const char *operation, Group &group, const Block &block, const std::vector<DeviceFacts> &given,
-                       const Deadline &deadline) {
+phx_status GpuSymm::agree(const char *operation, Group &group, const Block &block,
+                          const std::vector<DeviceFacts> &given, const Deadline &deadline) {
   const std::vector<Facts> all = facts_of(given);
   const bool shared = share_gpus(all);
   gpu_of(group).adopt_table(place(shared), shared ? all[0].shared : all[0].apart);
   return agree_on_multicast(operation, group, block, *this, all, deadline);
 }
 
-void Side::on_kept(const Symm &symm) {
+void GpuSymm::on_kept(const Symm &symm) {
   kept_by_ = &gpu_of(symm.group()).workspaces();
   kept_by_->know(symm);
 }
 
-void Side::on_gone(const Symm &symm) {
+void GpuSymm::on_gone(const Symm &symm) {
   if (kept_by_ != nullptr) kept_by_->forget(symm);
 }
 
-void Side::adopt_multicast(MulticastPtr object, bool has_kernels) {
+void GpuSymm::adopt_multicast(MulticastPtr object, bool has_kernels) {
   multicast_ = std::move(object);
   has_multimem_ = has_kernels;
   team_.multicast = pointer_of(multicast_->pointer());
 }
 
-bool Side::has_kernel(const char *name) const {
+bool GpuSymm::has_kernel(const char *name) const {
   Function function = nullptr;
   return gpus_.kernel("symm_rendezvous", pads_[self_]->gpu(), name, threads_, &function) == PHX_OK;
 }
 
 // All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.
-phx_status Side::count_blocks(const char *operation, const std::vector<Facts> &all) {
+phx_status GpuSymm::count_blocks(const char *operation, const std::vector<Facts> &all) {
   most_blocks_ = kMostBlocks;
   for (const Facts &one : all) {
     const auto is_same = [&](const Facts &other) { return std::memcmp(&one.uuid, &other.uuid, sizeof one.uuid) == 0; };
@@ -192,8 +192,8 @@ phx_status Side::count_blocks(const char *operation, const std::vector<Facts> &a
   return PHX_OK;
 }
 
-phx_status Side::finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
-                        const std::vector<DeviceFacts> &all) {
+phx_status GpuSymm::finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
+                           const std::vector<DeviceFacts> &all) {
   phx_status status = count_blocks(operation, facts_of(all));
   if (status != PHX_OK) return status;
   const Memory &own = *pads_[self_];
@@ -218,8 +218,8 @@ phx_status Side::finish(const char *operation, Group &group, const BlockRef &blo
   return PHX_OK;
 }
 
-phx_status Side::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
-                        const Lists *lists, void *given) {
+phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
+                           const Lists *lists, void *given) {
   const Gpu &gpu = pads_[self_]->gpu();
   Function function = nullptr;
   const phx_status status = gpus_.kernel(operation, gpu, kernel, threads_, &function);
