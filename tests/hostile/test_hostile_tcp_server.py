@@ -263,7 +263,7 @@ def get_twice(port):
 def test_a_server_that_took_the_place_of_another_is_not_taken_for_it():
     first, second = attack("be_replaced", use=get_twice)
     assert first[0] == second[0] == "PeerDeadError"
-    assert "another one is served there now" in second[2]
+    assert "another one is served at its address" in second[2]
 
 
 # ---- what ranks make of it
