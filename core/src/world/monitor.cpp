@@ -384,7 +384,7 @@ LinkRef Monitor::find_link(const Uuid &uuid) const {
   return found == links_.end() ? nullptr : found->second;
 }
 
-void Monitor::adopt(LinkRef link) {
+void Monitor::adopt(const LinkRef &link) {
   std::lock_guard<std::mutex> lock(mutex_);
   watch_fd(link->socket.get());
   keep(link);

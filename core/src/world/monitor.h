@@ -43,7 +43,7 @@ class Monitor : private EventLoop {
   void post(const LinkRef &link, const Envelope &envelope, const void *payload);
 
   LinkRef find_link(const Uuid &uuid) const;
-  void adopt(LinkRef link);  // one that was dialed
+  void adopt(const LinkRef &link);  // one that was dialed
   // Waits until the peer has dialed in; NULL at the deadline.
   LinkRef await_link(const Uuid &uuid, const Deadline &deadline);
 
