@@ -61,7 +61,7 @@ def tests(world_size: int, backend: str) -> type:
     if backend == "phalanx":
         in_gloos_place()
         distributed_test.get_profiling_event = under_gloos_name(distributed_test.get_profiling_event)
-        os.environ.setdefault("PHALANX_C10D", "cpp")  # torch cannot mark events of one in Python as asynchronous
+        os.environ.setdefault("PHALANX_C10D", "cpp")  # one in Python ends its events on the thread that began them
         from phalanx.collectives.c10d import implementation
 
         implementation()  # compiled before ranks are forked

@@ -27,7 +27,7 @@ struct Label {
   uint32_t dtype;
 };
 
-struct alignas(128) RoadWord {
+struct alignas(128) RingWord {
   uint32_t word;
 };
 struct alignas(128) Refusal {
@@ -36,13 +36,13 @@ struct alignas(128) Refusal {
 };
 // The memory of a ring, before its slots. It begins with the counters.
 struct GpuMessageRingHead {
-  RoadWord put[kLanes];     // chunks in the slots so far: written by the sender
-  RoadWord taken[kLanes];   // chunks fetched so far: written by the receiver
+  RingWord put[kLanes];     // chunks in the slots so far: written by the sender
+  RingWord taken[kLanes];   // chunks fetched so far: written by the receiver
   Refusal refused[kLanes];  // likewise
 };
 
-static_assert(sizeof(GpuMessageRingHead) >= 2 * kLanes * sizeof(RoadWord) &&
-              alignof(GpuMessageRingHead) == alignof(RoadWord));
+static_assert(sizeof(GpuMessageRingHead) >= 2 * kLanes * sizeof(RingWord) &&
+              alignof(GpuMessageRingHead) == alignof(RingWord));
 
 // How far a rank's own end of a lane is. `chunks` stays from launch to launch; the rest is of one.
 struct alignas(16) Cursor {
@@ -94,7 +94,7 @@ PHX_PORTABLE constexpr int32_t has_gone(int32_t group_size, int32_t group_rank) 
 }
 
 PHX_PORTABLE constexpr size_t slot_bytes(uint32_t chunk_bytes) { return sizeof(Label) + chunk_bytes; }
-PHX_PORTABLE constexpr size_t road_bytes(uint32_t chunk_bytes) {
+PHX_PORTABLE constexpr size_t ring_bytes(uint32_t chunk_bytes) {
   return sizeof(GpuMessageRingHead) + kLanes * kDeep * slot_bytes(chunk_bytes);
 }
 // Shorter stretches are not worth a lane. A multiple of 16, as a chunk is.

@@ -17,7 +17,7 @@ constexpr const char *kKernel = "phx_gpu_messages";
 constexpr uint32_t kMostChunk = 63 << 10;
 // Not measured yet. What is served by fewer blocks than it has lanes takes turns.
 constexpr uint32_t kMostBlocks = 32;
-static_assert(cuda::road_bytes(kMostChunk) <= size_t{4} << 20);
+static_assert(cuda::ring_bytes(kMostChunk) <= size_t{4} << 20);
 
 }  // namespace
 
@@ -130,20 +130,24 @@ phx_status GpuMessageRings::show(const char *operation, const Deadline &deadline
   return PHX_OK;
 }
 
+phx_status GpuMessageRings::begin(const char *operation, Path &path, Turn *turn, const Deadline &deadline) {
+  LazyDeadline until(deadline, &group_.world().progress());
+  if (take_turn(*turn, until)) return PHX_OK;
+  return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
+                           true);
+}
+
 phx_status GpuMessageRings::build(const char *operation, int to, const Deadline &deadline) {
   Path &path = to_[to];
-  LazyDeadline until(deadline, &group_.world().progress());
   Turn turn(path.making, std::defer_lock);
-  if (!take_turn(turn, until))
-    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
-                             true);
-  if (path.made.load(std::memory_order_relaxed)) return PHX_OK;
+  phx_status status = begin(operation, path, &turn, deadline);
+  if (status != PHX_OK || path.made.load(std::memory_order_relaxed)) return status;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
-  phx_status status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::road_bytes(chunk), &memory);
+  status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::ring_bytes(chunk), &memory);
   if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
-    const std::vector<cuda::RoadWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
+    const std::vector<cuda::RingWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
     status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
   }
   if (status == PHX_OK) status = path.order.open(operation, gpus_->driver(), gpu_);
@@ -163,13 +167,10 @@ phx_status GpuMessageRings::build(const char *operation, int to, const Deadline 
 
 phx_status GpuMessageRings::find(const char *operation, int from, const Deadline &deadline) {
   Path &path = from_[from];
-  LazyDeadline until(deadline, &group_.world().progress());
   Turn turn(path.making, std::defer_lock);
-  if (!take_turn(turn, until))
-    return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
-                             true);
-  if (path.made.load(std::memory_order_relaxed)) return PHX_OK;
-  phx_status status = path.order.open(operation, gpus_->driver(), gpu_);
+  phx_status status = begin(operation, path, &turn, deadline);
+  if (status != PHX_OK || path.made.load(std::memory_order_relaxed)) return status;
+  status = path.order.open(operation, gpus_->driver(), gpu_);
   if (status != PHX_OK) return status;
   if (from == group_.group_rank()) {
     path.chunk_bytes = to_[from].chunk_bytes;
@@ -182,9 +183,9 @@ phx_status GpuMessageRings::find(const char *operation, int from, const Deadline
     if (line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 || line.chunk_bytes > kMostChunk || line.unit == 0 ||
         parcel.fds.size() != 1)
       return group_.raise_malformed(operation, from);
-    const size_t span = cuda::span_of(cuda::road_bytes(line.chunk_bytes), line.unit);
+    const size_t span = cuda::span_of(cuda::ring_bytes(line.chunk_bytes), line.unit);
     status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &path.memory);
-    // It was there once: who cannot use it will never hear of it again.
+    // It was there once: a rank that cannot use it will never hear of it again.
     if (status != PHX_OK) return group_.fail_with(last_error(), true);
     path.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
   }

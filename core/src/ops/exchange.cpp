@@ -1,6 +1,6 @@
 // all_to_all, reduce_scatter, and all_gather of two ranks, when they are not small.
 //
-// Every pair of ranks swaps blocks through lines that both write. Of a chunk that i has for j, i puts the first half
+// Every pair of ranks swaps blocks through lines that both write. When i has a chunk for j, i puts the first half
 // into its own slot; j takes it and leaves the second half of what it has for i in the same lines; i takes that, and
 // leaves the first half of the next chunk but one. So each line is fetched once for every half that it carries, and
 // never just to be given up for writing (see kernels/exchange.cpp). For pair (i, j) the halves of what j has for i go

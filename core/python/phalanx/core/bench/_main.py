@@ -116,11 +116,12 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
             parser.error(f"--level python has no peer {', '.join(strange)}: gloo, gloo-unpinned")
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
+    against = None
     if given.against is not None:
         if given.level == "python":
             parser.error("--against compares C functions: --level c")
         try:
-            _peers.installation(given.against)
+            against = _peers.installation(given.against)
         except (OSError, _peers.AbsentError) as error:
             parser.error(f"--against: {error}")
     for path in (given.json, given.plot):
@@ -137,7 +138,7 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
         round_ms=given.round_ms,
         peers=peers,
         peers_dir=given.peers_dir.resolve(),
-        against=given.against,
+        against=against,
         realtime=given.realtime,
         timeout=given.timeout,
         corrupt=given.corrupt,

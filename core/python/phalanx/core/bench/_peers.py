@@ -71,6 +71,7 @@ PEERS = {
         },
     ),
 }
+OTHER = "other"  # the participant that is another installation of Phalanx
 AUTO = ("gloo", "mpich", "openmpi", "impi", "oneccl")
 
 
@@ -125,17 +126,27 @@ def environment(name: str, folder: Path) -> Path | None:
     return place
 
 
-def installation(python: Path) -> tuple[Path, Path]:
-    """Another installation of Phalanx, to be measured by its own `phalanx bench`.
+@dataclass(frozen=True)
+class Installation:
+    """Another installation of Phalanx, which is measured by its own `phalanx bench`.
 
-    Args:
+    Attributes:
         python: Of its environment.
+        launch: What starts a rank there.
+        library: Its libphalanx_bench.so.
+    """
 
-    Returns:
-        What starts a rank there, and its libphalanx_bench.so.
+    python: Path
+    launch: Path
+    library: Path
+
+
+def installation(python: Path) -> Installation:
+    """The installation in the environment of a Python.
 
     Raises:
         AbsentError: There is none.
+        OSError: This is no Python.
     """
     program = (
         "import json; from phalanx.core import _paths, bench; "
@@ -145,7 +156,7 @@ def installation(python: Path) -> tuple[Path, Path]:
     if done.returncode:
         raise AbsentError(f"{python} has no Phalanx: {(done.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
     package, library = map(Path, json.loads(done.stdout))
-    return package.with_name("_launch.py"), library.with_name("libphalanx_bench.so")
+    return Installation(python, package.with_name("_launch.py"), library.with_name("libphalanx_bench.so"))
 
 
 def command(name: str, place: Path, ranks: int, crowded: bool) -> tuple[list[str], dict[str, str]]:

@@ -18,13 +18,13 @@ from typing import Any
 from phalanx.core import _paths
 from phalanx.core.bench import _limits, _peers
 from phalanx.core.bench._native import COLLECTIVES, CORRUPT, DTYPE_BYTES, blocks
+from phalanx.core.bench._peers import OTHER
 from phalanx.core.bench._team import Team, TeamAbsentError, TeamError
 
 PILOT_ROUNDS = 2  # find out how long a call takes: one to make connections and caches warm, one to look
 PILOT_CALLS = 3
 MOST_CALLS = 200
 OWN = "phalanx"
-OTHER = "other"  # installation of it
 PYTHON_WAYS = (
     "phalanx.collectives.all_reduce",
     "phalanx.collectives.all_reduce_",
@@ -53,7 +53,7 @@ class Job:
         round_ms: How long a turn is meant to take.
         peers: Names.
         peers_dir: Where their environments are.
-        against: The Python of another installation of Phalanx.
+        against: Another installation of Phalanx.
         realtime: Whether ranks ask for SCHED_FIFO.
         timeout: Seconds for one command to the ranks.
         corrupt: A participant whose results are spoilt before they are checked; for tests.
@@ -69,7 +69,7 @@ class Job:
     round_ms: float
     peers: tuple[str, ...]
     peers_dir: Path
-    against: Path | None = None
+    against: _peers.Installation | None = None
     realtime: bool = False
     timeout: float = 120.0
     corrupt: str = ""
@@ -151,7 +151,7 @@ class Benchmark:
                 )
                 versions = self._teams[name].versions
                 self._versions |= (
-                    {f"other {key}": text for key, text in versions.items()} if name == OTHER else versions
+                    {f"{OTHER} {key}": text for key, text in versions.items()} if name == OTHER else versions
                 )
             except _peers.AbsentError as error:
                 self._absent[name] = nameless(str(error))

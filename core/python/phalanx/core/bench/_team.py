@@ -65,7 +65,7 @@ class Team:
         peers: Directory of the peers' environments.
         realtime: Whether ranks ask for SCHED_FIFO.
         seconds: How long a command may take.
-        other: The Python of another installation of Phalanx, whose ranks these are.
+        other: The installation of Phalanx whose ranks these are, if it is not this one.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Team:
         peers: Path,
         realtime: bool,
         seconds: float,
-        other: Path | None = None,
+        other: _peers.Installation | None = None,
     ) -> None:
         self.name = name
         self.ranks = ranks
@@ -95,9 +95,8 @@ class Team:
         self._python, self._start = Path(sys.executable), _LAUNCH
         own = directory
         if other is not None:
-            self._python = other
-            self._start, library = _peers.installation(other)
-            own = directory / name  # of the names of files there
+            self._python, self._start, library = other.python, other.launch, other.library
+            own = directory / name  # its ranks use the same names of files
             own.mkdir()
         peer = _peers.PEERS.get(name)
         place = _peers.environment(name, peers) if peer is not None else None

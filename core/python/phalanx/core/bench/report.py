@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.bench._peers import PEERS
+from phalanx.core.bench._peers import OTHER, PEERS
 
 SIZE_OF = {
     "all_reduce": "bytes of each rank's input, and of its output",
@@ -115,7 +115,7 @@ def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: di
         f"#{'size':>11}  {'buffers':9} {'median':>10} {'p10':>10} {'p90':>10} {'algbw':>7} {'busbw':>7} |"
         + "".join(f" {PEERS[name].title:>10}" for name in peers)
         + f" | {'best peer':>10} {'ratio':>6} | {'limit':>10} {'ratio':>6}"
-        + (f" | {'other':>10} {'ratio':>6}" if any(who == "other" for _, who, _ in ways) else "")
+        + (f" | {OTHER:>10} {'ratio':>6}" if any(who == OTHER for _, who, _ in ways) else "")
     )
     for size, who, variant in ways:
         if who != "phalanx":
@@ -135,8 +135,8 @@ def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: di
         limit = row.get("limit")
         against = f"{row['median_us'] / limit['us']:.2f}" if limit and limit["us"] else "-"
         text += f" | {_us(limit['us']) if limit else '-':>10} {against:>6}"
-        if (size, "other", variant) in ways:
-            other = ways[size, "other", variant]
+        if (size, OTHER, variant) in ways:
+            other = ways[size, OTHER, variant]
             known = "median_us" in other and "median_us" in row
             ratio = f"{row['median_us'] / other['median_us']:.3f}" if known else "-"
             text += f" | {_us(other['median_us']) if 'median_us' in other else 'absent':>10} {ratio:>6}"
