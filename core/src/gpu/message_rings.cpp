@@ -130,7 +130,7 @@ phx_status GpuMessageRings::show(const char *operation, const Deadline &deadline
   return PHX_OK;
 }
 
-phx_status GpuMessageRings::begin(const char *operation, Path &path, Turn *turn, const Deadline &deadline) {
+phx_status GpuMessageRings::take_turn_to_make(const char *operation, Turn *turn, const Deadline &deadline) {
   LazyDeadline until(deadline, &group_.world().progress());
   if (take_turn(*turn, until)) return PHX_OK;
   return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
@@ -140,7 +140,7 @@ phx_status GpuMessageRings::begin(const char *operation, Path &path, Turn *turn,
 phx_status GpuMessageRings::build(const char *operation, int to, const Deadline &deadline) {
   Path &path = to_[to];
   Turn turn(path.making, std::defer_lock);
-  phx_status status = begin(operation, path, &turn, deadline);
+  phx_status status = take_turn_to_make(operation, &turn, deadline);
   if (status != PHX_OK || path.made.load(std::memory_order_relaxed)) return status;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
@@ -168,7 +168,7 @@ phx_status GpuMessageRings::build(const char *operation, int to, const Deadline 
 phx_status GpuMessageRings::find(const char *operation, int from, const Deadline &deadline) {
   Path &path = from_[from];
   Turn turn(path.making, std::defer_lock);
-  phx_status status = begin(operation, path, &turn, deadline);
+  phx_status status = take_turn_to_make(operation, &turn, deadline);
   if (status != PHX_OK || path.made.load(std::memory_order_relaxed)) return status;
   status = path.order.open(operation, gpus_->driver(), gpu_);
   if (status != PHX_OK) return status;

@@ -59,8 +59,8 @@ class GpuMessageRings {
   phx_status make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
                   bool capturing);
   phx_status show(const char *operation, const Deadline &deadline);
-  // Takes the turn of this thread to make a path.
-  phx_status begin(const char *operation, Path &path, Turn *turn, const Deadline &deadline);
+  // Waits until no other thread makes the path whose turn this is.
+  phx_status take_turn_to_make(const char *operation, Turn *turn, const Deadline &deadline);
   phx_status build(const char *operation, int to, const Deadline &deadline);
   phx_status find(const char *operation, int from, const Deadline &deadline);
   phx_status launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms, void *stream,
