@@ -3,9 +3,11 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "ranks.h"
@@ -280,18 +282,32 @@ TEST(ranks_on_different_hosts_are_refused_alike) {
 
 // ---- strangers
 
-phx::Uuid uuid_of_listener() {  // of the only world of this process: read from the kernel's list of sockets
+// The id of the only world of this process, by the name of its listening socket. The kernel lists the sockets of every
+// process, and tests run beside each other: this process's are those that one of its descriptors is open on.
+phx::Uuid uuid_of_listener() {
+  std::set<unsigned long> own;
+  for (int fd = 0; fd < 1024; ++fd) {
+    struct stat status{};
+    if (fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode)) own.insert(status.st_ino);
+  }
   FILE *file = fopen("/proc/net/unix", "r");
   CHECK(file != nullptr);
   char line[512];
   phx::Uuid uuid;
+  int found = 0;
   while (fgets(line, sizeof line, file) != nullptr) {
-    const char *name = std::strstr(line, "@phalanx-");
-    if (name == nullptr) continue;
+    constexpr unsigned kListens = 0x10000;  // __SO_ACCEPTCON
+    unsigned flags = 0;
+    unsigned long inode = 0;
     unsigned long long high = 0, low = 0;
-    if (std::sscanf(name, "@phalanx-%16llx%16llx", &high, &low) == 2) uuid = {high, low};
+    if (std::sscanf(line, "%*[^:]: %*x %*x %x %*x %*x %lu @phalanx-%16llx%16llx", &flags, &inode, &high, &low) == 4 &&
+        (flags & kListens) != 0 && own.count(inode) != 0) {
+      uuid = {high, low};
+      ++found;
+    }
   }
   fclose(file);
+  CHECK(found == 1);
   return uuid;
 }
 
