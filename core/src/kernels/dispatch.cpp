@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__x86_64__)
+#if defined(PHX_VECTOR_KERNELS) && defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
@@ -21,7 +21,7 @@ struct Isa {
 
 bool always() { return true; }
 
-#if defined(__x86_64__)
+#if defined(PHX_VECTOR_KERNELS) && defined(__x86_64__)
 // Each asks for all that the build lets the compiler use in that file; see the flags in core/CMakeLists.txt.
 bool has_f16c() {  // not every compiler's __builtin_cpu_supports knows it
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -39,10 +39,10 @@ bool has_avx512() {
 #endif
 
 constexpr Isa kIsas[] = {  // the best first
-#if defined(__x86_64__)
+#if defined(PHX_VECTOR_KERNELS) && defined(__x86_64__)
     {"avx512", &find_avx512, &find_avx512_streaming, &find_avx512_into_all, &has_avx512},
     {"avx2", &find_avx2, &find_avx2_streaming, &find_avx2_into_all, &has_avx2},
-#elif defined(__aarch64__)
+#elif defined(PHX_VECTOR_KERNELS) && defined(__aarch64__)
     {"neon", &find_neon, &find_neon, &find_neon_into_all, &always},
 #endif
     {"scalar", &find_scalar, &find_scalar, &find_scalar_into_all, &always}};
