@@ -1,5 +1,5 @@
-// Waits on a condition variable until a deadline, in slices, between which the thread's hook is asked
-// (base/interrupt.h).
+// Waits on a condition variable until a deadline, in slices. The thread's interrupt hook (base/interrupt.h) runs
+// between them.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace phx {
 
-// Whether `ready` has become true by the deadline. It is called with the lock held: at first, after each notification
-// of `changed`, and once the deadline has passed. The lock is released while the hook is asked, because that may run
-// anything.
+// Returns whether `ready` became true by the deadline. `ready` is called with the lock held: at first, after each
+// notification of `changed`, and after each slice. The lock is released while the hook runs, because a hook may run any
+// code.
 template <class Ready>
 bool wait_until(std::condition_variable &changed, std::unique_lock<std::mutex> &lock, const Deadline &deadline,
                 Ready ready) {
