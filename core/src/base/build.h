@@ -6,9 +6,8 @@
 
 namespace phx {
 
-// Two builds may share memory and messages only if they are equal: layouts, thresholds and algorithms are all part of
-// what ranks must have in common. The size and layout of this struct never change, because different builds read each
-// other's.
+// Two builds may share memory and messages only if they are equal: ranks must have the same layouts, thresholds and
+// algorithms. The size and layout of this struct never change, because different builds read each other's.
 struct Build {
   char version[16];      // such as "0.1.0", truncated, or padded with zeros
   char fingerprint[16];  // a hash of the sources in hexadecimal digits (cmake/fingerprint.cmake)

@@ -5,8 +5,7 @@
 
 namespace phx {
 
-// Fills `data` with bytes that nobody can guess. False, with errno set, if neither getrandom(2) nor /dev/urandom gives
-// any.
+// Fills `data` with unpredictable bytes. False, with errno set, if neither getrandom(2) nor /dev/urandom gives any.
 bool fill_random(void *data, size_t size);
 
 }  // namespace phx

@@ -82,18 +82,18 @@ Key key_of(const GpuPlace &place) {
 
 bool is_for(const Row &row, const Key &key) {
   return std::all_of(key.begin(), key.end(), [&](const auto &word) {
-    const auto found = row.find(word.first);
-    return found != row.end() && found->second == word.second;
+    const auto field = row.find(word.first);
+    return field != row.end() && field->second == word.second;
   });
 }
 
 // Accepts only digits: strtoull would also read "-1", as 2^64 - 1. Leaves `value` as it is for 0 or a malformed number.
 void read_value(const Row &row, const char *key, uint64_t *value) {
-  const auto found = row.find(key);
-  if (found == row.end()) return;
-  const char *end = found->second.data() + found->second.size();
+  const auto field = row.find(key);
+  if (field == row.end()) return;
+  const char *end = field->second.data() + field->second.size();
   uint64_t number = 0;
-  const auto parsed = std::from_chars(found->second.data(), end, number);
+  const auto parsed = std::from_chars(field->second.data(), end, number);
   if (parsed.ec == std::errc() && parsed.ptr == end && number != 0) *value = number;
 }
 

@@ -3,7 +3,7 @@
 //
 // A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the
 // core to the rank that is waited for; and a rank that waits long uses almost no core time. Sleeping waiters announce
-// themselves in a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
+// themselves in a `sleepers` word, so that a writer pays for a wake-up call only when a thread sleeps.
 #pragma once
 
 #include <algorithm>
@@ -153,7 +153,7 @@ class Backoff {
 };
 
 // Waits until `word` reaches `target`. `interrupted`, a flag of this process, ends the wait early unless the target is
-// reached. The writer of `word` reads `sleepers` to see whether it must wake anybody. The acquire load pairs with the
+// reached. The writer of `word` reads `sleepers` to see whether it must wake a thread. The acquire load pairs with the
 // writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: the core that the
 // writer last ran on (current_core), or NULL if unknown.
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,

@@ -1,5 +1,5 @@
-// The interface by which a rendezvous sets up what a symmetric allocation in device memory has besides its blocks.
-// GpuSymm in gpu/ implements it.
+// The interface by which a rendezvous sets up the parts of a symmetric allocation in device memory other than its
+// blocks. GpuSymm in gpu/ implements it.
 #pragma once
 
 #include <cstdint>

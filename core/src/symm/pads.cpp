@@ -58,7 +58,7 @@ phx_status Pads::find(const char *operation, int i, const Location &place, int f
   const bool possible = place.made == 0 ? place.segment < known && place.index < kInSegment
                                         : place.segment == known && place.index == 0 && place.made == kInSegment;
   if (!possible)
-    return fail(PHX_ERR_ABI, operation, "%s: it is said to have pad %u of segment %u, which does not exist", operation,
+    return fail(PHX_ERR_ABI, operation, "%s: it announced pad %u of segment %u, which does not exist", operation,
                 place.index, place.segment);
   if (place.made == 0) {
     *out = at(i, place);
