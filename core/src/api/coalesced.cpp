@@ -1,4 +1,4 @@
-// phx_coalesced.
+// Implements phx_coalesced.
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,4 @@
-// Helpers for the entry points of the C API: they check the handle and the timeout before anything else, and let no
-// exception pass.
+// Helpers for the entry points of the C API: they check handle and timeout first, and let no exception pass.
 #pragma once
 
 #include <exception>

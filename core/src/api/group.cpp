@@ -1,4 +1,4 @@
-// phx_group_*.
+// Implements phx_group_*.
 #include <algorithm>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// phx_allocator_* and phx_mem_*.
+// Implements phx_allocator_* and phx_mem_*.
 #include "api/entry.h"
 #include "world/allocator.h"
 

@@ -1,4 +1,4 @@
-// phx_store_*.
+// Implements phx_store_*.
 #include <algorithm>
 #include <cstring>
 

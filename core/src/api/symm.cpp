@@ -1,4 +1,4 @@
-// phx_symm_* without the collectives, which are in symm_collectives.cpp.
+// Implements phx_symm_* without the collectives, which are in symm_collectives.cpp.
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "ops/zero_copy.h"

@@ -16,8 +16,7 @@
 namespace phx {
 namespace {
 
-// A kernel for many cores refuses a mask that is shorter than its own, so allowed_cores tries longer ones up to this
-// size.
+// A kernel for many cores refuses a mask that is shorter than its own, so longer ones are tried up to this size.
 constexpr size_t kMostMaskBytes = size_t{64} << 10;
 
 // Reads quota and period of a control group, in microseconds. False if it has no limit.
@@ -31,9 +30,8 @@ bool read_limit(const std::string &directory, bool unified, double *quota, doubl
          *period > 0;
 }
 
-// Applies the limits of a control group and its ancestors, up to the root of the mount, to `out`. Directories that do
-// not exist are skipped: a container may see its own control group as the root of the mount, but its path as on the
-// host.
+// Applies the limits of a control group and its ancestors, up to the root of the mount, to `out`. Missing directories
+// are skipped: a container may see its own control group as the root of the mount, but its path as on the host.
 void tighten(const std::string &root, std::string path, bool unified, CpuQuota *out) {
   for (;;) {
     const std::string directory = root + path;

@@ -8,8 +8,7 @@
 
 namespace phx {
 
-// An error in the form in which it is stored and sent to other ranks of the same build. copy_error_out converts it to
-// the public phx_error_info.
+// An error as it is stored and sent to other ranks of the same build. copy_error_out makes it a public phx_error_info.
 struct ErrorInfo {
   uint32_t struct_size;
   int32_t status;
@@ -57,8 +56,7 @@ class Failed {
   const Failed &peer(int32_t rank) const;
   const Failed &sequence(uint64_t number) const;
   const Failed &step(int32_t number) const;
-  // The group in which the error happened, and the rank that reports it. An error that names a group already stays as
-  // it is.
+  // The group in which the error happened, and the rank that reports it. An error that names a group is left alone.
   const Failed &in(const char *group, int32_t rank) const;
 
  private:
@@ -74,9 +72,8 @@ __attribute__((format(printf, 3, 4))) Failed fail_errno(int error_number, const 
 Failed fail_v(phx_status status, int error_number, const char *operation, const char *prefix, const char *format,
               va_list args);
 
-// "timed out after 4000 ms (the timeout of the group)": this is in the text of every PHX_ERR_TIMEOUT and is built only
-// here. `origin` names the setting of the limit. Groups, worlds and stores have a `timed_out` of their own, which
-// passes it.
+// "timed out after 4000 ms (the timeout of the group)": part of the text of every PHX_ERR_TIMEOUT, built only here.
+// `origin` names the setting of the limit. Groups, worlds and stores have their own `timed_out`, which passes it.
 std::string timed_out(int64_t timeout_ms, const char *origin);
 inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
 

@@ -1,5 +1,4 @@
-// An array of 32-bit atomic words that fills whole pages, so that it can be registered with a device without exposing
-// other data.
+// An array of atomic words that fills whole pages, so that a device can map it without access to other data.
 #pragma once
 
 #include <atomic>

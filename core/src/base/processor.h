@@ -19,8 +19,7 @@ inline bool is_amd() {
 }
 
 // Whether `rep movsb` is the fastest copy of large blocks: it takes ownership of the cache lines that it fills without
-// fetching them, and prefetches far ahead. Measured on AMD's Zen 5 (family 1Ah). Other processors use the loops that
-// were measured on them.
+// fetching them, and prefetches far ahead. Measured on AMD's Zen 5 (family 1Ah). Others use the loops measured on them.
 inline bool has_fast_strings() {
 #if defined(__x86_64__) && !defined(PHX_SANITIZED)  // sanitizers do not see the accesses of inline assembly
   static const bool fast = [] {

@@ -53,8 +53,7 @@ class Progress {
   // Advances the listed sources except `caller`, which holds its own lock. Returns whether any advanced.
   bool poll(const ProgressSource *caller);
 
-  // For waits on something other than a word in shared memory: calls wait(deadline), in slices while operations are
-  // pending.
+  // For waits on anything but a word in shared memory: calls wait(deadline), in slices while operations are pending.
   template <class Wait>
   phx_status keep_going(const Deadline &deadline, Wait wait) {
     for (int64_t slice_ms = 1;;) {

@@ -1,5 +1,4 @@
-// Waits on a condition variable until a deadline, in slices. The thread's interrupt hook (base/interrupt.h) runs
-// between them.
+// Waits on a condition variable in slices, between which the thread's interrupt hook runs (base/interrupt.h).
 #pragma once
 
 #include <algorithm>
@@ -12,8 +11,7 @@
 namespace phx {
 
 // Returns whether `ready` became true by the deadline. `ready` is called with the lock held: at first, after each
-// notification of `changed`, and after each slice. The lock is released while the hook runs, because a hook may run any
-// code.
+// notification of `changed`, and after each slice. The lock is released while the hook runs, which may run any code.
 template <class Ready>
 bool wait_until(std::condition_variable &changed, std::unique_lock<std::mutex> &lock, const Deadline &deadline,
                 Ready ready) {

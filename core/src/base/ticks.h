@@ -1,6 +1,5 @@
-// The clock of the flight recorder: the processor's counter if it runs at one constant rate on all cores, because
-// reading it costs a third of reading the kernel's clock, and otherwise the kernel's clock. All processes of a host
-// choose the same one.
+// The clock of the flight recorder: the processor's counter if it has one constant rate on all cores, because reading
+// it costs a third of reading the kernel's clock; otherwise the latter. All processes of a host make the same choice.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +37,7 @@ class TickScale {
   double ns_per_tick_;
 };
 
-// Takes the earlier of the two readings of both clocks that a scale is computed from. The first world of the process
-// calls it.
+// Reads both clocks for the first of the two readings of a scale. The first world of the process calls it.
 void begin_tick_scale();
 
 }  // namespace phx

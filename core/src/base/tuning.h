@@ -1,4 +1,4 @@
-// Where one algorithm takes over from another: built-in values, and a table that `phalanx tune` has written.
+// The sizes at which one algorithm takes over from another: built-in values, and a table that `phalanx tune` writes.
 #pragma once
 
 #include <cinttypes>

@@ -1,5 +1,4 @@
-// How a thread waits: it spins briefly, then yields, then sleeps in slices. Most waits are for a word that another rank
-// writes.
+// All waiting: a thread spins briefly, then yields, then sleeps in slices. Most waits are for a word of another rank.
 //
 // A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the
 // core to the rank that is waited for; and a rank that waits long uses almost no core time. Sleeping waiters announce
@@ -29,8 +28,7 @@ inline void cpu_relax() {
 #endif
 }
 
-// A deadline that reads the clock only when a wait becomes long, and that can advance the rank's other operations
-// meanwhile.
+// A deadline that reads the clock only in a long wait, and can advance the rank's other operations meanwhile.
 class LazyDeadline {
  public:
   // `caller` is the source that waits, which is not polled. A negative `ms` means that the time is over already: the
@@ -71,8 +69,7 @@ class Waiter {
     restart();
   }
 
-  // Calls `look` until it, or `sleep`, returns a result that ends the wait. `sleep` returns when the state may have
-  // changed.
+  // Calls `look` until it, or `sleep`, returns a result that ends the wait. `sleep` returns when that may happen.
   template <class Look, class Sleep>
   WaitResult wait(Look look, Sleep sleep) {
     for (;;) {
@@ -170,8 +167,7 @@ inline bool is_here(const SharedWord *writer_core) {
   return core != 0 && core == current_core();
 }
 
-// Sleeps without spinning or yielding first. The caller has incremented the `sleepers` of `word` and then passed a
-// fence (see store_and_wake).
+// Sleeps without spinning or yielding first. The caller has incremented `sleepers` and passed a fence (store_and_wake).
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline);
 
@@ -192,13 +188,11 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
 }
 
-// Sleeps until wake_all, for at most `ns`, and only if `word` equals `seen`. May return early, so the caller checks
-// again.
+// Sleeps until wake_all, for at most `ns`, if `word` equals `seen`. May return early, so the caller checks again.
 void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns);
 void wake_all(const SharedWord &word);
 
-// Registers this process for the fences of other processes (membarrier). False if the kernel or the container lacks
-// them.
+// Registers this process for the fences of others (membarrier). False if the kernel or the container lacks them.
 bool allow_fences();
 // Every thread of every registered process passes a full fence between the call and the return.
 void fence_others();

@@ -3,8 +3,8 @@
 // In each round every rank sends its opinion (the AND of the bits, and which ranks are absent) to all others and merges
 // theirs into it. A rank that has died, or sends nothing in time, becomes absent. A rank that receives its own opinion
 // from all ranks that are not absent has the decision. It sends the decision to the others, which adopt it: they may
-// not have it, because another rank died meanwhile. Every further round has one more absent rank, so there are at most
-// one more rounds than ranks.
+// lack it because a rank died meanwhile. Every further round has one more absent rank, which limits the rounds to one
+// more than the ranks.
 #pragma once
 
 #include <bitset>

@@ -1,6 +1,6 @@
-// Parts of a group that higher rooms implement: the engines of its collectives, its messages, its symmetric memory, and
-// its state on GPUs. These rooms derive from Attachment. A group creates its attachments in its constructor
-// (GroupParams::attach), calls them when it opens, fails and ends, and knows nothing else about them.
+// Parts of a group that the layers above it implement: the engines of its collectives, its messages, its symmetric
+// memory, and its state on GPUs. These layers derive from Attachment. A group creates its attachments in its
+// constructor (GroupParams::attach), calls them when it opens, fails and ends, and knows nothing else about them.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,11 @@ class Attachment {
  public:
   virtual ~Attachment() = default;
 
-  // The size of its area in each rank's control segment: a multiple of kLine, the same on all ranks. The area is zero
-  // at first.
+  // The size of its area in each rank's control segment, which is zeroed: a multiple of kLine, the same on all ranks.
   virtual size_t area_bytes() const { return 0; }
   // Sets the counters in this rank's area to `first` (Group::first_count), before any peer maps it.
   virtual void begin_area_at(char *, uint32_t) {}
-  // Called once the segments of all ranks are mapped. areas[i]: the area of group rank i in this process, valid as long
-  // as the group.
+  // Called once the segments of all ranks are mapped. areas[i]: that of group rank i, valid as long as the group.
   virtual void open(const std::vector<char *> &) {}
   // The sources that this rank advances while it waits for something else. They are members of this object.
   virtual std::vector<ProgressSource *> progress_sources() { return {}; }

@@ -14,8 +14,7 @@ constexpr int64_t kTellMs = 1000;  // in case the store hangs: the others then f
 const Uuid kNobody;
 
 // The value that a rank that gives up writes to the store. The identities of all members whose records it has read
-// follow: a rank that finds its own there knows that the failure is of the present attempt, and not of one of an
-// earlier run.
+// follow: a rank that finds its own there knows that the failure is of the present attempt, not of an earlier run.
 struct Failure {
   PeerRecord who;
   ErrorInfo why;
@@ -87,8 +86,7 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *r
   const bool known = (same_build && lists_member(value, world_.record().uuid)) ||
                      std::any_of(records.begin(), records.end(),
                                  [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
-  // The failure is of an earlier run of the job with the same store, whose process has ended. (On another host that
-  // cannot be checked.)
+  // The failure is of an earlier run with the same store, whose process has ended. (On another host that is unknown.)
   if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
   if (!same_build) {
     from_peer_ = true;

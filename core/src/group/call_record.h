@@ -1,4 +1,4 @@
-// Which collective a rank calls, as its peers see it in shared memory and as errors and dumps name it.
+// The record of a collective call, as peers read it in shared memory and as errors and dumps name it.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,7 @@ enum class Parts : uint8_t { kNone, kOne, kAll, kOneOnRoot, kAllOnRoot };
 enum class InPlace : uint8_t { kNever, kSame, kOwnPart, kOwnResult };
 enum class Root : uint8_t { kNone, kGives, kTakes };
 
-// The properties of a collective. Code that checks, names, records or dispatches calls derives everything from its row
-// in kCollectives.
+// The properties of a collective. Code that checks, names, records or dispatches calls derives all from its row.
 struct CollectiveTraits {
   const char *symm_name;  // on symmetric memory; on ordinary memory without "symm_"
   Parts in = Parts::kNone, out = Parts::kNone;

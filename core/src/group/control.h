@@ -55,8 +55,7 @@ static_assert(sizeof(ControlHeader) == kLine);
 
 inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
 // Sets the counters of a lane to `first` (Group::first_count). The owner calls it before any peer maps the lane.
-// `staged` stays 0, as if it had not been written for `first` epochs: no code may rely on a word that is not stored
-// regularly.
+// `staged` stays 0, as if it had not been written for `first` epochs: no code may rely on a word that is rarely stored.
 inline void begin_lane_at(char *lane, size_t slot_bytes, uint32_t first) {
   reinterpret_cast<LaneHeader *>(lane)->done.store(first, std::memory_order_relaxed);
   for (uint32_t i = 0; i < kSlots; ++i) {

@@ -383,8 +383,8 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   const bool store_failed = status != PHX_OK && std::strncmp(last_error().operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {
     if (status != PHX_OK) maker.attempt.give_up(group->records_);
-    // Either all ranks have confirmed and so have read the record, or no rank needs it any more. (Best effort: not
-    // every store can remove.)
+    // All ranks have confirmed, so they have read the record; or no rank needs it. (Best effort: not every store can
+    // remove.)
     const KeptError kept;
     const store::CallTimeout call_timeout(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());

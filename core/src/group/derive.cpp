@@ -44,8 +44,7 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
   std::vector<SplitChoice> all;
   const phx_status status = exchange_all(operation, mine, deadline, &all);
   if (status != PHX_OK) return status;
-  // Only ranks that have completed the exchange count this split. If it fails on a rank, the group is revoked and there
-  // are no more splits.
+  // Counted only after the exchange. If that fails on any rank, the group is revoked and there are no more splits.
   const std::string number = "split" + std::to_string(++splits_);
   std::vector<std::pair<int32_t, int>> order;  // key, rank
   for (int i = 0; i < size(); ++i)

@@ -181,8 +181,7 @@ phx_status Group::refuse_exchange() {
   return error.info().status;
 }
 
-// Receives one message of an exchange. PHX_IN_PROGRESS: rank i is late, which *late notes. Any other error is that of
-// the call.
+// Receives one message of an exchange. PHX_IN_PROGRESS: rank i is late, see *late. Other errors end the call.
 phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
                               Late *late) {
   bool useless = false;
@@ -228,8 +227,8 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
                       .peer(rank_of(i)));
 }
 
-// Receives the message of rank i with that ordinal. *useless: the group is being created and the message will not come;
-// the thread's error says why.
+// Receives the message of rank i with that ordinal. *useless: it will not come, because the creation of the group
+// failed.
 phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless) {
   for (;;) {
     const Deadline look_at = look_ ? Deadline::after_ms(std::min(kLookMs, deadline.left_ms())) : deadline;
@@ -237,8 +236,7 @@ phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadlin
       return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], out);
     });
     if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {
-      // A message that was sent before that failure may have arrived unread. With it, this rank completes what all
-      // others have.
+      // A message that was sent before that failure may be unread. All other ranks may have completed the call with it.
       world_->monitor().catch_up();
       status = world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, interruptions_[i], out);
     }

@@ -1,5 +1,4 @@
-// How a group fails: it keeps the first cause, wakes waiting threads, sends the cause to the peers, and fails later
-// calls.
+// How a group fails: it keeps the first cause, wakes waiting threads, tells the peers, and fails later calls.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -251,8 +250,7 @@ void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
   }
 }
 
-// Forwards the cause: this rank may leave before the others have received it, and they would then see only that it
-// left.
+// Forwards the cause: this rank may leave before the others have received it, and they would see only that.
 void Group::on_revoked(const ErrorInfo &cause) { fail_with(cause, true); }
 
 }  // namespace phx

@@ -51,8 +51,7 @@ struct GroupParams {
 
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
-  // Collective. If it fails on one rank it fails on all: ranks that are not connected yet learn of the failure from the
-  // store.
+  // Collective. If it fails on one rank it fails on all: ranks that are not connected yet learn it from the store.
   static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
                            std::shared_ptr<Group> *out);
   // The same without a store, over the connections of `parent`, which has all members. `members`: ranks in the parent.
@@ -67,8 +66,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
     if (timeout_ms == 0) timeout_ms = timeout_ms_.load(std::memory_order_relaxed);
     return world_->resolve_timeout(operation, timeout_ms, out);
   }
-  // The text for a wait that timed out. It names the default as the origin even if the call itself passed the same
-  // value.
+  // The text for a wait that timed out. A timeout of the call that equals the default is attributed to the default.
   std::string timed_out(int64_t timeout_ms) const {
     const int64_t own = timeout_ms_.load(std::memory_order_relaxed);
     if (own == 0) return world_->timed_out(timeout_ms);
@@ -114,8 +112,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
   // For kernels: size() words, each of them not 0 once it is useless to wait for that rank.
   const int32_t *failed_words() const { return reinterpret_cast<const int32_t *>(interruptions_.data()); }
-  // The same pages, for a device to read. After the words of the ranks there are kReportWords words that a device
-  // writes.
+  // The same pages, for a device to read. kReportWords words that a device writes follow those of the ranks.
   const PageWords &words() const { return interruptions_; }
   static constexpr size_t kReportWords = 9;
   const std::atomic<int32_t> &report_word(size_t index) const { return interruptions_[ranks().size() + index]; }
@@ -139,8 +136,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
-  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that no rank goes on
-  // waiting.
+  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that all ranks stop.
   phx_status raise_interrupted(const char *operation, uint64_t sequence = 0);
   // Turns a failed wait of the lane into an error that names the rank at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
@@ -148,8 +144,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // For a difference between calls that was found outside of a lane: names both calls, and revokes the group.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine);
-  // For a call that got no turn within its timeout, because another thread of this rank held it. `scope`: "channel with
-  // ...".
+  // For a call that got no turn in time, because another thread of this rank held it. `scope`: "channel with ...".
   phx_status raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes);
 
   // ---- refusals (docs/adr/0039): this rank refuses a collective call because of a wrong argument; the thread's error
@@ -184,8 +179,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // each other rank returns that of the first rank that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
-  // ---- the ring of messages between GPUs: `show_ring` sends that of this rank to one peer, once; `await_ring` waits
-  // for that of a peer.
+  // ---- the ring of messages between GPUs: show_ring sends it to one peer, once; await_ring receives that of a peer.
   phx_status show_ring(const char *operation, int group_rank, const std::string &bytes, int fd,
                        const Deadline &deadline);
   phx_status await_ring(const char *operation, int group_rank, const Deadline &deadline, Parcel *out);

@@ -181,7 +181,7 @@ bool Lane::await_would_block(uint64_t epoch) const {
 void Lane::publish_done(uint64_t epoch) {
   LaneHeader *control = peers_[self_].control;
   control->done.store(static_cast<uint32_t>(epoch), std::memory_order_release);
-  // Relaxed on purpose: only a rank with kSlots collectives in flight waits for this word, and it checks again within a
+  // Relaxed on purpose: only a rank with kSlots collectives in flight waits for this, and it checks again within a
   // slice.
   if (control->sleepers.load(std::memory_order_relaxed) != 0) wake_all(control->done);
 }

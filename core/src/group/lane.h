@@ -1,9 +1,7 @@
-// The protocol of the slots: publish an epoch, await that of every rank, and never overwrite a slot that a peer still
-// reads.
+// The protocol of the slots: publish an epoch, await that of every rank, never overwrite a slot that a peer reads.
 //
 // Why no closing barrier is needed: before a rank fills the slot of epoch e it makes sure (reserve) that every peer is
-// `done` with epoch e - kSlots. A blocking collective learns that at no cost, because each arrival carries the peer's
-// `done`.
+// `done` with epoch e - kSlots. A blocking collective learns that for free, because each arrival has the peer's `done`.
 #pragma once
 
 #include <vector>
@@ -46,8 +44,7 @@ class Lane {
 
   size_t slot_bytes() const { return slot_bytes_; }
   // Whether the first `reach` bytes of each slot of this rank are resident; `hold` makes them so. Before its first call
-  // a lane has no resident page, except the slot headers of the first lane, so a group takes memory only as far as it
-  // is used.
+  // a lane has no resident page, except the slot headers of the first lane, so an unused group takes little memory.
   bool holds(size_t reach) const { return reach < held_; }
   phx_status hold(const char *operation, size_t reach);
   int group_rank() const { return self_; }

@@ -39,7 +39,7 @@ class SymmDevice {
   virtual void on_gone(const Symm &symm) = 0;
 };
 
-// *out stays NULL unless the block is of phalanx's CUDA allocator. `channels`: the signal channels for the user's
+// *out stays NULL unless the block comes from phalanx's CUDA allocator. `channels`: the signal channels for the user's
 // kernels. `first`: the initial value of the counters of this rank's pad (Group::first_count).
 using MakeSymmDevice = phx_status (*)(const char *operation, const Block &block, int group_size, int group_rank,
                                       uint32_t channels, uint32_t first, std::unique_ptr<SymmDevice> *out);

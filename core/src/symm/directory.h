@@ -21,8 +21,8 @@ class SymmDirectory {
 
   void add(const std::shared_ptr<Symm> &symm);
   void remove(const Symm *symm);
-  // The allocation that has these bytes: of several, the one with the smallest key, so that all ranks find the same
-  // one. NULL if there is none.
+  // The allocation with these bytes: of several, that with the smallest key, the same on all ranks. NULL: there is
+  // none.
   std::shared_ptr<Symm> find(uint64_t members, int group_rank, const char *begin, size_t bytes) const;
   // The allocation with that key. NULL if there is none: this rank may have freed an allocation that others still have.
   std::shared_ptr<Symm> find_key(uint64_t members, int group_rank, uint64_t key) const;

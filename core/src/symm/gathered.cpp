@@ -23,8 +23,7 @@ phx_status make(const char *operation, void *const *blocks, size_t count, size_t
     return fail_errno(errno, operation, "%s: could not reserve %zu bytes of addresses", operation, all);
   char *const range = static_cast<char *>(base);
   for (size_t i = 0; i < count; ++i) {
-    // With an old size of 0, mremap makes a second mapping of shared pages and leaves the first one. It needs no
-    // descriptor.
+    // With an old size of 0, mremap maps shared pages a second time and leaves the first mapping, without a descriptor.
     char *const from = static_cast<char *>(blocks[i]) + offset;
     if (mremap(from, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, range + i * bytes) != MAP_FAILED) continue;
     const int error = errno;

@@ -9,8 +9,7 @@
 
 namespace phx {
 
-// The ranges of one Symm. Mapping one costs as much as touching all of its pages, so the last few stay mapped for
-// reuse.
+// The ranges of one Symm. Mapping one costs as much as touching all its pages, so the last few stay mapped.
 class GatheredRanges {
  public:
   GatheredRanges() = default;
@@ -18,8 +17,7 @@ class GatheredRanges {
   GatheredRanges &operator=(const GatheredRanges &) = delete;
   ~GatheredRanges();
 
-  // Maps `bytes`, which are whole pages, at `offset` of each of `blocks`, or returns the range that is mapped there
-  // already.
+  // Maps `bytes`, which are whole pages, at `offset` of each of `blocks`, or returns the existing range of that part.
   phx_status map(const char *operation, void *const *blocks, size_t count, size_t offset, size_t bytes, void **out);
   phx_status unmap(const char *operation, const void *pointer);  // to be called once for each `map`
   // Whether a range of exactly this part begins at `pointer`.

@@ -1,6 +1,6 @@
 // The signal pads of a group's symmetric allocations. Each rank has segments of pads for the group, which its peers map
-// once, and assigns one of these pads to each allocation. So an allocation needs no descriptor and no mapping but those
-// of its block.
+// once, and assigns one of these pads to each allocation. So an allocation needs only the descriptor and mapping of its
+// block.
 //
 // A pad belongs to one allocation of one group, and is zero when the peers learn of it. A rank may free its part of an
 // allocation at any time. It sends no message, but notes it in its pad (PadHeader::freed). At a later rendezvous each
@@ -36,8 +36,7 @@ struct alignas(kLine) BarrierLine {
 // and 1 more if that part failed.
 inline uint32_t met_ok(uint64_t number) { return static_cast<uint32_t>(2 * number); }
 
-// The distance, in words, between the signals of one writer and those of the next: whole cache lines, so that no two
-// writers share one.
+// Words between the signals of one writer and those of the next: whole cache lines, so that no two writers share one.
 constexpr uint32_t pad_stride_of(uint32_t channels) { return (channels + 15) / 16 * 16; }
 
 // The size of a pad: whole pages.
@@ -67,13 +66,11 @@ class Pads {
   // `pad_bytes`: see pad_bytes_of.
   Pads(int group_size, int self, size_t pad_bytes) : pad_bytes_(pad_bytes), self_(self), segments_(group_size) {}
 
-  // Takes a pad of this rank, which is zero, for allocation `number` of the group. *fd becomes valid if its segment is
-  // new.
+  // Takes a zeroed pad of this rank for allocation `number` of the group. *fd becomes valid if its segment is new.
   phx_status take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd);
   // Finds the pad of rank i, and maps its segment if that is new.
   phx_status find(const char *operation, int i, const Location &place, int fd, Pad *out);
-  // After a rendezvous that succeeded on all ranks, `keep` keeps the new segments. After another one, `give_back` frees
-  // this rank's pad.
+  // After a rendezvous that succeeded on all ranks, `keep` keeps new segments; otherwise `give_back` frees the pad.
   void keep(const std::vector<Location> &places, const std::vector<Pad> &pads);
   void give_back(const Location &place);
   // To be called when this rank has freed its part of the allocation.

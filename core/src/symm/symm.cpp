@@ -169,8 +169,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   }
 }
 
-// The first rank after this one that has not arrived at the barrier, for the error text; `otherwise` if all have by
-// now.
+// The first rank after this one that has not arrived at the barrier, for an error; `otherwise` if all have by now.
 int Symm::first_late(uint32_t channel, int otherwise) const {
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();

@@ -1,5 +1,4 @@
-// A symmetric allocation of one group: the blocks of all ranks, mapped into this process, and a signal pad for each
-// rank.
+// A symmetric allocation of one group: the mapped blocks of all ranks, and a signal pad for each rank.
 #pragma once
 
 #include <memory>
@@ -77,15 +76,14 @@ class Symm : public std::enable_shared_from_this<Symm> {
   uint32_t *pad(int group_rank) const { return static_cast<uint32_t *>(pads_[group_rank]); }
   void *const *buffers() const { return buffers_.data(); }
   void *const *pads() const { return pads_.data(); }
-  SymmDevice *device() const { return device_.get(); }  // NULL unless the block is of phalanx's CUDA allocator
+  SymmDevice *device() const { return device_.get(); }  // NULL unless the block comes from phalanx's CUDA allocator
   GatheredRanges &gathered() { return gathered_; }
-  // Compares collective `number`, which this rank is about to enqueue on a stream, with the same one of the ranks that
-  // have enqueued it already.
+  // Compares collective `number`, which this rank is about to enqueue on a stream, with those of ranks that were
+  // earlier.
   phx_status agree(const char *operation, const CallRecord &record, uint64_t number);
   // Whether no rank has freed its part yet, as far as this rank can see.
   bool is_everywhere() const;
-  // While it lives, no other thread enqueues calls on this allocation, so that their numbers follow the order of the
-  // streams.
+  // Keeps other threads from enqueuing calls on this allocation, so that numbers follow the order of the streams.
   class OrderedCalls {
    public:
     explicit OrderedCalls(Symm &symm) : symm_(symm), lock_(symm.launch_mutex_) {}
@@ -103,8 +101,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   phx_status wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms);
   phx_status barrier(uint32_t channel, int64_t timeout_ms);
 
-  // The C handle: one per Symm, with a count of references. It keeps this object and its group alive while there are
-  // any.
+  // The C handle: one per Symm, counted. While there are references, it keeps this object and its group alive.
   phx_symm *handle();  // adds a reference
   void drop_handle();
 
@@ -112,7 +109,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   Symm(Group &group, BlockRef block, uint64_t ordinal);
 
   friend struct Rendezvous;
-  uint64_t number() const { return ordinal_ + 1; }  // of rendezvous of the group up to this one
+  uint64_t number() const { return ordinal_ + 1; }  // how many rendezvous the group has begun, up to this one
   size_t pad_segment_bytes() const;
   size_t call_lines_at() const;
   void adopt_pad(int of, const Pads::Location &place, Pads::Pad pad);
