@@ -1,4 +1,4 @@
-// phx_coalesced.
+// Implements phx_coalesced.
 #include <algorithm>
 #include <cstring>
 
@@ -36,39 +36,40 @@ struct Range {
   size_t call;
 };
 
-phx_status check_one(phx_group *group, const phx_options *options, const phx_call &given, size_t index,
-                     CoalescedCall *out, phx::Volume *volume, std::vector<Range> *ranges) {
-  const Kind kind = kind_of(given.kind);
-  if (kind == Kind::kNone || given.flags != 0)
+phx_status check_call(phx_group *group, const phx_options *options, const phx_call &request, size_t index,
+                      CoalescedCall *out, phx::Volume *volume, std::vector<Range> *ranges) {
+  const Kind kind = kind_of(request.kind);
+  if (kind == Kind::kNone || request.flags != 0)
     return phx::fail(PHX_ERR_INVALID, kName,
                      "%s: call %zu: kind is %d and flags %u; they must be one of PHX_CALL_*, and 0", kName, index,
-                     given.kind, given.flags);
+                     request.kind, request.flags);
   Call call(kind, group, options, true);
   if (!call.ok()) return call.status();
   const int self = call.group().group_rank();
-  const void *in = kind == Kind::kBroadcast ? given.out : given.in;
-  if (kind == Kind::kBroadcast && given.in != given.out)
+  const void *in = kind == Kind::kBroadcast ? request.out : request.in;
+  if (kind == Kind::kBroadcast && request.in != request.out)
     return phx::fail(PHX_ERR_INVALID, kName, "%s: call %zu: a broadcast's in and out are the same buffer", kName,
                      index);
   phx::Extent extent;
-  call.check(phx::traits_of(kind), in, given.out, given.count, given.dtype, given.op, given.root_group_rank, &extent);
+  call.check(phx::traits_of(kind), in, request.out, request.count, request.dtype, request.op, request.root_group_rank,
+             &extent);
   if (!call.ok()) return call.status();
-  const size_t bytes = given.count * call.buffers().item;
+  const size_t bytes = request.count * call.buffers().item;
   const auto add = [&](const char *begin, size_t parts, bool written) {
     if (bytes * parts != 0) ranges->push_back({begin, begin + bytes * parts, written, index});
   };
   add(call.buffers().in, extent.in_parts, false);
   add(call.buffers().out, extent.out_parts, true);
-  *volume = phx::volume_of(kind, extent, call.group_size(), self == given.root_group_rank, bytes);
+  *volume = phx::volume_of(kind, extent, call.group_size(), self == request.root_group_rank, bytes);
   const bool rooted = phx::traits_of(kind).root != phx::Root::kNone;
-  *out = {kind, call.buffers(), call.reduction(), rooted ? given.root_group_rank : -1, call.record()};
+  *out = {kind, call.buffers(), call.reduction(), rooted ? request.root_group_rank : -1, call.record()};
   return PHX_OK;
 }
 
-// No call may write what another reads or writes: their order inside is not promised.
+// No call may write memory that another one reads or writes, because the order of the calls is not defined.
 phx_status check_overlaps(std::vector<Range> *ranges) {
   std::sort(ranges->begin(), ranges->end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
-  const Range *written = nullptr, *any = nullptr;  // those that reach furthest so far
+  const Range *written = nullptr, *any = nullptr;  // those that end last so far
   for (const Range &range : *ranges) {
     const Range *other = written != nullptr && written->end > range.begin && written->call != range.call ? written
                          : range.written && any != nullptr && any->end > range.begin && any->call != range.call
@@ -102,11 +103,11 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
     for (size_t i = 0; i < count; ++i, at += stride) {
-      phx_call given = PHX_CALL_INIT;
-      phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &given, kName);
-      if (status == PHX_OK && given.struct_size != stride)
+      phx_call request = PHX_CALL_INIT;
+      phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &request, kName);
+      if (status == PHX_OK && request.struct_size != stride)
         status = phx::fail(PHX_ERR_ABI, kName, "%s: call %zu has another struct_size than the first", kName, i);
-      if (status == PHX_OK) status = check_one(group, options, given, i, &checked[i], &volumes[i], &ranges);
+      if (status == PHX_OK) status = check_call(group, options, request, i, &checked[i], &volumes[i], &ranges);
       if (status != PHX_OK) return all.refuse(status).status();
     }
     if (const phx_status status = check_overlaps(&ranges); status != PHX_OK) return all.refuse(status).status();

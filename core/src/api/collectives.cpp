@@ -13,7 +13,7 @@ using phx::Kind;
 
 namespace {
 
-// Those with one count for all ranks: checked, made and issued as the row of the collective says.
+// Checks, creates and issues a collective with one count for all ranks, as its row in kCollectives says.
 template <Kind kKind>
 phx_status issue(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root,
                  const phx_options *options, phx_work **work) {
@@ -29,7 +29,7 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
     }
     const bool blocking = work == nullptr;
     const phx::Plan plan = call.plan(work);
-    const size_t in_bytes = phx::parts_on(kTraits.in, n, true) * bytes;  // of a rank that gives any
+    const size_t in_bytes = phx::parts_on(kTraits.in, n, true) * bytes;  // of a rank that has an input
     int32_t algo = PHX_ALGO_AUTO;
     if constexpr (kKind == Kind::kAllReduce) {
       algo = phx::choose_all_reduce(plan, bytes, call.options().algo);

@@ -1,5 +1,4 @@
-// The entry points of the C API: what each checks of its handle and of its timeout before anything else, and the
-// boundary that no exception crosses.
+// Helpers for the entry points of the C API: they check handle and timeout first, and let no exception pass.
 #pragma once
 
 #include <exception>
@@ -14,7 +13,8 @@
 
 namespace phx {
 
-// Runs `body`, which returns a phx_status, and turns what it throws into an error of `operation`.
+// Runs `body`, which returns a phx_status. An exception becomes an error of `operation`, and a timeout that the
+// thread's hook caused becomes PHX_ERR_INTERRUPTED.
 template <class Body>
 phx_status guarded(const char *operation, Body &&body) noexcept {
   try {
@@ -27,7 +27,7 @@ phx_status guarded(const char *operation, Body &&body) noexcept {
   }
 }
 
-// What there is for each kind of handle: its name in errors, what is behind it, and the group it belongs to.
+// For each kind of handle: its name in errors, the object behind it, and the group it belongs to (NULL: none).
 constexpr const char *name_of_handle(const phx_world *) { return "world"; }
 constexpr const char *name_of_handle(const phx_group *) { return "group"; }
 constexpr const char *name_of_handle(const phx_symm *) { return "symm"; }
@@ -41,15 +41,14 @@ inline const Group *group_of(const phx_group &handle) { return handle.ptr.get();
 inline const Group *group_of(const phx_symm &handle) { return &handle.symm->group(); }
 inline const Group *group_of(const phx_work &handle) { return handle.group.get(); }
 
-// Whether a handle may be used at all: it is not NULL, and this process is no forked child of the one that made it.
+// PHX_OK if the handle is not NULL and this process is not a forked child of the one that created it.
 template <class Handle>
 phx_status check_handle(const char *operation, const Handle *handle) {
   if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: %s is NULL", operation, name_of_handle(handle));
   return is_inherited(handle) ? refuse_fork(operation, world_of(*handle)) : PHX_OK;
 }
 
-// Calls body(what is behind the handle) if the handle may be used. An error that names no group gets that of the
-// handle.
+// Calls body(the object behind the handle) after check_handle. An error that names no group gets that of the handle.
 template <class Handle, class Body>
 phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   if (const phx_status status = check_handle(operation, handle); status != PHX_OK) return status;
@@ -59,7 +58,7 @@ phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexc
   return group == nullptr ? status : Failed(status).in(group->name().c_str(), group->self_rank());
 }
 
-// As with_handle, and the world is not finalized.
+// Like with_handle, but a finalized world is an error too.
 template <class Handle, class Body>
 phx_status with_live_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   return with_handle(operation, handle, [&](auto &object) -> phx_status {
@@ -69,7 +68,7 @@ phx_status with_live_handle(const char *operation, Handle *handle, Body &&body) 
   });
 }
 
-// Calls body(what is behind the handle, how long it may wait in ms).
+// Like with_handle, but calls body(the object behind the handle, the resolved timeout in ms).
 template <class Handle, class Body>
 phx_status with_timeout(const char *operation, Handle *handle, int64_t timeout_ms, Body &&body) noexcept {
   return with_handle(operation, handle, [&](auto &object) -> phx_status {
@@ -79,7 +78,7 @@ phx_status with_timeout(const char *operation, Handle *handle, int64_t timeout_m
   });
 }
 
-// A timeout that is to be a default from now on.
+// Checks a timeout that is to become a default.
 inline phx_status check_default_timeout(const char *operation, int64_t timeout_ms) {
   if (timeout_ms >= 0) return PHX_OK;
   return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default",

@@ -1,4 +1,4 @@
-// phx_mem_export_fabric and phx_mem_import_fabric: blocks in memory of GPUs, beyond the host.
+// phx_mem_export_fabric and phx_mem_import_fabric: share blocks of GPU memory beyond the host.
 #include <cstring>
 
 #include "api/entry.h"
@@ -12,13 +12,13 @@ using phx::with_live_handle;
 
 namespace {
 
-// What the bytes of a handle are; both sides may be of different versions of this library.
+// The layout of a handle. The two sides may have different versions of this library.
 struct Ticket {
   char magic[8];
   uint32_t version;
   uint32_t reserved;  // 0
-  uint64_t size;      // as asked for
-  uint64_t span;      // of the memory
+  uint64_t size;      // as requested
+  uint64_t span;      // of the whole allocation
   phx::cuda::FabricHandle handle;
 };
 static_assert(sizeof(Ticket) == PHX_FABRIC_HANDLE_BYTES);

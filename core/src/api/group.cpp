@@ -1,4 +1,4 @@
-// phx_group_*.
+// Implements phx_group_*.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kMaxName = 255;
 
-// What lives on every group.
+// Creates the attachments of every group.
 std::vector<std::unique_ptr<phx::Attachment>> attach_all(phx::Group &group) {
   std::vector<std::unique_ptr<phx::Attachment>> all;  // by AttachmentKind
   all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make));
@@ -63,8 +63,8 @@ phx_status check_ranks(const char *operation, const phx::World &world, const cha
   return PHX_OK;
 }
 
-// `status`: what is wrong with arguments that do not say which group is meant. A call that is refused takes a number
-// like any other, under which the others read why this rank gives up.
+// `status`: the result of checking the arguments that do not identify the group. A refused call also takes the number
+// of an attempt, so that the others can read in the store why this rank gave up.
 phx_status make(phx_world *world, const char *operation, phx::GroupParams params, phx_status status, int64_t timeout_ms,
                 phx_group **out) {
   phx::World &w = *world->ptr;
@@ -93,7 +93,7 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   return PHX_OK;
 }
 
-// agrees: it begins with an agreement, else with an exchange.
+// `agrees`: whether the call begins with an agreement, and not with an exchange.
 template <class Derive>
 phx_status derive(const char *operation, phx_group *group, bool agrees, const char *name, int64_t timeout_ms,
                   phx_group **out, Derive derive_group) {
@@ -103,13 +103,13 @@ phx_status derive(const char *operation, phx_group *group, bool agrees, const ch
     if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
     if (status != PHX_OK) return agrees ? parent.refuse_agreement() : parent.refuse_exchange();
-    std::shared_ptr<phx::Group> made;
-    status = derive_group(parent, name != nullptr ? name : parent.name(), timeout, &made);
+    std::shared_ptr<phx::Group> derived;
+    status = derive_group(parent, name != nullptr ? name : parent.name(), timeout, &derived);
     if (status != PHX_OK) return status;
     *out = nullptr;
-    if (made) {
+    if (derived) {
       *out = new phx_group;
-      (*out)->ptr = std::move(made);
+      (*out)->ptr = std::move(derived);
     }
     return PHX_OK;
   });
@@ -134,7 +134,7 @@ phx_status phx_group_create(phx_world *world, const char *name, const int32_t *r
     params.group_rank = self;
     params.of_world = true;
     params.store = phx::StoreRef(w.store());
-    // Groups of one name and other ranks, such as the rows of a mesh, may be made at the same time.
+    // Groups of the same name with other ranks, such as the rows of a mesh, may be created at the same time.
     const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
     params.name_key = w.job() + "/group/" + name + "/" + std::to_string(members);
     return make(world, operation, std::move(params), PHX_OK, timeout_ms, out);
@@ -166,17 +166,17 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
 
 phx_status phx_group_split(phx_group *group, int32_t color, int32_t key, const char *name, int64_t timeout_ms,
                            phx_group **out) {
-  return derive("group_split", group, false, name, timeout_ms, out,
-                [&](phx::Group &parent, const std::string &called, int64_t timeout, std::shared_ptr<phx::Group> *made) {
-                  return parent.split(color, key, called, timeout, made);
-                });
+  return derive(
+      "group_split", group, false, name, timeout_ms, out,
+      [&](phx::Group &parent, const std::string &new_name, int64_t timeout, std::shared_ptr<phx::Group> *derived) {
+        return parent.split(color, key, new_name, timeout, derived);
+      });
 }
 
 phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_ms, phx_group **out) {
   return derive("group_shrink", group, true, name, timeout_ms, out,
-                [](phx::Group &parent, const std::string &called, int64_t timeout, std::shared_ptr<phx::Group> *made) {
-                  return parent.shrink(called, timeout, made);
-                });
+                [](phx::Group &parent, const std::string &new_name, int64_t timeout,
+                   std::shared_ptr<phx::Group> *derived) { return parent.shrink(new_name, timeout, derived); });
 }
 
 phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
@@ -229,7 +229,7 @@ phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
     if (!g.failed())
       return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, g.name().c_str());
     phx::ErrorInfo cause = g.cause();
-    if (cause.rank < 0) cause.rank = g.self_rank();  // as anybody's
+    if (cause.rank < 0) cause.rank = g.self_rank();  // a death, which any rank may report as its own error
     return phx::copy_error_out(cause, out, operation);
   });
 }

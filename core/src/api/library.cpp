@@ -1,4 +1,4 @@
-// What belongs to the library and not to a world: versions, names, sizes, errors, the log and the interrupt hook.
+// Functions that need no world: versions, names, sizes, errors, the log and the interrupt hook.
 #include <cstring>
 #include <string>
 
@@ -77,7 +77,7 @@ const char *phx_build_info(void) {
            std::string(build.fingerprint, sizeof build.fingerprint) +
            "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(phx::kernels::active_isa()) +
            "\", \"features\": [" + features + "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
-  }());  // never destroyed: it may be asked for during exit
+  }());  // never destroyed: it may be read during exit
   return info->c_str();
 }
 
@@ -131,7 +131,7 @@ const char *phx_op_name(phx_op op) {
 const char *phx_last_error(void) { return phx::last_error().text; }
 
 phx_status phx_last_error_info(phx_error_info *out) {
-  const phx::ErrorInfo info = phx::last_error();  // a copy: a failing copy would overwrite it
+  const phx::ErrorInfo info = phx::last_error();  // copied, because a failing copy_error_out overwrites it
   return phx::copy_error_out(info, out, "last_error_info");
 }
 

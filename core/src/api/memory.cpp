@@ -1,4 +1,4 @@
-// phx_allocator_* and phx_mem_*.
+// Implements phx_allocator_* and phx_mem_*.
 #include "api/entry.h"
 #include "world/allocator.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr phx_device kCpu{PHX_DEVICE_CPU, 0};
 
-// device NULL: the CPU. `take` gets the block from the table of the world.
+// Finds the allocator of `device` (NULL: the CPU), with which `take` gets a block from the table of the world.
 template <class Take>
 phx_status alloc(const char *operation, phx_world *world, const phx_device *device, void **out, const Take &take) {
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
@@ -67,7 +67,7 @@ phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, 
                });
 }
 
-// Memory outlives finalize, so that tensors may die late: the functions below accept a finalized world.
+// Memory outlives finalize, because tensors may be destroyed late: the functions below accept a finalized world.
 
 phx_status phx_mem_retain(phx_world *world, void *pointer) {
   return with_handle("mem_retain", world, [&](phx::World &w) { return w.blocks().retain(pointer); });

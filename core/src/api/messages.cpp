@@ -36,9 +36,9 @@ phx_status check_peer(const char *name, const phx::Group &group, int32_t peer, p
   return fail(PHX_ERR_INVALID, name, "%s: the peer is group rank %d in a group of %d", name, peer, group.size());
 }
 
-// The options of a call. `timeout_ms`: as it is to be.
+// The checked options of a call, and the resolved timeout.
 struct Options {
-  phx_options given = PHX_OPTIONS_INIT;
+  phx_options common = PHX_OPTIONS_INIT;
   phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
   int64_t timeout_ms = 0;
   bool on_gpu() const { return gpu.device.type == PHX_DEVICE_CUDA; }
@@ -46,23 +46,23 @@ struct Options {
 
 phx_status check_options(const char *name, const phx::Group &group, const phx_options *options, Options *out) {
   if (options != nullptr) {
-    const phx_status status = phx::read_in(options, &out->given, name);
+    const phx_status status = phx::read_in(options, &out->common, name);
     if (status != PHX_OK) return status;
   }
-  if (out->given.gpu != nullptr) {
-    const phx_status status = phx::read_in(out->given.gpu, &out->gpu, name);
+  if (out->common.gpu != nullptr) {
+    const phx_status status = phx::read_in(out->common.gpu, &out->gpu, name);
     if (status != PHX_OK) return status;
   }
   const phx_device &device = out->gpu.device;
-  if (out->given.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
+  if (out->common.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
   if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
     return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
   if (out->gpu.stream != nullptr && !out->on_gpu())
     return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in phx_gpu_options.device", name);
-  return group.resolve_timeout(name, out->given.timeout_ms, &out->timeout_ms);
+  return group.resolve_timeout(name, out->common.timeout_ms, &out->timeout_ms);
 }
 
-// `transfer` has its direction and its buffer.
+// `transfer` has its direction and its buffer already.
 phx_status check_transfer(const char *name, const phx::Group &group, size_t count, int32_t dtype, int32_t peer,
                           uint32_t tag, phx::Transfer *transfer) {
   transfer->peer = peer;
@@ -72,7 +72,7 @@ phx_status check_transfer(const char *name, const phx::Group &group, size_t coun
   return status == PHX_OK ? check_peer(name, group, peer, transfer) : status;
 }
 
-// Puts checked messages on a stream.
+// Enqueues checked messages on a stream.
 phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
                const Options &options) {
   std::vector<phx::GpuMessage> messages;
@@ -133,20 +133,20 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
 constexpr const char *kBatch = "messages";
 constexpr size_t kMostOnHost = size_t{1} << 20;
 
-phx_status read_message(const phx::Group &group, const phx_message &given, size_t index, phx::Transfer *out) {
-  if ((given.kind != PHX_MESSAGE_SEND && given.kind != PHX_MESSAGE_RECV) || given.flags != 0)
+phx_status read_message(const phx::Group &group, const phx_message &message, size_t index, phx::Transfer *out) {
+  if ((message.kind != PHX_MESSAGE_SEND && message.kind != PHX_MESSAGE_RECV) || message.flags != 0)
     return fail(PHX_ERR_INVALID, kBatch,
                 "%s: message %zu: kind is %d and flags %u; they must be one of PHX_MESSAGE_*, and 0", kBatch, index,
-                given.kind, given.flags);
-  out->sends = given.kind == PHX_MESSAGE_SEND;
+                message.kind, message.flags);
+  out->sends = message.kind == PHX_MESSAGE_SEND;
   if (out->sends)
-    out->in = static_cast<const char *>(given.buffer);
+    out->in = static_cast<const char *>(message.buffer);
   else
-    out->out = static_cast<char *>(given.buffer);
-  return check_transfer(kBatch, group, given.count, given.dtype, given.peer_group_rank, given.tag, out);
+    out->out = static_cast<char *>(message.buffer);
+  return check_transfer(kBatch, group, message.count, message.dtype, message.peer_group_rank, message.tag, out);
 }
 
-// Whether the kernel of one launch can take them all.
+// Checks that the kernel of one launch can transfer them all.
 phx_status check_number(const std::deque<phx::Transfer> &transfers) {
   std::vector<std::pair<bool, int>> rings;
   for (const phx::Transfer &transfer : transfers) {
@@ -159,7 +159,7 @@ phx_status check_number(const std::deque<phx::Transfer> &transfers) {
               transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
 }
 
-// All are waited for, whatever happens: the buffers are the caller's again when this returns.
+// Waits for all messages that have started, even after an error: the buffers are the caller's again when this returns.
 phx_status run_all(phx::Group &group, const std::vector<std::shared_ptr<phx::MessageWork>> &works, int64_t timeout_ms) {
   const phx::Deadline deadline = phx::Deadline::after_ms(timeout_ms);
   phx_status status = PHX_OK;
@@ -170,9 +170,9 @@ phx_status run_all(phx::Group &group, const std::vector<std::shared_ptr<phx::Mes
   }
   phx::ErrorInfo first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
   for (size_t i = 0; i < started; ++i) {
-    const phx_status one = works[i]->wait(std::max<int64_t>(deadline.left_ms(), 1));
-    if (one == PHX_OK || status != PHX_OK) continue;
-    status = one;
+    const phx_status waited = works[i]->wait(std::max<int64_t>(deadline.left_ms(), 1));
+    if (waited == PHX_OK || status != PHX_OK) continue;
+    status = waited;
     first = phx::last_error();
   }
   return status == PHX_OK ? PHX_OK : phx::set_last_error(first);
@@ -204,16 +204,16 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
     for (size_t i = 0; i < count && status == PHX_OK; ++i, at += stride) {
-      phx_message given = PHX_MESSAGE_INIT;
-      status = phx::read_in(reinterpret_cast<const phx_message *>(at), &given, kBatch);
-      if (status == PHX_OK && given.struct_size != stride)
+      phx_message message = PHX_MESSAGE_INIT;
+      status = phx::read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch);
+      if (status == PHX_OK && message.struct_size != stride)
         status = fail(PHX_ERR_ABI, kBatch, "%s: message %zu has another struct_size than the first", kBatch, i);
       if (status != PHX_OK) break;
       if (read.on_gpu())
         transfers.emplace_back();
       else
         works.push_back(std::make_shared<phx::MessageWork>(&phx::messenger_of(g)));
-      status = read_message(g, given, i, read.on_gpu() ? &transfers.back() : &works.back()->transfer());
+      status = read_message(g, message, i, read.on_gpu() ? &transfers.back() : &works.back()->transfer());
     }
     if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
     if (status != PHX_OK) return status;

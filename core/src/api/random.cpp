@@ -1,4 +1,4 @@
-// phx_random_*: arguments, and what the kernels want of them.
+// phx_random_*: checks the arguments and computes the settings of the kernels.
 #include <cmath>
 
 #include "api/entry.h"
@@ -9,17 +9,18 @@
 namespace phx::random {
 namespace {
 
-// A number as the type has it.
+// Rounds a value to the type.
 double rounded(double value, int32_t dtype) {
   const float real = static_cast<float>(value);
   switch (dtype) {
     case PHX_DTYPE_F64: return value;
-    case PHX_DTYPE_F16: {  // back from its bits: 2^-24 is the last place of the smallest ones
+    case PHX_DTYPE_F16: {  // computed from its bits; the smallest numbers are multiples of 2^-24
       const uint16_t bits = f16_of(real);
       const int exponent = (bits >> 10) & 31, significand = bits & 1023;
-      if (exponent == 31) return real;  // infinite, as the checks find
-      const double size = exponent == 0 ? std::ldexp(significand, -24) : std::ldexp(significand + 1024, exponent - 25);
-      return (bits & 0x8000) != 0 ? -size : size;
+      if (exponent == 31) return real;  // infinite, which the checks refuse
+      const double magnitude =
+          exponent == 0 ? std::ldexp(significand, -24) : std::ldexp(significand + 1024, exponent - 25);
+      return (bits & 0x8000) != 0 ? -magnitude : magnitude;
     }
     case PHX_DTYPE_BF16: return bits_as<float>(static_cast<uint32_t>(bf16_of(real)) << 16);
     default: return real;
@@ -27,7 +28,7 @@ double rounded(double value, int32_t dtype) {
 }
 
 struct Format {
-  int bits, least;  // of the significand; the exponent of the smallest normal number
+  int bits, least;  // of the significand; and the exponent of the smallest normal number
 };
 Format format_of(int32_t dtype) {
   switch (dtype) {
@@ -38,7 +39,7 @@ Format format_of(int32_t dtype) {
   }
 }
 
-// The largest number of the type below one that it has.
+// The largest number of the type that is less than `value`, which is itself a number of the type.
 double below(double value, int32_t dtype) {
   const Format format = format_of(dtype);
   int exponent = 0;
@@ -85,7 +86,7 @@ phx_status settings_of(int32_t kind, int32_t dtype, double a, double b, Settings
   }
 }
 
-// Where the elements go: memory of the host, or of a GPU, and then on which stream.
+// Where the elements are written: to host memory, or to memory of a GPU on a stream.
 struct Target {
   void *out;
   const phx_device *device;
@@ -123,7 +124,8 @@ phx_status fill_kind(const char *operation, const Target &target, int32_t dtype,
   });
 }
 
-// More than this many from 32 bits would show that some have a word more than others.
+// The largest range that is drawn from 32 bits. In larger ones it would show that some numbers get one of the 2^32
+// words more than others.
 constexpr uint64_t kNarrow = 1 << 16;
 
 phx_status fill_integers(const char *operation, const Target &target, int32_t dtype, int64_t low, uint64_t range,

@@ -1,4 +1,4 @@
-// phx_store_*.
+// Implements phx_store_*.
 #include <algorithm>
 #include <cstring>
 
@@ -24,7 +24,7 @@ phx_status with_store(const char *operation, const phx_store *store, Body &&body
   });
 }
 
-// Calls `body` if the store is not NULL and the key is one.
+// Calls `body` if the store is not NULL and the key is valid.
 template <class Body>
 phx_status with_key(const char *operation, const phx_store *store, const char *key, Body &&body) noexcept {
   return with_store(operation, store, [&]() -> phx_status {
@@ -85,7 +85,7 @@ phx_status phx_store_set(phx_store *store, const char *key, const void *value, s
   constexpr const char *kOperation = "store_set";
   return with_key(kOperation, store, key, [&]() -> phx_status {
     const phx_status status = check_value(kOperation, value, size);
-    // Implementations copy with memcpy, to which NULL is no address even for 0 bytes.
+    // Implementations copy with memcpy, to which NULL must not be passed even for 0 bytes.
     return status != PHX_OK ? status : store->set(key, size == 0 ? "" : value, size);
   });
 }
@@ -100,12 +100,12 @@ phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t 
     if (value == nullptr && capacity > 0)
       return phx::fail(PHX_ERR_INVALID, kOperation, "%s: the buffer is NULL but its capacity is %zu", kOperation,
                        capacity);
-    std::string found;
-    status = store->get(key, &found, timeout_ms);
+    std::string stored;
+    status = store->get(key, &stored, timeout_ms);
     if (status != PHX_OK) return status;
-    const size_t copied = std::min(capacity, found.size());
-    if (copied > 0) std::memcpy(value, found.data(), copied);
-    *size = found.size();
+    const size_t copied = std::min(capacity, stored.size());
+    if (copied > 0) std::memcpy(value, stored.data(), copied);
+    *size = stored.size();
     return PHX_OK;
   });
 }

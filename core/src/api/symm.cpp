@@ -1,4 +1,4 @@
-// phx_symm_* but for its collectives, which are with the others.
+// Implements phx_symm_* without the collectives, which are in symm_collectives.cpp.
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "ops/zero_copy.h"
@@ -89,9 +89,9 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     if (status == PHX_OK) status = phx_mem_alloc(&world, device, size, &pointer);
     if (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED) return phx::symms_of(g).refuse_rendezvous();
-    if (status != PHX_OK) return g.fail_with(phx::last_error(), true);  // the others are on their way here
+    if (status != PHX_OK) return g.fail_with(phx::last_error(), true);  // the others wait for this rank, or will
     status = phx_symm_rendezvous(group, pointer, timeout_ms, out);
-    // With the table's reference gone, only the handle keeps the block.
+    // Drops the reference of the world's table, so that only the handle keeps the block.
     const phx_status freed = phx_mem_free(&world, pointer);
     return status != PHX_OK ? status : freed;
   });

@@ -12,16 +12,16 @@ using phx::Kind;
 
 namespace {
 
-// Where `offset` of this rank's block is; not yet checked to lie in it, so it may be no address at all.
+// The address of `offset` in this rank's block. The offset has not been checked yet, so the result may not be valid.
 char *own_at(const phx::Symm &symm, size_t offset) {
   return reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(symm.buffer(symm.group_rank())) + offset);
 }
 
-// What is small goes through the slots after all: a second arrival costs more than the copies. Where ranks share cores
-// it costs the most, above all a broadcast, whose readers have nothing to do before it; and there an all_gather which
-// fits no cache is faster through them, as each block is then fetched from memory by its owner alone. Measured with
-// four ranks on two cores: broadcast of 64 KiB 10 us and not 15, all_gather of 64 MiB 9.0 ms and not 13. With
-// PHX_ALGO_AUTO only.
+// Whether a call goes through the slots, as on ordinary memory. Small calls do, because a second arrival costs more
+// than the copies. It costs most where ranks share cores, above all in a broadcast, whose readers have nothing to do
+// before it. There an all_gather that does not fit into the cache is faster through the slots too, because only the
+// owner of each block then fetches it from memory. Measured with four ranks on two cores: broadcast of 64 KiB takes 10
+// us instead of 15, all_gather of 64 MiB takes 9.0 ms instead of 13. Only with PHX_ALGO_AUTO.
 bool goes_through_slots(const Call &call, const phx::Plan &plan, size_t in_bytes) {
   if (call.options().algo != PHX_ALGO_AUTO) return false;
   const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, phx::kDemotedBytes);
@@ -31,7 +31,7 @@ bool goes_through_slots(const Call &call, const phx::Plan &plan, size_t in_bytes
   return in_bytes <= std::min(small * times, plan.lane.slot_bytes());
 }
 
-// Those with one count for all ranks. Every rank's block must hold what any rank gives.
+// Issues a collective with one count for all ranks. Every rank's block must have room for the input of any rank.
 template <Kind kKind>
 phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, int32_t root,
                  const phx_options *options, phx_work **work) {
@@ -122,7 +122,7 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     char *in = own_at(s, offset);
     if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     call.data(in, 1, out, 1, total, dtype).counts(counts, &total);
-    // Every rank's block must hold the largest: all see the same list, so all refuse alike.
+    // Every rank's block must have room for the largest count. All ranks have the same list, so all refuse together.
     size_t most = 0;
     for (int i = 0; i < s.size(); ++i) most = counts[i] > most ? counts[i] : most;
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);

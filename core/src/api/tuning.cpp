@@ -1,4 +1,4 @@
-// phx_group_*_tuning: the values by which a group chooses its algorithms, the same on all its ranks.
+// phx_group_*_tuning: the values by which a group chooses its algorithms. They are the same on all its ranks.
 #include "phalanx/tuning.h"
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
@@ -17,19 +17,19 @@ phx_status get(const char *operation, phx_group *group, typename Values::Public 
   });
 }
 
-// `agree` gets the group, the values, and the timeout that holds.
+// Calls agree(group, values, resolved timeout in ms).
 template <class Values, class Agree>
 phx_status set(const char *operation, phx_group *group, const typename Values::Public *values, int64_t timeout_ms,
                const Agree &agree) {
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
-    typename Values::Public given{};
+    typename Values::Public copy{};
     phx_status status = values == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: tuning is NULL", operation)
-                                          : phx::read_in(values, &given, operation);
-    if (status == PHX_OK && given.flags != 0)
+                                          : phx::read_in(values, &copy, operation);
+    if (status == PHX_OK && copy.flags != 0)
       status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
     int64_t timeout = 0;
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
-    return status == PHX_OK ? agree(g, phx::private_tuning<Values>(given), timeout) : g.refuse_exchange();
+    return status == PHX_OK ? agree(g, phx::private_tuning<Values>(copy), timeout) : g.refuse_exchange();
   });
 }
 
@@ -58,7 +58,7 @@ phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int6
       [](phx::Group &g, const phx::Tuning &wish, int64_t timeout) { return g.agree_tuning(wish, timeout); });
 }
 
-phx_status phx_group_save_tuning(phx_group *group, const char *path) {  // NULL: to the usual place
+phx_status phx_group_save_tuning(phx_group *group, const char *path) {  // NULL: to tuning_path()
   return with_handle("group_save_tuning", group, [&](phx::Group &g) {
     return phx::save_tuning(path != nullptr ? path : "", g.size(), g.tuning());
   });

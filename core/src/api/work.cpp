@@ -1,4 +1,4 @@
-// phx_work_*.
+// Implements phx_work_*.
 #include <algorithm>
 
 #include "api/entry.h"

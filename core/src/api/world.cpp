@@ -1,4 +1,4 @@
-// phx_world_*.
+// Implements phx_world_*.
 #include "world/world.h"
 #include "api/entry.h"
 #include "gpu/allocator.h"

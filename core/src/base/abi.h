@@ -1,4 +1,4 @@
-// Structs of the C API, which a caller whose version of them may be shorter or longer hands in or gets.
+// Copies structs of the C API in and out for callers whose version of a struct may be shorter or longer.
 #pragma once
 
 #include <cstring>
@@ -28,8 +28,8 @@ PHX_NAMES(phx_tuning)
 PHX_NAMES(phx_gpu_tuning)
 #undef PHX_NAMES
 
-// What the caller's version lacks stays as it is in `out`, so that must hold the defaults. Fields that this version
-// does not know must be zero: a caller that sets them counts on what this library would not do.
+// Fields that the caller's version lacks stay as they are in `out`, which must hold the defaults. Fields that this
+// version does not know must be zero: a caller that sets them expects something that this library would not do.
 template <class T>
 phx_status read_in(const T *in, T *out, const char *operation) {
   uint32_t size = 0;
@@ -49,8 +49,7 @@ phx_status read_in(const T *in, T *out, const char *operation) {
   return PHX_OK;
 }
 
-// Copies a struct out to a caller whose version of it may be shorter or longer: what this library does not know becomes
-// zero. T starts with struct_size.
+// Copies a struct out to a caller. Fields that this version does not know become zero. T starts with struct_size.
 template <class T>
 phx_status copy_out(const T &value, T *out, const char *operation) {
   if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the out-parameter is NULL", operation);

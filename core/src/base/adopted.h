@@ -1,4 +1,4 @@
-// Values that a group has agreed on: now and then others take their place, while calls read them.
+// Values that a group has agreed on, and which can be replaced while calls read them.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class Adopted {
 
  private:
   std::mutex mutex_;
-  std::deque<Values> all_;  // all that ever held: readers take no lock
+  std::deque<Values> all_;  // never shrinks: readers take no lock
   std::atomic<const Values *> now_{nullptr};
 };
 

@@ -16,22 +16,22 @@
 namespace phx {
 namespace {
 
-// A kernel for many cores refuses a mask that is shorter than its own.
+// A kernel for many cores refuses a mask that is shorter than its own, so longer ones are tried up to this size.
 constexpr size_t kMostMaskBytes = size_t{64} << 10;
 
-// One control group: quota and period in microseconds. False: it has no limit.
+// Reads quota and period of a control group, in microseconds. False if it has no limit.
 bool read_limit(const std::string &directory, bool unified, double *quota, double *period) {
   if (unified) {
     std::ifstream file(directory + "/cpu.max");
-    return static_cast<bool>(file >> *quota >> *period) && *quota > 0 && *period > 0;  // "max" is no number
+    return static_cast<bool>(file >> *quota >> *period) && *quota > 0 && *period > 0;  // "max" is not a number
   }
   std::ifstream quota_file(directory + "/cpu.cfs_quota_us"), period_file(directory + "/cpu.cfs_period_us");
   return static_cast<bool>(quota_file >> *quota) && static_cast<bool>(period_file >> *period) && *quota > 0 &&
          *period > 0;
 }
 
-// That control group and those that it is in, up to the root of the mount. A path that is not there, as in a container
-// that sees the mount of its own control group under the name it has on the host, leaves the root.
+// Applies the limits of a control group and its ancestors, up to the root of the mount, to `out`. Missing directories
+// are skipped: a container may see its own control group as the root of the mount, but its path as on the host.
 void tighten(const std::string &root, std::string path, bool unified, CpuQuota *out) {
   for (;;) {
     const std::string directory = root + path;
@@ -70,7 +70,7 @@ size_t count_cores(const CoreMask &mask) {
 CpuQuota cpu_quota(const char *membership, const char *mount) {
   CpuQuota quota;
   std::ifstream file(membership);
-  for (std::string line; std::getline(file, line);) {  // "0::/path", or "4:cpu,cpuacct:/path" of the older kind
+  for (std::string line; std::getline(file, line);) {  // "0::/path", or "4:cpu,cpuacct:/path" in version 1
     const size_t first = line.find(':');
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;

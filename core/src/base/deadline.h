@@ -19,20 +19,20 @@ class Deadline {
   static constexpr int64_t kMaxMs = int64_t{1} << 40;  // 34 years, the longest wait: keeps the sum in range
   static Deadline after_ms(int64_t ms) { return Deadline(ms, now_ns() + clamp(ms) * 1000000); }
 
-  // In `ms` from now, as a part of this one: errors name the whole.
+  // A deadline in `ms` from now for a part of this wait; errors still name the budget of the whole wait.
   Deadline part(int64_t ms) const { return Deadline(budget_ms_, after_ms(ms).at_ns_); }
 
-  // Or the calling thread is interrupted, which ends a wait in the same way.
+  // Also true if the hook of the calling thread asks for an interruption, which ends a wait in the same way.
   bool passed() const { return now_ns() >= at_ns_ || interrupt_requested(); }
   int64_t at_ns() const { return at_ns_; }
-  int64_t budget_ms() const { return budget_ms_; }  // as asked for, to be named in errors
+  int64_t budget_ms() const { return budget_ms_; }  // as requested, for error texts
   int64_t left_ns() const {
     const int64_t left = at_ns_ - now_ns();
     return left > 0 ? left : 0;
   }
   // Rounded up, so that a poll() with it does not return just before the end.
   int64_t left_ms() const { return (left_ns() + 999999) / 1000000; }
-  // At most a slice of it: how long to sleep before the next look at passed().
+  // How long to sleep before the next call of passed(): the time left, but at most one slice.
   int64_t slice_ns() const { return left_ns() < kInterruptSliceNs ? left_ns() : kInterruptSliceNs; }
   int slice_ms() const { return static_cast<int>((slice_ns() + 999999) / 1000000); }
 

@@ -11,7 +11,7 @@
 namespace phx {
 namespace {
 
-// Calls `read_some(at, left)` until all bytes are there. False, with errno: it failed, or came to an end.
+// Calls `read_some(at, left)` until `data` is full. False, with errno set, if a call fails or returns 0.
 template <class Read>
 bool fill(void *data, size_t size, Read read_some) {
   char *at = static_cast<char *>(data);
@@ -30,7 +30,7 @@ bool fill(void *data, size_t size, Read read_some) {
 
 bool fill_random(void *data, size_t size) {
   if (fill(data, size, [](char *at, size_t left) { return getrandom(at, left, 0); })) return true;
-  // A container may refuse the call (EPERM), and an old kernel may lack it (ENOSYS).
+  // A container may refuse getrandom (EPERM), and an old kernel may lack it (ENOSYS).
   const int refusal = errno;
   const Fd device(open("/dev/urandom", O_RDONLY | O_CLOEXEC));
   if (device.valid() && fill(data, size, [&](char *at, size_t left) { return read(device.get(), at, left); }))

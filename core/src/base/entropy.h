@@ -1,11 +1,11 @@
-// Random bytes of the kernel.
+// Random bytes from the kernel.
 #pragma once
 
 #include <cstddef>
 
 namespace phx {
 
-// Not guessable. False, with errno: the system gives none, neither by getrandom(2) nor from /dev/urandom.
+// Fills `data` with unpredictable bytes. False, with errno set, if neither getrandom(2) nor /dev/urandom gives any.
 bool fill_random(void *data, size_t size);
 
 }  // namespace phx

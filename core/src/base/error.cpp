@@ -15,11 +15,11 @@ namespace phx {
 namespace {
 
 thread_local ErrorInfo t_last = make_error_info();
-thread_local ErrorInfo t_asked;  // whose strings the caller has been given
+thread_local ErrorInfo t_asked;  // owns the strings that copy_error_out last returned
 
-// The log callback is the library's only process-wide mutable state.
+// The log callback of the process.
 struct LogSink : private ForkHook {
-  std::mutex mutex;  // held while the callback runs, which may take as long as it likes: a fork does not wait for it
+  std::mutex mutex;  // held while the callback runs, which may take long, so a fork does not wait for it
   phx_log_fn fn = nullptr;
   void *user = nullptr;
   std::atomic<int32_t> min_level{PHX_LOG_ERROR + 1};

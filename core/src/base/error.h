@@ -8,8 +8,7 @@
 
 namespace phx {
 
-// What is known of an error, as it is kept, stored and sent to other ranks of the same build. Callers get the form of
-// phx_error_info, by copy_error_out.
+// An error as it is stored and sent to other ranks of the same build. copy_error_out makes it a public phx_error_info.
 struct ErrorInfo {
   uint32_t struct_size;
   int32_t status;
@@ -26,14 +25,14 @@ struct ErrorInfo {
 // An empty record: status OK, no rank, no peer, no text.
 ErrorInfo make_error_info();
 
-// Copies `text` into `dst`, cutting it at a UTF-8 boundary where it is too long. `size` is that of `dst`.
+// Copies `text` into `dst`, cutting it at a UTF-8 boundary where it is too long. `size` is the size of `dst`.
 void copy_text(char *dst, size_t size, const char *text);
 
 // The thread's last error.
 const ErrorInfo &last_error();
 phx_status set_last_error(const ErrorInfo &info);  // returns info.status
 
-// Puts the thread's last error back at the end of a scope in which other calls may fail.
+// Restores the thread's last error at the end of a scope in which other calls may fail.
 class KeptError {
  public:
   KeptError() = default;
@@ -46,7 +45,7 @@ class KeptError {
   const ErrorInfo info_ = last_error();
 };
 
-// The status of a call that has failed. It says more of the thread's last error, which is that of this call:
+// The status of a failed call. Its functions add details to the thread's last error, which is that of this call:
 //   return fail(PHX_ERR_TIMEOUT, operation, "...").peer(rank);
 class Failed {
  public:
@@ -57,7 +56,7 @@ class Failed {
   const Failed &peer(int32_t rank) const;
   const Failed &sequence(uint64_t number) const;
   const Failed &step(int32_t number) const;
-  // The group in which it happened, and which rank this is there. An error that names a group already keeps it.
+  // The group in which the error happened, and the rank that reports it. An error that names a group is left alone.
   const Failed &in(const char *group, int32_t rank) const;
 
  private:
@@ -66,20 +65,20 @@ class Failed {
 
 // Records an error of this thread and returns `status`. `operation` is the public name without "phx_".
 __attribute__((format(printf, 3, 4))) Failed fail(phx_status status, const char *operation, const char *format, ...);
-// The same for a failed system call: appends the text of `error_number` and records it.
+// The same for a failed system call: the status follows from `error_number`, whose text is appended.
 __attribute__((format(printf, 3, 4))) Failed fail_errno(int error_number, const char *operation, const char *format,
                                                         ...);
-// What both do. The text begins with `prefix`. `error_number`: 0 if no system call has failed.
+// The common part of both. The text begins with `prefix`. `error_number`: 0 if no system call has failed.
 Failed fail_v(phx_status status, int error_number, const char *operation, const char *prefix, const char *format,
               va_list args);
 
-// "timed out after 4000 ms (the timeout of the group)": in the text of every PHX_ERR_TIMEOUT, and built here only.
-// `origin`: what set the limit. Groups, worlds and stores have a `timed_out` that knows it.
+// "timed out after 4000 ms (the timeout of the group)": part of the text of every PHX_ERR_TIMEOUT, built only here.
+// `origin` names the setting of the limit. Groups, worlds and stores have their own `timed_out`, which passes it.
 std::string timed_out(int64_t timeout_ms, const char *origin);
 inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
 
-void set_log(phx_log_fn fn, void *user, int32_t min_level);  // NULL: none
-// Gives an error to a caller. Its strings live until the thread next asks for one.
+void set_log(phx_log_fn fn, void *user, int32_t min_level);  // `fn` NULL: no log
+// Copies an error out to a caller. The strings stay valid until the thread's next call of this function.
 phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char *operation);
 
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...)

@@ -16,8 +16,8 @@ namespace phx {
 namespace {
 
 constexpr int kEventsAtOnce = 64;
-constexpr int kAcceptsAtOnce = 64;                  // then the connections that are here already have their turn
-constexpr int64_t kAcceptPauseNs = 10 * 1000000LL;  // after accept() failed for want of descriptors or memory
+constexpr int kAcceptsAtOnce = 64;                  // then existing connections get their turn
+constexpr int64_t kAcceptPauseNs = 10 * 1000000LL;  // after accept() failed for lack of descriptors or memory
 
 }  // namespace
 
@@ -33,7 +33,7 @@ phx_status EventLoop::start(const char *operation, const char *thread_name, Fd l
   const std::future<void> is_ready = ready.get_future();
   try {
     thread_ = start_thread(thread_name, [this, ready = std::move(ready)]() mutable {
-      last_error();  // the first use of it by a thread takes memory, and the process ends where there is none any more
+      last_error();  // a thread's first use of it allocates memory, and without memory that would end the process
       ready.set_value();
       run();
     });
@@ -48,14 +48,14 @@ void EventLoop::stop() {
   stopping_.store(true);
   wake();
   if (thread_.joinable()) thread_.join();
-  // Closing alone would not end it while a forked child holds a copy.
+  // Closing it would not stop it from listening while a forked child holds a copy.
   if (listener_.valid()) shutdown(listener_.get(), SHUT_RDWR);
   listener_.reset();
 }
 
 void EventLoop::wake() {
   const uint64_t one = 1;
-  (void)!write(wake_.get(), &one, sizeof one);  // it fails only when it is full, and then the thread is awake
+  (void)!write(wake_.get(), &one, sizeof one);  // it fails only if the counter is full; then the thread wakes anyway
 }
 
 bool EventLoop::control(int operation, int fd, uint32_t events) const {
@@ -77,7 +77,7 @@ void EventLoop::run() {
   while (!stopping_.load()) {
     try {
       serve();
-    } catch (const std::exception &error) {  // nothing is lost: epoll reports again what was not dealt with
+    } catch (const std::exception &error) {  // nothing is lost: epoll reports unhandled events again
       if (!goes_on_after(error)) return;
     }
   }
@@ -90,8 +90,8 @@ void EventLoop::serve() {
   for (int i = 0; i < count; ++i) {
     const int fd = events[i].data.fd;
     if (fd == listener_.get()) {
-      newcomers = true;  // last: those that end their handshake make room first, and no number of a descriptor that
-                         // was closed meanwhile is used again for another one
+      newcomers = true;  // accept last: connections that end their handshake make room first, and no accepted one gets
+                         // the number of a descriptor that was closed while events for that number were still to come
     } else if (fd == wake_.get()) {
       uint64_t wakes;
       (void)!read(fd, &wakes, sizeof wakes);

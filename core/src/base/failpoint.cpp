@@ -36,11 +36,11 @@ struct Failpoint {
   }
 };
 
-void limit(decltype(RLIMIT_NOFILE) what, rlim_t value) {
+void limit(decltype(RLIMIT_NOFILE) resource, rlim_t value) {
   rlimit limits;
-  getrlimit(what, &limits);
+  getrlimit(resource, &limits);
   limits.rlim_cur = value;
-  setrlimit(what, &limits);
+  setrlimit(resource, &limits);
 }
 
 rlim_t lowest_free_fd() {

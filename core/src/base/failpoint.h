@@ -1,10 +1,10 @@
-// Numbered steps at which a test can let this rank fail. Compiled in only with PHX_FAILPOINTS.
+// Numbered steps at which a test can make this rank fail. Compiled in only with PHX_FAILPOINTS.
 //
-//   PHALANX_FAILPOINT=all_reduce.4@3=kill    at the third time that step 4 of an all_reduce is passed
+//   PHALANX_FAILPOINT=all_reduce.4@3=kill    the third time that this rank passes step 4 of an all_reduce
 //
 // Actions: kill, stop (signals to this process), sleep:MS, nofile (no further file descriptor can be opened), nomem (no
-// further memory can be mapped). With PHALANX_FAILPOINT_LOG, "<CLOCK_MONOTONIC in ns> <name>.<step>" is appended to
-// that file just before. docs/explanation/faults.md lists the steps.
+// further memory can be mapped). If PHALANX_FAILPOINT_LOG names a file, "<CLOCK_MONOTONIC in ns> <name>.<step>" is
+// appended to it just before the action. docs/explanation/faults.md lists the steps.
 #pragma once
 
 #ifdef PHX_FAILPOINTS

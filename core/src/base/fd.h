@@ -37,7 +37,7 @@ class Fd {
   int fd_ = -1;
 };
 
-// A mapping that is undone with munmap.
+// Owns a mapping, which it removes with munmap.
 class Mapping {
  public:
   Mapping() = default;

@@ -1,8 +1,8 @@
-// Forks of the process: how often it happened, and what a fork must find, or leave, in order.
+// Counts the forks of the process, and lets objects run code before and after each fork.
 //
-// A forked child has one thread, a copy of the memory, and every descriptor of its parent. What the parent made belongs
-// to the parent, so each object remembers the generation of the process that made it, and every entry point compares
-// it. Header only: libphalanx and libphalanx_torch each have their own count and list.
+// A forked child has one thread, a copy of the memory, and every descriptor of its parent. The parent's objects remain
+// the parent's, so each object stores the generation of the process that created it, and every entry point compares it
+// with the current one. Header only: libphalanx and libphalanx_torch each have their own count and list.
 #pragma once
 
 #include <pthread.h>
@@ -15,7 +15,7 @@
 
 namespace phx {
 
-// Something that a fork concerns. It is in a list of the process from its construction to its destruction.
+// Base of objects that must act at a fork. Each is in a list of the process from its construction to its destruction.
 class ForkHook {
  public:
   ForkHook(const ForkHook &) = delete;
@@ -36,7 +36,7 @@ class ForkHook {
 
 // The handlers of pthread_atfork. Constant-initialised and never destroyed: hooks come and go while the process exits.
 struct Forks {
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // of the list; held while the process forks
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // guards the list; held while the process forks
   ForkHook *first = nullptr;
   std::atomic<uint32_t> generation{1};
 
@@ -81,13 +81,13 @@ inline ForkHook::~ForkHook() {
   pthread_mutex_unlock(&forks.mutex);
 }
 
-// A mutex that a fork takes first, so that the child finds it free and what it guards whole. Only for data that is the
-// child's as well as the parent's. Whoever holds it must wait for nothing that the forking thread may hold (such as
-// Python's lock), must not fork, must take no second one, and must make or destroy no ForkHook.
+// A mutex that a fork locks first, so that in the child it is free and the data that it guards is consistent. Only for
+// data that the child uses as well as the parent. A thread that holds it must not wait for anything that the forking
+// thread may hold (such as Python's lock), fork, lock a second mutex of this class, or create or destroy a ForkHook.
 //
-// A std::shared_mutex can only be unlocked by the thread that locked it, which has another number in the child, so the
-// child makes a new one in its place. Nobody else was inside, as the fork had it alone. A std::mutex has no such check:
-// the child unlocks it, which the thread sanitizer sees as well.
+// A std::shared_mutex can only be unlocked by the thread that locked it, which has another id in the child, so the
+// child constructs a new one in its place. No other thread held it, because the forking thread did. A std::mutex has no
+// such check: the child unlocks it, which ThreadSanitizer understands.
 template <class Mutex>
 class AcrossForks final : public Mutex, private ForkHook {
  private:

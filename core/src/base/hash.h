@@ -1,4 +1,4 @@
-// FNV-1a, for keys and for records that ranks compare: the same bits on every machine.
+// Hashes for keys and for records that ranks compare. The results are the same on every machine.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,13 @@
 
 namespace phx {
 
+// FNV-1a.
 inline uint64_t hash_bytes(const void *data, size_t size, uint64_t seed = 0xcbf29ce484222325ull) {
   for (const auto *bytes = static_cast<const unsigned char *>(data); size > 0; ++bytes, --size)
     seed = (seed ^ *bytes) * 0x100000001b3ull;
   return seed;
 }
-// The same purpose, a word at a time: for what is on the path of a call.
+// Hashes a word at a time, which is faster: for code on the path of every call.
 template <size_t kWords>
 uint64_t hash_words(const uint64_t (&words)[kWords]) {
   uint64_t hash = 0xcbf29ce484222325ull;

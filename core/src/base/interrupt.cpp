@@ -13,8 +13,8 @@ namespace {
 struct Hook {
   phx_interrupt_fn check = nullptr;
   void *arg = nullptr;
-  pid_t pid = 0;          // a forked child has the memory of the thread, but must not run its hook
-  int64_t ask_at_ns = 0;  // not before
+  pid_t pid = 0;          // a forked child inherits this memory, but must not run the hook
+  int64_t ask_at_ns = 0;  // the time from which the hook is called again
   bool running = false;
 };
 thread_local Hook t_hook;

@@ -1,4 +1,4 @@
-// For functions that run on hosts and on devices.
+// PHX_PORTABLE marks functions that run on hosts and on devices.
 #pragma once
 
 #if defined(__CUDACC__)

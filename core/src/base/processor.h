@@ -1,4 +1,4 @@
-// What the processor is, where that decides how to use its caches.
+// Properties of the processor that decide how its caches are used best.
 #pragma once
 
 #if defined(__x86_64__)
@@ -18,10 +18,10 @@ inline bool is_amd() {
 #endif
 }
 
-// Whether `rep movsb` is the fastest way to copy much: it takes over the lines that it fills without fetching them, and
-// reads far ahead. So measured on AMD's Zen 5 (family 1Ah); other processors keep what was measured on them.
+// Whether `rep movsb` is the fastest copy of large blocks: it takes ownership of the cache lines that it fills without
+// fetching them, and prefetches far ahead. Measured on AMD's Zen 5 (family 1Ah). Others use the loops measured on them.
 inline bool has_fast_strings() {
-#if defined(__x86_64__) && !defined(PHX_SANITIZED)  // sanitizers do not see what an instruction of ours moves
+#if defined(__x86_64__) && !defined(PHX_SANITIZED)  // sanitizers do not see the accesses of inline assembly
   static const bool fast = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!is_amd() || __get_cpuid(1, &a, &b, &c, &d) == 0) return false;

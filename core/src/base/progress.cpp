@@ -29,20 +29,20 @@ bool Progress::poll(const ProgressSource *caller) {
   std::vector<std::shared_ptr<ProgressSource>> sources;
   {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return false;  // another thread of this rank is at it
+    if (!lock.owns_lock()) return false;  // another thread of this rank is polling
     const auto idle = [](ProgressSource *source) {
       if (source->pending_.load(std::memory_order_relaxed) > 0) return false;
       source->listed_.store(false, std::memory_order_seq_cst);
       if (source->pending_.load(std::memory_order_seq_cst) == 0) return true;
-      source->listed_.store(true, std::memory_order_relaxed);  // it has begun something meanwhile
+      source->listed_.store(true, std::memory_order_relaxed);  // an operation has begun meanwhile
       return false;
     };
     sources_.erase(std::remove_if(sources_.begin(), sources_.end(), idle), sources_.end());
     for (ProgressSource *source : sources_)
       if (source != caller)
-        if (auto kept = source->self_.lock()) sources.push_back(std::move(kept));
+        if (auto owner = source->self_.lock()) sources.push_back(std::move(owner));
   }
-  // Not under the lock: what completes may drop the last reference to a group.
+  // The lock is released: an operation that completes may drop the last reference to a group.
   bool moved = false;
   for (const auto &source : sources) moved |= source->advance_pending();
   return moved;

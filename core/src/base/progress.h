@@ -1,7 +1,7 @@
-// What a rank has started and not completed moves on while the rank waits for something else.
+// Advances the operations that a rank has started but not completed, while the rank waits for something else.
 //
-// There is no thread for it: whoever waits for long polls. Without that, a rank that waits on one group while a peer
-// waits for an operation that this rank started on another would be a deadlock that neither program contains.
+// There is no thread for it: a thread that waits for long polls. Otherwise a rank that waits on one group, while a peer
+// waits for an operation that this rank started on another group, would be in a deadlock that is not in the program.
 #pragma once
 
 #include <atomic>
@@ -16,44 +16,44 @@ namespace phx {
 
 class Progress;
 
-// Something with operations under way: the engine of a channel, or the messages of a group. It begins and ends to have
-// some by Progress::began and ended.
+// Something that has pending operations at times: the engine of a channel, or the messages of a group. It reports each
+// with Progress::began and ended.
 class ProgressSource {
  public:
-  virtual ~ProgressSource();  // has nothing under way any more
-  // Moves on what can move without waiting, neither for a peer nor for a lock. Returns whether anything did.
+  virtual ~ProgressSource();  // no operation may be pending
+  // Advances the operations that can advance without waiting for a peer or a lock. Returns whether any did.
   virtual bool advance_pending() = 0;
 
  private:
   friend class Progress;
-  Progress *progress_ = nullptr;        // that lists it
-  std::weak_ptr<ProgressSource> self_;  // shares the ownership of what this is a part of
+  Progress *progress_ = nullptr;        // NULL before Progress::add
+  std::weak_ptr<ProgressSource> self_;  // keeps the object that contains this one alive while locked
   std::atomic<int> pending_{0};
   std::atomic<bool> listed_{false};
 };
 
-// Those sources of one world that have something under way. Others cost nothing, however many there are.
+// The sources of one world that have pending operations. Idle sources cost nothing, however many there are.
 class Progress {
  public:
-  // Once for each source, before it begins anything.
+  // To be called once for each source, before its first operation.
   void add(const std::shared_ptr<ProgressSource> &source);
   void began(ProgressSource &source) {
     pending_.fetch_add(1, std::memory_order_relaxed);
-    // seq_cst as the load, and as the two in `poll`: either this sees that it is not in the list any more, or that sees
-    // that it has something under way.
+    // seq_cst, like the load below and the two accesses in `poll`: either this thread sees that the source is no longer
+    // listed, or `poll` sees that it has a pending operation.
     source.pending_.fetch_add(1, std::memory_order_seq_cst);
     if (!source.listed_.load(std::memory_order_seq_cst)) list(source);
   }
-  // It stays in the list until the next poll.
+  // The source stays in the list until the next poll.
   void ended(ProgressSource &source) {
     source.pending_.fetch_sub(1, std::memory_order_relaxed);
     pending_.fetch_sub(1, std::memory_order_relaxed);
   }
   bool pending() const { return pending_.load(std::memory_order_relaxed) > 0; }
-  // `caller` is passed over: it holds its own lock. Returns whether anything moved.
+  // Advances the listed sources except `caller`, which holds its own lock. Returns whether any advanced.
   bool poll(const ProgressSource *caller);
 
-  // For waits that are no words in shared memory: calls wait(deadline), in slices while something is under way.
+  // For waits on anything but a word in shared memory: calls wait(deadline), in slices while operations are pending.
   template <class Wait>
   phx_status keep_going(const Deadline &deadline, Wait wait) {
     for (int64_t slice_ms = 1;;) {

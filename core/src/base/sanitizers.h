@@ -1,4 +1,4 @@
-// Which sanitizer this file is compiled for: gcc tells by a macro of its own, clang by __has_feature.
+// Which sanitizer this file is compiled for: gcc defines a macro, clang has __has_feature.
 #pragma once
 
 #if defined(__has_feature)
@@ -11,7 +11,7 @@
 #define PHX_SANITIZES_THREADS
 #endif
 #if defined(__SANITIZE_ADDRESS__) || PHX_HAS_FEATURE(address_sanitizer) || defined(PHX_SANITIZES_THREADS)
-#define PHX_SANITIZED  // what costs memory and time of its own
+#define PHX_SANITIZED  // any sanitizer; each adds memory and time of its own
 #endif
 
 #undef PHX_HAS_FEATURE

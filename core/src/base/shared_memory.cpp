@@ -27,8 +27,7 @@ namespace {
 
 #ifdef PHX_SANITIZES_THREADS
 // ThreadSanitizer knows memory by address. With ranks as threads, two mappings of one memfd would hide every race
-// between ranks, so under it all ranks of the process share one mapping per inode. (Such builds only: state of the
-// process.)
+// between ranks, so in such builds all ranks of the process share one mapping per inode.
 struct AliasTable {
   std::mutex mutex;
   std::map<ino_t, std::weak_ptr<SharedMapping>> by_inode;
@@ -75,7 +74,7 @@ phx_status verify_segment(const char *operation, int fd, size_t size) {
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return fail(PHX_ERR_PERMISSION, operation,
                 "%s: a peer sent a file that is no memfd sealed against shrinking; refused", operation);
-  // One of huge pages (hugetlbfs) faults all the same: its owner can punch a hole into it and use up the pool.
+  // A sealed memfd of huge pages (hugetlbfs) can still fault: its owner can punch a hole into it and use up the pool.
   struct statfs system;
   if (fstatfs(fd, &system) != 0)
     return fail_errno(errno, operation, "%s: fstatfs of a peer's memory failed", operation);
@@ -93,7 +92,8 @@ phx_status populate(const char *operation, void *begin, size_t bytes) {
   const uintptr_t first = reinterpret_cast<uintptr_t>(begin) / page_bytes() * page_bytes();
   const size_t span = round_up(reinterpret_cast<uintptr_t>(begin) + bytes - first, page_bytes());
   if (bytes == 0 || madvise(reinterpret_cast<void *>(first), span, MADV_POPULATE_WRITE) == 0) return PHX_OK;
-  // EFAULT: a touch would raise SIGBUS, as where the limit of committed memory is reached. EINVAL: an older kernel.
+  // EFAULT: touching a page would raise SIGBUS, for example because the limit of committed memory is reached. Other
+  // errors are ignored, such as EINVAL from a kernel before 5.14.
   if (errno != ENOMEM && errno != EFAULT) return PHX_OK;
   return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation, bytes);
 }
@@ -112,11 +112,11 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
   if (base == MAP_FAILED)
     return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
 #ifdef MADV_HUGEPAGE
-  // Best effort: the host must allow it (shmem_enabled). It is worth a few percent, and a faster first touch. Only for
-  // what is resident as a whole: elsewhere the first touch would cost a huge page.
+  // Best effort: the host must allow huge pages (shmem_enabled). They are worth a few percent and make the first touch
+  // faster. A mapping that is not prefaulted gets none: each first touch would use up a whole huge page.
   if (prefault_bytes >= kHugePage) madvise(base, size, MADV_HUGEPAGE);
 #endif
-  // The owner comes first and is where it computes, so the pages are of its NUMA node.
+  // The owner maps the segment first, on a core where it computes, so the pages come from its NUMA node.
   const phx_status populated = populate(operation, base, prefault_bytes);
   if (populated != PHX_OK) {
     munmap(base, size);

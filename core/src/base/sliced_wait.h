@@ -1,5 +1,4 @@
-// Waits on a condition variable until a deadline, in slices, between which the thread's hook is asked
-// (base/interrupt.h).
+// Waits on a condition variable in slices, between which the thread's interrupt hook runs (base/interrupt.h).
 #pragma once
 
 #include <algorithm>
@@ -11,9 +10,8 @@
 
 namespace phx {
 
-// Whether `ready` has become true by the deadline. It is called with the lock held: at first, after each notification
-// of `changed`, and once the deadline has passed. The lock is released while the hook is asked, because that may run
-// anything.
+// Returns whether `ready` became true by the deadline. `ready` is called with the lock held: at first, after each
+// notification of `changed`, and after each slice. The lock is released while the hook runs, which may run any code.
 template <class Ready>
 bool wait_until(std::condition_variable &changed, std::unique_lock<std::mutex> &lock, const Deadline &deadline,
                 Ready ready) {

@@ -1,10 +1,10 @@
-// The table: a text file with one row for each host and group size, and one for each kind of GPU, group size, and
-// whether ranks have a GPU in common (1) or each has its own (0),
+// The tuning table: a text file with one row for each host and group size, and one for each kind of GPU, group size,
+// and whether ranks share a GPU (1) or have one each (0),
 //
 //   host=1f3a... ranks=2 one_shot_bytes=512 chunk_bytes=131072 ...
 //   gpu=NVIDIA_H100_80GB_HBM3 ranks=8 shared=0 line_bytes=32768 two_shot_bytes=262144 ...
 //
-// Keys that are not known are passed over, so that an older library reads a newer table.
+// Unknown keys are ignored, so that an older library can read a newer table.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 
 using Row = std::map<std::string, std::string>;
 
-// What says which row it is: its first words.
+// The words at the beginning of a row that identify it.
 using Key = std::vector<std::pair<std::string, std::string>>;
 
 std::string read_all(int fd) {
@@ -45,7 +45,7 @@ std::string read_all(int fd) {
   }
 }
 
-// Which host a row is for: a home directory may be shared by several. Its name and its processor.
+// Identifies this host by its name and its processor: several hosts may share a home directory and so the table.
 std::string host_key() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
@@ -72,7 +72,7 @@ Row parse(const std::string &line) {
 
 Key key_of(int group_size) { return {{"host", host_key()}, {"ranks", std::to_string(group_size)}}; }
 
-// A name in one word: "NVIDIA H100 80GB HBM3" has spaces.
+// Makes the GPU's name one word: "NVIDIA H100 80GB HBM3" has spaces.
 Key key_of(const GpuPlace &place) {
   std::string name = place.gpu;
   for (char &letter : name)
@@ -82,22 +82,22 @@ Key key_of(const GpuPlace &place) {
 
 bool is_for(const Row &row, const Key &key) {
   return std::all_of(key.begin(), key.end(), [&](const auto &word) {
-    const auto found = row.find(word.first);
-    return found != row.end() && found->second == word.second;
+    const auto field = row.find(word.first);
+    return field != row.end() && field->second == word.second;
   });
 }
 
-// Digits and nothing else: strtoull would read "-1" as well, as 2^64 - 1.
-void take(const Row &row, const char *key, uint64_t *value) {
-  const auto found = row.find(key);
-  if (found == row.end()) return;
-  const char *end = found->second.data() + found->second.size();
+// Accepts only digits: strtoull would also read "-1", as 2^64 - 1. Leaves `value` as it is for 0 or a malformed number.
+void read_value(const Row &row, const char *key, uint64_t *value) {
+  const auto field = row.find(key);
+  if (field == row.end()) return;
+  const char *end = field->second.data() + field->second.size();
   uint64_t number = 0;
-  const auto parsed = std::from_chars(found->second.data(), end, number);
+  const auto parsed = std::from_chars(field->second.data(), end, number);
   if (parsed.ec == std::errc() && parsed.ptr == end && number != 0) *value = number;
 }
 
-// Only a file of this user: another one's could not do harm, but slow us down.
+// Ignores a file of another user, unless that is root: its values could do no harm but slow this process down.
 std::string read_table(const std::string &path) {
   Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
@@ -109,7 +109,7 @@ std::string read_table(const std::string &path) {
 
 void make_parents(const std::string &path) {
   for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1))
-    mkdir(path.substr(0, at).c_str(), 0700);  // what is there already stays as it is
+    mkdir(path.substr(0, at).c_str(), 0700);  // existing directories stay as they are
 }
 
 phx_status write_table(const char *operation, const std::string &path, const std::string &text) {
@@ -131,7 +131,7 @@ Values load(const Key &key, const std::string &text) {
   for (std::string line; std::getline(lines, line);) {
     const Row row = parse(line);
     if (!is_for(row, key)) continue;
-    for (const TuningField<Values> &field : fields_of(&values)) take(row, field.key, &(values.*field.member));
+    for (const TuningField<Values> &field : fields_of(&values)) read_value(row, field.key, &(values.*field.member));
   }
   return values;
 }
@@ -142,8 +142,8 @@ std::string text_of_table() {
 }
 
 template <class Values>
-phx_status save(const char *operation, const std::string &given, const Key &key, const Values &values) {
-  const std::string path = given.empty() ? tuning_path() : given;
+phx_status save(const char *operation, const std::string &path_or_empty, const Key &key, const Values &values) {
+  const std::string path = path_or_empty.empty() ? tuning_path() : path_or_empty;
   if (path.empty())
     return fail(PHX_ERR_INVALID, operation, "%s: no path was given, and neither PHALANX_TUNING nor HOME says where",
                 operation);
@@ -161,7 +161,7 @@ phx_status save(const char *operation, const std::string &given, const Key &key,
 }  // namespace
 
 std::string tuning_path() {
-  if (const char *given = std::getenv("PHALANX_TUNING")) return given;
+  if (const char *path = std::getenv("PHALANX_TUNING")) return path;
   if (const char *cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
     return std::string(cache) + "/phalanx/tuning";
   if (const char *home = std::getenv("HOME"); home != nullptr && *home == '/')

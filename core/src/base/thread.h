@@ -1,4 +1,4 @@
-// Threads of the library.
+// Starts the threads of the library.
 #pragma once
 
 #include <pthread.h>
@@ -9,8 +9,8 @@
 
 namespace phx {
 
-// Starts a thread of the library. It has a name of at most 15 characters, which debuggers and `top -H` show, and it
-// takes no signals: these are for the threads of the application. Throws std::system_error, as std::thread does.
+// `name` has at most 15 characters; debuggers and `top -H` show it. All signals are blocked in the thread, so that the
+// application's threads receive them. Throws std::system_error, as std::thread does.
 template <class Body>
 std::thread start_thread(const char *name, Body body) {
   struct SignalsBlocked {
@@ -21,7 +21,7 @@ std::thread start_thread(const char *name, Body body) {
       pthread_sigmask(SIG_SETMASK, &all, &before);
     }
     ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-  } const blocked;  // the new thread inherits it
+  } const blocked;  // the new thread inherits the mask
   return std::thread([name, body = std::move(body)]() mutable {
     pthread_setname_np(pthread_self(), name);
     body();

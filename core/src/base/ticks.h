@@ -1,5 +1,5 @@
-// The clock of the flight recorder: the processor's counter where it runs evenly and alike on all cores, as reading it
-// costs a third of what the kernel's clock costs; that one elsewhere. One host, one choice.
+// The clock of the flight recorder: the processor's counter if it has one constant rate on all cores, because reading
+// it costs a third of reading the kernel's clock; otherwise the latter. All processes of a host make the same choice.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ inline uint64_t ticks() {
 inline uint64_t ticks() { return static_cast<uint64_t>(now_ns()); }
 #endif
 
-// Ticks as nanoseconds of CLOCK_MONOTONIC.
+// Converts ticks to nanoseconds of CLOCK_MONOTONIC.
 class TickScale {
  public:
-  TickScale();  // takes a millisecond if the process is younger than that
+  TickScale();  // sleeps for 1 ms if begin_tick_scale ran less than 1 ms ago
   int64_t ns(uint64_t at) const;
 
  private:
@@ -37,7 +37,7 @@ class TickScale {
   double ns_per_tick_;
 };
 
-// The earlier of the two readings of both clocks that a scale is made from: by the first world of the process.
+// Reads both clocks for the first of the two readings of a scale. The first world of the process calls it.
 void begin_tick_scale();
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// Where one algorithm takes over from another: built-in values, and a table that `phalanx tune` has written.
+// The sizes at which one algorithm takes over from another: built-in values, and a table that `phalanx tune` writes.
 #pragma once
 
 #include <cinttypes>
@@ -10,7 +10,7 @@
 
 namespace phx {
 
-// The values of phx_tuning, in bytes. 0: not given.
+// The values of phx_tuning, in bytes. 0: not set.
 struct Tuning {
   using Public = phx_tuning;
   uint64_t one_shot_bytes = 0;
@@ -18,7 +18,7 @@ struct Tuning {
   uint64_t streaming_bytes = 0;
   uint64_t push_bytes = 0;
 };
-// And those of phx_gpu_tuning.
+// The values of phx_gpu_tuning, in bytes. 0: not set.
 struct GpuTuning {
   using Public = phx_gpu_tuning;
   uint64_t line_bytes = 0;
@@ -28,7 +28,7 @@ struct GpuTuning {
   uint64_t thread_bytes = 0;
 };
 
-// One value: its key in the table, where it is here and in the struct of the C API, and what it may be.
+// One value: its key in the table, its member here and in the struct of the C API, and its allowed range.
 template <class Values>
 struct TuningField {
   const char *key;
@@ -36,7 +36,7 @@ struct TuningField {
   uint64_t Values::Public::*shown;
   uint64_t least, most, unit;
 };
-inline constexpr uint64_t kNeverBytes = uint64_t{1} << 62;  // beyond any memory: as a size to begin at, never
+inline constexpr uint64_t kNeverBytes = uint64_t{1} << 62;  // larger than any memory: as a threshold, never reached
 inline constexpr TuningField<Tuning> kTuningFields[] = {
     {"one_shot_bytes", &Tuning::one_shot_bytes, &phx_tuning::one_shot_bytes, 0, kNeverBytes, 1},
     {"chunk_bytes", &Tuning::chunk_bytes, &phx_tuning::chunk_bytes, 4 << 10, 1 << 30, 1},
@@ -51,25 +51,25 @@ inline constexpr TuningField<GpuTuning> kGpuTuningFields[] = {
 inline constexpr auto &fields_of(const Tuning *) { return kTuningFields; }
 inline constexpr auto &fields_of(const GpuTuning *) { return kGpuTuningFields; }
 
-// Which values a group on GPUs takes from the table.
+// Selects the row of the table for a group on GPUs.
 struct GpuPlace {
-  std::string gpu;  // what the driver calls it
+  std::string gpu;  // the driver's name for it
   int group_size = 0;
-  bool shared = false;  // ranks have a GPU in common
+  bool shared = false;  // whether ranks share a GPU
 };
 
-// `cores`: how many the ranks of the group may use together.
+// `cores`: how many cores the ranks of the group may use together.
 Tuning builtin_tuning(int group_size, int cores);
 GpuTuning builtin_gpu_tuning(int group_size);
-// The table's row for this host and a group of this size, or for that place; zero for what it does not say. Never
-// fails: a table that cannot be read is no table.
+// The table's row for this host and group size, or for `place`; fields that it lacks are 0. Never fails: a table that
+// cannot be read counts as empty.
 Tuning load_tuning(int group_size);
 GpuTuning load_gpu_tuning(const GpuPlace &place);
-// Puts the row into the table; `path` empty means the usual place.
+// Replaces or adds the row in the table at `path`; an empty path means tuning_path().
 phx_status save_tuning(const std::string &path, int group_size, const Tuning &tuning);
 phx_status save_gpu_tuning(const std::string &path, const GpuPlace &place, const GpuTuning &tuning);
 
-// `tuning` with `base` for its zeros.
+// `tuning`, with the values of `base` in place of zeros.
 template <class Values>
 Values merge_tuning(Values tuning, const Values &base) {
   for (const TuningField<Values> &field : fields_of(&base))
@@ -77,7 +77,7 @@ Values merge_tuning(Values tuning, const Values &base) {
   return tuning;
 }
 
-// Raises what is wrong with values that a caller or a peer gave.
+// Fails if a value from a caller or a peer is not allowed.
 template <class Values>
 phx_status check_tuning(const char *operation, const Values &tuning) {
   for (const TuningField<Values> &field : fields_of(&tuning)) {
@@ -98,9 +98,9 @@ typename Values::Public public_tuning(const Values &tuning) {
   return out;
 }
 template <class Values>
-Values private_tuning(const typename Values::Public &given) {
+Values private_tuning(const typename Values::Public &values) {
   Values tuning;
-  for (const TuningField<Values> &field : fields_of(&tuning)) tuning.*field.member = given.*field.shown;
+  for (const TuningField<Values> &field : fields_of(&tuning)) tuning.*field.member = values.*field.shown;
   return tuning;
 }
 

@@ -13,19 +13,19 @@
 namespace phx {
 namespace {
 
-// Yields cost nothing as long as nobody else wants the core. To sleep then would only make the core idle, and waking an
-// idle core takes long, above all in a virtual machine, whose host gives the core away: two ranks that each wait for
-// the other to wake up would never get out of it.
+// A waiter yields for this long before it sleeps. Yields cost nothing as long as no other thread wants the core.
+// Sleeping would only make the core idle, and waking an idle core takes long, above all in a virtual machine, whose
+// host gives the core away: two ranks that wait for each other in turn would then sleep and wake at every step.
 constexpr int64_t kYieldNs = 2 * 1000 * 1000;
-// A yield longer than other ranks need for a chunk has run something that is no rank: it gets the core sooner.
+// A yield that is longer than other ranks need for a chunk has run another program: the waiter sleeps sooner then.
 constexpr int64_t kLongYieldNs = 500 * 1000;
 constexpr int64_t kYieldOnBusyCoreNs = 100 * 1000;
 constexpr int64_t kFruitlessYieldNs = 800;  // a yield that runs no other thread takes half of that
 constexpr uint32_t kSharedYields = 64;  // after so many fruitless yields in a row the core no longer counts as shared
-constexpr int kFruitlessYields = 2;     // then a waiter sleeps if the rank that it waits for is on the same core
-constexpr int kMoreSpins = 100;         // a few microseconds at most; a pause differs by processor
+constexpr int kFruitlessYields = 2;     // after so many a waiter sleeps if the writer is on its core
+constexpr int kMoreSpins = 100;         // a few microseconds at most; the length of a pause depends on the processor
 constexpr int64_t kTurnNs = 2000;       // to switch to another process and back (2.5 us on an EPYC)
-constexpr int64_t kNapNs = 5 * 1000 * 1000;
+constexpr int64_t kMaxSleepNs = 5 * 1000 * 1000;
 
 // Above 0 if this thread shares its core: one of its last yields ran another thread. Spinning would then delay the rank
 // that is waited for; on a core of its own, spinning saves a system call that costs as much as a small collective.
@@ -36,15 +36,15 @@ void sleep_ns(int64_t ns) {
   nanosleep(&t, nullptr);  // a signal ends it early: the caller merely looks sooner
 }
 
-// Leaves the core to the writer, which is on it. A scheduler that is fair by time used (EEVDF, Linux 6.6 and later)
-// gives a yielded core only to a thread that has had no more of it than the others: a rank that has worked for long
-// while this one waited would get the core back only once this one has burned as much time in yields. No fence is
-// needed: a switch of threads lies between what the writer stores and what it reads. If the writer has moved to another
-// core meanwhile, this may sleep for the whole time.
-void sleep_beside_writer(const SharedWord &word, uint32_t target, SharedWord &sleepers, int64_t most_ns) {
+// Sleeps to leave the core to the writer, which is on the same core. A scheduler that is fair by time used (EEVDF,
+// Linux 6.6 and later) gives a yielded core only to a thread that has used no more time than the others: a rank that
+// has worked for long while this one waited would get the core back only after this one has spent as much time in
+// yields. No fence is needed: a thread switch lies between the writer's store and its load of `sleepers`. If the writer
+// has moved to another core meanwhile, this may sleep for the whole time.
+void sleep_on_writer_core(const SharedWord &word, uint32_t target, SharedWord &sleepers, int64_t most_ns) {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t seen = word.load(std::memory_order_seq_cst);
-  if (!reached(seen, target)) sleep_while(word, seen, std::min(most_ns, kNapNs));
+  if (!reached(seen, target)) sleep_while(word, seen, std::min(most_ns, kMaxSleepNs));
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -73,7 +73,7 @@ uint32_t current_core() {
 void wake_all(const SharedWord &word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
 int spins_of_a_turn() {
-  // Between 15 and 60 ns each, by processor.
+  // A spin takes 15 to 60 ns, depending on the processor.
   static const int spins = [] {
     constexpr int kTried = 200;
     const int64_t begin = now_ns();
@@ -111,8 +111,8 @@ void Backoff::pause(const Deadline &deadline) {
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core) {
-  const bool beside_writer = is_here(writer_core);
-  if (beside_writer) {  // mostly this is all that it takes, without a look at the clock
+  const bool on_writer_core = is_here(writer_core);
+  if (on_writer_core) {  // usually one yield is enough, and the clock is not read
     sched_yield();
     if (reached(word.load(std::memory_order_acquire), target)) {
       core_is_shared = kSharedYields;
@@ -124,10 +124,10 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
       cpu_relax();
     }
   }
-  Waiter waiter(deadline, beside_writer ? 1 : 0);
+  Waiter waiter(deadline, on_writer_core ? 1 : 0);
   const auto look = [&] {
     if (waiter.fruitless_yields() >= kFruitlessYields && is_here(writer_core)) {
-      sleep_beside_writer(word, target, sleepers, waiter.left_ns());
+      sleep_on_writer_core(word, target, sleepers, waiter.left_ns());
       waiter.slept();
     }
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
@@ -141,7 +141,7 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
     return result;
   };
   const WaitResult result = waiter.wait(look, sleep);
-  // What arrived meanwhile wins over the interruption and the deadline.
+  // A value that arrived meanwhile wins over the interruption and the deadline.
   return reached(word.load(std::memory_order_acquire), target) ? WaitResult::kReached : result;
 }
 

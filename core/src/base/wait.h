@@ -1,8 +1,8 @@
-// All waiting: spin briefly, then yield, then sleep in slices. Most of it is for a word that another rank writes.
+// All waiting: a thread spins briefly, then yields, then sleeps in slices. Most waits are for a word of another rank.
 //
 // A waiter with idle cores sees the word within a cache-line transfer; with more ranks than cores the yields hand the
-// core to the rank that is waited for; and a rank that waits long costs no core at all. Sleeping waiters announce
-// themselves in a `sleepers` word, so that a writer pays for a wake-up call only when somebody sleeps.
+// core to the rank that is waited for; and a rank that waits long uses almost no core time. Sleeping waiters announce
+// themselves in a `sleepers` word, so that a writer pays for a wake-up call only when a thread sleeps.
 #pragma once
 
 #include <algorithm>
@@ -28,17 +28,17 @@ inline void cpu_relax() {
 #endif
 }
 
-// A deadline that reads the clock only once somebody has to wait for long, and knows what else can be done meanwhile.
+// A deadline that reads the clock only in a long wait, and can advance the rank's other operations meanwhile.
 class LazyDeadline {
  public:
-  // `caller` is the source that waits and so cannot be polled. A negative `ms` is a wait that is over already: the
-  // caller has kept the time, and errors name -ms.
+  // `caller` is the source that waits, which is not polled. A negative `ms` means that the time is over already: the
+  // caller has measured it, and errors name -ms.
   explicit LazyDeadline(int64_t ms, Progress *progress = nullptr, const ProgressSource *caller = nullptr)
       : ms_(ms), progress_(progress), caller_(caller) {}
   explicit LazyDeadline(const Deadline &deadline, Progress *progress)
       : ms_(deadline.budget_ms()), at_ns_(deadline.at_ns()), progress_(progress), caller_(nullptr) {}
   enum class Elsewhere { kNothing, kWaits, kMoved };
-  // Moves on what this rank has under way elsewhere. Returns whether there was any, and whether it moved.
+  // Advances the other pending operations of this rank. Returns whether there were any, and whether one advanced.
   Elsewhere poll() const {
     if (progress_ == nullptr || !progress_->pending()) return Elsewhere::kNothing;
     return progress_->poll(caller_) ? Elsewhere::kMoved : Elsewhere::kWaits;
@@ -56,12 +56,12 @@ class LazyDeadline {
   const ProgressSource *caller_;
 };
 
-// How a wait ended, or what one look has found. kNothing and kMoved do not end a wait; kMoved means that this thread
-// has moved an operation on, though not to its end.
+// How a wait ended, or what one call of `look` found. kNothing and kMoved do not end a wait; kMoved means that this
+// thread has advanced an operation without completing it.
 enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved };
 
-// The part of a wait that follows the first spins: it yields between looks for as long as nobody else wants the core,
-// and then sleeps between them.
+// The part of a wait that follows the first spins: it yields between calls of `look` for 2 ms, or for 0.1 ms where
+// other programs want the core, and then sleeps between them.
 class Waiter {
  public:
   explicit Waiter(LazyDeadline &deadline, int fruitless_yields = 0)
@@ -69,8 +69,7 @@ class Waiter {
     restart();
   }
 
-  // Calls `look` until it, or `sleep`, returns a result that ends the wait. `sleep` returns once there may be something
-  // to see.
+  // Calls `look` until it, or `sleep`, returns a result that ends the wait. `sleep` returns when that may happen.
   template <class Look, class Sleep>
   WaitResult wait(Look look, Sleep sleep) {
     for (;;) {
@@ -88,9 +87,9 @@ class Waiter {
   }
 
   int64_t left_ns() { return deadline_.at_ns() - now_; }
-  // Yields in a row that ran no other thread, while this rank had nothing under way elsewhere.
+  // The number of consecutive yields that ran no other thread, while this rank had no other pending operations.
   int fruitless_yields() const { return fruitless_yields_; }
-  // For a `look` that has slept.
+  // A `look` that has slept must call this.
   void slept() {
     now_ = now_ns();
     fruitless_yields_ = 0;
@@ -107,22 +106,22 @@ class Waiter {
   int fruitless_yields_;
 };
 
-// The last part of a wait: `sleep` sleeps for the given time at most, and `look` looks after each of these slices.
+// The last part of a wait: calls `look` and `sleep` in turn. `sleep` sleeps for at most the time that it is passed.
 //
-// Nothing wakes this thread when an operation elsewhere can move on, so it looks. Each fruitless look doubles the sleep
-// before the next one: that operation is late by no more than about the time that it has taken already, and a rank that
-// waits long uses no core.
+// Nothing wakes this thread when another pending operation of this rank can advance, so it polls between slices. Each
+// poll without progress doubles the next slice, up to 5 ms: an operation is late by at most about the time that it has
+// taken already, and a rank that waits long uses almost no core time.
 template <class Look, class Sleep>
 WaitResult sleep_in_slices(LazyDeadline &deadline, Look look, Sleep sleep) {
   constexpr int64_t kSliceNs = 5 * 1000 * 1000;  // bounds how late an interruption is seen
-  constexpr int64_t kBusySliceNs = 50 * 1000;    // the first one while operations are under way elsewhere
+  constexpr int64_t kBusySliceNs = 50 * 1000;    // the first slice while other operations are pending
   int64_t busy_slice = kBusySliceNs;
   for (;;) {
     const WaitResult seen = look();
     if (seen == WaitResult::kReached) return seen;
     const int64_t left = deadline.at_ns() - now_ns();
     if (seen == WaitResult::kInterrupted || left <= 0 || interrupt_requested()) {
-      // One more look: what arrived meanwhile wins over the interruption and the deadline.
+      // A value that arrived meanwhile wins over the interruption and the deadline.
       if (look() == WaitResult::kReached) return WaitResult::kReached;
       return seen == WaitResult::kInterrupted ? seen : WaitResult::kTimeout;
     }
@@ -132,12 +131,12 @@ WaitResult sleep_in_slices(LazyDeadline &deadline, Look look, Sleep sleep) {
   }
 }
 
-// Growing pauses between two looks at what cannot wake this thread, such as a file.
+// Growing pauses between polls of something that cannot wake this thread, such as a file.
 class Backoff {
  public:
   Backoff(int64_t first_us, int64_t longest_us) : next_ns_(first_us * 1000), longest_ns_(longest_us * 1000) {}
   void pause(const Deadline &deadline);  // never past the deadline
-  // Pauses until `ready` returns true. False if it has not by the deadline.
+  // Pauses until `ready` returns true. Returns false if the deadline passes first.
   template <class Ready>
   bool until(const Deadline &deadline, Ready ready) {
     for (; !ready(); pause(deadline))
@@ -150,32 +149,32 @@ class Backoff {
   int64_t longest_ns_;
 };
 
-// Waits until `word` reaches `target`. `interrupted` (of this process) ends the wait early; a word that has been
-// reached wins over it. `sleepers` is the announcement word that the writer of `word` looks at. The acquire load pairs
-// with the writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: the core
-// that the writer last ran on (current_core), or NULL where that is not known.
+// Waits until `word` reaches `target`. `interrupted`, a flag of this process, ends the wait early unless the target is
+// reached. The writer of `word` reads `sleepers` to see whether it must wake a thread. The acquire load pairs with the
+// writer's release (or stronger) store: what it wrote before is visible on kReached. writer_core: the core that the
+// writer last ran on (current_core), or NULL if unknown.
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core);
 
-// The core that this thread runs on, counted from 1; 0 where that is not known.
+// The core that this thread runs on, counted from 1; 0 if unknown.
 uint32_t current_core();
 
-// Whether the writer is on this thread's core, by its own last word. Then it cannot write while this thread spins.
+// Whether the writer last reported the core that this thread runs on. Then it cannot write while this thread spins.
 inline bool is_here(const SharedWord *writer_core) {
   if (writer_core == nullptr) return false;
-  const uint32_t there = writer_core->load(std::memory_order_relaxed);
-  return there != 0 && there == current_core();
+  const uint32_t core = writer_core->load(std::memory_order_relaxed);
+  return core != 0 && core == current_core();
 }
 
-// Only sleeps. The caller has announced itself in the word's `sleepers`, and has fenced (see store_and_wake).
+// Sleeps without spinning or yielding first. The caller has incremented `sleepers` and passed a fence (store_and_wake).
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline);
 
-// Before the first yield: a quarter of a microsecond to one. The best with busy cores; more follow with idle ones.
+// Spins before the first yield: 0.25 to 1 us. This is best with busy cores; a waiter with a core of its own spins more.
 inline constexpr int kFewSpins = 20;
-// So many spins take about as long as giving the core away and getting it back. For a rank that shares its core with
-// ranks which have arrived: to yield to them would only bring the core back, later.
+// The number of spins that take about as long as yielding the core and getting it back. For a rank that shares its core
+// with ranks that have arrived already: they would only yield the core back, which takes longer.
 int spins_of_a_turn();
 
 inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWord &sleepers,
@@ -189,24 +188,23 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
   return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);
 }
 
-// Sleeps for `ns` at most, until wake_all, while `word` is `seen`. May return early, so the caller looks again.
+// Sleeps until wake_all, for at most `ns`, if `word` equals `seen`. May return early, so the caller checks again.
 void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns);
 void wake_all(const SharedWord &word);
 
-// Lets this process be fenced by others (membarrier). False where kernel or container have not got it.
+// Registers this process for the fences of others (membarrier). False if the kernel or the container lacks them.
 bool allow_fences();
-// Every thread of every process that allows it passes a full fence between the call and the return.
+// Every thread of every registered process passes a full fence between the call and the return.
 void fence_others();
 
-// Stores and wakes. The store must not pass the load of `sleepers` (Dekker with wait_reached_slow, which announces
-// itself and then looks at the word again). A full fence here would wait until every line that this rank has written is
-// its own, in every collective; so where all ranks allow it (`fenced_by_sleepers`) the rank that goes to sleep, which
-// has time, fences the others instead.
+// Stores `value` and wakes the sleepers. The store must come before the load of `sleepers` (Dekker's algorithm with
+// wait_reached_slow, which increments `sleepers` and then reads the word again). A full fence here would wait, in every
+// collective, until this rank owns every cache line that it has written. So where all ranks allow it
+// (`fenced_by_sleepers`), the rank that goes to sleep, which has time, fences the others instead.
 inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &sleepers, bool fenced_by_sleepers) {
   if (fenced_by_sleepers) {
     word.store(value, std::memory_order_release);
-    std::atomic_signal_fence(
-        std::memory_order_seq_cst);  // the compiler keeps the order; the sleeper's fence the processor
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // orders the compiler; the sleeper's fence orders the core
     if (sleepers.load(std::memory_order_relaxed) != 0) wake_all(word);
     return;
   }

@@ -11,24 +11,24 @@ namespace {
 static_assert(kMaxGroupSize + 2 < 1 << kRoundBits);
 static_assert(sizeof(Opinion) <= kMaxPayload);
 
-const std::atomic<int32_t> kNever{0};  // the failure of the group does not end these waits
+const std::atomic<int32_t> kNever{0};  // never set: a failure of the group does not end these waits
 
 }  // namespace
 
-void Group::tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline) {
+void Group::send_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline) {
   const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, ordinal, sizeof opinion, 0};
   for (int i = 0; i < size(); ++i) {
     if (!links_[i] || links_[i]->state.load() != LinkState::kAlive) continue;
-    // Absent ones are told as well, so that they learn of it when they go on; but nobody waits for them to listen.
-    // What cannot be sent shows in the wait for the answer.
+    // Absent ranks get it too, so that they learn of it if they resume, but this rank does not wait for them to have
+    // room. A failure to send shows in the wait for the answer.
     (void)send(i, envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline, kNever);
   }
 }
 
-// What rank i says in that round; false if it is taken for absent.
-bool Group::hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out) {
+// Receives the opinion of rank i in that round; false if rank i counts as absent.
+bool Group::receive_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out) {
   Message message;
-  // After this process was stopped, what came meanwhile is in the sockets, and the deadline is over.
+  // If this process was stopped, the deadline may have passed while messages arrived that are still in the sockets.
   if (deadline.passed()) world_->monitor().catch_up();
   const phx_status status = world_->progress().keep_going(deadline, [&](const Deadline &until) {
     return world_->monitor().take(records_[i].uuid, id_, ordinal, until, kNever, &message);
@@ -40,29 +40,29 @@ bool Group::hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opin
 
 phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *opinion) {
   const uint64_t number = ++agreements_;
-  // Late messages of the agreements before.
+  // Drops late messages of earlier agreements.
   world_->monitor().discard(id_, agreement_ordinal(0, 0), agreement_ordinal(number, 0));
   Opinion mine = *opinion;
   for (uint64_t round = 0;; ++round) {
-    // A rank that is alive but silent uses up half of the time, or, once it has spoken, three quarters of what is left;
-    // then there is time for the others to agree on that.
+    // This rank waits for one that is alive but silent for half of the time in the first round, and for three quarters
+    // of the rest in later rounds. So time is left for the others to agree that it is absent.
     const int64_t left_ms = whole.left_ms();
     const Deadline deadline = Deadline::after_ms(round == 0 ? (left_ms + 1) / 2 : left_ms - left_ms / 4);
-    const Opinion said = mine;
+    const Opinion sent = mine;
     PHX_FAILPOINT("group_agree", 1);
-    tell_opinion(said, agreement_ordinal(number, round), deadline);
+    send_opinion(sent, agreement_ordinal(number, round), deadline);
     PHX_FAILPOINT("group_agree", 2);
-    // Said too late, the others may have gone on without it: what they say next tells.
+    // If the opinion was sent too late, the others may have gone on without it, which their next opinions tell.
     bool unanimous = !deadline.passed();
     for (int i = 0; i < size() && mine.decided == 0; ++i) {
-      if (i == group_rank() || said.absent[i]) continue;
+      if (i == group_rank() || sent.absent[i]) continue;
       Opinion theirs;
-      if (!hear_opinion(i, agreement_ordinal(number, round), deadline, &theirs)) {
+      if (!receive_opinion(i, agreement_ordinal(number, round), deadline, &theirs)) {
         mine.absent.set(i);
         unanimous = false;
         continue;
       }
-      if (!(theirs == said)) unanimous = false;
+      if (!(theirs == sent)) unanimous = false;
       if (theirs.decided != 0) {
         mine = theirs;
       } else {
@@ -73,7 +73,7 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
     if (mine.decided == 0 && interrupt_requested()) {  // the others go on without this rank, as if it had died
       Opinion leaving = mine;
       leaving.absent.set(group_rank());
-      tell_opinion(leaving, agreement_ordinal(number, round + 1), Deadline::after_ms(0));
+      send_opinion(leaving, agreement_ordinal(number, round + 1), Deadline::after_ms(0));
       return raise_interrupted(operation);
     }
     PHX_FAILPOINT("group_agree", 3);
@@ -92,7 +92,7 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
                    size() + 1);
     }
     mine.decided = 1;
-    tell_opinion(mine, agreement_ordinal(number, round + 1), whole);
+    send_opinion(mine, agreement_ordinal(number, round + 1), whole);
     PHX_FAILPOINT("group_agree", 4);
     *opinion = mine;
     return PHX_OK;
@@ -104,7 +104,7 @@ phx_status Group::refuse_agreement() {
   const KeptError error;
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn turn(derive_mutex_, std::defer_lock);
-  // Also where the group has failed: it may be agreed on all the same.
+  // This is done even if the group has failed, because agreements still work then.
   if (may_tell() && take_turn(turn, until)) {
     Opinion mine{~uint64_t{0}, 0, {}};
     mine.absent.set(static_cast<size_t>(group_rank()));

@@ -1,9 +1,10 @@
-// Agreement among the ranks of a group that are alive, over their connections: also where the group has failed.
+// Agreement among the living ranks of a group over their connections, which works even if the group has failed.
 //
-// In rounds, every rank tells all others its opinion (the AND of the bits, and who is absent) and takes theirs in. A
-// rank that has died, or says nothing in time, becomes absent. A rank that hears its own opinion from everybody who is
-// not absent has the verdict; it tells the others, for whom a rank may have died meanwhile, and who take it over. Every
-// further round has one more absent rank, so there are at most as many rounds as ranks, and one.
+// In each round every rank sends its opinion (the AND of the bits, and which ranks are absent) to all others and merges
+// theirs into it. A rank that has died, or sends nothing in time, becomes absent. A rank that receives its own opinion
+// from all ranks that are not absent has the decision. It sends the decision to the others, which adopt it: they may
+// lack it because a rank died meanwhile. Every further round has one more absent rank, which limits the rounds to one
+// more than the ranks.
 #pragma once
 
 #include <bitset>
@@ -16,7 +17,7 @@ namespace phx {
 
 class Group;
 
-// The number of the messages of one round.
+// The ordinal of the messages of one round.
 inline constexpr uint32_t kRoundBits = 16;
 inline uint64_t agreement_ordinal(uint64_t agreement, uint64_t round) {
   return kAgreements | agreement << kRoundBits | round;
@@ -24,7 +25,7 @@ inline uint64_t agreement_ordinal(uint64_t agreement, uint64_t round) {
 
 struct Opinion {
   uint64_t bits;
-  uint64_t decided;  // 1: this is the verdict
+  uint64_t decided;  // 1: this is the decision
   std::bitset<kMaxGroupSize> absent;
   bool operator==(const Opinion &o) const { return bits == o.bits && absent == o.absent; }
 };

@@ -1,6 +1,6 @@
-// What lives on a group and is not part of it: the engines of its collectives, its messages, its symmetric memory, and
-// what it has on GPUs. The rooms above this one derive from Attachment. A group makes them with itself (GroupParams),
-// tells them when it opens, fails and ends, and knows nothing else of them.
+// Parts of a group that the layers above it implement: the engines of its collectives, its messages, its symmetric
+// memory, and its state on GPUs. These layers derive from Attachment. A group creates its attachments in its
+// constructor (GroupParams::attach), calls them when it opens, fails and ends, and knows nothing else about them.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace phx {
 
-// Each is at most once on a group, and may use those before it.
+// A group has one attachment of each kind, which may use those of the kinds before it.
 enum class AttachmentKind : uint8_t { kSymm, kGpu, kMessages, kCollectives };
 inline constexpr size_t kAttachmentKinds = 4;
 
@@ -20,26 +20,26 @@ class Attachment {
  public:
   virtual ~Attachment() = default;
 
-  // How much of each rank's control segment it takes: a multiple of a line, zeroed. The same on all ranks.
+  // The size of its area in each rank's control segment, which is zeroed: a multiple of kLine, the same on all ranks.
   virtual size_t area_bytes() const { return 0; }
-  // The counters in this rank's area begin at `first` (Group::first_count). Before any peer maps it.
+  // Sets the counters in this rank's area to `first` (Group::first_count), before any peer maps it.
   virtual void begin_area_at(char *, uint32_t) {}
-  // All ranks' segments are mapped. areas[i]: that of group rank i as mapped here, valid as long as the group.
+  // Called once the segments of all ranks are mapped. areas[i]: that of group rank i, valid as long as the group.
   virtual void open(const std::vector<char *> &) {}
-  // What this rank moves on while it waits for something else. They are parts of this object.
+  // The sources that this rank advances while it waits for something else. They are members of this object.
   virtual std::vector<ProgressSource *> progress_sources() { return {}; }
 
-  // The group failed or a peer left: those who wait look again. From any thread, also before `open`.
+  // The group failed or a peer left: waiting threads must check again. Called by any thread, also before `open`.
   virtual void on_failed() {}
-  // The world has freed the block of that serial number.
+  // The world has freed the block with that serial number.
   virtual void on_block_freed(uint64_t) {}
-  // The group ends; the other attachments are still there. Called for the last kind first.
+  // The group ends; the other attachments still exist. Called for the last kind first.
   virtual void close() {}
 };
 
 class Group;
 
-// Makes the attachments of a group, by kind.
+// Creates the attachments of a group, by kind.
 using AttachTo = std::vector<std::unique_ptr<Attachment>> (*)(Group &group);
 
 }  // namespace phx

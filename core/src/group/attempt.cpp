@@ -10,17 +10,17 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "group_create";
-constexpr int64_t kTellMs = 1000;  // for a store that hangs: the others then learn of it at their own deadlines
+constexpr int64_t kTellMs = 1000;  // in case the store hangs: the others then fail at their own deadlines
 const Uuid kNobody;
 
-// What a rank that gives up leaves in the store. After it come the identities of all members whose records it has read:
-// whoever finds itself there knows that this is about the present attempt, not about that of an earlier run.
+// The value that a rank that gives up writes to the store. The identities of all members whose records it has read
+// follow: a rank that finds its own there knows that the failure is of the present attempt, not of an earlier run.
 struct Failure {
   PeerRecord who;
   ErrorInfo why;
 };
 
-bool has_met(const std::string &failure, const Uuid &member) {
+bool lists_member(const std::string &failure, const Uuid &member) {
   for (size_t at = sizeof(Failure); at + sizeof member <= failure.size(); at += sizeof member)
     if (std::memcmp(&failure[at], &member, sizeof member) == 0) return true;
   return false;
@@ -49,13 +49,13 @@ phx_status Attempt::look(const std::vector<PeerRecord> &records) {
     if (record.uuid == kNobody || record.uuid == world_.record().uuid) continue;
     if (look_at(record) == PHX_OK) continue;
     const ErrorInfo ended = last_error();
-    Uuid teller;
-    if (read_failure(records, &teller) != PHX_OK && teller == record.uuid) break;  // it gave up, and ended after that
-    told_ = false;
+    Uuid reporter;
+    if (read_failure(records, &reporter) != PHX_OK && reporter == record.uuid) break;  // it gave up before it ended
+    from_peer_ = false;
     return set_last_error(ended);
   }
-  Uuid teller;
-  return told_ ? last_error().status : read_failure(records, &teller);
+  Uuid reporter;
+  return from_peer_ ? last_error().status : read_failure(records, &reporter);
 }
 
 phx_status Attempt::look_at(const PeerRecord &record) {
@@ -70,7 +70,7 @@ phx_status Attempt::look_at(const PeerRecord &record) {
   return PHX_OK;
 }
 
-phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *teller) {
+phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *reporter) {
   std::string value;
   const ErrorInfo before = last_error();
   if (store_->get(key_.c_str(), &value, 1) != PHX_OK) {
@@ -82,21 +82,20 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *t
   const bool same_build = failure.who.build == this_build();
   if (same_build && value.size() < sizeof failure) return PHX_OK;
   if (same_build) std::memcpy(static_cast<void *>(&failure), value.data(), sizeof failure);
-  *teller = failure.who.uuid;
-  const bool known = (same_build && has_met(value, world_.record().uuid)) ||
+  *reporter = failure.who.uuid;
+  const bool known = (same_build && lists_member(value, world_.record().uuid)) ||
                      std::any_of(records.begin(), records.end(),
                                  [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
-  // The record is of an earlier run of the job with the same store, which is over. (On other hosts this cannot be
-  // known.)
+  // The failure is of an earlier run with the same store, whose process has ended. (On another host that is unknown.)
   if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
   if (!same_build) {
-    told_ = true;
+    from_peer_ = true;
     return refuse_build(failure.who);
   }
   ErrorInfo &why = failure.why;
   why.text[sizeof why.text - 1] = '\0';
   if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
-  told_ = true;
+  from_peer_ = true;
   return fail(why.status, kOperation, "%s: rank %d (pid %d) gave up: %s", kOperation, failure.who.rank, failure.who.pid,
               why.text)
       .peer(why.peer >= 0 ? why.peer : failure.who.rank);
@@ -106,8 +105,8 @@ void Attempt::give_up(const std::vector<PeerRecord> &records) {
   const KeptError kept;
   const ErrorInfo &error = kept.info();
   const store::CallTimeout call_timeout(kTellMs);
-  Uuid teller;
-  if (!told_ && read_failure(records, &teller) == PHX_OK) {
+  Uuid reporter;
+  if (!from_peer_ && read_failure(records, &reporter) == PHX_OK) {
     Failure failure{world_.record(), error};
     if (error.status == PHX_ERR_INTERRUPTED) failure.why.status = PHX_ERR_REVOKED;  // the others were not interrupted
     std::string value(reinterpret_cast<const char *>(&failure), sizeof failure);

@@ -1,9 +1,9 @@
-// One attempt to make a group, as seen from outside of it: who has ended meanwhile, and who has given up.
+// One attempt to create a group: finds out which members have ended or given up while this rank waits for them.
 //
-// Until the members are connected, the store is the only place where one can tell the others that it has failed. It
-// does so under one key of the attempt, and whoever waits looks there now and then. Every rank's n-th attempt at a name
-// is the n-th of the others: one that failed on any rank fails on all, late ones included, and the next one is a new
-// one.
+// Until the members are connected, a rank can tell the others only through the store that it has failed. It writes its
+// error under one key of the attempt, which waiting ranks read from time to time. The n-th attempt of a rank at a name
+// is the n-th attempt of all ranks: if it fails on one rank it fails on all, also on those that start it late, and the
+// next attempt is independent of it.
 #pragma once
 
 #include <string>
@@ -19,29 +19,29 @@ class Attempt {
  public:
   Attempt(World &world, phx_store *store, const std::string &key)
       : world_(world), store_(store), key_(failure_key(key)) {}
-  // Where the failure of the attempt with that key is told.
+  // The key in the store for the failure of the attempt with `key`.
   static std::string failure_key(const std::string &key) { return key + "/failed"; }
 
-  // PHX_OK while nothing is known that makes it useless to wait for the owners of `records` (those not yet read are
-  // zero). Else the thread's error names who ended, or what the one that gave up has told.
+  // PHX_OK unless it has become useless to wait for the owners of `records` (records that have not been read yet are
+  // zero). Otherwise the thread's error names the rank that ended, or is that of the rank that gave up.
   phx_status look(const std::vector<PeerRecord> &records);
 
-  // What any build has in its record. False: these bytes are no record.
+  // Reads the part of a record that all builds have in common. False if these bytes are no record.
   static bool read_prefix(const std::string &value, PeerRecord *out);
-  // PHX_ERR_ABI: the rank of that record runs another build than this one. Names both.
+  // Fails with PHX_ERR_ABI, because the rank of that record runs another build than this rank. Names both builds.
   phx_status refuse_build(const PeerRecord &theirs) const;
 
-  // Tells the others the thread's error, unless one of them has told of a failure before. Keeps that error.
+  // Writes the thread's error to the store, unless another rank has written a failure before. The error stays as it is.
   void give_up(const std::vector<PeerRecord> &records);
 
  private:
   phx_status look_at(const PeerRecord &record);
-  phx_status read_failure(const std::vector<PeerRecord> &records, Uuid *teller);
+  phx_status read_failure(const std::vector<PeerRecord> &records, Uuid *reporter);
 
   World &world_;
   phx_store *store_;
   const std::string key_;
-  bool told_ = false;  // this rank's error is what another one has told
+  bool from_peer_ = false;  // this rank's error is the failure that another one has written
 };
 
 }  // namespace phx

@@ -7,7 +7,7 @@
 
 namespace phx {
 
-// A record that came from a peer may hold anything.
+// The record may come from a peer and hold any bytes.
 const char *name_of(const CallRecord &record) {
   if (kind_of(record) > Kind::kRefused) return "an unknown collective";
   return name_of(kind_of(record), (record.operation & kSymmetric) != 0);

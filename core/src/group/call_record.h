@@ -1,4 +1,4 @@
-// Which collective a rank calls, as its peers see it in shared memory and as errors and dumps name it.
+// The record of a collective call, as peers read it in shared memory and as errors and dumps name it.
 #pragma once
 
 #include <cstddef>
@@ -22,18 +22,17 @@ enum class Kind : uint8_t {
   kGather,
   kScatter,
   kCoalesced,
-  kRefused  // in the place of a call whose arguments were wrong; the slot says why
+  kRefused  // in place of a call whose arguments were wrong; the slot has the error
 };
 
-// How many times the `count` of a call its input or output holds on a rank.
+// The size of a call's input or output on a rank, in multiples of the call's `count`.
 enum class Parts : uint8_t { kNone, kOne, kAll, kOneOnRoot, kAllOnRoot };
-// How input and output may be the same memory: not at all, both at one place, the input at this rank's part of the
-// output, or the output at this rank's part of the input.
+// How input and output may be the same memory: never, at the same address, the input at this rank's part of the output,
+// or the output at this rank's part of the input.
 enum class InPlace : uint8_t { kNever, kSame, kOwnPart, kOwnResult };
 enum class Root : uint8_t { kNone, kGives, kTakes };
 
-// What is to be known of a collective. Everything that checks, names, records or distributes calls derives from its row
-// in kCollectives.
+// The properties of a collective. Code that checks, names, records or dispatches calls derives all from its row.
 struct CollectiveTraits {
   const char *symm_name;  // on symmetric memory; on ordinary memory without "symm_"
   Parts in = Parts::kNone, out = Parts::kNone;
@@ -42,7 +41,7 @@ struct CollectiveTraits {
   bool reduces = false;
 };
 inline constexpr CollectiveTraits kCollectives[] = {
-    // by Kind
+    // indexed by Kind
     {"symm_nothing"},
     {"symm_barrier"},
     {"symm_all_reduce", Parts::kOne, Parts::kOne, InPlace::kSame, Root::kNone, true},
@@ -62,10 +61,10 @@ inline constexpr CollectiveTraits kCollectives[] = {
 static_assert(sizeof kCollectives / sizeof kCollectives[0] == static_cast<size_t>(Kind::kRefused) + 1);
 constexpr const CollectiveTraits &traits_of(Kind kind) { return kCollectives[static_cast<size_t>(kind)]; }
 
-// What a rank with these numbers reads and writes in a call, in times of its `count`.
+// How much a rank reads and writes in a call, in multiples of the call's `count`.
 struct Extent {
   size_t in_parts, out_parts;
-  size_t in_offset;  // of an input in place from the output; modulo 2^64
+  size_t in_offset;  // of an in-place input from the output; modulo 2^64
   bool may_be_in_place;
 };
 constexpr size_t parts_on(Parts parts, size_t group_size, bool is_root) {
@@ -86,9 +85,9 @@ constexpr Extent extent_of(const CollectiveTraits &traits, size_t group_size, si
           traits.in_place != InPlace::kNever};
 }
 
-// What a rank calls. Two ranks that meet in one epoch must have equal ones.
+// The call of a rank. The records of all ranks in an epoch must be equal.
 struct CallRecord {
-  uint8_t operation = 0;  // a Kind, and kSymmetric where it is on symmetric memory
+  uint8_t operation = 0;  // a Kind, plus kSymmetric if it is on symmetric memory
   uint8_t dtype = 0;
   uint8_t op = 0;
   uint8_t algo = 0;
@@ -104,14 +103,14 @@ static_assert(sizeof(CallRecord) == 24);
 inline constexpr uint8_t kSymmetric = 0x80;
 inline Kind kind_of(const CallRecord &record) { return static_cast<Kind>(record.operation & ~kSymmetric); }
 
-// Where a rank's input lies if it need not be copied into the slot: `offset` bytes into its block of a symmetric
-// allocation, which is named by `key`, with all that the ranks must have in common to use it.
+// The location of an input that need not be copied into the slot: `offset` bytes into the rank's block of a symmetric
+// allocation. `key` identifies the allocation and the preconditions that all ranks must share to use it.
 struct InputLocation {
-  uint64_t key = 0;  // 0: nowhere; odd: there, and the slot is empty; even: kReads
+  uint64_t key = 0;  // 0: none; odd: an allocation's, and the slot is empty; even: kReads
   uint64_t offset = 0;
   bool leaves_slot_empty() const { return (key & 1) != 0; }
 };
-inline constexpr uint64_t kReads = 2;  // the slot has what it must, but the rank would also read from others' places
+inline constexpr uint64_t kReads = 2;  // the slot has its data, but this rank could also read others' inputs in place
 
 constexpr const char *name_of(Kind kind, bool symmetric = false) {
   return traits_of(kind).symm_name + (symmetric ? 0 : sizeof "symm_" - 1);

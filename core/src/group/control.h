@@ -1,13 +1,13 @@
 // The shared layout of a group: one control segment per rank, written by its owner and mapped by every rank.
 //
-//   ControlHeader | lane 0 | lane 1 | ... | area for messages
+//   ControlHeader | lane 0 | lane 1 | ... | areas of attachments
 //   lane = LaneHeader | slot 0 | ... | slot kSlots-1 | history
 //   slot = SlotHeader | slot_bytes of data
 //
-// Each channel of the group has a lane. A collective moves through `epochs` of its lane: numbers that every rank counts
-// alike. Publishing epoch e makes slot e % kSlots readable; its header says what call it belongs to, so that every
-// arrival carries its fingerprint. Memory comes with use: of a new group, only the pages with the headers of the first
-// lane's slots are resident (Lane::hold).
+// Each channel of the group has a lane. Each round of a collective is an epoch of its lane, and all ranks count epochs
+// in the same way. Publishing epoch e makes slot e % kSlots readable. Its header has the record of the call, so that
+// ranks compare their calls at every arrival. Memory becomes resident with use: in a new group, only the pages with the
+// headers of the first lane's slots are (Lane::hold).
 #pragma once
 
 #include <cstddef>
@@ -24,21 +24,21 @@ inline constexpr size_t kLine = 64;
 inline constexpr int kMaxGroupSize = 1024;  // ranks of one host; bounds arrays on the stack
 
 struct alignas(kLine) SlotHeader {
-  SharedWord epoch;  // written last, with release; all below is ordered by it
-  uint32_t done;     // the owner reads no slot of an epoch <= done any more
+  SharedWord epoch;  // written last, with release, which orders all fields below
+  uint32_t done;     // the owner no longer reads slots of epochs up to this one
   CallRecord record;
   InputLocation place;
-  // Reaches the epoch once the slot has the data: with it, or after a look at everybody's place. Every publication
-  // stores it: a word that stayed behind by 2^31 epochs would count as reached.
+  // Reaches the epoch once the slot has the data: together with `epoch`, or in publish_staged if the slot was published
+  // empty. Every publication stores it, because a word that fell behind by 2^31 epochs would count as reached.
   SharedWord staged;
   uint8_t reserved[12];
 };
 static_assert(sizeof(SlotHeader) == kLine);
 
 struct alignas(kLine) LaneHeader {
-  alignas(kLine) SharedWord done;      // as in SlotHeader, for ranks that publish nothing for a while
+  alignas(kLine) SharedWord done;      // as in SlotHeader, in case the owner does not publish for a while
   alignas(kLine) SharedWord sleepers;  // peers that sleep on words of this lane
-  SharedWord core;                     // where the owner last published (see current_core), if ranks share cores
+  SharedWord core;                     // of the owner's last publication (see current_core), if ranks share cores
 };
 static_assert(sizeof(LaneHeader) == 2 * kLine);
 
@@ -54,9 +54,8 @@ struct alignas(kLine) ControlHeader {
 static_assert(sizeof(ControlHeader) == kLine);
 
 inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
-// The counters of a lane begin at `first` (Group::first_count). Its owner does this before any peer maps the lane.
-// `staged` stays 0, as if it had not been written for `first` epochs: no rule may rely on a word that is not kept
-// moving.
+// Sets the counters of a lane to `first` (Group::first_count). The owner calls it before any peer maps the lane.
+// `staged` stays 0, as if it had not been written for `first` epochs: no code may rely on a word that is rarely stored.
 inline void begin_lane_at(char *lane, size_t slot_bytes, uint32_t first) {
   reinterpret_cast<LaneHeader *>(lane)->done.store(first, std::memory_order_relaxed);
   for (uint32_t i = 0; i < kSlots; ++i) {
@@ -64,14 +63,14 @@ inline void begin_lane_at(char *lane, size_t slot_bytes, uint32_t first) {
     reinterpret_cast<SlotHeader *>(slot)->epoch.store(first, std::memory_order_relaxed);
   }
 }
-inline size_t history_offset(size_t slot_bytes) {
-  return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes);
-}  // in a lane
+// The offset of the history in a lane.
+inline size_t history_offset(size_t slot_bytes) { return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes); }
+// The offset of a slot of the first lane in the segment.
 inline size_t slot_offset(uint32_t slot, size_t slot_bytes) {
   return sizeof(ControlHeader) + sizeof(LaneHeader) + slot * slot_stride(slot_bytes);
-}  // of the first lane, in the segment
+}
 inline size_t lane_bytes(size_t slot_bytes, uint32_t recorder_entries) {
-  return history_offset(slot_bytes) + recorder_entries * kLine;  // of one line each
+  return history_offset(slot_bytes) + recorder_entries * kLine;  // an entry of the recorder takes one line
 }
 inline size_t lane_offset(uint32_t channel, size_t slot_bytes, uint32_t recorder_entries) {
   return sizeof(ControlHeader) + channel * lane_bytes(slot_bytes, recorder_entries);

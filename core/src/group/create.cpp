@@ -1,4 +1,4 @@
-// Making a group: the members find each other in the store, connect, and share their control segments.
+// Creates a group: the members find each other in the store, connect, and share their control segments.
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace phx {
 namespace {
 
 constexpr const char *kOperation = "group_create";
-constexpr int64_t kTidyMs = 1000;  // for a store that hangs
+constexpr int64_t kTidyMs = 1000;  // in case the store hangs
 
-// What goes with a control segment.
+// Each rank sends this to the others with its control segment.
 struct Geometry {
   uint64_t slot_bytes;
   int32_t group_rank;
@@ -32,14 +32,14 @@ struct Geometry {
   uint32_t first_count;
   Tuning tuning;   // from the table of that rank
   CpuQuota quota;  // of that rank's control group
-  CoreMask cores;  // that it may use
+  CoreMask cores;  // that the rank may use
 };
 
-// How many cores the ranks may use together, by what each has said: the same on all.
+// How many cores the ranks may use together. The result is the same on all ranks.
 int cores_of(const std::vector<Geometry> &all) {
   CoreMask cores{};
-  std::map<uint64_t, std::pair<size_t, size_t>> limited;  // by control group: its ranks, and its cores
-  size_t served = 0;                                      // ranks that may have a core of their own by the quotas
+  std::map<uint64_t, std::pair<size_t, size_t>> limited;  // by control group: how many ranks it has, and how many cores
+  size_t served = 0;                                      // how many ranks the quotas allow a core of their own
   for (const Geometry &rank : all) {
     for (size_t i = 0; i < cores.size(); ++i) cores[i] |= rank.cores[i];
     if (rank.quota.cores == 0) ++served;
@@ -50,7 +50,7 @@ int cores_of(const std::vector<Geometry> &all) {
   return static_cast<int>(std::max<size_t>(1, served < all.size() ? std::min(count, served) : count));
 }
 
-// What PHALANX_FIRST_COUNT says: see Group::first_count.
+// Reads PHALANX_FIRST_COUNT: see Group::first_count.
 phx_status read_first_count(uint32_t *out) {
   const char *text = std::getenv("PHALANX_FIRST_COUNT");
   if (text == nullptr || *text == '\0') return PHX_OK;
@@ -78,7 +78,7 @@ Group::~Group() {
   for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) it->reset();
 }
 
-// The steps of Group::create, in order. Each returns the thread's error.
+// The steps of Group::create, in order. Each returns the status of the thread's error.
 struct GroupMaker {
   Group &group;
   const Deadline deadline;
@@ -86,7 +86,7 @@ struct GroupMaker {
 
   std::string member_key(int group_rank) const { return group.params_.key + "/member/" + std::to_string(group_rank); }
 
-  phx_status meet() {
+  phx_status bootstrap() {
     group.records_.assign(group.size(), PeerRecord{});
     group.records_[group.group_rank()] = group.world_->record();
     group.links_.resize(group.size());
@@ -137,7 +137,7 @@ struct GroupMaker {
     }
   }
 
-  // All members have come to this attempt, so none looks for how an earlier one of the same name ended.
+  // All members take part in this attempt, so none will read how an earlier one of the same name ended.
   void forget_failures() {
     const GroupParams &params = group.params_;
     for (uint64_t old = params.first_failed; old < params.attempt; ++old)
@@ -162,7 +162,7 @@ struct GroupMaker {
     PeerRecord &record = group.records_[i];
     PeerRecord theirs{};
     if (!attempt.read_prefix(value, &theirs)) {
-      constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character tells layouts apart
+      constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character is the version of the layout
       if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
           value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
         return fail(PHX_ERR_ABI, kOperation,
@@ -183,7 +183,7 @@ struct GroupMaker {
     return PHX_OK;
   }
 
-  // Decided from the records alone, so that every rank decides alike.
+  // Uses only the records, so that the result is the same on all ranks.
   phx_status same_host() {
     for (int i = 1; i < group.size(); ++i) {
       const std::string why = why_apart(group.records_[0], group.rank_of(0), group.records_[i], group.rank_of(i));
@@ -205,7 +205,7 @@ struct GroupMaker {
       group.members_ = hash_bytes(apart ? &record.process : &record.uuid, sizeof(Uuid), group.members_);
   }
 
-  // Instead of meet and connect: all has been done for a group that has these members.
+  // Takes the place of bootstrap and connect: the parent, which has these members, has done that.
   void inherit(const Group &parent, const std::vector<int> &members) {
     group.set_timeout_ms(parent.timeout_ms_.load(std::memory_order_relaxed));
     for (int member : members) {
@@ -237,7 +237,7 @@ struct GroupMaker {
   }
 
   phx_status share_segments() {
-    // At least one cache line for each rank's part.
+    // The part of each rank is at least one cache line.
     const size_t slot_bytes = std::max(group.world_->slot_bytes(), kLine * group.size());
     const uint32_t channels = group.channels();
     const uint32_t recorder_entries = group.world_->recorder_entries();
@@ -251,7 +251,8 @@ struct GroupMaker {
     Fd own;
     phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
     if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, 0, &segments[group.group_rank()]);
-    // Only where the peers wait for the first call of most groups, as whoever comes first decides where a page lies.
+    // Makes resident only the slot headers where peers wait for the first call of most groups: the rank that touches a
+    // page first decides on which NUMA node it lies.
     for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
       status = populate(kOperation, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
                         sizeof(SlotHeader));
@@ -323,7 +324,7 @@ struct GroupMaker {
     }
   }
 
-  // What depends on all ranks together, and comes out alike on all.
+  // Sets the values that depend on all ranks together. They are the same on all.
   void adopt(const std::vector<Geometry> &ranks) {
     group.fenced_by_sleepers_ = true;
     for (const Geometry &rank : ranks)
@@ -332,8 +333,7 @@ struct GroupMaker {
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
     const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
     if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.adopt(merged);
-    PHX_LOG(PHX_LOG_WARNING,
-            "group '%s': the tuning table of rank %d holds what cannot be: %s Built-in values are used.",
+    PHX_LOG(PHX_LOG_WARNING, "group '%s': the tuning table of rank %d is not valid: %s Built-in values are used.",
             group.name().c_str(), group.rank_of(0), last_error().text);
     group.tuning_.adopt(builtin);
   }
@@ -374,7 +374,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   std::shared_ptr<Group> group(new Group(world, std::move(params)));
   GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*world, group->params_.store.get(), group->params_.key}};
   if (group->size() > 1) group->look_ = [&maker] { return maker.look(); };
-  phx_status status = maker.meet();
+  phx_status status = maker.bootstrap();
   if (status == PHX_OK) status = maker.same_host();
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
@@ -382,9 +382,9 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kOperation);
   const bool store_failed = status != PHX_OK && std::strncmp(last_error().operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {
-    // Everybody has confirmed, so everybody has read the record; or nobody needs it. (Best effort: not every store can
-    // remove.)
     if (status != PHX_OK) maker.attempt.give_up(group->records_);
+    // All ranks have confirmed, so they have read the record; or no rank needs it. (Best effort: not every store can
+    // remove.)
     const KeptError kept;
     const store::CallTimeout call_timeout(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());

@@ -1,4 +1,4 @@
-// Groups made from a group: over its connections, without a store.
+// Groups derived from a group: over its connections, without a store.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace phx {
 namespace {
 
-struct Side {  // what a rank says in a split
+struct SplitChoice {  // sent by each rank in a split
   int32_t color;
   int32_t key;
 };
@@ -16,7 +16,7 @@ struct Side {  // what a rank says in a split
 constexpr const char *kSameGroup = "group with a call that makes a group or agrees. Make such calls from one thread";
 
 int64_t left_ms(const Deadline &deadline) { return std::max<int64_t>(deadline.left_ms(), 1); }
-// The rest of it, which is never nothing.
+// The rest of the deadline, at least 1 ms.
 Deadline left(const Deadline &deadline) { return deadline.part(left_ms(deadline)); }
 
 }  // namespace
@@ -40,19 +40,19 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
   Turn turn(derive_mutex_, std::defer_lock);
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
     return raise_turn(operation, kSameGroup, timeout_ms, true);
-  const Side mine{color, key};
-  std::vector<Side> all;
+  const SplitChoice mine{color, key};
+  std::vector<SplitChoice> all;
   const phx_status status = exchange_all(operation, mine, deadline, &all);
   if (status != PHX_OK) return status;
-  // Only ranks that have completed the exchange count it. After a split that failed on some, there are no more.
+  // Counted only after the exchange. If that fails on any rank, the group is revoked and there are no more splits.
   const std::string number = "split" + std::to_string(++splits_);
-  std::vector<std::pair<int32_t, int>> found;  // key, rank
+  std::vector<std::pair<int32_t, int>> order;  // key, rank
   for (int i = 0; i < size(); ++i)
-    if (all[i].color == color) found.emplace_back(all[i].key, i);
+    if (all[i].color == color) order.emplace_back(all[i].key, i);
   if (color < 0) return PHX_OK;
-  std::sort(found.begin(), found.end());
+  std::sort(order.begin(), order.end());
   std::vector<int> members;
-  for (const auto &each : found) members.push_back(each.second);
+  for (const auto &member : order) members.push_back(member.second);
   return create_from(*this, members, derived(name, members, number), left(deadline), true, out);
 }
 
@@ -79,23 +79,23 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     Opinion survivors{~uint64_t{0}, 0, {}};
     phx_status status = agree(operation, left(deadline), &survivors);
     if (status != PHX_OK) return status;
-    const std::string number = "shrink" + std::to_string(agreements_);  // the same on all that have agreed
+    const std::string number = "shrink" + std::to_string(agreements_);  // the same on all ranks that have agreed
     std::vector<int> members;
     for (int i = 0; i < size(); ++i)
       if (!survivors.absent[i]) members.push_back(i);
-    std::shared_ptr<Group> made;
-    // Half of the time is left for the agreement on whether all of them have it, and for another attempt.
+    std::shared_ptr<Group> group;
+    // Half of the time remains to agree on whether all survivors have the group, and for another attempt.
     status = create_from(*this, members, derived(name, members, number), deadline.part((left_ms(deadline) + 1) / 2),
-                         false, &made);
+                         false, &group);
     const ErrorInfo error = last_error();
     Opinion outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
     const phx_status agreed = agree(operation, left(deadline), &outcome);
     if (agreed != PHX_OK) return agreed;
     if (outcome.bits == 1) {
-      *out = std::move(made);
+      *out = std::move(group);
       return PHX_OK;
     }
-    if (!deadline.passed() && outcome.absent != survivors.absent) continue;  // another one died meanwhile
+    if (!deadline.passed() && outcome.absent != survivors.absent) continue;  // another rank died meanwhile
     if (status != PHX_OK) return set_last_error(error);
     return raise(PHX_ERR_TIMEOUT, operation, "%s: not all survivors could make the new group",
                  timed_out(timeout_ms).c_str());

@@ -44,13 +44,13 @@ std::string number(Number value) {
   return std::to_string(value);
 }
 
-// [x, y, z], of what write(i) gives for those of `count` that it gives something for.
+// A JSON array of the results of write(0) to write(count - 1), without the empty ones.
 template <class Write>
-std::string listed(size_t count, Write write) {
+std::string array_json(size_t count, Write write) {
   std::string out = "[";
   for (size_t i = 0; i < count; ++i) {
-    const std::string each = write(i);
-    if (!each.empty()) out += (out.size() > 1 ? ",\n" : "") + each;
+    const std::string element = write(i);
+    if (!element.empty()) out += (out.size() > 1 ? ",\n" : "") + element;
   }
   return out + "]";
 }
@@ -77,9 +77,9 @@ std::string entry_json(const Recorded &entry, const TickScale &scale) {
 
 std::string channel_json(uint32_t channel, const History &history, const TickScale &scale) {
   std::vector<Recorded> entries;
-  Recorded each;
+  Recorded recorded;
   for (uint32_t i = 0; i < history.count(); ++i)
-    if (history.read(i, &each)) entries.push_back(each);
+    if (history.read(i, &recorded)) entries.push_back(recorded);
   if (entries.empty()) return "";
   std::sort(entries.begin(), entries.end(),
             [](const Recorded &a, const Recorded &b) { return a.sequence < b.sequence; });
@@ -88,7 +88,7 @@ std::string channel_json(uint32_t channel, const History &history, const TickSca
     if (entry.end_ticks != 0) completed = entry.sequence;
   return "{\"channel\": " + number(channel) + ", \"started\": " + number(entries.back().sequence) +
          ", \"completed\": " + number(completed) +
-         ", \"entries\": " + listed(entries.size(), [&](size_t i) { return entry_json(entries[i], scale); }) + "}";
+         ", \"entries\": " + array_json(entries.size(), [&](size_t i) { return entry_json(entries[i], scale); }) + "}";
 }
 
 std::string group_json(Group &group, const TickScale &scale) {
@@ -98,18 +98,19 @@ std::string group_json(Group &group, const TickScale &scale) {
   return "{\"name\": " + quoted(group.name().c_str()) + ", \"id\": " + id +
          ", \"state\": " + (failed ? "\"failed\"" : "\"active\"") +
          ", \"error\": " + (failed ? error_json(group.cause()) : "null") + ", \"members\": " +
-         listed(group.size(),
-                [&](size_t i) {
-                  const auto member = static_cast<int>(i);
-                  return "{\"rank\": " + number(group.rank_of(member)) + ", \"pid\": " + number(group.pid_of(member)) +
-                         ", \"process\": " + quoted(process_state(group.pid_of(member))) + ", \"channels\": " +
-                         listed(group.channels(),
-                                [&](size_t channel) {
-                                  const auto index = static_cast<uint32_t>(channel);
-                                  return channel_json(index, group.lane(index).history_of(member), scale);
-                                }) +
-                         "}";
-                }) +
+         array_json(group.size(),
+                    [&](size_t i) {
+                      const auto member = static_cast<int>(i);
+                      return "{\"rank\": " + number(group.rank_of(member)) +
+                             ", \"pid\": " + number(group.pid_of(member)) +
+                             ", \"process\": " + quoted(process_state(group.pid_of(member))) + ", \"channels\": " +
+                             array_json(group.channels(),
+                                        [&](size_t channel) {
+                                          const auto index = static_cast<uint32_t>(channel);
+                                          return channel_json(index, group.lane(index).history_of(member), scale);
+                                        }) +
+                             "}";
+                    }) +
          "}";
 }
 
@@ -141,7 +142,7 @@ std::string dump_world(const World &world) {
          ", \"host\": " + quoted(host) + ", \"rank\": " + number(world.rank()) +
          ", \"world_size\": " + number(world.size()) + ", \"pid\": " + number(world.record().pid) +
          ", \"dumped_ns\": " + number(now_ns()) + ", \"dumped_unix_ns\": " + number(unix_ns()) +
-         ",\n\"groups\": " + listed(groups.size(), [&](size_t i) { return group_json(*groups[i], scale); }) + "}\n";
+         ",\n\"groups\": " + array_json(groups.size(), [&](size_t i) { return group_json(*groups[i], scale); }) + "}\n";
 }
 
 void dump_failure(const Group &group, const ErrorInfo &cause) {

@@ -1,4 +1,4 @@
-// The flight recorder as JSON: what this rank and its peers called last, and who waits for whom.
+// The flight recorder as JSON: the last calls of this rank and its peers.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ class World;
 
 std::string dump_world(const World &world);
 
-// Where PHALANX_DUMP names a folder: writes the dump of the group's world there, for a group that has failed just now.
-// Logs where and why, or why it could not.
+// If PHALANX_DUMP names a folder, writes the dump of the group's world there, for a group that has just failed. Logs
+// the cause and the file, or that the file could not be written.
 void dump_failure(const Group &group, const ErrorInfo &cause);
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// Small all-to-all messages among the members, with file descriptors: what rendezvous is made of.
+// Small all-to-all messages among the members, with file descriptors. Rendezvous are built on them.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -13,11 +13,11 @@ namespace {
 // The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
 constexpr const char *kCalls[] = {"group_create",     "group_split",   "symm_rendezvous",
                                   "group_set_tuning", "gpu_workspace", "group_set_gpu_tuning"};
-constexpr uint32_t kRefused = 0x7fffffff;  // instead of the number of a call: the payload says why
+constexpr uint32_t kRefused = 0x7fffffff;  // instead of the number of a call: the payload has the error
 constexpr const char *kSameGroup = "group with a call that is collective. Make such calls from one thread";
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];
 
-constexpr int64_t kSendSliceMs = 5;                       // of a wait for room, between looks at what has happened
+constexpr int64_t kSendSliceMs = 5;                       // of a wait for room, after which the state is checked
 constexpr uint32_t kWithDescriptors = uint32_t{1} << 31;  // in the number of a call: descriptors follow the parcel
 
 uint32_t number_of(const char *call) {
@@ -59,13 +59,13 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
   }
 }
 
-// The error of a message that could not be sent.
+// Returns the error of a message that could not be sent.
 phx_status Group::raise_send(const char *operation, int i, phx_status status) {
   if (failed()) {
     withdraw();
     return raise_in_flight(operation, 0);
   }
-  if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it has left, or its end is not known here yet
+  if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it left, or ended without being noticed yet
     world_->monitor().catch_up();
     if (links_[i]->state.load() != LinkState::kAlive) {
       on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
@@ -107,7 +107,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   PHX_FAILPOINT("exchange", 2);
   std::vector<Parcel> parcels(size());
   parcels[group_rank()].bytes = bytes;
-  std::vector<bool> descriptors_follow(size(), false);  // not every rank has some: see symm/pads.h
+  std::vector<bool> descriptors_follow(size(), false);  // not every rank sends some: see symm/pads.h
   Late late;
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank()) continue;
@@ -126,7 +126,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     parcels[i].bytes = std::move(message.payload);
     descriptors_follow[i] = (message.envelope.call & kWithDescriptors) != 0;
     if (fds.empty()) continue;
-    // Rank i is in the same call, so it asks for them: none waits there, or under way, that nobody would take.
+    // Rank i is in the same call, so it will receive the descriptors: none stays unread in a socket or a queue.
     envelope.ordinal = ordinal | kDescriptors;
     envelope.payload_bytes = 0;
     envelope.fd_count = static_cast<uint16_t>(fds.size());
@@ -181,7 +181,7 @@ phx_status Group::refuse_exchange() {
   return error.info().status;
 }
 
-// One message of an exchange. PHX_IN_PROGRESS: that rank is late, which is noted; else the error is that of the call.
+// Receives one message of an exchange. PHX_IN_PROGRESS: rank i is late, see *late. Other errors end the call.
 phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, const Deadline &deadline, Message *out,
                               Late *late) {
   bool useless = false;
@@ -227,7 +227,8 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
                       .peer(rank_of(i)));
 }
 
-// That message of rank i. *useless: instead, while the group is made, why it will not come; that is the thread's error.
+// Receives the message of rank i with that ordinal. *useless: it will not come, because the creation of the group
+// failed.
 phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless) {
   for (;;) {
     const Deadline look_at = look_ ? Deadline::after_ms(std::min(kLookMs, deadline.left_ms())) : deadline;
@@ -235,7 +236,7 @@ phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadlin
       return world_->monitor().take(records_[i].uuid, id_, ordinal, until, interruptions_[i], out);
     });
     if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {
-      // What was sent before that failure may be here, unread: what all others have completed is complete here too.
+      // A message that was sent before that failure may be unread. All other ranks may have completed the call with it.
       world_->monitor().catch_up();
       status = world_->monitor().take(records_[i].uuid, id_, ordinal, deadline, interruptions_[i], out);
     }
@@ -258,7 +259,7 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
     theirs.text[sizeof theirs.text - 1] = '\0';
     if (theirs.status == PHX_OK) continue;
     if (theirs.status > 0 || theirs.status < PHX_ERR_INTERNAL)
-      theirs.status = PHX_ERR_INTERNAL;  // no error, and yet no success
+      theirs.status = PHX_ERR_INTERNAL;  // neither an error nor PHX_OK
     return raise(theirs.status, operation, "it failed on rank %d: %s", rank_of(i), theirs.text).peer(rank_of(i));
   }
   return PHX_OK;

@@ -1,4 +1,4 @@
-// How a group fails: the first cause sticks, waiters wake, peers are told, and later calls say why.
+// How a group fails: it keeps the first cause, wakes waiting threads, tells the peers, and fails later calls.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -31,9 +31,9 @@ void Group::interrupt(int only) {
   world_->monitor().poke();
 }
 
-phx_status Group::fail_with(const ErrorInfo &given, bool tell, int only) {
-  const ErrorInfo cause = given;  // often the thread's last error, which the messages below may overwrite
-  // One that leaves in good order is no failure to look into.
+phx_status Group::fail_with(const ErrorInfo &error, bool tell, int only) {
+  const ErrorInfo cause = error;  // often the thread's last error, which the messages below may overwrite
+  // A rank that leaves in good order is not a failure that needs a dump.
   const bool in_good_order = only >= 0 || std::strcmp(cause.operation, "world_finalize") == 0;
   const bool first = keep_cause(cause, !in_good_order);
   interrupt(only);
@@ -42,7 +42,7 @@ phx_status Group::fail_with(const ErrorInfo &given, bool tell, int only) {
   return set_last_error(cause);
 }
 
-// Nobody is to be told by a world that is over, by a child of its process, or by a hook that runs inside another call.
+// A finalized world, a forked child, and a hook that runs inside another call must not send anything.
 bool Group::may_tell() const { return size() > 1 && !world_->finalized() && !world_->forked() && !in_interrupt_hook(); }
 bool Group::may_refuse() const { return may_tell() && !failed(); }
 
@@ -88,7 +88,7 @@ phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) cons
   ErrorInfo info = cause();
   const std::string begin = prefix(operation, sequence), who = "rank " + std::to_string(info.rank);
   std::string text = info.text;
-  while (text.compare(0, begin.size(), begin) == 0) text.erase(0, begin.size());  // told by others
+  while (text.compare(0, begin.size(), begin) == 0) text.erase(0, begin.size());  // other ranks have put it there
   text.insert(0, begin);
   if (info.rank >= 0 && info.rank != self_rank() && text.find(who) == std::string::npos) text += " (on " + who + ")";
   copy_text(info.text, sizeof info.text, text.c_str());
@@ -206,13 +206,13 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
                       .step(round));
 }
 
-phx_status Group::raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes) {
+phx_status Group::raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes) {
   if (interrupt_requested()) return raise_interrupted(operation);
   const Failed failed =
       raise(PHX_ERR_TIMEOUT, operation,
             "%s: rank %d still waits for its turn: another thread of this rank is inside the same %s, or raise "
             "timeout_ms.",
-            timed_out(timeout_ms).c_str(), self_rank(), what)
+            timed_out(timeout_ms).c_str(), self_rank(), scope)
           .peer(self_rank());
   return revokes ? fail_all(failed) : failed;
 }
@@ -232,15 +232,15 @@ void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
     if (i == group_rank() || records_[i].uuid != link.uuid) continue;
     ErrorInfo info = make_error_info();
     info.status = PHX_ERR_PEER_DEAD;
-    info.rank = ended ? -1 : self_rank();  // a death is one for all ranks, not for this one
+    info.rank = ended ? -1 : self_rank();  // a death concerns all ranks, so no rank is named as the one that reports it
     info.peer = rank_of(i);
     const bool left = state == LinkState::kLeft;
-    const char *what = left                  ? "has left: its world was finalized"
-                       : ended               ? "died"
-                       : link.ending.empty() ? "closed its connection"
-                                             : link.ending.c_str();
-    std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, what);
-    if (ended) {  // the others see it for themselves; and all groups are interrupted before any is looked into
+    const char *event = left                  ? "has left: its world was finalized"
+                        : ended               ? "died"
+                        : link.ending.empty() ? "closed its connection"
+                                              : link.ending.c_str();
+    std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, event);
+    if (ended) {  // the others find out themselves; and all groups are interrupted before any is dumped
       keep_cause(info, true);
       told_.store(true);
       interrupt(-1);
@@ -250,7 +250,7 @@ void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
   }
 }
 
-// Told on: this rank may leave before the others have heard of it, who would then see only that.
+// Forwards the cause: this rank may leave before the others have received it, and they would see only that.
 void Group::on_revoked(const ErrorInfo &cause) { fail_with(cause, true); }
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// A named, ordered set of ranks that share memory: its members, its failure state and its collective lane.
+// A named, ordered set of ranks that share memory: its members, its lanes, its failure state and its exchanges.
 #pragma once
 
 #include <cstring>
@@ -35,38 +35,38 @@ struct Parcel {
 
 struct GroupParams {
   std::string name;
-  std::vector<int32_t> ranks;  // what the members are called in errors
+  std::vector<int32_t> ranks;  // how errors name the members
   int group_rank = 0;
-  StoreRef store;         // where the members meet
-  std::string key;        // under which prefix
-  bool of_world = false;  // `ranks` are those of the world
-  // For a group that is made in a store: the prefix without the number of the attempt, that number, and the first one
-  // of this rank's earlier attempts whose failure may still be in the store.
+  StoreRef store;         // by which the members find each other
+  std::string key;        // the prefix of the keys in the store
+  bool of_world = false;  // whether `ranks` are those of the world
+  // For a group that is created through a store: the prefix without the number of the attempt, that number, and the
+  // number of the first earlier attempt of this rank whose failure may still be in the store.
   std::string name_key;
   uint64_t attempt = 0;
   uint64_t first_failed = 0;
-  AttachTo attach = nullptr;  // what lives on it, and on all groups that are made of it
+  AttachTo attach = nullptr;  // creates the attachments of this group and of all that are derived from it
   std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
 };
 
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
-  // Collective. Where it fails on one rank it fails on all: who cannot be told by a connection reads it in the store.
+  // Collective. If it fails on one rank it fails on all: ranks that are not connected yet learn it from the store.
   static phx_status create(const std::shared_ptr<World> &world, GroupParams params, int64_t timeout_ms,
                            std::shared_ptr<Group> *out);
-  // The same over the connections of a group that has all members, without a store. `members`: ranks in that group.
-  // needs_parent: a failure of the parent ends this, because then not all members will come.
+  // The same without a store, over the connections of `parent`, which has all members. `members`: ranks in the parent.
+  // needs_parent: a failure of the parent ends this, because then not all members will take part.
   static phx_status create_from(const Group &parent, const std::vector<int> &members, GroupParams params,
                                 const Deadline &deadline, bool needs_parent, std::shared_ptr<Group> *out);
   ~Group() override;
 
   World &world() const { return *world_; }
-  // As that of the world, but with the default of the group where it has one.
+  // Like World::resolve_timeout, but with the default of the group if it has one.
   phx_status resolve_timeout(const char *operation, int64_t timeout_ms, int64_t *out) const {
     if (timeout_ms == 0) timeout_ms = timeout_ms_.load(std::memory_order_relaxed);
     return world_->resolve_timeout(operation, timeout_ms, out);
   }
-  // The text for a wait of that length that is over. A call that gives the default itself is told of the default.
+  // The text for a wait that timed out. A timeout of the call that equals the default is attributed to the default.
   std::string timed_out(int64_t timeout_ms) const {
     const int64_t own = timeout_ms_.load(std::memory_order_relaxed);
     if (own == 0) return world_->timed_out(timeout_ms);
@@ -82,78 +82,77 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   const std::vector<int32_t> &ranks() const { return params_.ranks; }
   int32_t pid_of(int group_rank) const;
   uint64_t id() const { return id_; }
-  // A hash of the processes of its ranks, in order (of their worlds, where two ranks are in one process).
+  // A hash of the processes of its ranks, in order (of their worlds, if two ranks are in one process).
   uint64_t members() const { return members_; }
-  // Whether they cannot all have a core of their own.
+  // Whether the ranks cannot all have a core of their own.
   bool is_crowded() const { return size() > cores_; }
-  // One for each channel, an independent sequence of collectives.
+  // Each channel has a lane and is an independent sequence of collectives.
   uint32_t channels() const { return static_cast<uint32_t>(lanes_.size()); }
   Lane &lane(uint32_t channel) { return lanes_[channel]; }
-  // The attachment of class T, which says its kind.
+  // The attachment of class T, whose kind is T::kKind.
   template <class T>
   T &attached() const {
     return static_cast<T &>(*attachments_[static_cast<size_t>(T::kKind)]);
   }
   bool fenced_by_sleepers() const { return fenced_by_sleepers_; }  // see store_and_wake
-  // Where the counters in shared memory begin, which go on modulo 2^32: 0, or what PHALANX_FIRST_COUNT says on all
-  // ranks, so that tests reach the wrap.
+  // The initial value of the counters in shared memory, which wrap at 2^32: 0, or the value of PHALANX_FIRST_COUNT, the
+  // same on all ranks, with which tests reach the wrap.
   uint32_t first_count() const { return first_count_; }
 
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
-  // An operation with at most so many bytes of input has taken them all when its start returns.
+  // An operation with at most this many bytes of input has copied them all when its start returns.
   size_t eager_bytes() const;
   phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
-  // Collective: *out becomes what group rank 0 wishes, with `builtin` for its zeros.
+  // Collective: *out becomes the `wish` of group rank 0, with the values of `builtin` in place of zeros.
   template <class Values>
   phx_status agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
                           Values *out);
-  // ---- failure (failure.cpp): the first cause sticks, and revokes the group
+  // ---- failure (failure.cpp): the first cause is kept, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
-  // For kernels: size() words, not 0 once it is of no use to wait for that rank.
+  // For kernels: size() words, each of them not 0 once it is useless to wait for that rank.
   const int32_t *failed_words() const { return reinterpret_cast<const int32_t *>(interruptions_.data()); }
-  // The same pages, for a device to read. After the words of the ranks come kReportWords that a device writes.
+  // The same pages, for a device to read. kReportWords words that a device writes follow those of the ranks.
   const PageWords &words() const { return interruptions_; }
   static constexpr size_t kReportWords = 9;
   const std::atomic<int32_t> &report_word(size_t index) const { return interruptions_[ranks().size() + index]; }
-  // Set when a wait for that rank cannot end well: the group failed, or just that rank has left. (A rank that leaves in
-  // good order must not disturb others that are still completing what it has completed.)
+  // Set when a wait for that rank cannot succeed: the group failed, or only that rank has left. (A rank that leaves in
+  // good order must not disturb others that are still completing calls that it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
   ErrorInfo cause() const;
-  // Returns the thread's error. `tell` sends the cause to the peers, which revokes the group there as well. `only`: the
-  // one rank for which to interrupt waits; -1 = all.
+  // Makes `cause` the thread's error and returns its status. `tell`: sends it to the peers, which revokes the group
+  // there too. `only`: the one rank for which to interrupt waits; -1 = all.
   phx_status fail_with(const ErrorInfo &cause, bool tell, int only = -1);
-  void revoke(const char *operation, const char *reason);  // here and on all ranks
+  void revoke(const char *operation, const char *reason);  // on this rank and all others
   // Records an error of this thread: "<operation> on group '<name>': ...", on this rank.
   __attribute__((format(printf, 4, 5))) Failed raise(phx_status status, const char *operation, const char *format,
                                                      ...) const;
-  // The group has failed, and this rank takes part in no collective call any more: ranks that wait for it hear why,
-  // also where one has left in good order, of which nobody is told. What they have reached before is completed all the
-  // same: a word that has been reached wins over an interruption.
+  // To be called when the group has failed and this rank will take part in no more collective calls. Sends the cause to
+  // the ranks that may wait for this one, even if the cause is only that a rank left in good order. Peers still
+  // complete the calls for which this rank has done its part: a word that has been reached wins over an interruption.
   void withdraw();
-  // PHX_OK while nothing is known against that rank; else the thread's error says that it died or left.
-  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. Only when no call has
-  // reported the cause yet (a peer may die between two collectives) it is the cause itself.
+  // For a call on a group that had failed before: PHX_ERR_REVOKED, naming the first cause. If no call has reported the
+  // cause yet (a peer may die between two collectives), the error is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
   phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
-  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that no rank waits on.
+  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that all ranks stop.
   phx_status raise_interrupted(const char *operation, uint64_t sequence = 0);
-  // Turns a failed wait of the lane into an error that names who is at fault, and revokes the group.
+  // Turns a failed wait of the lane into an error that names the rank at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                          uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);
-  // For calls that differ, found outside of a lane: names both, and revokes the group.
+  // For a difference between calls that was found outside of a lane: names both calls, and revokes the group.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine);
-  // Another thread of this rank has kept this one from its turn for the whole timeout. `what`: "channel with ...".
-  phx_status raise_turn(const char *operation, const char *what, int64_t timeout_ms, bool revokes);
+  // For a call that got no turn in time, because another thread of this rank held it. `scope`: "channel with ...".
+  phx_status raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes);
 
-  // ---- refusals (docs/adr/0039): the thread's error is that an argument of a collective call of this rank is wrong.
-  // It counts as a call, so ranks that refuse alike stay in step; where one refuses alone the others hear of it at
-  // once. Each returns the thread's error, and none waits for a peer.
+  // ---- refusals (docs/adr/0039): this rank refuses a collective call because of a wrong argument; the thread's error
+  // says which. A refusal counts as a call, so ranks that all refuse it stay in step. If only some refuse it, the
+  // others fail at once. Each function returns the thread's error, and none waits for a peer.
   phx_status refuse_exchange();
   phx_status refuse_agreement();
-  bool may_refuse() const;  // whether the others are to hear of it
+  bool may_refuse() const;  // whether a refusal is sent to the others
 
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
@@ -167,28 +166,29 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void on_block_freed(uint64_t block_serial) override;
   void on_finalized(const ErrorInfo &cause) override { fail_with(cause, false); }
 
-  // ---- exchange (exchange.cpp). Collective: everybody gets everybody's parcel (its own included, without
-  // descriptors). `fds` are borrowed. A failure revokes the group.
+  // ---- exchange (exchange.cpp). Collective: every rank gets the parcels of all ranks (its own without descriptors).
+  // `fds` are borrowed. A failure revokes the group.
   phx_status exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                       const Deadline &deadline, std::vector<Parcel> *out);
-  // The same of one struct of each rank. `fds` go with it, and parcels[i].fds are those of group rank i.
+  // The same for one struct of each rank. `fds` are sent with it, and parcels[i].fds are those of group rank i.
   template <class T>
   phx_status exchange_all(const char *operation, const T &mine, const Deadline &deadline, std::vector<T> *all,
                           const std::vector<int> &fds = {}, std::vector<Parcel> *parcels = nullptr);
-  phx_status raise_malformed(const char *operation, int group_rank);  // what that rank sent is no such struct
-  // Collective: all succeed, or all fail with the text of the first that failed.
+  phx_status raise_malformed(const char *operation, int group_rank);  // that rank sent other bytes
+  // Collective: succeeds if `status` is PHX_OK on all ranks. Otherwise a rank that failed returns its own error, and
+  // each other rank returns that of the first rank that failed.
   phx_status confirm(const char *operation, phx_status status, const Deadline &deadline);
 
-  // ---- what one rank passes to one other, once: the ring of its messages between GPUs. `await_ring` waits for it.
+  // ---- the ring of messages between GPUs: show_ring sends it to one peer, once; await_ring receives that of a peer.
   phx_status show_ring(const char *operation, int group_rank, const std::string &bytes, int fd,
                        const Deadline &deadline);
   phx_status await_ring(const char *operation, int group_rank, const Deadline &deadline, Parcel *out);
 
-  // ---- groups made of this one (derive.cpp); agree and shrink also where it has failed. Collective.
-  // *bits becomes the AND of what the ranks gave; alive[i] whether rank i took part (NULL is allowed).
+  // ---- groups derived from this one (derive.cpp). Collective; agree and shrink work even if this group has failed.
+  // *bits becomes the AND of the ranks' values; alive[i]: whether rank i took part (NULL is allowed).
   phx_status agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms);
   phx_status shrink(const std::string &name, int64_t timeout_ms, std::shared_ptr<Group> *out);
-  // A negative color takes part, but gets no group.
+  // A rank with a negative color takes part, but gets no group.
   phx_status split(int32_t color, int32_t key, const std::string &name, int64_t timeout_ms,
                    std::shared_ptr<Group> *out);
 
@@ -196,29 +196,29 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   friend struct GroupMaker;
   Group(std::shared_ptr<World> world, GroupParams params);
   static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
-  // "all_reduce #16 on group 'tp': ", with which the texts of its errors begin. 0: without the number.
+  // The beginning of error texts: "all_reduce #16 on group 'tp': ". Sequence 0: without the number.
   std::string prefix(const char *operation, uint64_t sequence) const;
-  // As raise, for the call of that number.
+  // Like raise, for the call of that number.
   __attribute__((format(printf, 5, 6))) Failed raise_call(phx_status status, const char *operation, uint64_t sequence,
                                                           const char *format, ...) const;
   Failed tell_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                        const CallRecord &mine) const;
-  // The thread's last error is the cause of a failure of the group, and the call under way reports it.
+  // Makes the thread's last error the cause of a failure of the group, which the current call reports.
   phx_status fail_all(const Failed &error);
 
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
-  // Waits for room within the deadline, and moves on what this rank has under way. PHX_ERR_REVOKED, without a text,
-  // once `interrupted` is set.
+  // Sends to rank i. Waits for room until the deadline, and advances pending operations of this rank meanwhile.
+  // PHX_ERR_REVOKED, without an error text, once `interrupted` is set.
   phx_status send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
                   const std::atomic<int32_t> &interrupted);
-  // While this rank is in an exchange the monitor knows its number. With exchange_mutex_ held.
+  // Tells the monitor the number of the exchange that this rank is in. Needs exchange_mutex_.
   struct ExchangeTurn {
     explicit ExchangeTurn(Group &group);
     ~ExchangeTurn();
     Group &group;
     const uint64_t ordinal;
   };
-  struct Late {  // the ranks that did not come in time
+  struct Late {  // the ranks that were not in time
     int first = -1;
     std::string ranks;
   };
@@ -229,13 +229,13 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status raise_refused(const char *operation, int i, const std::string &payload);
   void tell_cause() const;   // to the peers, once
   void interrupt(int only);  // waits of this process: for that rank, or all (-1)
-  // Keeps the cause if it is the first, and returns whether it is.
+  // Stores the cause if it is the first one, and returns whether it is.
   bool keep_cause(const ErrorInfo &cause, bool dumps);
-  // With derive_mutex_ held. agree.cpp
+  // agree.cpp; the caller holds derive_mutex_.
   phx_status agree(const char *operation, const Deadline &whole, Opinion *opinion);
-  void tell_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
-  bool hear_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
-  // `number` tells apart the groups that are made of this one; the same on all members.
+  void send_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
+  bool receive_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
+  // `number` distinguishes the groups that are derived from this one. It is the same on all members.
   GroupParams derived(const std::string &name, const std::vector<int> &members, const std::string &number) const;
 
   const std::shared_ptr<World> world_;
@@ -250,23 +250,23 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::deque<Lane> lanes_;
   bool fenced_by_sleepers_ = false;
   uint32_t first_count_ = 0;
-  int cores_ = 1;  // that its ranks may use together
+  int cores_ = 1;  // how many its ranks may use together
   Adopted<Tuning> tuning_;
 
   std::atomic<int32_t> failed_{0};
   PageWords interruptions_;                    // by group rank; then kReportWords
-  mutable std::atomic<bool> told_{false};      // the peers know the cause, or see it for themselves
-  mutable std::atomic<bool> reported_{false};  // a call of this rank has raised the cause
+  mutable std::atomic<bool> told_{false};      // the peers know the cause, or find out themselves
+  mutable std::atomic<bool> reported_{false};  // a call of this rank has returned the cause
   std::atomic<bool> dump_is_due_{false};
   mutable std::mutex cause_mutex_;
   ErrorInfo cause_ = make_error_info();
 
   TurnMutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;
-  std::function<phx_status()> look_;  // while the group is made: whether it is of no use to go on waiting
+  std::function<phx_status()> look_;  // while the group is created: fails once further waiting is useless
 
   TurnMutex derive_mutex_;
-  uint64_t agreements_ = 0;  // and splits: made so far, with the same number on all ranks that take part
+  uint64_t agreements_ = 0;  // counts agreements, and the next splits: the same on all ranks that take part
   uint64_t splits_ = 0;
 
   std::vector<std::unique_ptr<Attachment>> attachments_;  // by kind
@@ -308,7 +308,7 @@ struct phx_group {
   std::shared_ptr<phx::Group> ptr;
 };
 
-// Keeps the group while it lives.
+// Keeps its group alive.
 struct phx_work {
   std::atomic<int64_t> references{1};
   std::shared_ptr<phx::Group> group;

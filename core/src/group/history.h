@@ -1,7 +1,7 @@
 // The flight recorder of one channel of one rank: its last collectives, in shared memory, so that peers can read it
 // when the rank is stuck or dead.
 //
-// One writer. A reader never waits: an entry that changes while it is read is passed over.
+// One writer. A reader never waits: an entry that changes while it is read is skipped.
 #pragma once
 
 #include <atomic>
@@ -27,14 +27,14 @@ class alignas(kLine) HistoryEntry {
     static_assert(sizeof words == sizeof call);
     std::memcpy(words, &call, sizeof words);
     sequence_.store(0, std::memory_order_relaxed);
-    // Releases: a reader that sees any of them sees the 0 as well.
+    // release: a reader that sees any of these values sees the 0 as well.
     for (int i = 0; i < 3; ++i) call_[i].store(words[i], std::memory_order_release);
     start_.store(ticks(), std::memory_order_release);
     end_.store(0, std::memory_order_release);
     sequence_.store(sequence, std::memory_order_release);
   }
   void end(uint64_t sequence, phx_status status) {
-    if (sequence_.load(std::memory_order_relaxed) != sequence) return;  // overwritten by younger ones
+    if (sequence_.load(std::memory_order_relaxed) != sequence) return;  // overwritten by a later call
     status_.store(status, std::memory_order_relaxed);
     end_.store(ticks(), std::memory_order_release);
   }
@@ -53,7 +53,7 @@ class alignas(kLine) HistoryEntry {
   std::atomic<uint64_t> sequence_;  // 0 while the rest is written
   std::atomic<uint64_t> call_[3];
   std::atomic<uint64_t> start_, end_;
-  std::atomic<int32_t> status_;  // valid with an end
+  std::atomic<int32_t> status_;  // valid once end_ is set
 };
 static_assert(sizeof(HistoryEntry) == kLine && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -70,11 +70,11 @@ class History {
 #endif
   uint32_t count() const { return count_; }
   bool read(uint32_t index, Recorded *out) const { return entries_[index].read(out); }
-  // The one with the highest number; number 0 if there is none.
+  // The entry with the highest sequence number, which is 0 if there is none.
   Recorded newest() const {
-    Recorded newest, each;
+    Recorded newest, entry;
     for (uint32_t i = 0; i < count_; ++i)
-      if (read(i, &each) && each.sequence > newest.sequence) newest = each;
+      if (read(i, &entry) && entry.sequence > newest.sequence) newest = entry;
     return newest;
   }
 

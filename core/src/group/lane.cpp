@@ -21,8 +21,8 @@ constexpr size_t kLeastHeld = size_t{4} << 10;
 
 }  // namespace
 
-// The owner does it before it publishes, so the pages are of its NUMA node, and the peers, which only find them, map
-// many with each fault.
+// The owner calls it before it publishes, so the pages come from its NUMA node, and peers, for which the pages exist
+// already, map many with each fault.
 phx_status Lane::hold(const char *operation, size_t reach) {
   const Peer &self = peers_[self_];
   size_t wanted = std::min(kLeastHeld, slot_bytes_);
@@ -31,7 +31,7 @@ phx_status Lane::hold(const char *operation, size_t reach) {
   const size_t from = is_new ? 0 : sizeof(SlotHeader) + held_ - 1;
   const size_t to = sizeof(SlotHeader) + wanted;
   phx_status status = PHX_OK;
-  if (is_new) {  // the header is in a line before the first slot
+  if (is_new) {  // the header of the lane lies before the first slot
     char *const lane = reinterpret_cast<char *>(self.control);
     status = populate(operation, lane, sizeof(LaneHeader));
     if (status == PHX_OK)
@@ -100,7 +100,7 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const InputLocat
   header->place = place;
   note_core();
   header->staged.store(static_cast<uint32_t>(place.leaves_slot_empty() ? epoch - 1 : epoch), std::memory_order_relaxed);
-  // Pairs with the acquire in await: slot data and header are visible to whoever sees the epoch.
+  // Pairs with the acquire in await: a rank that sees the epoch also sees the slot's data and header.
   store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
   return epoch;
 }
@@ -157,9 +157,9 @@ bool Lane::staging_would_block(uint64_t epoch) const {
 
 void Lane::note_core() const {
   if (!ranks_share_cores_) return;
-  const uint32_t here = current_core();
+  const uint32_t core = current_core();
   SharedWord &noted = peers_[self_].control->core;
-  if (noted.load(std::memory_order_relaxed) != here) noted.store(here, std::memory_order_relaxed);
+  if (noted.load(std::memory_order_relaxed) != core) noted.store(core, std::memory_order_relaxed);
 }
 
 int Lane::first_late(uint64_t epoch, int otherwise) const {
@@ -181,15 +181,16 @@ bool Lane::await_would_block(uint64_t epoch) const {
 void Lane::publish_done(uint64_t epoch) {
   LaneHeader *control = peers_[self_].control;
   control->done.store(static_cast<uint32_t>(epoch), std::memory_order_release);
-  // Relaxed on purpose: only a rank with kSlots collectives in flight waits here, and it looks again within a slice.
+  // Relaxed on purpose: only a rank with kSlots collectives in flight waits for this, and it checks again within a
+  // slice.
   if (control->sleepers.load(std::memory_order_relaxed) != 0) wake_all(control->done);
 }
 
 void Lane::wake_waiters() const {
-  // A peer may die while the group is being made; nobody can be waiting here before it is.
+  // A peer may die while the group is being created. No thread can wait on this lane before that is done.
   if (!open_.load(std::memory_order_acquire)) return;
   for (const Peer &peer : peers_) {
-    // A thread that announces itself after this look sees the interruption within a slice of its sleep.
+    // A thread that increments `sleepers` after this load sees the interruption within a slice of its sleep.
     if (peer.control->sleepers.load(std::memory_order_seq_cst) == 0) continue;
     wake_all(peer.control->done);
     for (uint64_t slot = 0; slot < kSlots; ++slot) {

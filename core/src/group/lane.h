@@ -1,8 +1,7 @@
-// The protocol of the slots: publish an epoch, await everybody's, and never overwrite what a peer still reads.
+// The protocol of the slots: publish an epoch, await that of every rank, never overwrite a slot that a peer reads.
 //
 // Why no closing barrier is needed: before a rank fills the slot of epoch e it makes sure (reserve) that every peer is
-// `done` with epoch e - kSlots. A blocking collective learns that for free, because each arrival carries the peer's
-// done.
+// `done` with epoch e - kSlots. A blocking collective learns that for free, because each arrival has the peer's `done`.
 #pragma once
 
 #include <vector>
@@ -15,8 +14,8 @@ namespace phx {
 
 enum class AwaitFailure { kNone, kInterrupted, kTimeout, kMismatch };
 
-// In one word, which is returned in a register: of a struct of three members GCC writes each to memory and reads the
-// whole back at once, for which the processor has to wait.
+// Packed into one word, which is returned in a register. GCC would write three members of a struct to memory one by one
+// and read them back at once, for which the processor has to wait.
 class AwaitResult {
  public:
   constexpr AwaitResult() = default;
@@ -44,14 +43,14 @@ class Lane {
             uint32_t first_count = 0);
 
   size_t slot_bytes() const { return slot_bytes_; }
-  // Whether the first `reach` bytes of every own slot are resident; `hold` makes them so. Nothing of a lane is before
-  // its first call, so that a group costs memory only as far as it is used.
+  // Whether the first `reach` bytes of each slot of this rank are resident; `hold` makes them so. Before its first call
+  // a lane has no resident page, except the slot headers of the first lane, so an unused group takes little memory.
   bool holds(size_t reach) const { return reach < held_; }
   phx_status hold(const char *operation, size_t reach);
   int group_rank() const { return self_; }
   int group_size() const { return static_cast<int>(peers_.size()); }
   uint64_t last_epoch() const { return epoch_; }
-  bool ranks_share_cores() const { return ranks_share_cores_; }  // as all ranks see it
+  bool ranks_share_cores() const { return ranks_share_cores_; }  // the same on all ranks
 
   char *data(int group_rank, uint64_t epoch) const { return peers_[group_rank].slot(epoch) + sizeof(SlotHeader); }
 
@@ -61,13 +60,13 @@ class Lane {
   // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. `place` says whether the
   // slot is empty.
   uint64_t publish(const CallRecord &record, uint64_t done, const InputLocation &place);
-  // Waits for everybody's publication of `epoch`; compares the records.
+  // Waits until every rank has published `epoch`, and compares the records.
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
   bool await_would_block(uint64_t epoch) const;
   bool arrived(uint64_t epoch, int group_rank) const;
-  // The first late rank, for the text of an error; `otherwise` where all have arrived by now.
+  // The first late rank, for the text of an error; `otherwise` if all have arrived by now.
   int first_late(uint64_t epoch, int otherwise) const;
-  // The slot of an epoch that was published empty has its data now.
+  // To be called when the slot of an epoch that was published empty has its data.
   void publish_staged(uint64_t epoch);
   // Waits until every rank has staged its slot. All of them must have arrived before.
   AwaitResult await_staged(uint64_t epoch, LazyDeadline &deadline);
@@ -75,21 +74,22 @@ class Lane {
   // Tells peers that this rank has read everything up to `epoch`.
   void publish_done(uint64_t epoch);
 
-  // What a rank published for `epoch`; valid after its arrival.
+  // The record that a rank published for `epoch`; valid after its arrival.
   const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
   const InputLocation &place(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->place; }
   uint32_t done_of(int group_rank) const { return peers_[group_rank].control->done.load(std::memory_order_acquire); }
   History &history() { return history_; }    // of this rank
   History history_of(int group_rank) const;  // empty before `open`
   void wake_waiters() const;                 // of this process and others, on any word of this lane
-  void note_core() const;                    // for those who wait for this rank, if ranks share cores
+  void note_core() const;                    // for ranks that wait for this one, if ranks share cores
   const SharedWord *core_of(int group_rank) const { return &peers_[group_rank].control->core; }
-  // Whether to wait for that rank before others: it is on this core and cannot arrive as long as this rank has it. Once
-  // it is back the others are there, too, for most of the time; to spin for one of them first would only take it.
+  // Whether to wait for that rank before others: it was last on this core, and cannot arrive while this rank runs
+  // there. When this rank gets the core back, the other ranks have usually arrived as well. Spinning for one of them
+  // first would only keep that rank off the core.
   bool comes_first(int group_rank) const {
     return ranks_share_cores_ && group_rank != self_ && is_here(core_of(group_rank));
   }
-  int spins() const { return spins_; }  // for ranks that did not come first
+  int spins() const { return spins_; }  // for ranks that do not come first
 
  private:
   struct Peer {
@@ -101,7 +101,7 @@ class Lane {
     SlotHeader *header(uint64_t epoch) const { return reinterpret_cast<SlotHeader *>(slot(epoch)); }
   };
 
-  std::atomic<bool> open_{false};  // the monitor's thread may look before `open` is through
+  std::atomic<bool> open_{false};  // the monitor's thread may use this object before `open` has ended
   std::vector<Peer> peers_;
   int self_ = 0;
   size_t slot_bytes_ = 0;

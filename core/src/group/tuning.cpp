@@ -1,4 +1,4 @@
-// The values by which a group chooses its algorithms, the same on all its ranks.
+// The values by which a group chooses its algorithms. They are the same on all its ranks.
 #include <algorithm>
 
 #include "group/group.h"
@@ -7,7 +7,7 @@
 namespace phx {
 
 size_t Group::eager_bytes() const {
-  // What one round surely takes: whole cache lines for each rank.
+  // The size that always fits into one round: whole cache lines for each rank.
   const size_t unit = kLine * size();
   return std::min<size_t>(lanes_[0].slot_bytes(), tuning().chunk_bytes) / unit * unit;
 }

@@ -5,7 +5,8 @@ namespace phx {
 bool TurnMutex::try_lock_for_ns(int64_t ns) {
   const int64_t until = now_ns() + ns;
   for (int64_t left = ns;;) {
-    // From here on the holder wakes this thread; whoever takes the lock so marks it for those who may still sleep.
+    // From here on the holder wakes this thread when it unlocks. A thread that gets the lock here keeps the mark,
+    // because others may still sleep.
     if (word_.exchange(kAwaited, std::memory_order_acquire) == kFree) return true;
     if (left <= 0) return false;
     sleep_while(word_, kAwaited, left);

@@ -1,4 +1,4 @@
-// Locks whose holder may wait for its peers while it holds them: who comes next waits within its own deadline.
+// Locks whose holder may wait for its peers while it holds them, so the next thread waits only until its own deadline.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace phx {
 
-// A mutex that can be waited for until a time of the monotonic clock. One word, in line: it is taken and left in every
-// collective, and std::timed_mutex costs twice as much there.
+// A mutex whose wait can end at a time of the monotonic clock. It is one word with inline functions, because every
+// collective locks and unlocks it, and std::timed_mutex costs twice as much there.
 class TurnMutex {
  public:
   TurnMutex() = default;
@@ -32,16 +32,16 @@ class TurnMutex {
   }
 
  private:
-  static constexpr uint32_t kFree = 0, kHeld = 1, kAwaited = 2;  // kAwaited: held, and somebody may sleep for it
+  static constexpr uint32_t kFree = 0, kHeld = 1, kAwaited = 2;  // kAwaited: held, and a thread may sleep
   SharedWord word_{kFree};
 };
 using Turn = std::unique_lock<TurnMutex>;
 
-// take_turn, once the lock is known to be held.
+// The slow path of take_turn, for a lock that is held.
 bool await_turn(Turn &turn, LazyDeadline &deadline);
 
-// `turn` is deferred. Waits until it is this thread's turn, and moves on what this rank has under way meanwhile. False
-// at the deadline. A lock that is free costs no look at the clock.
+// Locks `turn`, which is deferred, and advances pending operations of this rank while it waits. False at the deadline.
+// Taking a free lock does not read the clock.
 inline bool take_turn(Turn &turn, LazyDeadline &deadline) { return turn.try_lock() || await_turn(turn, deadline); }
 
 }  // namespace phx

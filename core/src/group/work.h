@@ -1,4 +1,4 @@
-// What was started and completes later. Its maker's queue and the caller's handle share it.
+// An operation that was started and completes later. The queue of its creator and the caller's handle share it.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,13 @@ class Work {
   const ErrorInfo &error() const { return error_; }  // valid when the state is negative
   int32_t source() const { return source_; }         // valid when the state is PHX_OK; -1: not a receive
 
-  // The state; when it is an error, also as this thread's last one.
+  // Returns the state, and makes an error this thread's last error.
   phx_status report() const {
     const phx_status status = state();
     return status < 0 ? set_last_error(error_) : status;
   }
 
-  // By its maker, once. A negative status takes this thread's last error along.
+  // Called by its creator, once. A negative status stores this thread's last error.
   void settle(phx_status status, int32_t source = -1) {
     if (status < 0) error_ = last_error();
     source_ = source;

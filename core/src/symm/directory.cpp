@@ -19,7 +19,8 @@ void SymmDirectory::add(const std::shared_ptr<Symm> &symm) {
 void SymmDirectory::remove(const Symm *symm) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto range = by_base_.equal_range(static_cast<const char *>(symm->block().base));
-  const auto row = std::find_if(range.first, range.second, [&](const auto &each) { return each.second.symm == symm; });
+  const auto row =
+      std::find_if(range.first, range.second, [&](const auto &entry) { return entry.second.symm == symm; });
   if (row != range.second) by_base_.erase(row);
   const auto named = by_name_.find(name_of(*symm));
   if (named != by_name_.end() && named->second.symm == symm) by_name_.erase(named);
@@ -27,22 +28,22 @@ void SymmDirectory::remove(const Symm *symm) {
 }
 
 std::shared_ptr<Symm> SymmDirectory::find(uint64_t members, int group_rank, const char *begin, size_t bytes) const {
-  std::shared_ptr<Symm> found;
+  std::shared_ptr<Symm> best;
   const std::lock_guard<std::mutex> lock(mutex_);
   auto row = by_base_.upper_bound(begin);
   if (row == by_base_.begin()) return nullptr;
   const char *const base = std::prev(row)->first;
   for (row = by_base_.lower_bound(base); row != by_base_.end() && row->first == base; ++row) {
-    // What is in the table has not been destroyed: its destructor removes it first.
+    // A Symm in the table has not been destroyed: its destructor removes it first.
     const Symm &symm = *row->second.symm;
     if (symm.members() != members || symm.group_rank() != group_rank) continue;
     if (static_cast<size_t>(begin - base) > symm.block().size ||
         bytes > symm.block().size - static_cast<size_t>(begin - base))
       continue;
-    if (found && found->key() <= symm.key()) continue;
-    if (std::shared_ptr<Symm> held = row->second.weak.lock()) found.swap(held);
+    if (best && best->key() <= symm.key()) continue;
+    if (std::shared_ptr<Symm> held = row->second.weak.lock()) best.swap(held);
   }
-  return found;
+  return best;
 }
 
 std::shared_ptr<Symm> SymmDirectory::find_key(uint64_t members, int group_rank, uint64_t key) const {

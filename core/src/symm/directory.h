@@ -1,7 +1,7 @@
-// Which memory of this process has had a rendezvous, of all worlds: by its address and by the processes that share it.
+// The symmetric allocations of this process, of all worlds, by address and by the processes that share them.
 //
-// So a collective of any group finds that its input can be read by the peers where it lies, whatever group the
-// rendezvous was with, as long as it has the same processes in the same order.
+// With it a collective of any group finds out that its peers can read its input in place, whichever group the
+// rendezvous was with, as long as both groups have the same processes in the same order.
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,10 @@ class SymmDirectory {
 
   void add(const std::shared_ptr<Symm> &symm);
   void remove(const Symm *symm);
-  // The allocation of the oldest group, so that all ranks find the same one. NULL if there is none.
+  // The allocation with these bytes: of several, that with the smallest key, the same on all ranks. NULL: there is
+  // none.
   std::shared_ptr<Symm> find(uint64_t members, int group_rank, const char *begin, size_t bytes) const;
-  // The allocation with that key. NULL if there is none: this rank may have freed what others have not.
+  // The allocation with that key. NULL if there is none: this rank may have freed an allocation that others still have.
   std::shared_ptr<Symm> find_key(uint64_t members, int group_rank, uint64_t key) const;
   bool has_any(uint64_t members, int group_rank) const;
   bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }

@@ -14,7 +14,7 @@
 namespace phx {
 namespace {
 
-constexpr size_t kIdle = 8;  // ranges that nobody uses and that stay mapped
+constexpr size_t kIdle = 8;  // how many unused ranges stay mapped
 
 phx_status make(const char *operation, void *const *blocks, size_t count, size_t offset, size_t bytes, char **out) {
   const size_t all = bytes * count;
@@ -23,18 +23,17 @@ phx_status make(const char *operation, void *const *blocks, size_t count, size_t
     return fail_errno(errno, operation, "%s: could not reserve %zu bytes of addresses", operation, all);
   char *const range = static_cast<char *>(base);
   for (size_t i = 0; i < count; ++i) {
-    // With an old size of 0, mremap makes a second mapping of shared pages and leaves the first one, with no need of a
-    // descriptor.
+    // With an old size of 0, mremap maps shared pages a second time and leaves the first mapping, without a descriptor.
     char *const from = static_cast<char *>(blocks[i]) + offset;
     if (mremap(from, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, range + i * bytes) != MAP_FAILED) continue;
     const int error = errno;
     munmap(range, all);
-    if (error == EINVAL)  // pages that are not shared
+    if (error == EINVAL)  // the pages are not shared
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "%s: the allocator of these blocks has no memory that can be mapped twice", operation);
     return fail_errno(error, operation, "%s: could not map %zu bytes of a block a second time", operation, bytes);
   }
-  madvise(range, all, MADV_POPULATE_WRITE);  // the pages are there; best effort for the way to them
+  madvise(range, all, MADV_POPULATE_WRITE);  // best effort: fills the page tables of pages that exist already
   *out = range;
   return PHX_OK;
 }
@@ -67,12 +66,12 @@ phx_status GatheredRanges::map(const char *operation, void *const *blocks, size_
 
 phx_status GatheredRanges::unmap(const char *operation, const void *pointer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(ranges_.begin(), ranges_.end(),
-                                  [=](const Range &range) { return range.base == pointer && range.users != 0; });
-  if (found == ranges_.end())
+  const auto used = std::find_if(ranges_.begin(), ranges_.end(),
+                                 [=](const Range &range) { return range.base == pointer && range.users != 0; });
+  if (used == ranges_.end())
     return fail(PHX_ERR_NOT_FOUND, operation, "%s: %p is no range of phx_symm_map_gathered on this handle", operation,
                 pointer);
-  if (--found->users == 0) leave_idle(kIdle);
+  if (--used->users == 0) leave_idle(kIdle);
   return PHX_OK;
 }
 

@@ -1,4 +1,4 @@
-// A part of every rank's block, mapped once more one after another: all blocks' parts as one contiguous range.
+// Maps the same part of every rank's block a second time, one after another, as one contiguous range.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,7 @@
 
 namespace phx {
 
-// The ranges of one Symm. To make one costs as much as to touch all of its pages, so the last few stay for the next
-// use.
+// The ranges of one Symm. Mapping one costs as much as touching all its pages, so the last few stay mapped.
 class GatheredRanges {
  public:
   GatheredRanges() = default;
@@ -18,10 +17,10 @@ class GatheredRanges {
   GatheredRanges &operator=(const GatheredRanges &) = delete;
   ~GatheredRanges();
 
-  // `bytes` at `offset` of each of `blocks`; whole pages. Where there is one of that part, it is the same again.
+  // Maps `bytes`, which are whole pages, at `offset` of each of `blocks`, or returns the existing range of that part.
   phx_status map(const char *operation, void *const *blocks, size_t count, size_t offset, size_t bytes, void **out);
-  phx_status unmap(const char *operation, const void *pointer);  // as often as it was mapped
-  // Whether the range of just this part begins there.
+  phx_status unmap(const char *operation, const void *pointer);  // to be called once for each `map`
+  // Whether a range of exactly this part begins at `pointer`.
   bool begins(const void *pointer, size_t offset, size_t bytes);
 
  private:
@@ -35,7 +34,7 @@ class GatheredRanges {
   void leave_idle(size_t most);
 
   std::mutex mutex_;
-  std::list<Range> ranges_;  // the one used last comes first
+  std::list<Range> ranges_;  // the most recently used one comes first
 };
 
 }  // namespace phx

@@ -14,16 +14,16 @@ Pads::Pad Pads::at(int i, const Location &place) const {
 void Pads::collect() {
   const auto freed_by_all = [this](const Retired &retired) {
     for (size_t i = 0; i < segments_.size(); ++i) {
-      // Pairs with the store in ~Symm: whatever that rank did to any pad of the allocation lies before it.
+      // Pairs with the store in ~Symm: everything that the rank did to any pad of the allocation happened before it.
       const uint64_t freed = at(static_cast<int>(i), retired.places[i]).header().freed.load(std::memory_order_acquire);
       if (freed < retired.number) return false;
     }
     return true;
   };
-  const auto kept = std::stable_partition(retired_.begin(), retired_.end(),
-                                          [&](const Retired &retired) { return !freed_by_all(retired); });
-  for (auto retired = kept; retired != retired_.end(); ++retired) free_.push_back(retired->places[self_]);
-  retired_.erase(kept, retired_.end());
+  const auto first_free = std::stable_partition(retired_.begin(), retired_.end(),
+                                                [&](const Retired &retired) { return !freed_by_all(retired); });
+  for (auto retired = first_free; retired != retired_.end(); ++retired) free_.push_back(retired->places[self_]);
+  retired_.erase(first_free, retired_.end());
 }
 
 phx_status Pads::take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd) {
@@ -46,7 +46,7 @@ phx_status Pads::take(const char *operation, uint64_t number, Location *place, P
     pad->header().sleepers.store(0, std::memory_order_relaxed);
     auto *word = reinterpret_cast<SharedWord *>(pad->begin + sizeof(PadHeader));
     auto *const end = reinterpret_cast<SharedWord *>(pad->begin + pad_bytes_);
-    for (; word != end; ++word) word->store(0, std::memory_order_relaxed);  // the peers learn of it by a message
+    for (; word != end; ++word) word->store(0, std::memory_order_relaxed);  // a message to the peers orders this
   }
   pad->header().met.store(met_ok(number) - 1, std::memory_order_relaxed);
   return PHX_OK;
@@ -58,7 +58,7 @@ phx_status Pads::find(const char *operation, int i, const Location &place, int f
   const bool possible = place.made == 0 ? place.segment < known && place.index < kInSegment
                                         : place.segment == known && place.index == 0 && place.made == kInSegment;
   if (!possible)
-    return fail(PHX_ERR_ABI, operation, "%s: it is said to have pad %u of segment %u, which does not exist", operation,
+    return fail(PHX_ERR_ABI, operation, "%s: it announced pad %u of segment %u, which does not exist", operation,
                 place.index, place.segment);
   if (place.made == 0) {
     *out = at(i, place);
@@ -80,7 +80,7 @@ void Pads::keep(const std::vector<Location> &places, const std::vector<Pad> &pad
 }
 
 void Pads::give_back(const Location &place) {
-  if (place.made != 0) return;  // a new segment, which nobody keeps
+  if (place.made != 0) return;  // a new segment, which is not kept
   const std::lock_guard<std::mutex> lock(mutex_);
   free_.push_back(place);
 }

@@ -1,11 +1,11 @@
 // The signal pads of a group's symmetric allocations. Each rank has segments of pads for the group, which its peers map
-// once, and gives a pad of them to each allocation: so an allocation costs no descriptor and no mapping beside its
+// once, and assigns one of these pads to each allocation. So an allocation needs only the descriptor and mapping of its
 // block.
 //
-// A pad is private to one (allocation, group), and zero when the peers learn of it. A rank frees its part of an
-// allocation whenever it likes, without a word to the others; only its owner's pad says so (PadHeader::freed). At a
-// later rendezvous each rank looks at the pads of what it has freed itself, and where every rank has freed that
-// allocation nobody can write to its pads any more: then its own one is free again.
+// A pad belongs to one allocation of one group, and is zero when the peers learn of it. A rank may free its part of an
+// allocation at any time. It sends no message, but notes it in its pad (PadHeader::freed). At a later rendezvous each
+// rank reads the pads of the allocations that it has freed. When every rank has freed an allocation, no rank can write
+// to its pads any more, and each rank may use its own pad again.
 #pragma once
 
 #include <atomic>
@@ -21,24 +21,25 @@
 
 namespace phx {
 
-// A pad: this head, one line for each channel's barrier, then the public pad.
+// A pad consists of this header, one cache line for each channel's barrier, and the public pad.
 struct alignas(kLine) PadHeader {
   SharedWord sleepers;  // ranks that sleep on words of this pad
-  SharedWord met;       // at a rendezvous: whether the owner has all that it needs; see met_ok
-  // How many allocations the group had made with the last one of which the owner freed its part; never goes back.
+  SharedWord met;       // whether the owner's part of the rendezvous succeeded; see met_ok
+  // The number of the last allocation with this pad of which the owner freed its part. It never decreases.
   std::atomic<uint64_t> freed;
 };
 struct alignas(kLine) BarrierLine {
-  SharedWord epoch;  // barriers of this channel at which the owner has arrived
+  SharedWord epoch;  // how many barriers of this channel the owner has arrived at
 };
 
-// What a rank leaves in `met` of the n-th allocation of the group. One more: it could not.
+// The value of `met` after the owner's part of the rendezvous of allocation `number` succeeded. It is 1 less before,
+// and 1 more if that part failed.
 inline uint32_t met_ok(uint64_t number) { return static_cast<uint32_t>(2 * number); }
 
-// Words of a pad from those of one writer to those of the next: whole cache lines, so that no two writers share one.
+// Words between the signals of one writer and those of the next: whole cache lines, so that no two writers share one.
 constexpr uint32_t pad_stride_of(uint32_t channels) { return (channels + 15) / 16 * 16; }
 
-// Whole pages.
+// The size of a pad: whole pages.
 inline size_t pad_bytes_of(uint32_t channels, int group_size) {
   return round_up(sizeof(PadHeader) + channels * sizeof(BarrierLine) +
                       static_cast<size_t>(pad_stride_of(channels)) * static_cast<size_t>(group_size) * sizeof(uint32_t),
@@ -47,32 +48,32 @@ inline size_t pad_bytes_of(uint32_t channels, int group_size) {
 
 class Pads {
  public:
-  // Where a rank's pad is, as it tells its peers.
+  // The location of a rank's pad, as sent to its peers.
   struct Location {
-    uint32_t segment;  // of that rank, in the order in which they were made; kOwn: of this allocation alone
-    uint32_t index;    // of the pad in it
-    uint32_t made;     // pads of the segment if it is a new one, whose descriptor goes along; else 0
+    uint32_t segment;  // the rank's segments in order of creation; kOwn: one for this allocation alone
+    uint32_t index;    // of the pad in the segment
+    uint32_t made;     // pads in the segment if it is new, so that its descriptor is sent too; else 0
   };
   static constexpr uint32_t kOwn = UINT32_MAX;
 
-  // A rank's pad and what keeps it mapped.
+  // A rank's pad and the reference that keeps it mapped.
   struct Pad {
     SharedMappingRef segment;
     char *begin = nullptr;
     PadHeader &header() const { return *reinterpret_cast<PadHeader *>(begin); }
   };
 
-  // `pad_bytes`: whole pages.
+  // `pad_bytes`: see pad_bytes_of.
   Pads(int group_size, int self, size_t pad_bytes) : pad_bytes_(pad_bytes), self_(self), segments_(group_size) {}
 
-  // A pad of this rank, zero, for the group's allocation of that number. *fd is valid for a new segment.
+  // Takes a zeroed pad of this rank for allocation `number` of the group. *fd becomes valid if its segment is new.
   phx_status take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd);
-  // Rank i's.
+  // Finds the pad of rank i, and maps its segment if that is new.
   phx_status find(const char *operation, int i, const Location &place, int fd, Pad *out);
-  // The rendezvous went well on all ranks: the new segments stay. Otherwise this rank's pad is free again.
+  // After a rendezvous that succeeded on all ranks, `keep` keeps new segments; otherwise `give_back` frees the pad.
   void keep(const std::vector<Location> &places, const std::vector<Pad> &pads);
   void give_back(const Location &place);
-  // This rank has freed its part of the allocation.
+  // To be called when this rank has freed its part of the allocation.
   void retire(uint64_t number, std::vector<Location> places);
 
  private:
@@ -90,7 +91,7 @@ class Pads {
   std::mutex mutex_;
   std::vector<std::vector<SharedMappingRef>> segments_;  // by group rank
   std::vector<Location> free_;                           // of this rank
-  std::vector<Retired> retired_;                         // freed here; perhaps not by all
+  std::vector<Retired> retired_;                         // freed by this rank, perhaps not yet by all
 };
 
 }  // namespace phx

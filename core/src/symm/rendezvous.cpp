@@ -1,4 +1,4 @@
-// Rendezvous: every rank of a group offers a block, and all map all of them.
+// Rendezvous: every rank of a group offers a block, and every rank maps all of these.
 #include <algorithm>
 #include <cinttypes>
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char *kOperation = "symm_rendezvous";
 
-// What a rank says of its block; descriptors go with it: that of a new segment of pads, then the block's if its
-// allocator has one, then that of the pad on its GPU.
+// The description of its block that a rank sends to the others. Descriptors go with it: that of a new segment of pads,
+// then that of the block if its allocator has one, then that of the pad on its GPU.
 struct SymmParcel {
   uint64_t ordinal;
   uint64_t size;
@@ -28,18 +28,18 @@ struct SymmParcel {
   DeviceFacts device;
 };
 
-// "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by what they said.
+// "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by value.
 template <class Value>
-std::string tell_apart(const Group &group, const std::vector<SymmParcel> &all, Value value) {
+std::string list_values(const Group &group, const std::vector<SymmParcel> &all, Value value) {
   std::string text;
-  std::vector<bool> told(all.size(), false);
+  std::vector<bool> listed(all.size(), false);
   for (size_t i = 0; i < all.size(); ++i) {
-    if (told[i]) continue;
+    if (listed[i]) continue;
     std::string ranks;
     size_t count = 0;
     for (size_t j = i; j < all.size(); ++j) {
       if (value(all[j]) != value(all[i])) continue;
-      told[j] = true;
+      listed[j] = true;
       ++count;
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(group.rank_of(static_cast<int>(j)));
     }
@@ -48,9 +48,9 @@ std::string tell_apart(const Group &group, const std::vector<SymmParcel> &all, V
   return text;
 }
 
-// The first rank that differs from most of the others, -1 if all agree.
+// The rank whose value the fewest ranks have, the first of several; -1 if all have the same value.
 template <class Value>
-int odd_one(const std::vector<SymmParcel> &all, Value value) {
+int rank_with_rarest(const std::vector<SymmParcel> &all, Value value) {
   int odd = -1;
   size_t fewest = all.size();
   for (size_t i = 0; i < all.size(); ++i) {
@@ -73,17 +73,17 @@ struct Rendezvous {
   std::vector<SymmParcel> all;
 
   template <class Value>
-  phx_status must_agree(const char *what, Value value) {
-    const int odd = odd_one(all, value);
+  phx_status must_agree(const char *property, Value value) {
+    const int odd = rank_with_rarest(all, value);
     if (odd < 0) return PHX_OK;
     return group
         .raise(PHX_ERR_MISMATCH, kOperation,
-               "the ranks offer blocks with different %s: %s. Every rank must offer the same.", what,
-               tell_apart(group, all, value).c_str())
+               "the ranks offer blocks with different %s: %s. Every rank must offer the same.", property,
+               list_values(group, all, value).c_str())
         .peer(group.rank_of(odd));
   }
 
-  // Everybody looks at the same parcels, so everybody comes to the same verdict.
+  // All ranks compare the same parcels, so all come to the same result.
   phx_status agree() {
     phx_status status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
     if (status == PHX_OK)
@@ -149,7 +149,7 @@ struct Rendezvous {
     return PHX_OK;
   }
 
-  // The failed step was about that rank's memory.
+  // Makes the last error one about the memory of rank i.
   phx_status blame(int i) const {
     ErrorInfo info = last_error();
     const std::string text = std::string(kOperation) + " on group '" + group.name() + "': the memory of " +
@@ -180,8 +180,8 @@ struct Rendezvous {
     return symm.device_->adopt(kOperation, i, all[i].device, fd_of());
   }
 
-  // All have what they need, or all fail with the text of the first that has not. Each rank says in its pad whether it
-  // has, so that another exchange is made only where somebody has not.
+  // Makes the rendezvous succeed on all ranks, or fail on all. Each rank writes its result into its pad, so that
+  // another exchange is needed only if a rank failed: see Group::confirm.
   phx_status confirm(phx_status status, const Deadline &deadline) {
     const uint32_t ok = met_ok(symm.number());
     PadHeader &own = symm.pad_segments_[symm.group_rank()].header();
@@ -228,30 +228,30 @@ struct Rendezvous {
 
 phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline &deadline, std::shared_ptr<Symm> *out) {
   std::shared_ptr<Symm> symm(new Symm(group, block, symms_of(group).next_ordinal()));
-  Rendezvous meeting{group, *symm, {}, {}};
+  Rendezvous steps{group, *symm, {}, {}};
   Fd pad;
   std::vector<int> fds;
   PHX_FAILPOINT(kOperation, 1);
-  phx_status status = meeting.prepare(&pad, &fds);
+  phx_status status = steps.prepare(&pad, &fds);
   PHX_FAILPOINT(kOperation, 2);
-  if (status != PHX_OK) return group.fail_with(last_error(), true);  // the others are on their way here
+  if (status != PHX_OK) return group.fail_with(last_error(), true);  // the others wait for this rank, or will
   std::vector<Parcel> parcels;
-  status = meeting.exchange(fds, deadline, &parcels);
+  status = steps.exchange(fds, deadline, &parcels);
   PHX_FAILPOINT(kOperation, 3);
   if (status != PHX_OK) return status;
-  status = meeting.agree();
-  if (status == PHX_ERR_MISMATCH) return status;  // on every rank alike: nothing to confirm
+  status = steps.agree();
+  if (status == PHX_ERR_MISMATCH) return status;  // the same on every rank, so there is nothing to confirm
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-    if (i != group.group_rank() && meeting.map(i, parcels[i]) != PHX_OK) status = meeting.blame(i);
-  if (status == PHX_OK) status = meeting.finish();
+    if (i != group.group_rank() && steps.map(i, parcels[i]) != PHX_OK) status = steps.blame(i);
+  if (status == PHX_OK) status = steps.finish();
   PHX_FAILPOINT(kOperation, 4);
-  status = meeting.confirm(status, deadline);
+  status = steps.confirm(status, deadline);
   PHX_FAILPOINT(kOperation, 5);
   if (status != PHX_OK) return status;
   if (symm->pad_places_[group.group_rank()].segment != Pads::kOwn)
     symms_of(group).pads().keep(symm->pad_places_, symm->pad_segments_);
   symm->complete_ = true;
-  status = meeting.agree_on_device(deadline);
+  status = steps.agree_on_device(deadline);
   if (status != PHX_OK) return status;
   *out = std::move(symm);
   return PHX_OK;

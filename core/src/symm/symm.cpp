@@ -45,14 +45,14 @@ Symm::~Symm() {
   SymmDirectory::of_process().remove(this);
   const bool shares_pads = pad_places_[self_].segment != Pads::kOwn;
   if (shares_pads && !complete_) symms_of(*group_).pads().give_back(pad_places_[self_]);
-  // Pairs with the load in Pads::collect: after this nothing of the allocation is touched from here.
+  // Pairs with the load in Pads::collect: after this store, this rank touches nothing of the allocation.
   if (complete_) pad_segments_[self_].header().freed.store(number(), std::memory_order_release);
   if (shares_pads && complete_) symms_of(*group_).pads().retire(number(), std::move(pad_places_));
   if (device_ != nullptr) device_->on_gone(*this);
 }
 
 bool Symm::is_everywhere() const {
-  // relaxed: a hint. A caller that misses it finds out in the kernel.
+  // relaxed, because this is a hint: a caller that does not see the newest value finds out in the kernel.
   return std::none_of(pad_segments_.begin(), pad_segments_.end(), [this](const Pads::Pad &pad) {
     return pad.header().freed.load(std::memory_order_relaxed) >= number();
   });
@@ -70,7 +70,7 @@ void Symm::adopt_pad(int of, const Pads::Location &place, Pads::Pad pad) {
   pad_places_[of] = place;
 }
 
-// An allocation in memory of a device has a segment for itself, which has lines for its calls as well.
+// An allocation in device memory has a segment of its own, which also holds its call lines.
 phx_status Symm::take_pad(const char *operation, Fd *fd) {
   Pads::Location place{Pads::kOwn, 0, 1};
   Pads::Pad pad;
@@ -156,7 +156,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   const char *operation = "symm_wait_signal";
   const phx_status status = check(operation, group_rank, channel);
   if (status != PHX_OK) return status;
-  // No look at the group's state before: a signal that has arrived can be taken, whatever happened since.
+  // The state of the group is not checked first: a signal that has arrived can be consumed, whatever happened since.
   SharedWord &consumed = consumed_[static_cast<size_t>(channel) * size() + group_rank];
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
   for (;;) {
@@ -169,7 +169,7 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   }
 }
 
-// The rank to name in an error: the next one that is not at the barrier; `otherwise` where all have come by now.
+// The first rank after this one that has not arrived at the barrier, for an error; `otherwise` if all have by now.
 int Symm::first_late(uint32_t channel, int otherwise) const {
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
@@ -182,7 +182,8 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   const char *operation = "symm_barrier";
   const phx_status status = check(operation, self_, channel);
   if (status != PHX_OK) return status;
-  // A failure of the group interrupts every rank, this one too; one that has left may have arrived here before.
+  // A failure of the group interrupts the waits for every rank, this one included. A peer that has left does not count
+  // here: it may have arrived at this barrier before.
   if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   Barrier &state = barriers_[channel];
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
@@ -216,8 +217,8 @@ CallLine &Symm::call_line(int of, uint64_t sequence) const {
   return reinterpret_cast<CallLine *>(pad_segments_[of].begin + call_lines_at())[sequence % kCallLines];
 }
 
-// Nobody waits: a rank shows its call, and looks at those of the ranks that have come before. If two come at the
-// same time at least one sees the other.
+// No rank waits: each publishes its call, and then reads those of the ranks that were earlier. If two ranks do so at
+// the same time, at least one sees the other's call.
 phx_status Symm::compare(const char *operation, const CallRecord &record) {
   constexpr size_t kWords = sizeof(CallRecord) / sizeof(uint64_t);
   const uint64_t sequence = ++launches_;
@@ -231,7 +232,7 @@ phx_status Symm::compare(const char *operation, const CallRecord &record) {
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
     const CallLine &line = call_line(peer, sequence);
-    if (line.sequence.load(std::memory_order_seq_cst) != sequence) continue;  // not there yet, or far ahead
+    if (line.sequence.load(std::memory_order_seq_cst) != sequence) continue;  // not enqueued yet, or far ahead
     uint64_t theirs[kWords];
     for (size_t word = 0; word < kWords; ++word) theirs[word] = line.words[word].load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
@@ -259,7 +260,7 @@ phx_symm *Symm::handle() {
 }
 
 void Symm::drop_handle() {
-  std::shared_ptr<Symm> self;  // destroyed after the lock, as it holds the mutex
+  std::shared_ptr<Symm> self;  // destroyed after the lock is released, because it contains the mutex
   std::shared_ptr<Group> group;
   {
     std::lock_guard<std::mutex> lock(handle_mutex_);
@@ -267,7 +268,7 @@ void Symm::drop_handle() {
     self = std::move(keep_self_);
     group = std::move(keep_group_);
   }
-  self.reset();  // before its group, which it tells that it goes
+  self.reset();  // before its group, which the destructor uses
 }
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// One allocation as every rank of one group sees it: the mapped blocks of all, and a signal pad for each.
+// A symmetric allocation of one group: the mapped blocks of all ranks, and a signal pad for each rank.
 #pragma once
 
 #include <memory>
@@ -30,15 +30,15 @@ const phx::World &world_of(const phx_symm &handle);
 
 namespace phx {
 
-// A call that the owner of an allocation in memory of a device has put on a stream; it lies after the pad. The rank
-// that comes later compares.
+// For allocations in device memory: describes a collective that the owner of the pad has enqueued on a stream. These
+// lines lie after the pad; a rank that enqueues later compares its own call with them.
 struct alignas(kLine) CallLine {
-  std::atomic<uint64_t> sequence;  // from 1 on; 0 while it is written
+  std::atomic<uint64_t> sequence;  // counts from 1; 0 while the line is written
   std::atomic<uint64_t> words[sizeof(CallRecord) / sizeof(uint64_t)];
 };
-constexpr uint64_t kCallLines = 64;  // of each rank; a peer that is further ahead is not compared with
+constexpr uint64_t kCallLines = 64;  // of each rank; calls of a peer that is further ahead are not compared
 
-// A peer's block as mapped here.
+// A peer's block, mapped into this process and unmapped by the destructor.
 class ImportedBlock {
  public:
   ImportedBlock(AllocatorRef allocator, void *base, uint64_t cookie)
@@ -56,15 +56,16 @@ class ImportedBlock {
 
 class Symm : public std::enable_shared_from_this<Symm> {
  public:
-  // Collective; the group's symm_mutex is held.
   ~Symm();
+  // Collective. The caller holds the turn of SymmTable::mutex.
   static phx_status rendezvous(Group &group, const BlockRef &block, const Deadline &deadline,
                                std::shared_ptr<Symm> *out);
 
   Group &group() const { return *group_; }
   const Block &block() const { return *block_; }
   uint64_t ordinal() const { return ordinal_; }
-  // Which processes share it, and which allocation it is among all that they share: the same on all ranks.
+  // members() identifies the processes that share the allocation, and key() the allocation among all that they share.
+  // Both are the same on all ranks.
   uint64_t members() const { return members_; }
   uint64_t key() const { return key_; }
   int size() const { return static_cast<int>(buffers_.size()); }
@@ -75,14 +76,14 @@ class Symm : public std::enable_shared_from_this<Symm> {
   uint32_t *pad(int group_rank) const { return static_cast<uint32_t *>(pads_[group_rank]); }
   void *const *buffers() const { return buffers_.data(); }
   void *const *pads() const { return pads_.data(); }
-  SymmDevice *device() const { return device_.get(); }  // NULL: in memory that the host reads
+  SymmDevice *device() const { return device_.get(); }  // NULL unless the block comes from phalanx's CUDA allocator
   GatheredRanges &gathered() { return gathered_; }
-  // Compares a collective that is going to be put on a stream, the one of that number, with those of the ranks that
-  // have come before.
+  // Compares collective `number`, which this rank is about to enqueue on a stream, with those of ranks that were
+  // earlier.
   phx_status agree(const char *operation, const CallRecord &record, uint64_t number);
-  // Whether all ranks have it still, as far as is known here.
+  // Whether no rank has freed its part yet, as far as this rank can see.
   bool is_everywhere() const;
-  // Calls that are put on streams one after another, so that their numbers are in the order of the streams.
+  // Keeps other threads from enqueuing calls on this allocation, so that numbers follow the order of the streams.
   class OrderedCalls {
    public:
     explicit OrderedCalls(Symm &symm) : symm_(symm), lock_(symm.launch_mutex_) {}
@@ -100,21 +101,21 @@ class Symm : public std::enable_shared_from_this<Symm> {
   phx_status wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms);
   phx_status barrier(uint32_t channel, int64_t timeout_ms);
 
-  // The C handle: one per Symm, counted. It keeps this object and its group alive while anybody holds it.
-  phx_symm *handle();  // one more reference
+  // The C handle: one per Symm, counted. While there are references, it keeps this object and its group alive.
+  phx_symm *handle();  // adds a reference
   void drop_handle();
 
  private:
   Symm(Group &group, BlockRef block, uint64_t ordinal);
 
   friend struct Rendezvous;
-  uint64_t number() const { return ordinal_ + 1; }  // of allocations of the group, this one included
+  uint64_t number() const { return ordinal_ + 1; }  // how many rendezvous the group has begun, up to this one
   size_t pad_segment_bytes() const;
   size_t call_lines_at() const;
   void adopt_pad(int of, const Pads::Location &place, Pads::Pad pad);
   phx_status take_pad(const char *operation, Fd *fd);
   phx_status find_pad(const char *operation, int of, const Pads::Location &place, int fd);
-  void begin_at(uint32_t first);  // the counters of this rank's pad, before any peer maps it
+  void begin_at(uint32_t first);  // sets the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
   int first_late(uint32_t channel, int otherwise) const;
@@ -134,22 +135,22 @@ class Symm : public std::enable_shared_from_this<Symm> {
   std::vector<std::unique_ptr<ImportedBlock>> imported_;
   std::vector<Pads::Pad> pad_segments_;
   std::vector<Pads::Location> pad_places_;
-  bool complete_ = false;  // the rendezvous went well on all ranks
+  bool complete_ = false;  // the rendezvous succeeded on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
-  std::unique_ptr<SymmDevice> device_;  // after what its kernels use
+  std::unique_ptr<SymmDevice> device_;  // declared after what its kernels use, so destroyed before it
   GatheredRanges gathered_;
 
-  std::vector<SharedWord> consumed_;  // signals taken, [channel * size + from]
+  std::vector<SharedWord> consumed_;  // signals consumed, by [channel * size + sender]
   struct Barrier {
     TurnMutex mutex;
     uint32_t epoch = 0;
-    bool pending = false;  // arrived, but the wait failed: the next call goes on with it
+    bool pending = false;  // this rank arrived, but its wait failed: the next call resumes it
   };
   std::vector<Barrier> barriers_;  // by channel
 
   std::mutex launch_mutex_;
-  uint64_t launches_ = 0;  // collectives put on streams
+  uint64_t launches_ = 0;  // collectives enqueued on streams
 
   std::mutex handle_mutex_;
   int64_t handle_count_ = 0;

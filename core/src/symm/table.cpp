@@ -15,24 +15,24 @@ SymmTable::SymmTable(Group &group, MakeSymmDevice make_device)
 
 std::shared_ptr<Symm> SymmTable::find(uint64_t block_serial) const {
   std::lock_guard<std::mutex> lock(cache_mutex_);
-  auto found = symms_.find(block_serial);
-  return found == symms_.end() ? nullptr : found->second;
+  auto row = symms_.find(block_serial);
+  return row == symms_.end() ? nullptr : row->second;
 }
 
 void SymmTable::keep(uint64_t block_serial, std::shared_ptr<Symm> symm) {
-  if (!symm->block().on_device()) SymmDirectory::of_process().add(symm);  // the host reads what it finds there
+  if (!symm->block().on_device()) SymmDirectory::of_process().add(symm);  // the host reads blocks that it finds there
   if (symm->device() != nullptr) symm->device()->on_kept(*symm);
   std::lock_guard<std::mutex> lock(cache_mutex_);
   symms_[block_serial] = std::move(symm);
 }
 
 void SymmTable::on_block_freed(uint64_t block_serial) {
-  std::shared_ptr<Symm> gone;
+  std::shared_ptr<Symm> gone;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(cache_mutex_);
-  auto found = symms_.find(block_serial);
-  if (found == symms_.end()) return;
-  gone = std::move(found->second);
-  symms_.erase(found);
+  auto row = symms_.find(block_serial);
+  if (row == symms_.end()) return;
+  gone = std::move(row->second);
+  symms_.erase(row);
 }
 
 void SymmTable::close() { symms_.clear(); }
@@ -42,7 +42,7 @@ phx_status SymmTable::refuse_rendezvous() {
   LazyDeadline until(group_.world().default_timeout_ms(), &group_.world().progress());
   Turn turn(mutex_, std::defer_lock);
   if (!group_.may_refuse() || !take_turn(turn, until)) return error.info().status;
-  next_ordinal();  // the others count theirs
+  next_ordinal();  // the other ranks count this rendezvous too
   return group_.refuse_exchange();
 }
 

@@ -1,4 +1,4 @@
-// The symmetric allocations of one group: handles by block, and what their rendezvous share.
+// The symmetric allocations of one group by block, and the state that their rendezvous share.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ class SymmTable final : public Attachment {
   static constexpr AttachmentKind kKind = AttachmentKind::kSymm;
   SymmTable(Group &group, MakeSymmDevice make_device);
 
-  // Held through a rendezvous: they are collective, and so have one order anyway.
+  // Held during a rendezvous. Rendezvous are collective, so they have one order anyway.
   TurnMutex &mutex() { return mutex_; }
   Pads &pads() { return pads_; }
   MakeSymmDevice make_device() const { return make_device_; }
@@ -26,7 +26,7 @@ class SymmTable final : public Attachment {
 
   std::shared_ptr<Symm> find(uint64_t block_serial) const;
   void keep(uint64_t block_serial, std::shared_ptr<Symm> symm);
-  // As the group's refusals: in the place of a rendezvous.
+  // Like Group::refuse_exchange, in place of a rendezvous.
   phx_status refuse_rendezvous();
 
   void on_block_freed(uint64_t block_serial) override;
