@@ -219,7 +219,9 @@ def norms(rank, world_size):
             for dtype in (torch.float32, torch.bfloat16):
                 given = x.to(dtype)
                 with CommDebugMode() as sent:
-                    got = torch.linalg.vector_norm(distribute_tensor(given, mesh, placements, src_data_rank=None), 2, dims)
+                    got = torch.linalg.vector_norm(
+                        distribute_tensor(given, mesh, placements, src_data_rank=None), 2, dims
+                    )
                 assert got.dtype == dtype
                 if dims is None:
                     assert sum(sent.get_comm_counts().values()) == sum(not one.is_replicate() for one in placements)

@@ -268,13 +268,17 @@ def between_libraries(rank, size, path):
     mesh, line = dist.init_device_mesh("cpu", (2, 2)), dist.init_device_mesh("cpu", (4,))
     values = whole((7, 5))
     theirs = torch_tensor.distribute_tensor(values, line, [torch_tensor.Shard(0)])
-    dcp.save({"x": theirs, "y": torch_tensor.distribute_tensor(values, mesh, [R, torch_tensor.Shard(1)])}, checkpoint_id=path)
+    dcp.save(
+        {"x": theirs, "y": torch_tensor.distribute_tensor(values, mesh, [R, torch_tensor.Shard(1)])}, checkpoint_id=path
+    )
     ours = {name: distribute_tensor(torch.zeros(7, 5), mesh, [Shard(1), Shard(0)]) for name in ("x", "y")}
     dcp.load(ours, checkpoint_id=path)
     assert all(torch.equal(one.full_tensor(), values) for one in ours.values())
     future = dcp.async_save(ours, checkpoint_id=path + "-back")
     future.result()
-    back = {name: torch_tensor.distribute_tensor(torch.zeros(7, 5), line, [torch_tensor.Shard(1)]) for name in ("x", "y")}
+    back = {
+        name: torch_tensor.distribute_tensor(torch.zeros(7, 5), line, [torch_tensor.Shard(1)]) for name in ("x", "y")
+    }
     dcp.load(back, checkpoint_id=path + "-back")
     assert all(torch.equal(one.full_tensor(), values) for one in back.values())
 

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import phalanx.dtensor
 import phalanx.dtensor.parallel
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
-from ranks import run_ranks, scratch
+from ranks import run_ranks
 
 BATCH = 4
 
@@ -74,7 +74,9 @@ def styled(net, mesh, library=phalanx.dtensor):
     """Styles of either library on the blocks of a model; the embedding stays as it is."""
     styles = library.parallel
     for block in net.blocks:
-        styles.parallelize_module(block, mesh, {"up": styles.ColwiseParallel(use_local_output=False), "down": styles.RowwiseParallel()})
+        styles.parallelize_module(
+            block, mesh, {"up": styles.ColwiseParallel(use_local_output=False), "down": styles.RowwiseParallel()}
+        )
     return net
 
 
@@ -91,11 +93,11 @@ def meshes(shape=(2, 2)):
     return dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
 
 
-def train(net, steps, mesh=None, first=0):
+def train(net, steps, mesh=None):
     """Losses of the whole batch, and the norms of gradients before they were cut."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     seen = []
-    for step in range(first, first + steps):
+    for step in range(steps):
         rows = tokens(step)
         if mesh is not None:
             rows = rows.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
@@ -146,7 +148,11 @@ def like_theirs(rank, size):
     """Mixed precision, accumulated gradients, offloading, replicated groups: as torch does it with its own DTensor."""
     mesh = meshes()
     halves = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for options in ({"mp_policy": halves}, {"reshard_after_forward": False}, {"offload_policy": CPUOffloadPolicy(False)}):
+    for options in (
+        {"mp_policy": halves},
+        {"reshard_after_forward": False},
+        {"offload_policy": CPUOffloadPolicy(False)},
+    ):
         results = []
         for library in (phalanx.dtensor, torch.distributed.tensor):
             net = sharded(model(), mesh, library, **options)
@@ -243,7 +249,9 @@ def test_a_part_of_an_uneven_part_is_what_its_placements_say():
             for rows in (1, 7, 8, 9, 14, 17, 20):
                 for style in (Shard(0), SizedShard(0, (rows // 3, rows - rows // 3))):
                     net = nn.Linear(3, rows, bias=False)
-                    weight = distribute_tensor(torch.arange(3.0 * rows).view(rows, 3), mesh["tp"], [style], src_data_rank=None)
+                    weight = distribute_tensor(
+                        torch.arange(3.0 * rows).view(rows, 3), mesh["tp"], [style], src_data_rank=None
+                    )
                     own = weight.to_local()
                     net.weight = nn.Parameter(weight)
                     fully_shard(net, mesh=mesh["dp"])
@@ -276,7 +284,6 @@ def gathered(rank, size, path):
         torch.testing.assert_close(on_cpu, weights)
 
     # They are loaded into a model on another mesh: from every rank, or from the first.
-    _, wanted = train(alone, 2, first=5)
     net.load_state_dict(get_model_state_dict(net))
     for broadcast in (False, True):
         other = meshes((size, 1)) if broadcast else meshes((1, size))
@@ -294,7 +301,9 @@ def gathered(rank, size, path):
         torch.testing.assert_close(got["state"], states["state"])
 
     # And by files, which torch's own DTensor reads, and writes for this package.
-    dcp.save({"model": get_model_state_dict(net), "optimizer": get_optimizer_state_dict(net, optimizer)}, checkpoint_id=path)
+    dcp.save(
+        {"model": get_model_state_dict(net), "optimizer": get_optimizer_state_dict(net, optimizer)}, checkpoint_id=path
+    )
     for reader in (torch.distributed.tensor, phalanx.dtensor):
         fresh = sharded(model(), meshes((2, 2) if reader is torch.distributed.tensor else (4, 1)), reader)
         again = torch.optim.AdamW(fresh.parameters(), lr=0.02)
@@ -306,7 +315,10 @@ def gathered(rank, size, path):
         got = get_optimizer_state_dict(fresh, again, options=full)
         torch.testing.assert_close(got["state"], states["state"])
         path += "-theirs"
-        dcp.save({"model": get_model_state_dict(fresh), "optimizer": get_optimizer_state_dict(fresh, again)}, checkpoint_id=path)
+        dcp.save(
+            {"model": get_model_state_dict(fresh), "optimizer": get_optimizer_state_dict(fresh, again)},
+            checkpoint_id=path,
+        )
 
 
 def test_state_dicts_are_gathered_loaded_and_read_on_other_meshes(tmp_path):

@@ -53,6 +53,8 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
     making = threading.local()  # .siblings: the parameters of the group that is being made
 
     class FSDPParam(param_class):  # type: ignore[misc]
+        _sharding_spec: Any
+
         def _init_sharding_spec(self, param: Any, fsdp_placement: Any, shard_dim: int) -> Any:
             if not isinstance(param, api.DTensor):
                 data = super()._init_sharding_spec(param, fsdp_placement, shard_dim)
@@ -60,7 +62,9 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
                     self._sharding_spec = _beside(making.siblings, self._sharding_spec, self.mesh_info.mesh)
                 return data
             spec = param._spec
-            placements = [as_torch_placement(Shard(one.dim) if isinstance(one, SizedShard) else one) for one in spec.placements]
+            placements = [
+                as_torch_placement(Shard(one.dim) if isinstance(one, SizedShard) else one) for one in spec.placements
+            ]
             stands_for = SimpleNamespace(
                 _spec=torch_spec(spec.mesh, placements, (spec.shape, spec.stride, spec.dtype)),  # type: ignore[arg-type]
                 _local_tensor=placing.waited(param._local_tensor),

@@ -345,5 +345,5 @@ def torch_spec(mesh: DeviceMesh, placements: Sequence[_types.Placement], meta: t
 
 def joined_mesh(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     """The mesh whose dims are those of several meshes of one root, in this order. Read in 2.13."""
-    joined: DeviceMesh = DeviceMesh._concatenate(list(meshes))  # type: ignore[attr-defined]
+    joined: DeviceMesh = DeviceMesh._concatenate(list(meshes))
     return joined
