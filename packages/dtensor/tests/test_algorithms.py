@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.distributed.device_mesh import init_device_mesh
 
-from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
+from phalanx.dtensor.debug import CommDebugMode
 from ranks import run_ranks
 
 FUNCTIONS = {
@@ -27,6 +28,10 @@ FUNCTIONS = {
     "index of topk": lambda t: t.topk(min(2, t.shape[0]), 0)[1],
     "sort": lambda t: t.sort(0)[0],
     "softmax": lambda t: t.softmax(0),
+    "norm of all": lambda t: t.norm(),
+    "norm": lambda t: torch.linalg.vector_norm(t, 2, 0),
+    "norm of order 3, keepdim": lambda t: t.norm(3, 0, keepdim=True),
+    "norm in float64": lambda t: torch.linalg.vector_norm(t, 1.5, (0, 1), dtype=torch.float64),
 }
 
 
@@ -198,6 +203,35 @@ def test_lookups_in_a_sharded_table_leave_a_partial():
 def test_convolution_takes_borders_from_its_neighbours():
     _check(in_space, 2)
     _check(in_space, 3)
+
+
+def norms(rank, world_size):
+    mesh = init_device_mesh("cpu", (2, 2))
+    differences = Differences()
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    for placements in (
+        [Shard(0), Shard(1)],
+        [StridedShard(0, 2), Shard(0)],
+        [SizedShard(0, (7, 0)), Replicate()],
+        [Shard(1), Shard(1)],
+    ):
+        for dims in (None, 0, 1, (0, 1)):
+            for dtype in (torch.float32, torch.bfloat16):
+                given = x.to(dtype)
+                with CommDebugMode() as sent:
+                    got = torch.linalg.vector_norm(
+                        distribute_tensor(given, mesh, placements, src_data_rank=None), 2, dims
+                    )
+                assert got.dtype == dtype
+                if dims is None:
+                    assert sum(sent.get_comm_counts().values()) == sum(not one.is_replicate() for one in placements)
+                want = torch.linalg.vector_norm(given, 2, dims)
+                differences.compare(f"{placements} {dims} {dtype}", got, want)
+    return differences.found
+
+
+def test_a_norm_is_that_of_the_norms_of_all_parts():
+    _check(norms, 4)
 
 
 def test_batch_norm_takes_the_statistics_of_all_ranks():

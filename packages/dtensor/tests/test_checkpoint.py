@@ -10,7 +10,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 
 from phalanx.dtensor import (
     DTensor,
@@ -180,6 +188,103 @@ def models(rank, size, path):
 
 def test_a_model_and_its_optimizer_go_on_from_a_checkpoint(tmp_path):
     run_ranks(models, 2, str(tmp_path / "saved"), start_torch=True)
+
+
+def placed(mesh, rows, columns, *, device="cpu"):
+    """A module with two weights in these placements, and a scalar buffer."""
+    net = torch.nn.Module()
+    for name, placements in (("rows", rows), ("columns", columns)):
+        zeros = torch.zeros(7, 5, device=device)
+        value = distribute_tensor(zeros, mesh, placements, src_data_rank=None)
+        net.register_parameter(name, torch.nn.Parameter(value))
+    net.register_buffer("count", torch.tensor(0))
+    net.register_buffer("plain", torch.zeros(3))
+    return net
+
+
+def whole_state_dicts(rank, size):
+    mesh = dist.init_device_mesh("cpu", (2, 2))
+    values = {"rows": whole((7, 5)), "columns": -whole((7, 5)), "count": torch.tensor(4), "plain": torch.ones(3)}
+    kinds = (
+        ([Shard(0), Shard(0)], [Shard(1), R]),
+        ([StridedShard(0, 2), Shard(0)], [Shard(0), Shard(1)]),
+        ([SizedShard(0, (3, 4)), R], [R, SizedShard(1, (0, 5))]),
+    )
+    for placements in kinds:
+        for broadcast in (False, True):
+            for device in ("cpu", "meta") if broadcast else ("cpu",):
+                net = placed(mesh, *placements, device=device)
+                given = dict(values) if rank == 0 or not broadcast else {}
+                options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+                set_model_state_dict(net, given, options=options)
+                assert type(net.rows) is DTensor and net.rows.placements == tuple(placements[0])
+                assert net.rows.to_local().shape == net.rows._spec.local_shape and net.rows.requires_grad
+                for offload in (False, True):
+                    options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
+                    got = get_model_state_dict(net, options=options)
+                    if offload and rank:
+                        assert got == {}
+                        continue
+                    assert all(type(one) is torch.Tensor for one in got.values()) and set(got) == set(values)
+                    assert all(torch.equal(got[name], values[name]) for name in values), (placements, device)
+        # What stays sharded is of this package, also where it is on the CPU.
+        got = get_model_state_dict(net, options=StateDictOptions(cpu_offload=True))
+        assert type(got["rows"]) is DTensor and torch.equal(got["rows"].full_tensor(), values["rows"])
+
+        # The state of the optimizer.
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        (net.rows.square().sum() + net.columns.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for flat in (False, True):
+            options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=flat)
+            states = get_optimizer_state_dict(net, optimizer, options=options)
+            moment = states["state.rows.exp_avg"] if flat else states["state"]["rows"]["exp_avg"]
+            assert type(moment) is torch.Tensor
+            torch.testing.assert_close(moment, 0.2 * values["rows"])
+            for broadcast in (False, True):
+                fresh = torch.optim.AdamW(net.parameters(), lr=0.5)
+                options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+                given = copy.deepcopy(states) if rank == 0 or not broadcast else {}
+                set_optimizer_state_dict(net, fresh, given, options=options)
+                for name in ("exp_avg", "exp_avg_sq", "step"):
+                    mine, theirs = fresh.state[net.rows][name], optimizer.state[net.rows][name]
+                    assert type(mine) is type(theirs)
+                    if isinstance(mine, DTensor):
+                        assert mine.placements == theirs.placements and torch.equal(mine.to_local(), theirs.to_local())
+                    else:
+                        assert torch.equal(mine, theirs)
+                assert fresh.param_groups[0]["lr"] == 0.1
+
+
+def test_whole_state_dicts_are_gathered_and_loaded():
+    run_ranks(whole_state_dicts, 4, start_torch=True)
+
+
+def between_libraries(rank, size, path):
+    """The same file, from torch's DTensor to ours on another mesh, and back."""
+    import torch.distributed.tensor as torch_tensor
+
+    mesh, line = dist.init_device_mesh("cpu", (2, 2)), dist.init_device_mesh("cpu", (4,))
+    values = whole((7, 5))
+    theirs = torch_tensor.distribute_tensor(values, line, [torch_tensor.Shard(0)])
+    dcp.save(
+        {"x": theirs, "y": torch_tensor.distribute_tensor(values, mesh, [R, torch_tensor.Shard(1)])}, checkpoint_id=path
+    )
+    ours = {name: distribute_tensor(torch.zeros(7, 5), mesh, [Shard(1), Shard(0)]) for name in ("x", "y")}
+    dcp.load(ours, checkpoint_id=path)
+    assert all(torch.equal(one.full_tensor(), values) for one in ours.values())
+    future = dcp.async_save(ours, checkpoint_id=path + "-back")
+    future.result()
+    back = {
+        name: torch_tensor.distribute_tensor(torch.zeros(7, 5), line, [torch_tensor.Shard(1)]) for name in ("x", "y")
+    }
+    dcp.load(back, checkpoint_id=path + "-back")
+    assert all(torch.equal(one.full_tensor(), values) for one in back.values())
+
+
+def test_files_of_torchs_tensors_are_read_and_files_for_them_written(tmp_path):
+    run_ranks(between_libraries, 4, str(tmp_path / "saved"), start_torch=True)
 
 
 def files(rank, size):

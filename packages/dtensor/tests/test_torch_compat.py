@@ -1,5 +1,7 @@
 """The private parts of torch that this package relies on are where they were."""
 
+import inspect
+
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import placement_types
@@ -48,3 +50,31 @@ def test_meshes_have_keys_by_which_they_are_equal():
 def test_sizes_are_known_to_divide_or_not():
     assert _torch_compat.surely_divides(8, 4) and not _torch_compat.surely_divides(9, 4)
     assert (_torch_compat.sym_min(3, 5), _torch_compat.sym_max(3, 5)) == (3, 5)
+
+
+def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
+    """Of FSDP2 and of the state dicts of checkpoints, each name and each call that `_fsdp` and `checkpoint` rely on."""
+    modules = _torch_compat.fsdp_modules
+    assert modules is not None, f"FSDP2 of torch has moved, and fully_shard does not take DTensors of ours: {MEND}"
+    param, group, collectives = modules
+    for module, names in (
+        (param, ("DTensor", "_from_local_no_grad")),
+        (group, ("FSDPParam", "FSDPParamGroup")),
+        (collectives, ("DTensor",)),
+        (_torch_compat.state_dict_utils, ("DTensor", "distribute_tensor", "_distribute_tensors")),
+    ):
+        for name in names:
+            assert "phalanx" in getattr(module, name).__module__, f"{module.__name__}.{name} is not replaced: {MEND}"
+    # What the derived classes override, with the arguments that they take.
+    methods = {
+        "_init_sharding_spec": ["self", "param", "fsdp_placement", "shard_dim"],
+        "_get_unsharded_dtensor_spec": ["self", "unsharded_param"],
+        "_get_grad_inner_tensor": ["self", "grad"],
+    }
+    theirs = group.FSDPParam.__mro__[1]
+    for name, expected in methods.items():
+        assert list(inspect.signature(getattr(theirs, name)).parameters) == expected, f"{name} has changed: {MEND}"
+    theirs = group.FSDPParamGroup.__mro__[1]
+    assert list(inspect.signature(theirs).parameters)[:2] == ["params", "modules"], f"FSDPParamGroup: {MEND}"
+    source = inspect.getsource(_torch_compat.state_dict_utils._broadcast_tensors)
+    assert "_distribute_tensors(" in source and "(local_state, full_tensor)" in source, f"_broadcast_tensors: {MEND}"

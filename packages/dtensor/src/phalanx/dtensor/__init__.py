@@ -7,10 +7,9 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
-from phalanx.dtensor import native
+from phalanx.dtensor import _fsdp, checkpoint, native
 from phalanx.dtensor._mesh import GridMesh
 from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
-from phalanx.dtensor.checkpoint import allow_loading as _allow_loading
 from phalanx.dtensor.explain import explain
 from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
 from phalanx.dtensor.interop import from_torch, to_torch
@@ -28,7 +27,9 @@ from phalanx.dtensor.placements import (
 
 # As torch calls it.
 _StridedShard = StridedShard
-_allow_loading()  # as torch does with its own
+checkpoint.allow_loading()  # as torch does with its own
+checkpoint.register()
+_fsdp.register()  # fully_shard of torch takes DTensors of this package
 native.load()  # if it was compiled
 
 __all__ = [

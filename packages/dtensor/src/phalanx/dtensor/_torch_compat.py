@@ -3,6 +3,7 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
+import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -304,3 +305,45 @@ def saved_for_backward() -> Iterator[None]:
 def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
     """The names of the process groups of a mesh, one for each mesh dim. Read in 2.11 to 2.13."""
     return tuple(str(group.group_name) for group in mesh.get_all_groups())
+
+
+# FSDP2 and the state dicts of checkpoints know torch's own DTensor only, by `isinstance` in the modules below. There
+# is no place where another class could be registered, so `_fsdp` and `checkpoint` put other names into these modules:
+# classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; earlier
+# versions make the spec of a sharded parameter in one function with all else, and stay as they are.
+try:
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
+
+    fsdp_modules: tuple[Any, Any, Any] | None = (_fsdp_param, _fsdp_param_group, _fsdp_collectives)
+    if not hasattr(_fsdp_param.FSDPParam, "_init_sharding_spec"):
+        fsdp_modules = None
+except ImportError:
+    fsdp_modules = None
+state_dict_utils: Any = importlib.import_module("torch.distributed._state_dict_utils")
+
+
+def either_dtensor(ours: type) -> Any:
+    """A class of which torch's DTensors and those of a class of ours are instances; it makes torch's. Read in 2.13."""
+    theirs = state_dict_utils.DTensor
+
+    class Either(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, (theirs, ours))
+
+    class DTensor(metaclass=Either):
+        from_local = staticmethod(theirs.from_local)
+
+    return DTensor
+
+
+def torch_spec(mesh: DeviceMesh, placements: Sequence[_types.Placement], meta: tuple[Any, Any, Any]) -> Any:
+    """The spec of a DTensor of torch, of a mesh, placements of torch, and shape, stride and dtype. Read in 2.13."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(*meta))
+
+
+def joined_mesh(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """The mesh whose dims are those of several meshes of one root, in this order. Read in 2.13."""
+    joined: DeviceMesh = DeviceMesh._concatenate(list(meshes))
+    return joined

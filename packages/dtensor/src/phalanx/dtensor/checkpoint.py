@@ -1,4 +1,5 @@
-"""Saving and loading: what torch.distributed.checkpoint asks of a tensor, and which classes torch.load may make.
+"""Saving and loading: what torch.distributed.checkpoint asks of a tensor, how its state dicts are gathered and loaded,
+and which classes torch.load may make.
 
 A local tensor is written as the boxes of the whole tensor that it holds: one for each combination of the runs of its
 dims (see `layout`), so that it can be read back in any other placements, on any other mesh. Ranks that have the same
@@ -14,7 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.dtensor import api, placing
 from phalanx.dtensor._mesh import GridMesh, coordinate_of
-from phalanx.dtensor.placements import Partial, Replicate, Shard, SizedShard, StridedShard
+from phalanx.dtensor._torch_compat import either_dtensor, state_dict_utils
+from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
 from phalanx.dtensor.spec import Spec
 
 
@@ -120,6 +122,41 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
         f"checkpoint: of {index.fqn!r} this rank has no box at offset {tuple(index.offset or ())}; it has those at "
         f"{[box.offsets for box in boxes]}: save and load with the placements that the plan was made for"
     )
+
+
+# ---- torch.distributed.checkpoint.state_dict ------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Have `get_model_state_dict` and its like gather and load DTensors of this package. Not collective."""
+    module = state_dict_utils
+    distribute_theirs, load_theirs = module.distribute_tensor, module._distribute_tensors
+    module.DTensor = either_dtensor(api.DTensor)
+
+    def distribute_tensor(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], **options: Any) -> Any:
+        if any(isinstance(one, AnyPlacement) for one in placements):
+            return api.distribute_tensor(tensor, mesh, placements, **options)
+        return distribute_theirs(tensor, mesh, placements, **options)
+
+    def _distribute_tensors(state: dict[str, Any], keys: list[str], *args: Any, **kwargs: Any) -> None:
+        for key in keys:
+            entry = state.get(key)
+            if type(entry) is tuple and isinstance(entry[0], api.DTensor):
+                state[key] = _loaded(*entry)
+        load_theirs(state, keys, *args, **kwargs)
+
+    module.distribute_tensor, module._distribute_tensors = distribute_tensor, _distribute_tensors
+
+
+@torch.no_grad()
+def _loaded(tensor: Any, values: torch.Tensor) -> Any:
+    """A DTensor with other values, of which this rank has the whole: the same one, or a new one if it is on meta."""
+    part = placing.local_part(values.detach(), tensor._spec.replace(dtype=values.dtype), None)
+    if tensor.is_meta:
+        part = part.clone() if part is values or part._is_view() else part
+        return api.DTensor._wrap(part, tensor._spec.replace(dtype=values.dtype))
+    tensor._local_tensor.copy_(part)
+    return tensor
 
 
 # ---- torch.load -----------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def _tidy(runs: Runs) -> Runs:
     return tuple(tidy)
 
 
-def _select(runs: Runs, parts: Runs) -> Runs:
+def select(runs: Runs, parts: Runs) -> Runs:
     """Of the elements of `runs`, in order, those at the positions `parts`: as runs of what `runs` has runs of."""
     if len(runs) == 1:
         begin = runs[0][0]
@@ -151,7 +151,7 @@ def local_runs(
         dim = split_dim(placement)
         if dim is not None:
             parts = piece_runs(sizes[dim], placement, num_pieces, index)  # type: ignore[arg-type]
-            runs[dim] = _select(runs[dim], parts)
+            runs[dim] = select(runs[dim], parts)
             sizes[dim] = piece_size(sizes[dim], placement, num_pieces, index)  # type: ignore[arg-type]
     return tuple(runs)
 

@@ -13,7 +13,19 @@ Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 Takes = Callable[[Sequence[Any], Any, Sequence[Any]], bool]
 """Called with (every argument of the schema, the choice of the rule, the moves that it needs)."""
 
-_FILES = ("attention", "batch_norm", "classes", "extreme", "halo", "lookup", "moments", "scan", "top", "weighted")
+_FILES = (
+    "attention",
+    "batch_norm",
+    "classes",
+    "extreme",
+    "halo",
+    "lookup",
+    "moments",
+    "norm",
+    "scan",
+    "top",
+    "weighted",
+)
 _algorithms: dict[str, list[tuple[Takes, Handler]]] = {}
 
 

@@ -74,7 +74,7 @@ def _norm_op(order: object) -> str | None:
 
 @rule("aten.linalg_vector_norm.default")
 def _vector_norm(call: Call) -> Written:
-    # Other orders would need a root after the sum: their dims stay whole.
+    # Other orders need a root after the sum: their dims stay whole, or algorithms/norm.py takes the call.
     return reduced(call.tensors[0].ndim, call.dims(2), bool(call[3]), _norm_op(call[1]))
 
 

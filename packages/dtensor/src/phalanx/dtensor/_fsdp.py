@@ -1,0 +1,167 @@
+"""torch.distributed.fsdp.fully_shard over parameters that are DTensors of this package.
+
+FSDP2 manages each parameter by an `FSDPParam`, which shards the local tensor of a DTensor once more over the mesh of
+data parallelism. Collectives, prefetch, mixed precision, offloading and hooks see plain tensors only. What differs
+for a DTensor of this package is how local tensors are wrapped, and that is all that the classes here do:
+
+    sharded parameter      DTensor on the joined mesh, [StridedShard(0, 2), Shard(0)] for [Shard(0)] over 2 ranks of tp
+    unsharded parameter    DTensor on the mesh that it had, with its placements: what parallel styles work with
+    gradient               brought to the placements of the unsharded parameter, then sharded like the parameter
+
+A parameter that is a plain tensor is a DTensor of this package, too, while it is sharded, if FSDP manages it together
+with one that is: on the same joined mesh, replicated over the mesh dims that it does not know. All parameters of a
+model with tensor parallelism are then on one mesh, so that their norms can be added.
+"""
+
+import threading
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from phalanx.dtensor import api, layout, placing
+from phalanx.dtensor._mesh import describe
+from phalanx.dtensor._torch_compat import TorchStridedShard, either_dtensor, fsdp_modules, joined_mesh, torch_spec
+from phalanx.dtensor.placements import Replicate, Shard, SizedShard, StridedShard, as_torch_placement
+from phalanx.dtensor.spec import Spec
+
+
+def register() -> None:
+    """Have fully_shard take DTensors of this package. Not collective."""
+    if fsdp_modules is None:
+        return
+    param, group, collectives = fsdp_modules
+    wrap_theirs = param._from_local_no_grad
+
+    def wrap(local: torch.Tensor, spec: Any) -> Any:
+        if not isinstance(spec, Spec):
+            return wrap_theirs(local, spec)
+        if not local.numel():  # where the part of another dim is empty, FSDP makes the dim that it shards empty, too
+            local = local.view(spec.local_shape)
+        return api.DTensor._wrap(local, spec, local.requires_grad)
+
+    param._from_local_no_grad = wrap
+    param.DTensor = collectives.DTensor = either_dtensor(api.DTensor)
+    group.FSDPParam, group.FSDPParamGroup = _classes(group.FSDPParam, group.FSDPParamGroup)
+
+
+def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
+    """The classes derived from torch's FSDPParam and FSDPParamGroup."""
+    making = threading.local()  # .siblings: the parameters of the group that is being made
+
+    class FSDPParam(param_class):  # type: ignore[misc]
+        _sharding_spec: Any
+
+        def _init_sharding_spec(self, param: Any, fsdp_placement: Any, shard_dim: int) -> Any:
+            if not isinstance(param, api.DTensor):
+                data = super()._init_sharding_spec(param, fsdp_placement, shard_dim)
+                if not self.is_dtensor:
+                    self._sharding_spec = _beside(making.siblings, self._sharding_spec, self.mesh_info.mesh)
+                return data
+            spec = param._spec
+            placements = [
+                as_torch_placement(Shard(one.dim) if isinstance(one, SizedShard) else one) for one in spec.placements
+            ]
+            stands_for = SimpleNamespace(
+                _spec=torch_spec(spec.mesh, placements, (spec.shape, spec.stride, spec.dtype)),  # type: ignore[arg-type]
+                _local_tensor=placing.waited(param._local_tensor),
+            )
+            data = super()._init_sharding_spec(stands_for, fsdp_placement, shard_dim)
+            self._sharding_spec = _sharded(spec, self._sharding_spec, shard_dim, self.mesh_info)
+            self._unsharded_dtensor_spec = spec
+            return data
+
+        def _get_unsharded_dtensor_spec(self, unsharded_param: torch.Tensor) -> Any:
+            spec = self._unsharded_dtensor_spec
+            if not isinstance(spec, Spec):
+                return super()._get_unsharded_dtensor_spec(unsharded_param)
+            return spec.replace(dtype=unsharded_param.dtype)
+
+        def _get_grad_inner_tensor(self, grad: torch.Tensor) -> torch.Tensor:
+            return placing.waited(super()._get_grad_inner_tensor(grad))
+
+    class FSDPParamGroup(group_class):  # type: ignore[misc]
+        def __init__(self, params: list[Any], modules: Sequence[torch.nn.Module], *args: Any, **kwargs: Any) -> None:
+            making.siblings = [*params, *(param for module in modules for param in module.parameters())]
+            try:
+                super().__init__(params, modules, *args, **kwargs)
+            finally:
+                making.siblings = []
+
+    return FSDPParam, FSDPParamGroup
+
+
+def _sharded(spec: Spec, theirs: Any, dim: int, mesh_info: Any) -> Spec:
+    """The spec of the shard of a parameter, where torch would give it `theirs`.
+
+    Args:
+        spec: That of the parameter before.
+        theirs: The spec that torch makes.
+        dim: The dim of the tensor that FSDP shards.
+        mesh_info: What FSDP knows of its mesh.
+
+    Raises:
+        ValueError: No placements say what FSDP makes of the parameter.
+    """
+    meta = (spec.shape, spec.stride, spec.dtype)
+    strided = [at for at, one in enumerate(theirs.placements) if isinstance(one, StridedShard | TorchStridedShard)]
+    if mesh_info.is_spmd_mesh:
+        made = Spec(theirs.mesh, theirs.placements, *meta)
+        if strided and spec.shape[dim] % prod(made.mesh.shape[at] for at in made.mesh_dims_of(dim)):
+            raise ValueError(
+                f"fully_shard: dim {dim} of a parameter of shape {tuple(spec.shape)} cannot be sharded evenly over the "
+                f"mesh dims {made.mesh_dims_of(dim)} of {describe(made.mesh)}: give fully_shard the mesh of data "
+                "parallelism alone, without dp_mesh_dims"
+            )
+        return made
+    outer = theirs.placements[: -spec.mesh.ndim]
+    if not any(isinstance(one, SizedShard) and one.dim == dim for one in spec.placements):
+        made = Spec(theirs.mesh, (*outer, *spec.placements), *meta)
+        if not strided or _is_sharded_last(spec, made, dim, strided[0]):
+            return made
+    # A StridedShard is cut before the placements that come after it, and what these leave of uneven parts is not what
+    # FSDP has: say it in the order in which it was sharded.
+    mesh = joined_mesh([spec.mesh, mesh_info.mesh])  # type: ignore[list-item]
+    return Spec(mesh, (*spec.placements, *[one if one.is_replicate() else Shard(dim) for one in outer]), *meta)
+
+
+def _is_sharded_last(spec: Spec, made: Spec, dim: int, strided: int) -> bool:
+    """Whether every rank has of a dim a chunk of what it had of it in `spec`. The same on all ranks."""
+    num_shards = made.mesh.shape[strided]
+    for coordinate in product(*map(range, spec.mesh.shape)):
+        whole = spec.local_runs_at(coordinate)[dim]
+        for shard in range(num_shards):
+            at = [0] * (made.mesh.ndim - spec.mesh.ndim)
+            at[strided] = shard
+            part = layout.chunk(sum(length for _, length in whole), num_shards, shard)
+            if made.local_runs_at((*at, *coordinate))[dim] != layout.select(whole, (part,)):
+                return False
+    return True
+
+
+def _beside(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
+    """The spec of the shard of a plain parameter: on the mesh of those of its siblings that are of this package.
+
+    Args:
+        siblings: The parameters that FSDP manages together with it.
+        theirs: The spec that torch makes, on the mesh of data parallelism.
+        data_parallel: That mesh.
+    """
+    dims = data_parallel.ndim
+    for sibling in siblings:
+        if not isinstance(sibling, api.DTensor):
+            continue
+        mesh: Any = sibling._spec.mesh
+        if mesh.mesh_dim_names is None or data_parallel.mesh_dim_names is None:
+            continue
+        if not set(mesh.mesh_dim_names) & set(data_parallel.mesh_dim_names):
+            mesh = joined_mesh([data_parallel, mesh])
+        elif mesh.mesh_dim_names[:dims] != data_parallel.mesh_dim_names or mesh.ndim == dims:
+            continue  # a shard whose dims are in another order
+        meta = theirs.tensor_meta
+        placements = (*theirs.placements, *[Replicate()] * (mesh.ndim - dims))
+        return Spec(mesh, placements, meta.shape, meta.stride, meta.dtype)
+    return theirs
