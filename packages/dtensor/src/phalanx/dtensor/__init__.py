@@ -7,6 +7,7 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
+from phalanx.dtensor import composites as _composites
 from phalanx.dtensor import native
 from phalanx.dtensor._mesh import GridMesh
 from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
@@ -28,6 +29,7 @@ from phalanx.dtensor.placements import (
 
 # As torch calls it.
 _StridedShard = StridedShard
+_composites.install()
 _allow_loading()  # as torch does with its own
 native.load()  # if it was compiled
 

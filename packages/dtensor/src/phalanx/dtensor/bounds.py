@@ -1,8 +1,9 @@
 """Indices out of range: the error that one process raises, on every rank.
 
-A kernel looks only at what it reads. Where a rank has nothing of a tensor, or looks up only what it has, it would pass
-over an index that another rank refuses, and ranks would be out of step. So the index is looked at here, on every rank
-that has it: no communication.
+A kernel looks only at what it reads. Where a rank has nothing of a tensor, looks up only what it has, or takes its part
+of an index that all have, it would pass over an index that another rank refuses, and ranks would be out of step. So the
+index is looked at here, on every rank that has it: no communication. Ranks with other parts of an index do not see
+those of each other, and only the one that has a wrong one raises.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ class Bound(NamedTuple):
         size: The number of elements there.
         wraps: Whether negative ones count from the end.
         error: What torch raises.
+        ignored: An element that stands for nothing.
+        before: Whether every rank has the whole index before anything moves.
     """
 
     argument: int
@@ -32,6 +35,8 @@ class Bound(NamedTuple):
     size: int
     wraps: bool
     error: type[Exception]
+    ignored: int | None = None
+    before: bool = False
 
 
 def check_bounds(op: Any, index: torch.Tensor, bound: Bound) -> None:
@@ -42,7 +47,9 @@ def check_bounds(op: Any, index: torch.Tensor, bound: Bound) -> None:
         index: The local tensor of the index.
         bound: What its elements may be.
     """
-    if not index.numel() or index.dtype in (torch.bool, torch.uint8):
+    if bound.ignored is not None:
+        index = index[index != bound.ignored] if type(index) is torch.Tensor else index.clamp(0, bound.size - 1)
+    if not index.numel():
         return
     low, high = torch.aminmax(index)
     least = -bound.size if bound.wraps else 0
@@ -75,30 +82,55 @@ _ALONG = {
 _BY_LIST = ("index", "index_put", "_unsafe_index", "_unsafe_index_put")
 
 
-def bounds_of(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[Bound, ...]:
+def bounds_of(
+    op: Any,
+    values: Sequence[Any],
+    leaves: Sequence[tuple[int, int | None, Any]],
+    specs: Sequence[Spec],
+    used: Sequence[Spec],
+) -> tuple[Bound, ...]:
     """What a call must check of its indices, since kernels do not on all ranks; mostly nothing.
 
     Args:
         op: An OpOverload.
         values: Every argument of its schema.
-        specs: The specs of the tensors of the call, its results included.
+        leaves: The tensors among them, (argument, place in it if it is a list, tensor).
+        specs: Their specs.
+        used: Their specs when the op runs, and those of its results.
     """
-    name = op._schema.name.removeprefix("aten::").removesuffix("_")
-    if name not in _ALONG and name not in _BY_LIST and name not in ("take", "embedding"):
+    if any(type(one) is not Spec for one in specs):  # sizes are not known while a graph is made of any
         return ()
-    if not any(map(_has_empty_part, specs)):
+    found = _bounds(op._schema.name.removeprefix("aten::").removesuffix("_"), values)
+    if not found:
         return ()
+    is_empty = any(map(_has_empty_part, used))
+    needed = []
+    for bound in found:
+        at = next(at for at, one in enumerate(leaves) if one[0] == bound.argument and bound.place in (None, one[1]))
+        before = specs[at].is_replicated
+        if is_empty or (before and not used[at].is_replicated):
+            needed.append(bound._replace(before=before))
+    return tuple(needed)
+
+
+def _bounds(name: str, values: Sequence[Any]) -> tuple[Bound, ...]:
+    """What the indices of an op may be."""
     source = values[0]
     if name == "embedding":
         return (Bound(1, None, 0, int(source.shape[0]), False, IndexError),)
     if name == "take":
         return (Bound(1, None, -1, int(source.numel()), True, IndexError),)
+    if name in ("nll_loss_forward", "nll_loss2d_forward"):
+        dim = min(1, source.ndim - 1)
+        return (Bound(1, None, dim, int(source.shape[dim]), False, IndexError, ignored=int(values[4])),)
     if name in _BY_LIST:
         return tuple(
             Bound(1, dim, dim, int(source.shape[dim]), True, IndexError)
             for dim, one in enumerate(values[1])
             if one is not None and one.dtype not in (torch.bool, torch.uint8)
         )
+    if name not in _ALONG:
+        return ()
     argument, error = _ALONG[name]
     dim = int(values[1]) % max(1, source.ndim)
     size = int(source.shape[dim]) if source.ndim else 1

@@ -211,13 +211,13 @@ class RulePlan(Plan):
         if work is None:
             return self._wrapped(given, [], partial(self._outside, given))
         values = [local_of(value) for value in given]
+        self._check_bounds(op, values, before=True)
         for move in self.moves:
             if move.place is None:
                 values[move.argument] = move.transfer.run(values[move.argument])
             else:
                 values[move.argument][move.place] = move.transfer.run(values[move.argument][move.place])
-        for one in self.bounds:
-            check_bounds(op, values[one.argument] if one.place is None else values[one.argument][one.place], one)
+        self._check_bounds(op, values, before=False)
         if work.fills:
             device = next(one for one in _flat(values) if isinstance(one, torch.Tensor)).device
             results = work.filled([one.dtype for one in self.specs if one is not None], device)
@@ -231,6 +231,12 @@ class RulePlan(Plan):
         if work.scales:
             results = work.finish(results)
         return self._wrapped(given, results, None)
+
+    def _check_bounds(self, op: Any, values: list[Any], before: bool) -> None:
+        for one in self.bounds:
+            if one.before == before:
+                index = values[one.argument]
+                check_bounds(op, index if one.place is None else index[one.place], one)
 
     def _outside(self, given: list[Any], spec: Spec) -> torch.Tensor:
         """What a rank outside the mesh has of a result: nothing; of a view, nothing of the memory of what is viewed."""

@@ -152,8 +152,12 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
                 for argument, value in work.sizes
             )
             work = LocalWork(changed, work.scales, work.fills, tuple(tuple(one.local_shape) for one in outputs))
-    used = [move.transfer.target for move in moves] + [*specs, *outputs]
-    made = RulePlan(op, moves, work, outputs, shape, match.rule.text, bounds_of(op, values, used))
+    moved = {(move.argument, move.place): move.transfer.target for move in moves}
+    used = [moved.get((leaf[0], leaf[1]), spec) for leaf, spec in zip(leaves, specs, strict=True)]
+    bounds = (
+        () if any(type(one) is not Spec for one in specs) else bounds_of(op, values, leaves, specs, [*used, *outputs])
+    )
+    made = RulePlan(op, moves, work, outputs, shape, match.rule.text, bounds)
     make_direct(op, made, values)
     return made
 
