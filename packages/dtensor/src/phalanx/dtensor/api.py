@@ -113,7 +113,7 @@ class DTensor(torch.Tensor):
         return self._spec.placements
 
     @property
-    def data(self) -> "DTensor":  # type: ignore[override]
+    def data(self) -> "DTensor":
         """The tensor without its history, with the same memory. To set it gives this tensor another one's values."""
         return _data.__get__(self)  # type: ignore[no-any-return]
 

@@ -61,7 +61,7 @@ def _check_classes(index: Any, num_classes: int = -1) -> None:
         return
     else:
         with torch.no_grad():
-            low, high = int(index.min().full_tensor().sum()), int(index.max().full_tensor().sum())
+            low, high = int(index.min().item()), int(index.max().item())
     if low < 0:
         raise RuntimeError("Class values must be non-negative.")
     if num_classes > 0 and high >= num_classes:

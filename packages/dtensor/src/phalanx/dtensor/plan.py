@@ -155,7 +155,7 @@ def _lies_elsewhere(tensor: Any) -> bool:
     if type(mine) is not torch.Tensor or type(theirs) is not torch.Tensor:
         return False
     # The storage, and not the address of its memory: a rank that has nothing of the tensor has none.
-    return mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata
+    return bool(mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata)
 
 
 # ---- with a rule ----------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def context_parallel(
     kept = list(no_restore_buffers or ())
     _check_buffers(given, dims, kept)
     place = (coordinate_of(mesh) or (0,))[0]
-    lengths = _lengths([buffer.shape[dim] for buffer, dim in zip(given, dims, strict=True)], mesh.size(), place)
+    lengths = _lengths([int(buffer.shape[dim]) for buffer, dim in zip(given, dims, strict=True)], mesh.size(), place)
     originals: list[torch.Tensor | None] = []
     with torch.no_grad():
         for buffer, dim in zip(given, dims, strict=True):

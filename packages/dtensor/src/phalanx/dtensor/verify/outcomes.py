@@ -18,7 +18,7 @@ class OutcomesDiffer(RuntimeError):
     """An op came to one thing on this rank and to another on another one. Raised on every rank."""
 
 
-class CompareOutcomes(TorchDispatchMode):
+class CompareOutcomes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it ranks compare the outcome of each op on DTensors. Collective: all ranks must run the same ops.
 
     Args:
@@ -26,7 +26,7 @@ class CompareOutcomes(TorchDispatchMode):
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.group = group
         self.compared = 0
 
