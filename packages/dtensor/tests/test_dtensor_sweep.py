@@ -132,6 +132,38 @@ def test_what_is_wrong_is_found_on_every_rank():
     assert run_ranks(findings, 2, start_torch=True) == [want, want]
 
 
+def shows_another_shape(x):
+    """An op of which ranks show other results: no error, and of each rank alone no wrong value."""
+    if type(x) is torch.Tensor:
+        return x.detach() * 1
+    rows = x.device_mesh.get_rank() + 1
+    return DTensor.from_local(torch.ones(rows), x.device_mesh, [R]).neg().sum() * 0 + x.detach()
+
+
+def outcomes(rank, world_size):
+    ranks = Ranks((2,), compare_outcomes=True)
+    x = torch.arange(1.0, 6.0).requires_grad_()
+    fine = attempt(lambda x: (x * x).mean(), ranks, [S(0)], x)
+    found = [fine.values(), fine.gradients(), ranks.outcomes.compared > 0]
+    for function in (raises_on_one_op, shows_another_shape):
+        one = attempt(function, ranks, [R], x)
+        found += [one.values(), "ranks came to different outcomes: rank 0" in one.text]
+    return found
+
+
+def raises_on_one_op(x):
+    """An op that is refused on one rank: it writes into what is marked as a copy there."""
+    result = x + 1
+    if type(x) is not torch.Tensor and x.device_mesh.get_rank() == 1:
+        result._is_view_of_copy = True
+    return result.detach().mul_(1) if type(x) is torch.Tensor else result.mul_(1)
+
+
+def test_ranks_compare_the_outcome_of_each_op():
+    want = ["right", "right", True, "wrong", True, "wrong", True]
+    assert run_ranks(outcomes, 2, start_torch=True) == [want, want]
+
+
 # ---- what it found ---------------------------------------------------------------------------------------------------
 
 

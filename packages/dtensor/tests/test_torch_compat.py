@@ -2,10 +2,13 @@
 
 import inspect
 
+import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import placement_types
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import _torch_compat
 from phalanx.dtensor.placements import Shard, SizedShard
@@ -78,3 +81,22 @@ def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
     assert list(inspect.signature(theirs).parameters)[:2] == ["params", "modules"], f"FSDPParamGroup: {MEND}"
     source = inspect.getsource(_torch_compat.state_dict_utils._broadcast_tensors)
     assert "_distribute_tensors(" in source and "(local_state, full_tensor)" in source, f"_broadcast_tensors: {MEND}"
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_tell_what_computes_them_again(use_reentrant):
+    from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints
+
+    found = []
+
+    def function(x):
+        found.append(enclosing_checkpoints())
+        return x * 2
+
+    x = torch.ones(2, requires_grad=True)
+    function(x)
+    checkpoint(function, x, use_reentrant=use_reentrant)
+    message = f"torch.utils.checkpoint has changed: mend phalanx/dtensor/experimental/_torch_compat.py {found}"
+    assert found[0] == [] and len(found[1]) == 1, message
+    holder, name = found[1][0]
+    assert name == ("run_function" if use_reentrant else "recompute_fn") and callable(getattr(holder, name)), message

@@ -8,6 +8,7 @@ Names and signatures follow torch.distributed.tensor.
 """
 
 from phalanx.dtensor import _fsdp, checkpoint, native
+from phalanx.dtensor import composites as _composites
 from phalanx.dtensor._mesh import GridMesh
 from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
 from phalanx.dtensor.explain import explain
@@ -27,6 +28,7 @@ from phalanx.dtensor.placements import (
 
 # As torch calls it.
 _StridedShard = StridedShard
+_composites.install()
 checkpoint.allow_loading()  # as torch does with its own
 checkpoint.register()
 _fsdp.register()  # fully_shard of torch takes DTensors of this package

@@ -6,6 +6,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -263,6 +264,46 @@ def op_library(
         library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
     return library
+
+
+def before_autograd(names: Sequence[str], around: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    """Have a function called for ops of aten, before torch takes them apart, where tensors have a __torch_dispatch__.
+
+    Such tensors have a key above that of autograd, at which torch has nothing of its own for these ops. Read in 2.13.
+
+    Args:
+        names: The ops, as "one_hot" or "quantile.scalar".
+        around: Called with (what goes on with the op, args, kwargs).
+
+    Returns:
+        What must be kept.
+    """
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    key = torch._C.DispatchKey.PythonTLSSnapshot
+
+    def kernel(op: Any) -> Callable[..., Any]:
+        def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+            return around(partial(op.redispatch, keys.remove(key)), args, kwargs)
+
+        return run
+
+    for name in names:
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, kernel(op), "PythonTLSSnapshot", with_keyset=True)
+    return library
+
+
+def add_gradient(name: str, backward: Callable[..., Any], save: Callable[..., Any] | None, library: Any) -> None:
+    """Give an op of `op_library` a gradient. Public, but without types.
+
+    Args:
+        name: The op, "namespace::name".
+        backward: Called with (ctx, gradients of the results): the gradients of the arguments.
+        save: Called with (ctx, inputs, output) after the op.
+        library: What `op_library` returned.
+    """
+    torch.library.register_autograd(name, backward, setup_context=save, lib=library)
 
 
 def graph_tracer() -> Any:

@@ -10,7 +10,7 @@ Names, signatures and semantics follow torch.distributed.tensor of torch 2.13.
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from phalanx.dtensor._mesh import Mesh, describe, token
 from phalanx.dtensor._torch_compat import current_mesh, make_wrapper
 from phalanx.dtensor.placements import AnyPlacement, Placement, Replicate
 from phalanx.dtensor.spec import Spec, normalize_placements
+
+_data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
 
 
 class DTensor(torch.Tensor):
@@ -109,6 +111,21 @@ class DTensor(torch.Tensor):
     def placements(self) -> tuple[AnyPlacement, ...]:
         """What each mesh dim does with it. Read only."""
         return self._spec.placements
+
+    @property
+    def data(self) -> "DTensor":
+        """The tensor without its history, with the same memory. To set it gives this tensor another one's values."""
+        return _data.__get__(self)  # type: ignore[no-any-return]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, DTensor):
+            raise TypeError(
+                f"data: a DTensor can be set to a DTensor only, not to a {type(value).__name__}: write "
+                "distribute_tensor(value, mesh, placements) or DTensor.from_local, or copy into it with copy_()"
+            )
+        _data.__set__(self, value)
+        self._spec, self._local_tensor = value._spec, value._local_tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """What this rank knows of it, without communication."""
@@ -266,6 +283,26 @@ class DTensor(torch.Tensor):
         from phalanx.dtensor.checkpoint import tensor_shard
 
         return tensor_shard(self, index)
+
+
+def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
+    """A method that torch would run on memory, of which a DTensor has none: the process would crash."""
+
+    def refuse(self: DTensor, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"{name}: a DTensor has no memory of its own, but the local tensors of its ranks: {instead}")
+
+    refuse.__name__ = name
+    refuse.__doc__ = "Refused: the memory is that of the local tensors.\n\nRaises:\n    RuntimeError: Always."
+    return refuse
+
+
+for _name, _instead in {
+    "share_memory_": "write to_local().share_memory_() for that of this rank",
+    "apply_": "write to_local().apply_(function) for the elements of this rank",
+    "map_": "write to_local().map_(other.to_local(), function) for the elements of this rank",
+    "map2_": "write to_local().map2_(x.to_local(), y.to_local(), function) for the elements of this rank",
+}.items():
+    setattr(DTensor, _name, _refused(_name, _instead))
 
 
 # ---- making them ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ terms of a sum all have the gradient of the sum.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd import Function
 from phalanx.dtensor import api, placing, tracing
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
 from phalanx.dtensor._torch_compat import current_mesh
-from phalanx.dtensor.placements import Partial, Placement, Replicate
+from phalanx.dtensor.placements import Partial, Placement, Replicate, split_dim
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec, normalize_placements
 
@@ -56,16 +57,18 @@ def from_local(
         placements = (Replicate(),) * mesh.ndim
     if type(placements) is list:
         placements = tuple(placements)
-    spec = placing.spec_of_local(local, mesh, placements, shape, stride)
-    if coordinate_of(mesh) is None:
-        local = local.new_empty(0, requires_grad=local.requires_grad) if local.is_leaf else local.flatten()[:0]
-    elif run_check:
+    if run_check and coordinate_of(mesh) is not None:
         if tracing.is_traced():
             raise RuntimeError(
                 "from_local: run_check=True compares values of ranks, which a compiled function has not while it is "
                 "traced: write run_check=False, and check outside"
             )
-        checked = placing.check_same(local.detach(), mesh, spec.placements, shape is None)
+        placing.check_alike(local, mesh, placements, shape, stride, grad_placements)
+    spec = placing.spec_of_local(local, mesh, placements, shape, stride)
+    if coordinate_of(mesh) is None:
+        local = local.new_empty(0, requires_grad=local.requires_grad) if local.is_leaf else local.flatten()[:0]
+    elif run_check:
+        checked = placing.replicated_values(local.detach(), mesh, spec.placements)
         local = local if checked is local or not local.requires_grad else _same_values(local, checked)
         local = local if local.requires_grad else checked
     if local.requires_grad and torch.is_grad_enabled():
@@ -86,13 +89,23 @@ def _same_values(local: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _wanted(who: str, spec: Spec, placements: Sequence[Placement]) -> Any:
     """Placements for the gradient of a local tensor, which must have its shape."""
     wanted = normalize_placements(spec.mesh, placements, spec.ndim)
-    if wanted != spec.placements and spec.replace(placements=wanted).local_shape != spec.local_shape:
+    if wanted != spec.placements and not _have_same_parts(spec, spec.replace(placements=wanted)):
         raise ValueError(
-            f"{who}: with grad_placements {list(wanted)} the gradient of this rank would have another shape than the "
+            f"{who}: with grad_placements {list(wanted)} the gradient of a rank would have another shape than the "
             f"local tensor, whose placements are {list(spec.placements)}: write the same shards, and Replicate() or "
             "Partial() elsewhere"
         )
     return wanted
+
+
+def _have_same_parts(one: Spec, other: Spec) -> bool:
+    """Whether each rank of the mesh, and not only this one, has a local tensor of one shape in both."""
+    pairs = zip(one.placements, other.placements, strict=True)
+    if all(a == b or (split_dim(a) is None and split_dim(b) is None) for a, b in pairs):
+        return True
+    return all(
+        one.local_shape_at(where) == other.local_shape_at(where) for where in product(*map(range, one.mesh.shape))
+    )
 
 
 class _FromLocal(Function):

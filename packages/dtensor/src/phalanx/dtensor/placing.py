@@ -11,7 +11,7 @@ from torch.types import IntLikeType
 import phalanx.collectives as pc
 from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import Mesh, coordinate_of, token
-from phalanx.dtensor.placements import AnyPlacement, Partial, Placement, Replicate, split_dim
+from phalanx.dtensor.placements import AnyPlacement, Partial, Placement, Replicate, SizedShard, split_dim
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec, normalize_placements
 
@@ -119,33 +119,85 @@ def same_values(tensor: torch.Tensor, mesh: Mesh, source: int) -> torch.Tensor:
     return whole
 
 
-def check_same(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement], with_shape: bool) -> torch.Tensor:
-    """Compare what ranks have, and give what is replicated the values of the first rank of its mesh dim. Collective.
+def check_alike(
+    local: torch.Tensor,
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[IntLikeType] | None,
+    stride: Sequence[IntLikeType] | None,
+    grad_placements: Sequence[Placement] | None,
+) -> None:
+    """Compare what ranks give to `from_local`, all that a spec holds included. Collective over the mesh.
+
+    Every rank learns what all have before any raises, so that all raise.
 
     Args:
-        local: The local tensor.
-        mesh: The mesh.
-        placements: One for each mesh dim.
-        with_shape: Whether all must have the same shape, too; else the same number of dims.
+        local, mesh, placements, shape, stride, grad_placements: As `from_local` gets them.
 
     Raises:
-        ValueError: Ranks have other dtypes, numbers of dims or shapes.
+        ValueError: Something differs, or some rank has no part of the tensor that it says it has.
     """
+    if not isinstance(mesh, DeviceMesh):
+        return
+    mine: dict[str, Any] = {
+        "dtype": str(local.dtype),
+        "number of dims": local.ndim,
+        "placements": str(list(placements)),
+        "shape=": None if shape is None else tuple(shape),
+        "stride=": None if stride is None else tuple(stride),
+        "grad_placements": None if grad_placements is None else str(list(grad_placements)),
+        "layout": str(local.layout),
+        "device type": local.device.type,
+        "requires_grad": local.requires_grad,
+    }
+    error = ""
+    try:
+        spec = spec_of_local(local, mesh, placements, shape, stride)
+    except (ValueError, TypeError, IndexError, RuntimeError) as refusal:
+        error = str(refusal)
+    else:
+        if shape is None and not any(type(one) is SizedShard for one in spec.placements):
+            mine["shape of the local tensor"] = tuple(local.shape)
+        mine["placements"] = str(list(spec.placements))
+        mine["shape of the whole tensor"] = tuple(spec.shape)
+        mine["stride of the whole tensor"] = tuple(spec.stride)
+    ranks = [(tuple(mesh.get_coordinate() or ()), mine, error)]
+    for mesh_dim in range(mesh.ndim):
+        group = mesh.get_group(mesh_dim)
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, ranks, group=group)
+        ranks = [one for part in found for one in part]
+    ranks.sort()
+    for what in mine:
+        first = ranks[0][1].get(what)
+        for coordinate, theirs, _ in ranks[1:]:
+            if theirs.get(what) != first:
+                raise ValueError(
+                    f"from_local: run_check: ranks differ in the {what}: the rank at {ranks[0][0]} of the mesh has "
+                    f"{first}, the one at {coordinate} has {theirs.get(what)}: {_ADVICE.get(what, _ALIKE)}"
+                )
+    for coordinate, _, text in ranks:
+        if text:
+            raise ValueError(f"from_local: run_check: on the rank at {coordinate} of the mesh: {text}")
+
+
+_ALIKE = "give the same on every rank"
+_ADVICE = {
+    "shape of the local tensor": "where shards are uneven give shape= of the whole tensor, and SizedShard(dim, sizes) "
+    "where they are not the chunks of torch.chunk; what is replicated or Partial has one shape",
+    "shape of the whole tensor": "give shape=",
+    "stride of the whole tensor": "give stride= of the whole tensor, or contiguous() local tensors",
+    "requires_grad": "gradients communicate, so ranks must record the same",
+}
+
+
+def replicated_values(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]) -> torch.Tensor:
+    """The local tensor, with the values of the first rank on each mesh dim that replicates it. Collective."""
     if not isinstance(mesh, DeviceMesh):
         return local
     for mesh_dim, placement in enumerate(placements):
-        group = mesh.get_group(mesh_dim)
-        found: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(found, (str(local.dtype), tuple(local.shape)), group=group)
-        for rank, (dtype, shape) in enumerate(found):
-            if dtype != str(local.dtype) or len(shape) != local.ndim or (with_shape and shape != tuple(local.shape)):
-                raise ValueError(
-                    f"from_local: rank {rank} of mesh dim {mesh_dim} has a local tensor of {dtype}{list(shape)}, this "
-                    f"one of {local.dtype}{list(local.shape)}: "
-                    + ("give shape= and stride= if shards are uneven" if dtype == str(local.dtype) else "use one dtype")
-                )
         if placement.is_replicate():
-            local = pc.wait_tensor(pc.broadcast(local.contiguous(), 0, group))
+            local = pc.wait_tensor(pc.broadcast(local.contiguous(), 0, mesh.get_group(mesh_dim)))
     return local
 
 

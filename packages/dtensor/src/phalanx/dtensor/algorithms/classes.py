@@ -136,9 +136,15 @@ class _Picked:
         if is_traced():
             text = f"{op}: a target is out of bounds: there are {spec.shape[self.dim]} classes"
             torch._assert_async(~outside.any(), text)
-        elif bool(outside.any()):
-            first = int(local[outside].flatten()[0])
-            raise IndexError(f"{op}: target {first} is out of bounds: there are {spec.shape[self.dim]} classes")
+        else:
+            # Ranks with another part of the batch do not see this one's targets.
+            is_wrong = outside.any()
+            if self.others:
+                is_wrong = reduced(is_wrong.to(torch.int32), "max", spec.mesh, self.others)
+            if bool(is_wrong):
+                first = local[outside].flatten()[:1]
+                target = f"target {int(first)}" if first.numel() else "a target of another rank"
+                raise IndexError(f"{op}: {target} is out of bounds: there are {spec.shape[self.dim]} classes")
         own = spec.local_shape[self.dim]
         index = local - offset_of(spec, self.dim)
         self.here = self.counts & (index >= 0) & (index < own)

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 
 import phalanx.collectives as pc
+from phalanx.core import MismatchError
 from phalanx.dtensor import api, layout
 from phalanx.dtensor._mesh import Mesh, coordinate_of
 from phalanx.dtensor.mode import StrictError, is_strict
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, split_dim
 from phalanx.dtensor.redistribute import transfer
+from phalanx.dtensor.redistribute.execute import explained
 from phalanx.dtensor.spec import Spec
 
 
@@ -81,7 +83,10 @@ def gathered(part: torch.Tensor, mesh: Mesh, mesh_dims: Sequence[int]) -> torch.
     stack = part.unsqueeze(0).contiguous()
     for mesh_dim in reversed(mesh_dims):
         if mesh.shape[mesh_dim] > 1:
-            stack = pc.wait_tensor(pc.all_gather_tensor(stack, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
+            try:
+                stack = pc.wait_tensor(pc.all_gather_tensor(stack, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
+            except MismatchError as error:
+                raise explained(error) from None
     return stack
 
 
@@ -89,7 +94,10 @@ def reduced(part: torch.Tensor, op: str, mesh: Mesh, mesh_dims: Sequence[int]) -
     """The reduction of what each rank of some mesh dims has. Collective."""
     for mesh_dim in mesh_dims:
         if mesh.shape[mesh_dim] > 1:
-            part = pc.wait_tensor(pc.all_reduce(part.contiguous(), op, (mesh, mesh_dim)))  # type: ignore[arg-type]
+            try:
+                part = pc.wait_tensor(pc.all_reduce(part.contiguous(), op, (mesh, mesh_dim)))  # type: ignore[arg-type]
+            except MismatchError as error:
+                raise explained(error) from None
     return part
 
 

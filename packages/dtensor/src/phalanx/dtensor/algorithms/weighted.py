@@ -1,10 +1,12 @@
 """The mean of a loss over classes, with the batch sharded: weighted by what the targets pick on all ranks together.
 
-Moves one number: the total weight.
+Moves two numbers: the total weight, and whether a target is no class.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import brought, check_strict, is_cut_plainly, reduced, wrapped
@@ -34,9 +36,24 @@ def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
     ]
     cut = [mesh_dim for mesh_dim, one in enumerate(placements) if isinstance(one, Shard)]
     local_weight = None if weight is None else brought(weight, whole)
-    loss, total = call_bound(op, [scores._local_tensor, brought(target, placements), local_weight, _SUM, ignored])
-    if not scores._local_tensor.numel():
-        loss, total = loss.new_zeros(()), total.new_zeros(())
-    total = reduced(total, "sum", spec.mesh, cut)
+    local = scores._local_tensor
+    error: IndexError | None = None
+    try:
+        loss, total = call_bound(op, [local, brought(target, placements), local_weight, _SUM, ignored])
+    except IndexError as found:
+        error = found
+    if error is not None or not local.numel():
+        loss, total = local.new_zeros(()), local.new_zeros(())
+    if type(local) is torch.Tensor and local.device.type == "cpu":
+        # Ranks tell each other whether a target is no class, so that all raise.
+        total, wrong = reduced(
+            torch.stack((total, total.new_full((), error is not None))), "sum", spec.mesh, cut
+        ).unbind()
+        if bool(wrong):
+            raise error or IndexError(
+                f"{op}: a target of another rank is out of bounds: there are {spec.shape[1]} classes"
+            )
+    else:
+        total = reduced(total, "sum", spec.mesh, cut)
     outputs = [Partial("sum") if mesh_dim in cut else Replicate() for mesh_dim in range(spec.mesh.ndim)]
     return wrapped(loss / total, spec.mesh, outputs, ()), wrapped(total, spec.mesh, whole, ())

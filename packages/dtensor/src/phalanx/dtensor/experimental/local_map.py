@@ -36,7 +36,8 @@ def local_map(
         out_placements: A list of placements for one output, a tuple of such lists for several, counted flat; None for
             one that is no tensor, and for Replicate. Outputs are DTensors if an input was one. Where an input has
             uneven shards, ranks tell each other the sizes of sharded outputs (a collective), and pieces that are no
-            chunks become a SizedShard; else all ranks must return as much.
+            chunks become a SizedShard; else all ranks must return as much. Where `func` returns what depends on
+            values, return a plain tensor and make the DTensor of it with `from_local(shape=...)` and a SizedShard.
         in_placements: The placements that each positional input must have, counted flat through lists and dicts; None
             for one that is no DTensor. Left out, they are taken as they are.
         in_grad_placements: What the gradients of the ranks are together, for each input; by default the placements of
@@ -183,16 +184,47 @@ def _output(name: str, index: int, value: Any, placements: PlacementType, mesh: 
 
 
 def whole_of_pieces(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]) -> tuple[Any, tuple[int, ...]]:
-    """Placements and shape of the tensor of which ranks have pieces of any sizes. Collective over the mesh."""
+    """Placements and shape of the tensor of which ranks have pieces of any sizes. Collective over the mesh.
+
+    Raises:
+        ValueError: Pieces do not make up one tensor that placements can describe; on every rank alike.
+    """
     placed, shape = list(placements), list(local.shape)
-    for mesh_dim in reversed(range(mesh.ndim)):
-        one = placed[mesh_dim]
-        if isinstance(one, Shard) and mesh.shape[mesh_dim] > 1:
-            own = torch.tensor([shape[one.dim]], device=local.device)
-            found = pc.wait_tensor(pc.all_gather_tensor(own, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
-            sizes = [int(size) for size in found]
-            shape[one.dim] = sum(sizes)
-            length = -(-sum(sizes) // len(sizes))
-            if sizes != [max(0, min(length, sum(sizes) - length * at)) for at in range(len(sizes))]:
-                placed[mesh_dim] = SizedShard(one.dim, sizes)
+    cutting = [mesh_dim for mesh_dim, one in enumerate(placed) if isinstance(one, Shard) and mesh.shape[mesh_dim] > 1]
+    # Every rank sees the sizes of all, so that all come to one result.
+    table = torch.tensor(shape, device=local.device)
+    for mesh_dim in reversed(cutting):
+        rows = table.flatten().contiguous()
+        found = pc.wait_tensor(pc.all_gather_tensor(rows, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
+        table = found.view(mesh.shape[mesh_dim], *table.shape)
+    for dim in range(local.ndim):
+        own = [mesh_dim for mesh_dim in cutting if split_dim(placed[mesh_dim]) == dim]
+        sizes = table[..., dim]
+        for place, mesh_dim in reversed(list(enumerate(cutting))):
+            if mesh_dim not in own:  # ranks along it have other pieces of other dims, and as much of this one
+                _need_equal(sizes.movedim(place, 0), dim, mesh_dim, placed[mesh_dim])
+                sizes = sizes.select(place, 0)
+        for mesh_dim in reversed(own):  # the innermost cut first: what is left are sums of its pieces
+            rows = sizes.reshape(-1, mesh.shape[mesh_dim])
+            if not all(_is_chunked(row) for row in rows.tolist()):
+                _need_equal(rows, dim, mesh_dim, placed[mesh_dim])
+                placed[mesh_dim] = SizedShard(dim, rows[0].tolist())
+            sizes = sizes.sum(-1)
+        shape[dim] = int(sizes)
     return tuple(placed), tuple(shape)
+
+
+def _is_chunked(sizes: list[int]) -> bool:
+    """Whether these are the sizes of torch.chunk."""
+    length = -(-sum(sizes) // len(sizes))
+    return sizes == [max(0, min(length, sum(sizes) - length * at)) for at in range(len(sizes))]
+
+
+def _need_equal(rows: torch.Tensor, dim: int, mesh_dim: int, placement: AnyPlacement) -> None:
+    """Refuse pieces that have other sizes in each row of the mesh."""
+    if bool((rows != rows[:1]).any()):
+        raise ValueError(
+            f"local_map: along mesh dim {mesh_dim} ({placement}) the rows of the mesh have pieces of sizes "
+            f"{rows.tolist()} of dim {dim}: a tensor has pieces of the same sizes in every row, so return as much in "
+            "each, or use a mesh of one dim for pieces of any sizes"
+        )

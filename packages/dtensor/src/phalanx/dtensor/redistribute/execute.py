@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import phalanx.collectives as pc
+from phalanx.core import MismatchError
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe
 from phalanx.dtensor.redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor.redistribute.pieces import Action, Call, Local
@@ -185,9 +186,27 @@ def _as_stored(run: Run) -> Run:
     def resolved(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
         if not torch.compiler.is_dynamo_compiling() and (local.is_conj() or local.is_neg()):
             local = local.resolve_conj().resolve_neg()
-        return run(local, async_op)
+        try:
+            return run(local, async_op)
+        except MismatchError as error:
+            raise explained(error) from None
 
     return resolved
+
+
+_SIZES = (
+    " The local tensors of a DTensor have not the sizes or dtypes that it says: DTensor.from_local and local_map take "
+    "it that every rank has as much as this one. Where ranks have more or less, give from_local shape=, the shape of "
+    "the whole tensor, with Shard(dim) for the chunks of torch.chunk and SizedShard(dim, sizes) for others; "
+    "from_local(run_check=True) tells which ranks differ."
+)
+
+
+def explained(error: MismatchError) -> MismatchError:
+    """The error of ranks that made other calls of one collective, with what a user of DTensors can do."""
+    if not str(error).endswith(_SIZES):
+        error.args = (str(error) + _SIZES,)
+    return error
 
 
 def same(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:

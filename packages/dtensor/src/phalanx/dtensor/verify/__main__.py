@@ -58,6 +58,8 @@ def dtensor(arguments: list[str]) -> int:
     parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
     parser.add_argument("--samples", type=int, default=9, help="samples of each entry (9)")
     parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="begin no sample of an entry after so long (12)")
+    parser.add_argument("--outcomes", action="store_true", help="let ranks compare after each op what it came to")
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")
     parser.add_argument("--retry", action="store_true", help="with --resume: run again what raised or was wrong")
@@ -77,7 +79,8 @@ def dtensor(arguments: list[str]) -> int:
         report.forget_failures()
     names = [one for one in options.names.split(",") if one]
     show = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    sweep_dtensor(report, names, options.sample, Options(mesh, options.samples, options.placings), show)
+    chosen = Options(mesh, options.samples, options.placings, options.seconds, options.outcomes)
+    sweep_dtensor(report, names, options.sample, chosen, show)
     for records in report.meshes.values():
         for reason, entries in reasons(records).items():
             print(f"not exercised, {reason}: {', '.join(entries)}")

@@ -1,5 +1,6 @@
 """One sample in one placing, on real ranks, against one process: values, gradients, in place."""
 
+import contextlib
 import math
 import traceback
 import warnings
@@ -15,6 +16,7 @@ from phalanx.dtensor.placements import Placement, Replicate
 from phalanx.dtensor.placing import gradient_placements
 from phalanx.dtensor.verify._torch_compat import Recorder
 from phalanx.dtensor.verify.dtensor_samples import Case, Placed, leaves_of, seed
+from phalanx.dtensor.verify.outcomes import CompareOutcomes, OutcomesDiffer
 from phalanx.dtensor.verify.simulate import TOLERATED, Mismatch, compare, cut
 
 # What an attempt comes to, the worst last.
@@ -39,16 +41,20 @@ class Ranks:
 
     Args:
         shape: The shape of the mesh.
+        compare_outcomes: Whether ranks compare after each op what it came to.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], compare_outcomes: bool = False) -> None:
         self.shape = shape
         self.mesh = init_device_mesh("cpu", shape)
         # The reference of what is random: the same on a mesh of one rank.
         size = dist.get_world_size()
+        self.outcomes: CompareOutcomes | None = None
         self.alone = init_device_mesh("cpu", (size, 1), mesh_dim_names=("others", "alone"))["alone"]
         # gloo's own collectives, which go on when those of a mesh have failed.
         self._group = dist.new_group(list(range(size)))
+        if compare_outcomes:
+            self.outcomes = CompareOutcomes(self._group)
 
     def worst(self, status: str, go_on: bool = True) -> tuple[str, bool]:
         """The worst status of any rank, and whether all want to go on. Collective.
@@ -259,8 +265,9 @@ class Attempt:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", fallback.ReplicatedFallback)
             try:
-                step()
-            except Mismatch as mismatch:
+                with self.ranks.outcomes or contextlib.nullcontext():
+                    step()
+            except (Mismatch, OutcomesDiffer) as mismatch:
                 self.text = str(mismatch)
                 return WRONG
             except Exception as error:

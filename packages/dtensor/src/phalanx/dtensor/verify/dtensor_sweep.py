@@ -46,12 +46,14 @@ class Options:
         samples: The most samples of each entry.
         placings: The most placings of each sample.
         seconds: After so long no further sample of an entry is begun.
+        outcomes: Whether ranks compare after each op what it came to: an error, or the description of the results.
     """
 
     mesh: tuple[int, ...] = (2,)
     samples: int = 8
     placings: int = 10
     seconds: float = 12.0
+    outcomes: bool = False
 
 
 @dataclass
@@ -186,7 +188,7 @@ def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Ta
     store.set_timeout(timeout)  # that of phalanx.collectives, too
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     warnings.simplefilter("ignore")
-    ranks = Ranks(options.mesh)
+    ranks = Ranks(options.mesh, options.outcomes)
     infos = {entry_name(one): one for one in op_database()}
     for task in tasks:
         started = time.monotonic()
