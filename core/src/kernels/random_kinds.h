@@ -1,4 +1,4 @@
-// What each kind makes of its words: one element, or, for normal numbers, two. Used by kernels of every processor.
+// How each kind turns random words into an element, or into two for normal numbers. Used by kernels of every processor.
 #pragma once
 
 #include "kernels/random.h"
@@ -7,8 +7,8 @@
 namespace phx::random {
 namespace {
 
-// Each kind has: Out, the element; Word, what one element takes; Constants, the settings as the loop wants them; and
-// `one`, or, where kPaired, `real`: two of them before they are stored.
+// Each kind has: Out, the type of an element; Word, the random bits of an element; Constants, the settings in the types
+// of the loop; and `one`, which returns an element, or, if kPaired, `real`, which returns two before they are stored.
 
 template <class E>
 struct WordFor {
@@ -107,7 +107,7 @@ struct Exponential {
   }
 };
 
-// Elements by the bits of their 0 and 1: `limit` of the 2^32 words give a 1.
+// Elements of type U with the bits 0 or kOne; `limit` of the 2^32 words give kOne.
 template <class U, uint64_t kOne>
 struct Bernoulli {
   using Out = U;
@@ -127,7 +127,7 @@ struct Truth {
 };
 template <class E>
 PHX_RANDOM_FN E stored(int64_t value) {
-  return static_cast<E>(value);  // integers as unsigned ones: the lowest bits
+  return static_cast<E>(value);  // E is unsigned or floating: integers keep their lowest bits
 }
 template <>
 PHX_RANDOM_FN Truth stored<Truth>(int64_t value) {
@@ -142,7 +142,7 @@ PHX_RANDOM_FN BF16 stored<BF16>(int64_t value) {
   return {bf16_of(static_cast<float>(value))};
 }
 
-// low + floor(range * word / 2^bits): each value has range / 2^bits of the words, give or take one.
+// low + floor(range * word / 2^bits): each value comes from 2^bits / range of the words, give or take one.
 template <class E, class W>
 struct Integers {
   using Out = E;
@@ -160,7 +160,7 @@ struct Integers {
   }
 };
 
-// Family::run<Kind> is what serves a kind; the same choice for every processor.
+// Family::get<Kind> returns the kernel of a kind. The choice of the kind is the same for every processor.
 template <class Family, template <class> class Kind>
 typename Family::Fn floating(int32_t dtype) {
   switch (dtype) {
