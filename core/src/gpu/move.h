@@ -1,4 +1,4 @@
-// The collectives that move elements: what one launch does on one rank.
+// The collectives that only move elements: what one launch does on one rank.
 #pragma once
 
 #include "gpu/meeting.h"
@@ -14,7 +14,7 @@ PHX_DEVICE void copy_between(char *to, const char *from, size_t bytes) {
   for (size_t at = whole + thread_of_grid(); at < bytes; at += threads_of_grid()) to[at] = from[at];
 }
 
-// gather is the same with a root.
+// gather is the same kernel with a root.
 PHX_DEVICE void all_gather(const Launch &launch) {
   if (!all_come(launch)) return;
   const size_t bytes = launch.count * launch.item;
@@ -62,7 +62,8 @@ PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
   all_meet(launch);
 }
 
-// Each rank knows its own lists alone: where in a block the part for this rank is, its owner says before they meet.
+// Each rank knows only its own lists, so it publishes before the first barrier where in its block the part for each
+// rank lies.
 PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
   for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {
@@ -85,7 +86,7 @@ PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   all_meet(launch);
 }
 
-// In place. The root, which has nothing to fetch, writes the last of n parts of every block itself.
+// broadcast in place. The root, which has nothing to fetch, writes the last of n parts of every block itself.
 PHX_DEVICE void broadcast(const Launch &launch) {
   if (!all_meet(launch)) return;
   const int n = launch.team.group_size, self = launch.team.group_rank;

@@ -7,7 +7,8 @@ namespace phx::cuda {
 
 namespace {
 
-// What the host does with phx_symm_put_signal, wait_signal and barrier, by one block on a channel of the user's.
+// The same as phx_symm_put_signal, phx_symm_wait_signal and phx_symm_barrier on the host, by one block on a channel of
+// the user.
 PHX_DEVICE void barrier(const Launch &launch) { all_meet(launch); }
 
 PHX_DEVICE void put_signal(const Launch &launch) {

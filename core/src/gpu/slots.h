@@ -1,7 +1,8 @@
-// all_to_all_v of ordinary memory, where no rank knows how much the others send: what one launch does on one rank.
+// all_to_all_v of ordinary memory, in which no rank knows how much the others send: what one launch does on one rank.
 //
-// Each block of threads moves a stretch of every part by itself. Its share of the workspace has a slot for each rank,
-// twice: while the others fetch from one, the next is filled. How often that takes, all know after they have met.
+// Each block of threads moves a stretch of every part by itself. Its share of the workspace has two slots for each
+// rank: while the others fetch from one, the other is filled. After the first barrier all ranks know the number of
+// rounds.
 #pragma once
 
 #include "gpu/move.h"
@@ -10,7 +11,7 @@ namespace phx::cuda {
 
 namespace {
 
-// As copy_between, by one block.
+// Like copy_between, by one block.
 PHX_DEVICE void copy_by_block(char *to, const char *from, size_t bytes) {
   const size_t whole = is_aligned(to) && is_aligned(from) ? bytes / sizeof(Pack) * sizeof(Pack) : 0;
   for (size_t at = thread_of_block() * sizeof(Pack); at < whole; at += threads_of_block() * sizeof(Pack))
@@ -20,7 +21,7 @@ PHX_DEVICE void copy_by_block(char *to, const char *from, size_t bytes) {
 
 PHX_DEVICE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-// Where this block's stretch of a part begins, and in it the chunk of a round.
+// The stretch of a part that this block moves, or the chunk of it that moves in one round.
 struct Stretch {
   size_t begin, size;
 };
@@ -40,8 +41,8 @@ PHX_DEVICE char *slot_at(const Launch &launch, size_t slot, size_t round, int of
   return block_at(launch, of, ((2 * block_of_grid() + round % 2) * n + to) * slot);
 }
 
-// What is said before they meet: how much a rank sends to this one, and, as `start`, the most that it sends to any
-// other.
+// What a rank has published before the first barrier: how much it sends to this rank, and, as `start`, the most that it
+// sends to any other.
 PHX_DEVICE Part part_of(const Launch &launch, int from) {
   const Pack pack = load_pack(part_at(launch, from, launch.team.group_rank));
   Part part;
