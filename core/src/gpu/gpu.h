@@ -11,10 +11,10 @@
 
 namespace phx::cuda {
 
-// Whether memory of that GPU can be part of a multicast object, and if not why.
+// Whether memory of a GPU can be part of a multicast object, and if not why.
 enum class MulticastAbility : int32_t { kOldDriver = 1, kNoSwitch, kNoUnit, kCan };
 
-// Whether memory of that GPU has fabric handles, which processes on other hosts can map, and if not why.
+// Whether memory of a GPU has fabric handles, which processes on other hosts can map, and if not why.
 enum class FabricAbility : int32_t { kNone = 1, kRefused, kCan };
 
 // A GPU that was opened. Its primary context stays until the allocator is destroyed, because making it anew takes long.

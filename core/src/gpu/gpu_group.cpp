@@ -102,8 +102,8 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
 
 void GpuGroup::note_launches() {
   const int32_t seen = group_.report_word(0).load(std::memory_order_acquire);
-  // A negative word: the group had failed, and the kernel saw that. The second check is not failed(), which may be true
-  // because a rank has left.
+  // A negative word: the group had failed, and the kernel saw that. The second condition is not failed(), which is also
+  // true when a rank has merely left.
   if (seen <= 0 || group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0) return;
   if (seen >= cuda::sends_other(group_.size(), 0)) {
     group_.fail_with(message_failure(seen), true);

@@ -81,7 +81,7 @@ GpuSymm::Layout GpuSymm::layout_of(size_t size, uint32_t channels) {
 }
 
 phx_status GpuSymm::begin_at(const char *operation, uint32_t first) const {
-  const size_t signals = layout_.parts / sizeof(uint32_t);  // of all channels
+  const size_t signals = layout_.parts / sizeof(uint32_t);  // the words of all channels
   const std::vector<uint32_t> words(signals, first);
   const auto write = [&](size_t at, size_t count) {
     return pads_[self_]->write(operation, at, words.data(), count * sizeof(uint32_t));

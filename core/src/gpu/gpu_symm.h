@@ -121,9 +121,9 @@ class GpuSymm final : public SymmDevice {
     size_t found;
     size_t lines;
     size_t epochs;
-    size_t taken;  // signals
+    size_t taken;  // see Launch
     size_t addresses;
-    size_t bytes;  // of all
+    size_t bytes;  // the size of the whole
   };
   static Layout layout_of(size_t size, uint32_t channels);
   phx_status begin_at(const char *operation, uint32_t first) const;

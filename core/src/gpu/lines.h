@@ -45,8 +45,8 @@ PHX_DEVICE int32_t take_line(const Launch &launch, uint32_t epoch, int from, uin
 }
 
 // all_reduce of one Line for each thread, which is sent to all ranks, without a barrier. A Line overwrites that of two
-// launches before. The others have read that one: this rank has completed the launch in between, for which it needed
-// what the others sent in it, and they had completed the launch before when they sent that.
+// launches before, which the others have read: this rank has completed the launch in between, for which it needed the
+// Lines of the others, and they sent those after they had completed the launch before.
 template <class E, class Op>
 PHX_DEVICE void reduce_lines(const Launch &launch) {
   using Lanes = Several<E, uint64_t>;

@@ -93,7 +93,7 @@ struct Lanes<Isa, BF16> {
 
  private:
   // Rounds to nearest even in the upper half. The carry turns values that are too large into infinity, and the
-  // canonical NaN keeps its upper half. vcvtne2ps2bf16 is not used, because it treats denormals as zeros. It is hardly
+  // canonical NaN keeps its upper half. vcvtne2ps2bf16 is not used, because it treats denormals as zeros. It is no
   // faster even so (two inputs, on a Sapphire Rapids: 57 against 52 GB/s in the first-level cache, 60 against 62 in the
   // second), and slower with a test for denormals (40 and 44). vdpbf16ps treats them as zeros too, and adds two
   // products before it rounds.

@@ -27,8 +27,7 @@ class OneShotAllReduce final : public Operation {
     const int n = lane.group_size();
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch);
-    if (blocking_)
-      inputs[lane.group_rank()] = b_.in;  // nearer than the slot, which put_bytes has moved to the shared cache
+    if (blocking_) inputs[lane.group_rank()] = b_.in;  // nearer than the slot: see put_bytes
     reduction_.fn(b_.out, inputs, n, b_.count, n, reduction_.scale);
     return PHX_OK;
   }

@@ -38,7 +38,7 @@ std::vector<ProgressSource *> Collectives::progress_sources() {
 }
 
 // Skips channels that were never used: they have no waiters, and waking would touch their memory. A thread that uses
-// one for the first time at this moment sees the interruption after one slice of its sleep.
+// one for the first time at this moment sees the interruption after a slice of its sleep.
 void Collectives::on_failed() {
   for (uint32_t i = 0; i < group_.channels(); ++i)
     if (engines_[i].sequence() != 0) group_.lane(i).wake_waiters();

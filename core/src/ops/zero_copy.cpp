@@ -150,8 +150,8 @@ class ZeroCopy final : public Operation {
       Candidate &candidate = candidates_[k];
       const CoalescedCall &call = candidate.call;
       const bool rooted = only_root_gives(call.kind);
-      const InputLocation from = place_of(lane, epoch, rooted ? call.root : self_,
-                                          k);  // copied once, so that what is used is what was checked
+      // Copied once, so that what is used is what was checked.
+      const InputLocation from = place_of(lane, epoch, rooted ? call.root : self_, k);
       if (!from.leaves_slot_empty()) continue;
       if (rooted && candidate.direct == nullptr) find_root(call, from.key, &candidate);
       bool fits = true;
@@ -324,8 +324,7 @@ OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const 
   if (directory.empty() || group.size() == 1 || call.options().algo != PHX_ALGO_AUTO)
     return make_coalesced(plan, calls);
   std::vector<Candidate> candidates = candidates_of(calls, plan.lane);
-  const size_t most_kept =
-      plan.blocking ? 0 : group.eager_bytes();  // inputs of this size may be changed after the start
+  const size_t most_kept = plan.blocking ? 0 : group.eager_bytes();  // may change after the start
   const int self = group.group_rank();
   size_t own = 0, others = 0;  // bytes
   for (Candidate &candidate : candidates) {

@@ -29,7 +29,7 @@ void Messenger::finish(Transfer &transfer, phx_status status) {
 }
 
 void Messenger::finish_with(Transfer &transfer, const ErrorInfo &error) {
-  const KeptError kept;  // this thread's last error, because the transfer may be another thread's
+  const KeptError kept;  // of this thread: the transfer may be another thread's
   set_last_error(error);
   if (!transfer.work) transfer.error = std::make_unique<ErrorInfo>(error);
   finish(transfer, error.status);

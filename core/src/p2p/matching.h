@@ -22,8 +22,7 @@ struct Arrival {
   size_t eager = 0;
   size_t received = 0;  // bytes, of `eager`
   std::unique_ptr<char[]> data;
-  Transfer *send =
-      nullptr;  // a send of this rank to itself that is too large for a copy: the data is still in its buffer
+  Transfer *send = nullptr;  // a send of this rank to itself, too large to copy: the data is still in its buffer
   Arrival *next = nullptr, *previous = nullptr;
 };
 

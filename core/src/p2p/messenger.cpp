@@ -9,7 +9,7 @@ namespace phx {
 namespace {
 
 constexpr int kSpins = 20;     // as in base/wait.h
-constexpr int kAskedOnly = 4;  // fruitless looks before unexpected messages are taken in
+constexpr int kAskedOnly = 4;  // fruitless looks before the rings of all peers are read
 constexpr int kMoves = 1000;   // the most looks that moved something before the clock is read
 
 }  // namespace
@@ -73,7 +73,7 @@ void Messenger::wake(int group_rank) {
 void Messenger::leave(Lock &lock) {
   if (failure_) {
     const ErrorInfo failure = *std::exchange(failure_, std::nullopt);
-    const KeptError kept;  // this thread's last error, because its own transfer may not have failed
+    const KeptError kept;  // of this thread: the transfer that failed may be another thread's
     // Under the lock, so that no call sees `closed_` before the group has the cause. fail_with takes no messenger lock.
     group_->fail_with(failure, true);
     group_->raise_in_flight(failure.operation, 0);  // makes the group note that the cause is being reported

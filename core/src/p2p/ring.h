@@ -7,7 +7,7 @@ namespace phx {
 
 enum class RingResult {
   kOk,
-  kNothing,  // no record, or no room for one: later
+  kNothing,  // there is no record, or no room for one, yet
   kBroken    // the peer wrote impossible values
 };
 
