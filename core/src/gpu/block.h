@@ -31,7 +31,7 @@ PHX_DEVICE uint32_t blocks_of_grid() { return gridDim.x; }
 PHX_DEVICE void sync_block() { __syncthreads(); }
 // A barrier with the block of the same number on all ranks, for all threads of the block: see phalanx/device.h. Each
 // block has a channel of its own.
-PHX_DEVICE int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
+PHX_DEVICE int32_t block_barrier(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
   return phx_team_block_barrier(team, channel + blockIdx.x, timeout_ns);
 }
 // Returns the value of the first thread to all threads of the block, which then also see what it wrote before.
@@ -75,7 +75,7 @@ uint32_t threads_of_block();
 uint32_t block_of_grid();
 uint32_t blocks_of_grid();
 void sync_block();
-int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns);
+int32_t block_barrier(const phx_team *team, uint32_t channel, uint64_t timeout_ns);
 int32_t from_first(int32_t value);
 
 PHX_DEVICE void send_out() {}  // phx_word_put orders the writes

@@ -99,17 +99,17 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
   X(context_release, cuDevicePrimaryCtxRelease_v2, (Device device))                                                  \
   X(context_push, cuCtxPushCurrent_v2, (Context context))                                                            \
   X(context_pop, cuCtxPopCurrent_v2, (Context * context))                                                            \
-  X(granularity, cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *what, int option))      \
-  X(create, cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *what, unsigned long long flags)) \
+  X(granularity, cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *info, int option))      \
+  X(create, cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *info, unsigned long long flags)) \
   X(release, cuMemRelease, (Handle handle))                                                                          \
   X(reserve, cuMemAddressReserve,                                                                                    \
     (Pointer * pointer, size_t size, size_t alignment, Pointer wanted, unsigned long long flags))                    \
   X(unreserve, cuMemAddressFree, (Pointer pointer, size_t size))                                                     \
   X(map, cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsigned long long flags))           \
   X(unmap, cuMemUnmap, (Pointer pointer, size_t size))                                                               \
-  X(set_access, cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *what, size_t count))         \
+  X(set_access, cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *info, size_t count))         \
   X(export_handle, cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long flags))     \
-  X(import_handle, cuMemImportFromShareableHandle, (Handle * handle, void *given, int type))                         \
+  X(import_handle, cuMemImportFromShareableHandle, (Handle * handle, void *input, int type))                         \
   X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                \
   X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                             \
   X(stream_wait, cuStreamSynchronize, (Stream stream))                                                               \
@@ -138,8 +138,8 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
 
 // Functions that a driver may lack: then the members are NULL.
 #define PHX_CUDA_NEWER_FUNCTIONS(X)                                                                                  \
-  X(multicast_granularity, cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *what, int option)) \
-  X(multicast_create, cuMulticastCreate, (Handle * handle, const MulticastProperties *what))                         \
+  X(multicast_granularity, cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *info, int option)) \
+  X(multicast_create, cuMulticastCreate, (Handle * handle, const MulticastProperties *info))                         \
   X(multicast_add, cuMulticastAddDevice, (Handle handle, Device device))                                             \
   X(multicast_bind, cuMulticastBindMem,                                                                              \
     (Handle handle, size_t offset, Handle memory, size_t memory_offset, size_t size, unsigned long long flags))      \
@@ -166,8 +166,8 @@ struct Driver {
 // The initialised driver. NULL, and *problem says why, if there is none.
 const Driver *find_driver(std::string *problem);
 
-// The error of a driver call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `what` describes the call.
-phx_status failed(const Driver &driver, const char *operation, Result result, const char *what);
+// The error of a driver call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `action` describes the call.
+phx_status failed(const Driver &driver, const char *operation, Result result, const char *action);
 
 // While it lives, the primary context of a device, which the CUDA runtime and torch use, is the current context of this
 // thread, and this thread may wait for events and make memory while any thread captures: otherwise that would end the

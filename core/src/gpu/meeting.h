@@ -25,8 +25,8 @@ PHX_DEVICE char *block_at(const Launch &launch, int rank, size_t bytes) {
 }
 
 // A barrier with all ranks. False if it failed, for all threads of the block.
-PHX_DEVICE bool all_meet(const Launch &launch) {
-  const int32_t status = meet(&launch.team, launch.channel, launch.timeout_ns);
+PHX_DEVICE bool team_barrier(const Launch &launch) {
+  const int32_t status = block_barrier(&launch.team, launch.channel, launch.timeout_ns);
   if (status != 0 && thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(status));
   return status == 0;
 }
@@ -46,8 +46,8 @@ PHX_DEVICE char *find_input(const Launch &launch, int rank) {
 
 // The first barrier of a collective: after it all inputs are ready, and block_at returns where they lie. Returns the
 // same for all threads of the block.
-PHX_DEVICE bool all_come(const Launch &launch) {
-  if (launch.inputs.apart == 0) return all_meet(launch);
+PHX_DEVICE bool inputs_ready(const Launch &launch) {
+  if (launch.inputs.apart == 0) return team_barrier(launch);
   const int n = launch.team.group_size;
   if (thread_of_block() == 0) {
     Pack pack;
@@ -56,7 +56,7 @@ PHX_DEVICE bool all_come(const Launch &launch) {
                    block_of_grid() * sizeof(Where),
                pack);
   }
-  if (!all_meet(launch)) return false;
+  if (!team_barrier(launch)) return false;
   char **const found = found_inputs(launch);
   for (int rank = static_cast<int>(thread_of_block()); rank < n; rank += static_cast<int>(threads_of_block()))
     found[rank] = find_input(launch, rank);
@@ -67,7 +67,7 @@ PHX_DEVICE bool all_come(const Launch &launch) {
     all = false;
     if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(has_freed(n, rank)));
   }
-  if (!all) all_meet(launch);  // the second barrier, in which the others wait for this rank
+  if (!all) team_barrier(launch);  // the second barrier, in which the others wait for this rank
   return all;
 }
 

@@ -40,7 +40,7 @@ phx_status Memory::map(const char *operation) {
 }
 
 template <class Fill>
-phx_status Memory::fill(const char *operation, const char *what, Fill fill) const {
+phx_status Memory::fill(const char *operation, const char *action, Fill fill) const {
   const Current current(driver_, gpu_.context);
   Stream stream = nullptr;
   Result result = current.result();
@@ -48,7 +48,7 @@ phx_status Memory::fill(const char *operation, const char *what, Fill fill) cons
   if (result == 0) result = fill(stream);
   if (result == 0) result = driver_.stream_wait(stream);
   if (stream != nullptr) driver_.stream_destroy(stream);
-  return result == 0 ? PHX_OK : failed(driver_, operation, result, what);
+  return result == 0 ? PHX_OK : failed(driver_, operation, result, action);
 }
 
 phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {

@@ -54,7 +54,7 @@ class Memory {
   static phx_status begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out);
   phx_status map(const char *operation);
   template <class Fill>
-  phx_status fill(const char *operation, const char *what, Fill fill) const;
+  phx_status fill(const char *operation, const char *action, Fill fill) const;
 
   // The destructor undoes these steps in the reverse order, as far as they were taken.
   const Driver &driver_;

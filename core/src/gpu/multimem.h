@@ -88,14 +88,14 @@ PHX_DEVICE void switch_between(const Launch &launch, size_t begin, size_t end, b
 // reduce_scatter, reduce, and all_reduce if the order does not matter: every rank loads its own result.
 template <class E, class Op>
 PHX_DEVICE void multimem_reduce(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   phx_multicast_fence();
   const size_t first = launch.begin * sizeof(typename kernels::Element<E>::Raw);
   const bool packs = (reinterpret_cast<uintptr_t>(launch.out) - first - launch.offset) % sizeof(Pack) == 0;
   if (receives(launch))
     switch_between<E, Op>(launch, launch.begin, launch.begin + launch.count, packs,
                           [&](size_t at, const Pack &pack, auto put) { put(out_at(launch, at - first), pack); });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 // Stores a result to all ranks: a pack by multicast, and a single element to one rank after the other.
@@ -113,7 +113,7 @@ struct ToAll {
 template <class E, class Op>
 PHX_DEVICE void multimem_reduce_to_all(const Launch &launch) {
   show_place(launch);
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   if (in_one_place(launch)) {
     phx_multicast_fence();
     constexpr size_t kLine = 128 / sizeof(typename kernels::Element<E>::Raw);  // no line has two writers
@@ -124,12 +124,12 @@ PHX_DEVICE void multimem_reduce_to_all(const Launch &launch) {
     switch_between<E, Op>(launch, begin, end, true, ToAll{launch});
     phx_multicast_fence();
   }
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 // broadcast in place, by the root alone.
 PHX_DEVICE void multimem_broadcast(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   if (launch.root == launch.team.group_rank) {
     const size_t bytes = launch.count * launch.item, ahead = ahead_of_packs(launch.offset, bytes);
     const size_t until = ahead + (bytes - ahead) / sizeof(Pack) * sizeof(Pack);
@@ -143,14 +143,14 @@ PHX_DEVICE void multimem_broadcast(const Launch &launch) {
     });
     phx_multicast_fence();
   }
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 // Each rank stores its input to all ranks, if all have their results at the same place. Otherwise each rank fetches the
 // inputs. The caller ensures that packs are whole.
 PHX_DEVICE void multimem_all_gather(const Launch &launch) {
   show_place(launch);
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   if (launch.spread.place != 0 && in_one_place(launch)) {
     const char *const from = block_at(launch, launch.team.group_rank, 0);
@@ -169,7 +169,7 @@ PHX_DEVICE void multimem_all_gather(const Launch &launch) {
     for_each_rank(launch,
                   [&](int from) { copy_between(out_at(launch, from * bytes), block_at(launch, from, 0), bytes); });
   }
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 }  // namespace

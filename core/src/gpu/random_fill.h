@@ -52,7 +52,7 @@ PHX_DEVICE void fill_on_gpu(const DeviceFill &fill) {
       out[to] = Element<typename Kind::Out>::store((index & 1) != 0 ? pair.second : pair.first);
     } else {
       word_at(fill.key, index, &word);
-      out[to] = Kind::one(word, constants);
+      out[to] = Kind::element(word, constants);
     }
   }
 }

@@ -85,7 +85,7 @@ PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, b
 // part.
 template <class E, class Op>
 PHX_DEVICE void reduce_into_out(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   using Raw = typename kernels::Element<E>::Raw;
   const size_t first = launch.begin * sizeof(Raw);
   char *const out = static_cast<char *>(launch.out);
@@ -93,14 +93,14 @@ PHX_DEVICE void reduce_into_out(const Launch &launch) {
   if (receives(launch))
     reduce_between<E, Op>(launch, launch.begin, launch.begin + launch.count, packs,
                           [&](size_t at, const Pack &pack, auto put) { put(out + (at - first), pack); });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 // all_reduce in two shots: each rank reduces its part, which no other rank touches, and writes the result to the blocks
 // of all ranks, over the inputs if they lie there.
 template <class E, class Op>
 PHX_DEVICE void reduce_in_place(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   constexpr size_t kLine = 128 / sizeof(typename kernels::Element<E>::Raw);  // no line has two writers
   const size_t n = launch.team.group_size, rank = launch.team.group_rank;
   const size_t part = ((launch.count + n - 1) / n + kLine - 1) / kLine * kLine;
@@ -111,7 +111,7 @@ PHX_DEVICE void reduce_in_place(const Launch &launch) {
                           for (size_t i = 1; i <= n; ++i)
                             put(result_at(launch, static_cast<int>((rank + i) % n), at), pack);
                         });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 }  // namespace

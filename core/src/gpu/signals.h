@@ -9,7 +9,7 @@ namespace {
 
 // The same as phx_symm_put_signal, phx_symm_wait_signal and phx_symm_barrier on the host, by one block on a channel of
 // the user.
-PHX_DEVICE void barrier(const Launch &launch) { all_meet(launch); }
+PHX_DEVICE void barrier(const Launch &launch) { team_barrier(launch); }
 
 PHX_DEVICE void put_signal(const Launch &launch) {
   if (thread_of_block() != 0) return;

@@ -73,7 +73,7 @@ PHX_DEVICE void all_to_all_v_by_slots(const Launch &launch, const Lists &lists) 
     store_pack(part_at(launch, self, to), pack);
   }
   fill_slots(launch, lists, slot, 0);
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   bool differs = false;
   for (int from = 0; from < n; ++from) {
     const Part part = part_of(launch, from);
@@ -94,7 +94,7 @@ PHX_DEVICE void all_to_all_v_by_slots(const Launch &launch, const Lists &lists) 
       copy_by_block(to + chunk.begin, from == self ? mine : slot_at(launch, slot, round, from, self), chunk.size);
     });
     if (round + 1 < rounds) fill_slots(launch, lists, slot, round + 1);
-    if (!all_meet(launch)) return;
+    if (!team_barrier(launch)) return;
   }
 }
 

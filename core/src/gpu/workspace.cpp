@@ -79,8 +79,8 @@ void Workspaces::know(const Symm &symm) {
 void Workspaces::forget(const Symm &symm) {
   const std::lock_guard<std::mutex> lock(known_mutex_);
   if (all_known_.erase(&symm) == 0) return;
-  const Symm *&known = known_[symm.ordinal() % cuda::kKnown];
-  if (known == &symm) known = nullptr;
+  const Symm *&slot = known_[symm.ordinal() % cuda::kKnown];
+  if (slot == &symm) slot = nullptr;
   for (const auto &[index, workspace] : by_index_) workspace->order_.wait();
 }
 
@@ -161,9 +161,9 @@ phx_status Workspaces::grow(const char *operation, Workspace &workspace, const C
       return group_.raise_mismatch(operation, calls_, i, all[i].record, record);
   for (int i = 0; i < group_.size(); ++i)
     if (all[i].status != PHX_OK) {
-      const bool known = all[i].status < 0 && all[i].status >= PHX_ERR_INTERNAL;
+      const bool is_status = all[i].status < 0 && all[i].status >= PHX_ERR_INTERNAL;
       return group_
-          .raise(known ? all[i].status : PHX_ERR_INTERNAL, operation,
+          .raise(is_status ? all[i].status : PHX_ERR_INTERNAL, operation,
                  "rank %d could not make a workspace of %zu bytes on its GPU: %s", group_.rank_of(i), bytes,
                  all[i].text)
           .peer(group_.rank_of(i));

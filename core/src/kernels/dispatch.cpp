@@ -52,8 +52,8 @@ constexpr Isa kIsas[] = {  // the best first
 const Isa &choose() {
   const char *limit = std::getenv("PHALANX_ISA");
   const Isa *isa = kIsas;
-  for (const Isa &known : kIsas)
-    if (limit != nullptr && std::strcmp(known.name, limit) == 0) isa = &known;
+  for (const Isa &candidate : kIsas)
+    if (limit != nullptr && std::strcmp(candidate.name, limit) == 0) isa = &candidate;
   while (!isa->available()) ++isa;
   return *isa;
 }
@@ -64,8 +64,8 @@ const Isa &active() {
 }
 
 const Isa *available(const char *name) {
-  for (const Isa &known : kIsas)
-    if (std::strcmp(known.name, name) == 0) return known.available() ? &known : nullptr;
+  for (const Isa &candidate : kIsas)
+    if (std::strcmp(candidate.name, name) == 0) return candidate.available() ? &candidate : nullptr;
   return nullptr;
 }
 
@@ -78,16 +78,16 @@ ReduceFn find_reduce_streaming(int32_t dtype, int32_t op) { return active().find
 ReduceFn find_reduce_into_all(int32_t dtype, int32_t op) { return active().find_into_all(dtype, op); }
 
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *known = available(isa);
-  return known != nullptr ? known->find(dtype, op) : nullptr;
+  const Isa *usable = available(isa);
+  return usable != nullptr ? usable->find(dtype, op) : nullptr;
 }
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *known = available(isa);
-  return known != nullptr ? known->find_streaming(dtype, op) : nullptr;
+  const Isa *usable = available(isa);
+  return usable != nullptr ? usable->find_streaming(dtype, op) : nullptr;
 }
 ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *known = available(isa);
-  return known != nullptr ? known->find_into_all(dtype, op) : nullptr;
+  const Isa *usable = available(isa);
+  return usable != nullptr ? usable->find_into_all(dtype, op) : nullptr;
 }
 
 const char *active_isa() { return active().name; }

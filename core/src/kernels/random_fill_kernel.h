@@ -37,7 +37,7 @@ inline void convert(typename Kind::Out *out, const uint32_t *words, size_t count
       for (size_t i = 0; i < taken; ++i) out[at + i] = Element<typename Kind::Out>::store(buffer[i]);
     }
   } else {
-    for (size_t i = 0; i < count; ++i) out[i] = Kind::one(word_at<Kind>(words, i), constants);
+    for (size_t i = 0; i < count; ++i) out[i] = Kind::element(word_at<Kind>(words, i), constants);
   }
 }
 

@@ -8,7 +8,7 @@ namespace phx::random {
 namespace {
 
 // Each kind has: Out, the type of an element; Word, the random bits of an element; Constants, the settings in the types
-// of the loop; and `one`, which returns an element, or, if kPaired, `real`, which returns two before they are stored.
+// of the loop; and `element`, or, if kPaired, `real`, which returns two elements before they are stored.
 
 template <class E>
 struct WordFor {
@@ -27,7 +27,7 @@ struct Bits {
   struct Constants {
     PHX_RANDOM_FN explicit Constants(const Settings &) {}
   };
-  static PHX_RANDOM_FN U one(U word, const Constants &) { return word; }
+  static PHX_RANDOM_FN U element(U word, const Constants &) { return word; }
 };
 
 template <class E>
@@ -41,7 +41,7 @@ struct Uniform {
     PHX_RANDOM_FN explicit Constants(const Settings &s)
         : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
   };
-  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
     const Real value = c.offset + c.scale * unit<Element<E>::kBits>(word);
     return Element<E>::store(value < c.bound ? value : c.bound);
   }
@@ -85,7 +85,7 @@ struct Cauchy {
     PHX_RANDOM_FN explicit Constants(const Settings &s)
         : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)) {}
   };
-  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
     return Element<E>::store(c.offset + c.scale * cauchy<Real>(word));
   }
 };
@@ -101,7 +101,7 @@ struct Exponential {
     PHX_RANDOM_FN explicit Constants(const Settings &s)
         : scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
   };
-  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
     const Real value = c.scale * minus_log(positive(word));
     return Element<E>::store(value > c.bound ? value : c.bound);
   }
@@ -115,11 +115,11 @@ struct Bernoulli {
   static constexpr bool kPaired = false;
   struct Constants {
     uint32_t last;
-    U one;
+    U value;
     PHX_RANDOM_FN explicit Constants(const Settings &s)
-        : last(static_cast<uint32_t>(s.limit - 1)), one(s.limit == 0 ? 0 : static_cast<U>(kOne)) {}
+        : last(static_cast<uint32_t>(s.limit - 1)), value(s.limit == 0 ? 0 : static_cast<U>(kOne)) {}
   };
-  static PHX_RANDOM_FN U one(uint32_t word, const Constants &c) { return word <= c.last ? c.one : U(0); }
+  static PHX_RANDOM_FN U element(uint32_t word, const Constants &c) { return word <= c.last ? c.value : U(0); }
 };
 
 struct Truth {
@@ -152,10 +152,10 @@ struct Integers {
     uint64_t low, range;
     PHX_RANDOM_FN explicit Constants(const Settings &s) : low(static_cast<uint64_t>(s.low)), range(s.range) {}
   };
-  static PHX_RANDOM_FN E one(uint32_t word, const Constants &c) {
+  static PHX_RANDOM_FN E element(uint32_t word, const Constants &c) {
     return stored<E>(static_cast<int64_t>(c.low + ((word * c.range) >> 32)));
   }
-  static PHX_RANDOM_FN E one(uint64_t word, const Constants &c) {
+  static PHX_RANDOM_FN E element(uint64_t word, const Constants &c) {
     return stored<E>(static_cast<int64_t>(c.low + (c.range == 0 ? word : upper_product(word, c.range))));
   }
 };

@@ -189,15 +189,15 @@ size_t input_bytes(const CoalescedCall &call, int n, int self) {
   return call.buffers.count * call.buffers.item * parts_on(traits_of(call.kind).in, static_cast<size_t>(n), is_root);
 }
 
-void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept) {
+void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *copies) {
   const auto kept_bytes = [&](const CoalescedCall &call) {
     const size_t bytes = input_bytes(call, n, self);
     return bytes <= limit ? bytes : 0;
   };
   size_t total = 0;
   for (const CoalescedCall &call : *calls) total += kept_bytes(call);
-  kept->resize(total);
-  char *to = kept->data();
+  copies->resize(total);
+  char *to = copies->data();
   for (CoalescedCall &call : *calls) {
     const size_t bytes = kept_bytes(call);
     if (bytes == 0) continue;

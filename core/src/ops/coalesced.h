@@ -18,8 +18,8 @@ struct CoalescedCall {
 
 // How many bytes a call of a list reads on rank `self` of a group of n ranks.
 size_t input_bytes(const CoalescedCall &call, int n, int self);
-// Copies inputs of at most `limit` bytes into `kept`, because the caller may change them when the start returns.
-void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept);
+// Copies inputs of at most `limit` bytes into `copies`, because the caller may change them when the start returns.
+void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *copies);
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 

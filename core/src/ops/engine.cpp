@@ -35,9 +35,9 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
 // call is not made, so this rank is out of step with the group. A thread that only waited may wait again.
 phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes) {
   const Recorded last = lane_->history_of(group_->group_rank()).newest();
-  const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
-                           ". Use another channel for it";
-  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), revokes);
+  const std::string holder = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
+                             ". Use another channel for it";
+  return group_->raise_turn(operation, holder.c_str(), deadline.budget_ms(), revokes);
 }
 
 // Whether a new operation can be published now: all older ones have been, the last of them is not exclusive, and this

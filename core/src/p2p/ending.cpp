@@ -180,9 +180,9 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
   return error_of(transfer.operation(), PHX_ERR_TIMEOUT, peer, text + " Look at why it is late, or raise timeout_ms.");
 }
 
-ErrorInfo Messenger::broken(int peer, const char *what) const {
+ErrorInfo Messenger::broken(int peer, const char *problem) const {
   return error_of("messages", PHX_ERR_INTERNAL, peer,
-                  "the memory shared with " + group_->describe(peer) + " is broken: " + what +
+                  "the memory shared with " + group_->describe(peer) + " is broken: " + problem +
                       ". Something in one of the two processes wrote where it must not.");
 }
 

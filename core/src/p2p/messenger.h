@@ -97,7 +97,7 @@ class Messenger final : public Attachment, public ProgressSource {
   bool append(int source, const Record &record);
   Arrival *keep_arrival(int source, const MessageHead &head, bool rendezvous, size_t eager);
   void deliver(Transfer &receive, const Record &record);
-  bool forget(int source, const char *what);
+  bool drop_unknown(int source, const char *problem);
   bool check_head(Transfer &receive, int source, const MessageHead &sent);
 
   // ---- ending.cpp: completes transfers, with or without an error, all under the lock
@@ -117,7 +117,7 @@ class Messenger final : public Attachment, public ProgressSource {
   ErrorInfo ended(const Transfer &transfer, int peer) const;
   ErrorInfo mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
   ErrorInfo timeout(const Transfer &transfer, int64_t timeout_ms) const;
-  ErrorInfo broken(int peer, const char *what) const;
+  ErrorInfo broken(int peer, const char *problem) const;
 
   Group *const group_;
   int self_ = 0;

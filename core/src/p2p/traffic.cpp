@@ -161,7 +161,7 @@ bool Messenger::clear(int peer, uint32_t number) {
   } else {
     send = outbound.queue.front();  // its eager part may not be in the ring yet
     const bool matches = send != nullptr && send->begun && send->rendezvous && !send->cleared && send->number == number;
-    if (!matches) return forget(peer, "it asks for the data of a message that was not announced");
+    if (!matches) return drop_unknown(peer, "it asks for the data of a message that was not announced");
   }
   send->cleared = true;
   --outbound.announced;
@@ -381,7 +381,8 @@ bool Messenger::append(int source, const Record &record) {
     return true;
   }
   Arrival *arrival = inbound_[source].arrival;
-  if (arrival == nullptr || arrival->number != number) return forget(source, "a record does not continue its message");
+  if (arrival == nullptr || arrival->number != number)
+    return drop_unknown(source, "a record does not continue its message");
   if (!goes_on(arrival->received, arrival->eager)) return false;
   copy_bytes(arrival->data.get() + arrival->received, record.data, record.bytes);
   arrival->received += record.bytes;
@@ -391,9 +392,9 @@ bool Messenger::append(int source, const Record &record) {
 
 // Handles a record of an unknown message. If the peer has left, this rank has ended that message and ignores the
 // record; otherwise the group fails. False when it has failed.
-bool Messenger::forget(int source, const char *what) {
+bool Messenger::drop_unknown(int source, const char *problem) {
   if (has_left(source)) return true;
-  fail(nullptr, broken(source, what));
+  fail(nullptr, broken(source, problem));
   return false;
 }
 
