@@ -1,6 +1,5 @@
-// The part of the CUDA driver that the core calls, loaded when it is first needed. So one library, which is built
-// without CUDA, serves hosts with and without a GPU. core/cuda/check_driver.cpp compares these declarations with
-// cuda.h.
+// The part of the CUDA driver that the core calls, loaded when it is first needed. So one library, built without CUDA,
+// serves hosts with and without a GPU. core/cuda/check_driver.cpp compares the declarations with cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -169,9 +168,8 @@ const Driver *find_driver(std::string *problem);
 // The error of a driver call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `action` describes the call.
 phx_status failed(const Driver &driver, const char *operation, Result result, const char *action);
 
-// While it lives, the primary context of a device, which the CUDA runtime and torch use, is the current context of this
-// thread, and this thread may wait for events and make memory while any thread captures: otherwise that would end the
-// capture.
+// While it lives, the primary context of a device, which the CUDA runtime and torch use, is current in this thread. The
+// thread may also wait for events and make memory while any thread captures, which would otherwise end the capture.
 class Current {
  public:
   Current(const Driver &driver, Context context) : driver_(driver), result_(driver.context_push(context)) {

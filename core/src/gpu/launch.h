@@ -64,8 +64,7 @@ PHX_PORTABLE constexpr int32_t has_freed(int32_t group_size, int32_t group_rank)
   return 2 * group_size + 1 + group_rank;
 }
 
-// The counts of a call, in elements by group rank. They are parameters of the launch, because a captured launch is
-// replayed.
+// The counts of a call, in elements by group rank. They are launch parameters, because a captured launch is replayed.
 constexpr int kMostListed = 128;
 struct Lists {
   uint64_t in[kMostListed];

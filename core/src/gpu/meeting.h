@@ -2,8 +2,8 @@
 //
 // Each block of threads has two barriers with the blocks of the same number on the other ranks. After the first one the
 // kernels of all ranks have begun, so what their streams had to do before is done: all inputs are ready. After the
-// second one these blocks no longer read or write memory of other ranks. The launch ends when all of its blocks have
-// passed it.
+// second one these blocks no longer read or write memory of other ranks. The launch ends when all blocks have passed
+// it.
 #pragma once
 
 #include "gpu/block.h"

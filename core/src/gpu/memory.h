@@ -29,8 +29,8 @@ class Memory {
 
   // Allocates `size` bytes of zeros on a GPU.
   static phx_status make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out);
-  // Maps all `span` bytes of a peer's memory for a GPU, whichever GPU they are on. The driver refuses to map more than
-  // there is.
+  // Maps all `span` bytes of a peer's memory, on whichever GPU, for a GPU. The driver refuses to map more than there
+  // is.
   static phx_status import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out);
 
   // The same by a fabric handle; the peer may be on another host.

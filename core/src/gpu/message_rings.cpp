@@ -13,8 +13,7 @@ namespace phx {
 namespace {
 
 constexpr const char *kKernel = "phx_gpu_messages";
-// With chunks of this size a ring, which has kLanes * kDeep of them, takes two units of 2 MiB, the granularity of
-// memory.
+// With this size a ring, which has kLanes * kDeep chunks, takes two units of 2 MiB, the granularity of memory.
 constexpr uint32_t kMostChunk = 63 << 10;
 // Not measured yet. If there are fewer blocks than lanes, a block serves several lanes in turn.
 constexpr uint32_t kMostBlocks = 32;

@@ -78,8 +78,7 @@ class GpuMessageRings {
   std::atomic<bool> open_{false};  // written last by `open`; allocator_, gpus_, gpu_, cursors_, words_ are valid then
   cuda::MemoryPtr cursors_;        // for the lanes of all rings to ranks, and then of those from ranks
   std::shared_ptr<cuda::DeviceWords> words_;
-  // By group rank; a rank's ring to itself lies in to_. Destructors wait for the last launches, which end by their
-  // timeouts.
+  // By group rank; a rank's ring to itself lies in to_. Destructors wait for the last launches, which have timeouts.
   std::deque<Path> to_, from_;
 };
 

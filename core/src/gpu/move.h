@@ -62,8 +62,7 @@ PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
   team_barrier(launch);
 }
 
-// Each rank knows only its own lists, so it publishes before the first barrier where in its block the part for each
-// rank lies.
+// Each rank knows only its own lists, so before the first barrier it publishes where its part for each rank lies.
 PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
   for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {

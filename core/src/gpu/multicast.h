@@ -2,8 +2,8 @@
 // is loaded from there.
 //
 // One rank makes the object and passes it on as a file descriptor. Every rank adds its GPU. When all have, each rank
-// binds its block and maps the object. The driver lets earlier calls wait without a timeout, so the ranks synchronize
-// in between.
+// binds its block and maps the object; the ranks synchronize before, because earlier calls would wait without a
+// timeout.
 #pragma once
 
 #include <memory>

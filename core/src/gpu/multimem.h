@@ -1,5 +1,4 @@
-// The collectives that NVLink switches do: what one launch does on one rank. From sm_90 on; for older GPUs this header
-// is empty.
+// The collectives that NVLink switches do: what one launch does on one rank. Empty for GPUs before sm_90.
 //
 // A switch adds in an order of its own, so sums of floats have the same bits on all ranks only if one rank loads each
 // sum and stores it to all. Elements that do not fill 16 bytes are reduced without the switch.

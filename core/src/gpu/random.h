@@ -5,8 +5,7 @@
 
 namespace phx::random {
 
-// Puts the kernel that fills a box on the stream. Precondition: kind and dtype are a defined pair, and the box is
-// checked.
+// Puts the kernel that fills a box on the stream. Precondition: the pair of kind and dtype exists; the box is checked.
 phx_status fill_on_gpu(const char *operation, const phx_device &device, void *stream, int32_t kind, int32_t dtype,
                        void *out, uint64_t key, const Settings &settings, const Box &box);
 

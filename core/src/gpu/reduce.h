@@ -81,8 +81,7 @@ PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, b
   }
 }
 
-// all_reduce in one shot: every rank reduces everything. reduce: the root does. reduce_scatter: every rank reduces its
-// part.
+// all_reduce in one shot: every rank reduces everything; reduce: the root does; reduce_scatter: every rank its part.
 template <class E, class Op>
 PHX_DEVICE void reduce_into_out(const Launch &launch) {
   if (!inputs_ready(launch)) return;

@@ -7,8 +7,7 @@ namespace phx::cuda {
 
 namespace {
 
-// The same as phx_symm_put_signal, phx_symm_wait_signal and phx_symm_barrier on the host, by one block on a channel of
-// the user.
+// The counterparts of phx_symm_put_signal, phx_symm_wait_signal and phx_symm_barrier, by one block on a user's channel.
 PHX_DEVICE void barrier(const Launch &launch) { team_barrier(launch); }
 
 PHX_DEVICE void put_signal(const Launch &launch) {

@@ -1,8 +1,7 @@
 // all_to_all_v of ordinary memory, in which no rank knows how much the others send: what one launch does on one rank.
 //
-// Each block of threads moves a stretch of every part by itself. Its share of the workspace has two slots for each
-// rank: while the others fetch from one, the other is filled. After the first barrier all ranks know the number of
-// rounds.
+// Each block of threads moves a stretch of every part by itself. Its share of the workspace has two slots per rank:
+// while the others fetch from one, the other is filled. All ranks know the number of rounds after the first barrier.
 #pragma once
 
 #include "gpu/move.h"

@@ -1,5 +1,4 @@
-// Orders what a rank puts on streams of one GPU: each piece of work runs after the one before it, also on another
-// stream.
+// Orders what a rank puts on streams of one GPU: each piece of work runs after the one before it, on any stream.
 #pragma once
 
 #include <cstddef>

@@ -21,8 +21,7 @@ struct Settings {
 // Kinds for integers, in addition to PHX_RANDOM_*: each is made from 32 random bits, or from 64.
 enum { kNarrowIntegers = 100, kWideIntegers = 101 };
 
-// Writes elements `first` to `first + count` of a tensor into contiguous memory. Bit-identical whatever the instruction
-// set.
+// Writes elements `first` to `first + count` of a tensor into contiguous memory. Every instruction set gives the same.
 using FillFn = void (*)(void *out, size_t count, uint64_t first, uint64_t key, const Settings &settings);
 
 // NULL when the pair is not defined.

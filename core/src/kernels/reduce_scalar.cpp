@@ -23,8 +23,7 @@ inline void store(char *to, size_t i, typename Element<E>::Acc acc) {
   std::memcpy(to + i * sizeof raw, &raw, sizeof raw);
 }
 
-// Each loop is a function of its own. Otherwise GCC 12 treats them as one loop nest, interchanges them, and vectorizes
-// nothing.
+// Each loop is a separate function, or GCC 12 treats them as one loop nest, interchanges them, and vectorizes nothing.
 template <class E, class Acc, class Op>
 __attribute__((noinline)) void begin(Acc *__restrict sum, const char *__restrict from, size_t length, const Op &op) {
   for (size_t i = 0; i < length; ++i) sum[i] = op.prepare(load<E>(from, i));

@@ -12,8 +12,7 @@ namespace {
 
 // ---- the loop ---------------------------------------------------------------------------------------------------
 
-// Returns where the step at byte `at` of input k lies: in the input, or, if that is shorter than a step, in a padded
-// copy.
+// Returns where the step at byte `at` of input k lies: in the input, or in a padded copy if that is too short.
 struct InPlace {
   const void *const *in;
   size_t at;
@@ -130,8 +129,7 @@ constexpr size_t kLine = 64;
 enum class Results { kStored, kStreamed, kIntoAll };
 
 // Prefetches a line that is going to be both read and overwritten: one transfer from the core that has it instead of
-// two. In assembly, because compilers use the instruction only if all processors of their target have it; on others it
-// does nothing.
+// two. In assembly, because compilers use it only if all processors of their target have it; on others it does nothing.
 PHX_ALWAYS_INLINE void take_over(const char *line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*line));

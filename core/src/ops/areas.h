@@ -11,8 +11,7 @@ namespace phx {
 // chunk is fetched in the round in which the next chunk has arrived.
 class ThroughAreas : public Operation {
  public:
-  // With more than two chunks this keeps using the slots of its first two epochs, which later operations would take for
-  // free.
+  // With more than two chunks this keeps using the slots of its first two epochs, which would count as free otherwise.
   bool exclusive() const override { return chunks_ > 2; }
 
  protected:

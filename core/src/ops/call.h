@@ -42,8 +42,7 @@ class Call {
   Call &overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed);
   Call &reduce(int32_t op);
   Call &root(int32_t group_rank);
-  // Makes those of the checks above that the traits of the collective ask for. Inline, because callers pass constant
-  // traits.
+  // Makes the checks above that the traits of the collective ask for. Inline, because callers pass constant traits.
   Call &check(const CollectiveTraits &traits, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
               int32_t root, Extent *extent) {
     if (!ok()) return *this;

@@ -106,8 +106,7 @@ class Enqueued {
     launch_.begin = begin * way.times;
     return run(way.kernel, way.shares ? (bytes + n - 1) / n : bytes);
   }
-  // `bytes` determines the size of the grid, and is the same on all ranks. With 0 there is nothing to do, but the calls
-  // are compared.
+  // `bytes` determines the size of the grid, the same on all ranks. With 0 nothing is done, but the calls are compared.
   phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
     if (bytes == 0) return put("", call_.uncompared(), 0, lists);
     const size_t packs_of_thread = gpu_of(call_.group()).tuning().thread_bytes / kPackBytes;

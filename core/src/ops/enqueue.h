@@ -9,8 +9,7 @@ namespace phx {
 bool fits_lines(const Call &call, const Symm &symm);
 // Puts a checked call on its stream. root < 0: none.
 phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work);
-// The same for collectives with one count per rank. If the list is the same on all ranks, it is both in_counts and
-// out_counts.
+// The same for collectives with one count per rank. A list that is the same on all ranks is in_counts and out_counts.
 phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_counts, const size_t *out_counts,
                      phx_work **work);
 

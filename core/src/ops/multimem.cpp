@@ -16,8 +16,7 @@ bool is_floating(int32_t dtype) {
 }
 bool is_integer(int32_t dtype) { return dtype >= PHX_DTYPE_I8 && dtype <= PHX_DTYPE_U64; }
 
-// The kernel for a dtype and op; dtypes that give the same bits share a kernel. dtype 0: the switches cannot do this
-// op.
+// The kernel for a dtype and op; dtypes that give the same bits share one. dtype 0: the switches cannot do the op.
 struct SwitchReducer {
   int32_t dtype;
   size_t times;

@@ -53,8 +53,7 @@ class Operation {
   virtual phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
   // The last epoch whose slots this rank no longer reads, once it has taken `epoch` in a round that is not the last.
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
-  // Whether later operations must not be published before this one is complete, because it keeps using slots of earlier
-  // rounds.
+  // Whether later operations must not be published before this one is complete: it keeps using slots of earlier rounds.
   virtual bool exclusive() const { return false; }
   // For an operation with a `place`, called when all ranks have arrived at `epoch` of its first round. True: the inputs
   // are read where they lie. False: some needed input cannot be, and the slots that were left empty must be filled.
@@ -135,8 +134,8 @@ OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
-// Makes a collective that has one count for all ranks. `algo` is for all_reduce only. Inline for callers that pass a
-// constant kind.
+// Makes a collective with one count for all ranks. `algo`: for all_reduce only. Inline for callers with a constant
+// kind.
 inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                    int root, int32_t algo = PHX_ALGO_AUTO) {
   switch (kind) {

@@ -1,5 +1,4 @@
-// Collectives whose input lies in symmetric memory: peers read (and for all_reduce in place, write) the blocks
-// themselves.
+// Collectives whose input lies in symmetric memory: peers read (in an all_reduce in place also write) the blocks.
 //
 // There are two barriers and no copy: after the first every input is ready, and after the second no rank reads or
 // writes the blocks any more. Reductions in two steps (sums_by_parts) pass their results through the slots in between.

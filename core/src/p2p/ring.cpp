@@ -57,8 +57,7 @@ RingResult RingWriter::put(const Record &record, size_t *taken) {
   header->count = record.head.count;
   header->offset = record.offset;
   copy_bytes(payload, record.data, first);
-  // Pairs with the load in RingReader::peek: a receiver that sees the flag also sees the record, and the cleared flag
-  // behind it.
+  // Pairs with the load in RingReader::peek: a receiver that sees the flag sees the record and the cleared flag behind.
   show(header->flag, flag_of(written_), fenced_);
   written_ += lines;
   *taken = bytes;

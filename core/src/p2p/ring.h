@@ -11,8 +11,7 @@ enum class RingResult {
   kBroken    // the peer wrote impossible values
 };
 
-// A record (see RecordHeader), with a pointer to its data. The receiver reads it once from shared memory and checks its
-// size.
+// A record (see RecordHeader) with a pointer to its data. The receiver reads it once from shared memory and checks it.
 struct Record {
   RecordKind kind = RecordKind::kEager;
   MessageHead head{};  // CTS and DATA: head.tag is the number of the message

@@ -1,5 +1,4 @@
-// Moves data: from sends into rings, and from rings into the buffer of a receive or onto the heap. See layout.h for the
-// protocol.
+// Moves data from sends into rings, and from rings into buffers of receives or onto the heap, as layout.h describes.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -47,8 +46,7 @@ void Messenger::count(Outbound &outbound) {
   outbound.counted = busy;
 }
 
-// Writes CTS first, because they let the peer go on, then data of matched messages, then new messages in the order of
-// the calls.
+// Writes CTS first, which let the peer go on, then data of matched messages, then new messages in the calls' order.
 bool Messenger::push(int peer) {
   Outbound &outbound = outbound_[peer];
   size_t pushed = 0;
