@@ -91,7 +91,7 @@ inline uint32_t block_of_grid() { return host_blocks::here.block->number; }
 inline uint32_t blocks_of_grid() { return host_blocks::here.block->blocks; }
 inline void sync_block() { host_blocks::here.block->sync(); }
 
-inline int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
+inline int32_t block_barrier(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
   host_blocks::Block &block = *host_blocks::here.block;
   block.sync();
   if (thread_of_block() == 0) block.met = phx_team_barrier(team, channel + block.number, timeout_ns);

@@ -25,7 +25,7 @@ phx_status release(void *, void *, uint64_t cookie) {
   return PHX_OK;
 }
 
-// The handle says how much there is to map: the GPUs of peers may have another unit.
+// The handle has the size to map, because the GPUs of peers may have another granularity.
 phx_status export_memory(void *, void *, uint64_t cookie, void *handle, size_t *handle_size, int32_t *fd) {
   const uint64_t span = memory_of(cookie)->span();
   std::memcpy(handle, &span, sizeof span);

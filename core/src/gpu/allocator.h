@@ -10,16 +10,16 @@ namespace phx::cuda {
 
 class Memory;
 
-// NULL, and *problem says why, where there is no driver.
+// The allocator of CUDA memory. NULL, and *problem says why, if there is no driver.
 AllocatorRef make_allocator(std::string *problem);
 
-// The GPUs of an allocator made here; NULL: it is somebody else's.
+// The GPUs of an allocator from make_allocator; NULL for other allocators.
 Gpus *gpus_of(const Allocator &allocator);
 
-// The memory of a block that came from there.
+// The memory of a block from such an allocator.
 const Memory &memory_of(const Block &block);
 
-// Makes memory what the functions of that allocator know a block by: they free it from now on.
+// Turns memory into the pointer and cookie of a block of such an allocator, which owns it from then on.
 void hand_over(std::unique_ptr<Memory> memory, void **pointer, uint64_t *cookie);
 
 }  // namespace phx::cuda

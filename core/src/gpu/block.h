@@ -1,5 +1,5 @@
-// What a kernel needs of the block of threads that runs it: CUDA's, or the host's, where each thread of a block is a
-// thread of the system, so that every kernel runs where there is no GPU (tests/host_blocks.h).
+// What a kernel needs from the block of threads that runs it, in CUDA and on the host. On the host each thread of a
+// block is a system thread, so that tests can run every kernel without a GPU (tests/host_blocks.h).
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace phx::cuda {
 
-// As much as one load or store moves.
+// The data of one load or store.
 struct alignas(16) Pack {
   uint32_t word[4];
 };
@@ -29,21 +29,22 @@ PHX_DEVICE uint32_t threads_of_block() { return blockDim.x; }
 PHX_DEVICE uint32_t block_of_grid() { return blockIdx.x; }
 PHX_DEVICE uint32_t blocks_of_grid() { return gridDim.x; }
 PHX_DEVICE void sync_block() { __syncthreads(); }
-// For all threads of the block: see phalanx/device.h. Each block has a channel of its own.
-PHX_DEVICE int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
+// A barrier with the block of the same number on all ranks, for all threads of the block: see phalanx/device.h. Each
+// block has a channel of its own.
+PHX_DEVICE int32_t block_barrier(const phx_team *team, uint32_t channel, uint64_t timeout_ns) {
   return phx_team_block_barrier(team, channel + blockIdx.x, timeout_ns);
 }
-// The value of the first thread of the block, for all of them. What it wrote before they see as well.
+// Returns the value of the first thread to all threads of the block, which then also see what it wrote before.
 PHX_DEVICE int32_t from_first(int32_t value) {
-  __shared__ int32_t given;
+  __shared__ int32_t first;
   __syncthreads();
-  if (threadIdx.x == 0) given = value;
+  if (threadIdx.x == 0) first = value;
   __syncthreads();
-  return given;
+  return first;
 }
-// What the threads of the block wrote before they met goes out before what this one writes from here on.
+// Makes what the threads of the block wrote before their last sync_block visible before later writes of this thread.
 PHX_DEVICE void send_out() { __threadfence_system(); }
-// Another GPU may have written it since the last look, so not from this one's cache.
+// Does not load from the cache of this GPU, because another GPU may have written the data since the last load.
 PHX_DEVICE Pack load_pack(const void *from) {
   const uint4 seen = __ldcv(static_cast<const uint4 *>(from));
   return {{seen.x, seen.y, seen.z, seen.w}};
@@ -52,7 +53,7 @@ PHX_DEVICE void store_pack(void *to, const Pack &pack) {
   *static_cast<uint4 *>(to) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
 }
 
-// Each half is written and seen as a whole.
+// Each half is written and read atomically.
 PHX_DEVICE void put_line(void *to, const Line &line) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(line.half[0]), "l"(line.half[1])
                : "memory");
@@ -68,16 +69,16 @@ PHX_DEVICE Line get_line(const void *from) {
 
 #else
 
-// Given by whoever runs the kernels.
+// Defined by the test that runs the kernels.
 uint32_t thread_of_block();
 uint32_t threads_of_block();
 uint32_t block_of_grid();
 uint32_t blocks_of_grid();
 void sync_block();
-int32_t meet(const phx_team *team, uint32_t channel, uint64_t timeout_ns);
+int32_t block_barrier(const phx_team *team, uint32_t channel, uint64_t timeout_ns);
 int32_t from_first(int32_t value);
 
-PHX_DEVICE void send_out() {}  // as phx_word_put does
+PHX_DEVICE void send_out() {}  // phx_word_put orders the writes
 PHX_DEVICE Pack load_pack(const void *from) {
   Pack pack;
   std::memcpy(&pack, __builtin_assume_aligned(from, sizeof pack), sizeof pack);

@@ -1,5 +1,5 @@
-// The part of the CUDA driver that the core calls, found when it is first needed: one library serves hosts with and
-// without a GPU, and is built without CUDA. core/cuda/check_driver.cpp compares what is declared here with cuda.h.
+// The part of the CUDA driver that the core calls, loaded when it is first needed. So one library, built without CUDA,
+// serves hosts with and without a GPU. core/cuda/check_driver.cpp compares the declarations with cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ constexpr int kOnDevice = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
 
 struct AllocationProperties {
   int type;          // kPinned
-  int handle_types;  // kFileDescriptor, and kFabric where it can
+  int handle_types;  // kFileDescriptor, and kFabric if the GPU can
   Location location;
   void *windows;
   struct {
@@ -59,7 +59,7 @@ constexpr int kFabric = 8;          // CU_MEM_HANDLE_TYPE_FABRIC
 // The properties of a multicast object, which stands for the memory of several GPUs at once.
 struct MulticastProperties {
   unsigned devices;
-  size_t size;                      // of each one's memory
+  size_t size;                      // bytes of memory of each GPU
   unsigned long long handle_types;  // kFileDescriptor
   unsigned long long flags;         // 0
 };
@@ -98,17 +98,17 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
   X(context_release, cuDevicePrimaryCtxRelease_v2, (Device device))                                                  \
   X(context_push, cuCtxPushCurrent_v2, (Context context))                                                            \
   X(context_pop, cuCtxPopCurrent_v2, (Context * context))                                                            \
-  X(granularity, cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *what, int option))      \
-  X(create, cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *what, unsigned long long flags)) \
+  X(granularity, cuMemGetAllocationGranularity, (size_t * bytes, const AllocationProperties *info, int option))      \
+  X(create, cuMemCreate, (Handle * handle, size_t size, const AllocationProperties *info, unsigned long long flags)) \
   X(release, cuMemRelease, (Handle handle))                                                                          \
   X(reserve, cuMemAddressReserve,                                                                                    \
     (Pointer * pointer, size_t size, size_t alignment, Pointer wanted, unsigned long long flags))                    \
   X(unreserve, cuMemAddressFree, (Pointer pointer, size_t size))                                                     \
   X(map, cuMemMap, (Pointer pointer, size_t size, size_t offset, Handle handle, unsigned long long flags))           \
   X(unmap, cuMemUnmap, (Pointer pointer, size_t size))                                                               \
-  X(set_access, cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *what, size_t count))         \
+  X(set_access, cuMemSetAccess, (Pointer pointer, size_t size, const AccessDescription *info, size_t count))         \
   X(export_handle, cuMemExportToShareableHandle, (void *out, Handle handle, int type, unsigned long long flags))     \
-  X(import_handle, cuMemImportFromShareableHandle, (Handle * handle, void *given, int type))                         \
+  X(import_handle, cuMemImportFromShareableHandle, (Handle * handle, void *input, int type))                         \
   X(stream_create, cuStreamCreate, (Stream * stream, unsigned flags))                                                \
   X(stream_destroy, cuStreamDestroy_v2, (Stream stream))                                                             \
   X(stream_wait, cuStreamSynchronize, (Stream stream))                                                               \
@@ -135,10 +135,10 @@ constexpr int kHasMulticast = 132;        // CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPO
     (Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
      unsigned block_z, unsigned shared, Stream stream, void **parameters, void **extra))
 
-// Those that a driver may lack: then the members are NULL.
+// Functions that a driver may lack: then the members are NULL.
 #define PHX_CUDA_NEWER_FUNCTIONS(X)                                                                                  \
-  X(multicast_granularity, cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *what, int option)) \
-  X(multicast_create, cuMulticastCreate, (Handle * handle, const MulticastProperties *what))                         \
+  X(multicast_granularity, cuMulticastGetGranularity, (size_t * bytes, const MulticastProperties *info, int option)) \
+  X(multicast_create, cuMulticastCreate, (Handle * handle, const MulticastProperties *info))                         \
   X(multicast_add, cuMulticastAddDevice, (Handle handle, Device device))                                             \
   X(multicast_bind, cuMulticastBindMem,                                                                              \
     (Handle handle, size_t offset, Handle memory, size_t memory_offset, size_t size, unsigned long long flags))      \
@@ -162,14 +162,14 @@ struct Driver {
   }
 };
 
-// The driver, initialised. NULL, and *problem says why, where there is none.
+// The initialised driver. NULL, and *problem says why, if there is none.
 const Driver *find_driver(std::string *problem);
 
-// The error of a call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `what` says what was tried.
-phx_status failed(const Driver &driver, const char *operation, Result result, const char *what);
+// The error of a driver call that failed: PHX_ERR_NO_MEMORY or PHX_ERR_DEVICE. `action` describes the call.
+phx_status failed(const Driver &driver, const char *operation, Result result, const char *action);
 
-// Makes the primary context of a device, the one that the CUDA runtime and torch use, the current one of this thread;
-// and lets this thread wait for events and make memory while any thread captures, which would else end the capture.
+// While it lives, the primary context of a device, which the CUDA runtime and torch use, is current in this thread. The
+// thread may also wait for events and make memory while any thread captures, which would otherwise end the capture.
 class Current {
  public:
   Current(const Driver &driver, Context context) : driver_(driver), result_(driver.context_push(context)) {
@@ -188,7 +188,7 @@ class Current {
  private:
   const Driver &driver_;
   const Result result_;
-  int mode_ = kRelaxed;  // what it was before
+  int mode_ = kRelaxed;  // after the exchange, the thread's mode from before
 };
 
 }  // namespace phx::cuda

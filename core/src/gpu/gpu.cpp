@@ -36,14 +36,14 @@ Gpus::~Gpus() {
 
 phx_status Gpus::get(const char *operation, int32_t index, Gpu *out) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto found = entries_.find(index);
-  if (found == entries_.end()) {
+  auto it = entries_.find(index);
+  if (it == entries_.end()) {
     Entry entry;
     const phx_status status = open(operation, index, &entry.gpu);
     if (status != PHX_OK) return status;
-    found = entries_.emplace(index, std::move(entry)).first;
+    it = entries_.emplace(index, std::move(entry)).first;
   }
-  *out = found->second.gpu;
+  *out = it->second.gpu;
   return PHX_OK;
 }
 
@@ -79,14 +79,14 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
   if (result != 0) {
     driver_.context_release(gpu->device);
-    return failed(driver_, operation, result, "asking what memory comes in (cuMemGetAllocationGranularity)");
+    return failed(driver_, operation, result, "asking for the granularity of memory (cuMemGetAllocationGranularity)");
   }
   look_at_multicast(gpu);
   return PHX_OK;
 }
 
-// A GPU that has them may lack what stands behind: the host's service (nvidia-imex), or the right to a channel of it.
-// Only an attempt shows that, so one piece of memory is made and let go.
+// A GPU with fabric handles cannot make them without a service of the host (nvidia-imex) and the right to a channel of
+// it. Only an attempt shows whether these exist, so this allocates, exports and frees one piece of memory.
 void Gpus::look_at_fabric(Gpu *gpu) const {
   int has = 0;
   if (driver_.device_attribute(&has, kHasFabric, gpu->device) != 0 || has == 0) return;
@@ -108,8 +108,8 @@ void Gpus::look_at_fabric(Gpu *gpu) const {
   gpu->fabric_refusal = result;
 }
 
-// Memory comes in such pieces that a multicast object can take it, whatever its group is going to be. A GPU that cannot
-// do this is used without.
+// Makes the granularity of memory such that a multicast object can take every block, whatever the group is going to be.
+// A GPU that cannot do multicast is used without it.
 void Gpus::look_at_multicast(Gpu *gpu) const {
   if (!driver_.knows_multicast()) return;
   int has = 0;
@@ -134,7 +134,8 @@ phx_status Gpus::open_module(const char *operation, Entry *entry) const {
   return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
 }
 
-// What fails here is tried again, and told, when the kernel is launched: memory alone can be shared without any.
+// Ignores errors, because memory can be shared without kernels. The launch of a kernel tries again what failed here,
+// and reports the error.
 void Gpus::load(const Gpu &gpu) {
   if (!driver_.lists_functions()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -160,9 +161,9 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
                         Function *out) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Entry &entry = entries_.at(gpu.index);
-  const auto found = entry.kernels.find(name);
-  if (found != entry.kernels.end()) {
-    *out = found->second;
+  const auto checked = entry.kernels.find(name);
+  if (checked != entry.kernels.end()) {
+    *out = checked->second;
     return PHX_OK;
   }
   const Current current(driver_, gpu.context);
@@ -176,7 +177,7 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
   else
     result = driver_.module_function(out, entry.module, name.c_str());
   if (result != 0) return failed(driver_, operation, result, ("finding the kernel " + name).c_str());
-  // All blocks of a launch must be resident at once, and a launch has at most one for each processor.
+  // All blocks of a launch must be resident at once, and a launch has at most one block for each processor.
   int fitting = 0;
   result = driver_.occupancy(&fitting, *out, threads, 0);
   if (result != 0)
@@ -189,7 +190,7 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
   return PHX_OK;
 }
 
-// Never destroyed: the driver may be gone before static objects are.
+// Never destroyed: the driver may shut down before static objects are destroyed.
 Gpus *gpus_of_process(std::string *problem) {
   const Driver *driver = find_driver(problem);
   if (driver == nullptr) return nullptr;

@@ -51,7 +51,7 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
     return;
   }
   PHX_LOG(PHX_LOG_WARNING,
-          "group '%s': the tuning table of rank %d holds what cannot be for GPUs: %s Built-in values are used.",
+          "group '%s': the tuning table of rank %d has invalid values for GPUs: %s Built-in values are used.",
           group_.name().c_str(), group_.rank_of(0), last_error().text);
 }
 
@@ -60,15 +60,15 @@ phx_status GpuGroup::save_tuning(const char *operation, const std::string &path)
   if (place_.group_size == 0)
     return fail(
         PHX_ERR_INVALID, operation,
-        "%s on group '%s': its ranks have no memory of GPUs in common yet, so it is not known for which GPU the "
-        "values are: let them have a rendezvous of some first",
+        "%s on group '%s': its ranks have not shared GPU memory yet, so it is not known for which GPU the values are. "
+        "Make a rendezvous of GPU memory first",
         operation, group_.name().c_str());
   return phx::save_gpu_tuning(path, place_, tuning());
 }
 
 // ---- failures that kernels report
 
-// What a kernel has found out about a message, by its word of failures and the two labels after it.
+// The error that a kernel has reported about a message, by its word of failures and the two labels after it.
 ErrorInfo GpuGroup::message_failure(int32_t seen) const {
   const int peer = (seen - 1) % group_.size();
   const bool gone = seen >= cuda::has_gone(group_.size(), 0);
@@ -88,13 +88,13 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
   for (size_t i = 0; i < cuda::kDifferenceWords; ++i)  // after the word of failures
     words[i] = static_cast<uint32_t>(group_.report_word(1 + i).load(std::memory_order_relaxed));
   std::memcpy(labels, words, sizeof labels);
-  const auto tell = [](const cuda::Label &label) {
+  const auto describe = [](const cuda::Label &label) {
     return std::to_string(label.bytes) + " bytes of " + phx_dtype_name(static_cast<int32_t>(label.dtype)) +
            " with tag " + std::to_string(label.tag);
   };
   const std::string self = "rank " + std::to_string(group_.self_rank());
-  const std::string text = (receives ? group_.describe(peer) : self) + " sends " + tell(labels[0]) + ", and " +
-                           (receives ? self : group_.describe(peer)) + " receives " + tell(labels[1]) +
+  const std::string text = (receives ? group_.describe(peer) : self) + " sends " + describe(labels[0]) + ", and " +
+                           (receives ? self : group_.describe(peer)) + " receives " + describe(labels[1]) +
                            ". On GPUs the messages of two ranks meet in the order of the calls, whatever their tags.";
   copy_text(cause.text, sizeof cause.text, text.c_str());
   return cause;
@@ -102,7 +102,8 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
 
 void GpuGroup::note_launches() {
   const int32_t seen = group_.report_word(0).load(std::memory_order_acquire);
-  // Negative: the group had failed, and the kernel saw that. Not failed(): a rank may just have left.
+  // A negative word: the group had failed, and the kernel saw that. The second condition is not failed(), which is also
+  // true when a rank has merely left.
   if (seen <= 0 || group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0) return;
   if (seen >= cuda::sends_other(group_.size(), 0)) {
     group_.fail_with(message_failure(seen), true);

@@ -20,19 +20,19 @@ class GpuGroup final : public Attachment {
   static constexpr AttachmentKind kKind = AttachmentKind::kGpu;
   explicit GpuGroup(Group &group);
 
-  // Makes them if there are none yet.
+  // The group's words as GPUs see them; made by the first call.
   phx_status open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
                         std::shared_ptr<cuda::DeviceWords> *out);
   Workspaces &workspaces() { return workspaces_; }
   GpuMessageRings &rings() { return *rings_; }
-  // Looks whether a kernel has given up: for this and all later calls the group has failed.
+  // Fails the group, for this and all later calls, if a kernel has reported a failure.
   void note_launches();
 
   // The same on all ranks.
   const GpuTuning &tuning() const { return tuning_.get(); }
   phx_status agree_tuning(const GpuTuning &wish, int64_t timeout_ms);  // collective
-  // At every rendezvous of memory of GPUs: where this rank is, and what group rank 0's table says, which holds unless
-  // there were other values before.
+  // Called at every rendezvous of GPU memory. `place`: where this rank is. `of_first`: the table of group rank 0, which
+  // is used unless other values were chosen before.
   void adopt_table(const GpuPlace &place, const GpuTuning &of_first);
   phx_status save_tuning(const char *operation, const std::string &path);
 
@@ -49,17 +49,17 @@ class GpuGroup final : public Attachment {
   Adopted<GpuTuning> tuning_;
   std::mutex tuning_mutex_;
   bool chosen_ = false;  // by a caller, or by the table at the first rendezvous
-  GpuPlace place_;       // group_size 0: no memory of GPUs has been shared yet
+  GpuPlace place_;       // group_size 0: no GPU memory has been shared yet
 };
 
 inline GpuGroup &gpu_of(const Group &group) { return group.attached<GpuGroup>(); }
 
-// NULL: the allocation is not in memory of our CUDA allocator.
+// NULL: the allocation is not from the CUDA allocator of this library.
 inline cuda::GpuSymm *gpu_symm_of(const Symm &symm) { return static_cast<cuda::GpuSymm *>(symm.device()); }
 
-// Puts a kernel on a stream: see GpuSymm::launch. Where that fails, the others' kernels would wait: the group fails.
-// `record`: of a collective, which is compared with the others'; NULL for what a rank does by itself. An empty kernel:
-// nothing is to be done.
+// Puts a kernel on a stream: see GpuSymm::launch. An error fails the group, because the kernels of the other ranks
+// would wait. `record`: of a collective, to be compared with those of the others; NULL for calls that are not
+// collective. An empty `kernel`: nothing is launched.
 phx_status launch(Symm &symm, const char *operation, const std::string &kernel, cuda::Launch launch,
                   const CallRecord *record, int64_t timeout_ms, size_t bytes, const cuda::Lists *lists, void *stream);
 

@@ -11,8 +11,8 @@
 namespace phx::cuda {
 namespace {
 
-constexpr int32_t kThreads = kLineThreads;  // of a block: with 128 registers each a processor has room for one
-constexpr uint32_t kMostBlocks = 128;       // and so many channels of each pad are for launches
+constexpr int32_t kThreads = kLineThreads;  // of a block; with 128 registers each, a processor has room for one block
+constexpr uint32_t kMostBlocks = 128;       // of a launch; each pad has as many channels for launches
 
 static_assert(sizeof(Launch) + sizeof(Lists) <= 4096, "more than a launch may pass");
 
@@ -31,15 +31,15 @@ const Driver &DeviceWords::driver() const { return gpus_of(*allocator_)->driver(
 
 phx_status DeviceWords::open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu,
                              const PageWords &words, std::shared_ptr<DeviceWords> *out) {
-  std::shared_ptr<DeviceWords> made(new DeviceWords(allocator, gpu, words.data()));
-  const Driver &driver = made->driver();
+  std::shared_ptr<DeviceWords> opened(new DeviceWords(allocator, gpu, words.data()));
+  const Driver &driver = opened->driver();
   const Current current(driver, gpu.context);
   Result result = current.result();
   if (result == 0) result = driver.host_register(words.data(), words.bytes(), kForAllContexts);
-  made->registered_ = result == 0;
-  if (result == 0) result = driver.host_pointer(&made->pointer_, words.data(), 0);
+  opened->registered_ = result == 0;
+  if (result == 0) result = driver.host_pointer(&opened->pointer_, words.data(), 0);
   if (result != 0) return failed(driver, operation, result, "showing the GPU memory of the host (cuMemHostRegister)");
-  *out = std::move(made);
+  *out = std::move(opened);
   return PHX_OK;
 }
 
@@ -49,7 +49,7 @@ DeviceWords::~DeviceWords() {
   driver().host_unregister(words_);
 }
 
-// Words of a pad from those of one writer to those of the next: for signals, launches and barriers, in whole lines.
+// The words of each writer in a pad: for signals, launches and barriers, rounded up to whole lines.
 static uint32_t stride_of(uint32_t channels) { return (channels + kMostBlocks + channels + 31) / 32 * 32; }
 
 GpuSymm::GpuSymm(Gpus &gpus, int size, int self, uint32_t channels)
@@ -81,7 +81,7 @@ GpuSymm::Layout GpuSymm::layout_of(size_t size, uint32_t channels) {
 }
 
 phx_status GpuSymm::begin_at(const char *operation, uint32_t first) const {
-  const size_t signals = layout_.parts / sizeof(uint32_t);  // of all channels
+  const size_t signals = layout_.parts / sizeof(uint32_t);  // the words of all channels
   const std::vector<uint32_t> words(signals, first);
   const auto write = [&](size_t at, size_t count) {
     return pads_[self_]->write(operation, at, words.data(), count * sizeof(uint32_t));
@@ -142,16 +142,16 @@ DeviceFacts GpuSymm::facts() const {
   return out;
 }
 
-phx_status GpuSymm::adopt(const char *operation, int rank, const DeviceFacts &given, int fd) {
-  const Facts facts = facts_of(given);
+phx_status GpuSymm::adopt(const char *operation, int rank, const DeviceFacts &packed, int fd) {
+  const Facts facts = facts_of(packed);
   if (facts.unit == 0)
-    return fail(PHX_ERR_ABI, operation, "%s: a rank does not say what the memory of its GPU comes in", operation);
+    return fail(PHX_ERR_ABI, operation, "%s: a rank does not tell the granularity of its GPU's memory", operation);
   return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
 }
 
 phx_status GpuSymm::agree(const char *operation, Group &group, const Block &block,
-                          const std::vector<DeviceFacts> &given, const Deadline &deadline) {
-  const std::vector<Facts> all = facts_of(given);
+                          const std::vector<DeviceFacts> &packed, const Deadline &deadline) {
+  const std::vector<Facts> all = facts_of(packed);
   const bool shared = share_gpus(all);
   gpu_of(group).adopt_table(place(shared), shared ? all[0].shared : all[0].apart);
   return agree_on_multicast(operation, group, block, *this, all, deadline);
@@ -180,14 +180,16 @@ bool GpuSymm::has_kernel(const char *name) const {
 // All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.
 phx_status GpuSymm::count_blocks(const char *operation, const std::vector<Facts> &all) {
   most_blocks_ = kMostBlocks;
-  for (const Facts &one : all) {
-    const auto is_same = [&](const Facts &other) { return std::memcmp(&one.uuid, &other.uuid, sizeof one.uuid) == 0; };
+  for (const Facts &rank : all) {
+    const auto is_same = [&](const Facts &other) {
+      return std::memcmp(&rank.uuid, &other.uuid, sizeof rank.uuid) == 0;
+    };
     const auto sharing = static_cast<int32_t>(std::count_if(all.begin(), all.end(), is_same));
-    if (one.processors < sharing)
+    if (rank.processors < sharing)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "%s: %d ranks share a GPU of %d processors: not all of them could run at once", operation, sharing,
-                  one.processors);
-    most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(one.processors / sharing));
+                  rank.processors);
+    most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(rank.processors / sharing));
   }
   return PHX_OK;
 }
@@ -219,7 +221,7 @@ phx_status GpuSymm::finish(const char *operation, Group &group, const BlockRef &
 }
 
 phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
-                           const Lists *lists, void *given) {
+                           const Lists *lists, void *user_stream) {
   const Gpu &gpu = pads_[self_]->gpu();
   Function function = nullptr;
   const phx_status status = gpus_.kernel(operation, gpu, kernel, threads_, &function);
@@ -235,7 +237,7 @@ phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Lau
   const size_t worth = bytes == 0 ? 1 : (bytes - 1) / (static_cast<size_t>(threads_) * 16) + 1;
   const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
   void *parameters[] = {&launch, const_cast<Lists *>(lists)};
-  Stream stream = static_cast<Stream>(given);
+  Stream stream = static_cast<Stream>(user_stream);
   const std::lock_guard<std::mutex> lock(mutex_);
   const Current current(driver_, gpu.context);
   Result result = current.result();
@@ -243,10 +245,10 @@ phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Lau
     result =
         driver_.launch(function, blocks, 1, 1, static_cast<unsigned>(threads_), 1, 1, 0, stream, parameters, nullptr);
   if (result != 0) return failed(driver_, operation, result, "launching a kernel (cuLaunchKernel)");
-  // What is captured runs later, and its memory is kept by whoever replays it.
+  // A captured launch runs later, and the caller that replays it must keep the memory.
   bool capturing = false;
   if (is_capturing(operation, driver_, gpu, stream, &capturing) != PHX_OK || capturing) return PHX_OK;
-  order_.end(operation, stream, false);  // where it fails, it has waited
+  order_.end(operation, stream, false);  // if it fails, it has waited for the stream
   return PHX_OK;
 }
 

@@ -1,5 +1,5 @@
-// What a symmetric allocation on GPUs has besides its blocks: signal pads in the memory of each rank's GPU, lists of
-// addresses that kernels read, and the launches of this rank.
+// The parts of a symmetric allocation on GPUs besides its blocks: signal pads in the memory of each rank's GPU, lists
+// of addresses that kernels read, and the launches of this rank.
 #pragma once
 
 #include <memory>
@@ -24,20 +24,20 @@ class Workspaces;
 
 namespace phx::cuda {
 
-// What the other ranks must know of this rank's GPU.
+// What the other ranks must know about this rank's GPU.
 struct Facts {
   Uuid uuid;
   int32_t processors;
   int32_t multicast;  // MulticastAbility
-  uint64_t unit;      // of its memory
-  GpuTuning apart;    // from the table of that rank, for the case that each has a GPU of its own,
-  GpuTuning shared;   // and that some have one in common
+  uint64_t unit;      // the granularity of its memory
+  GpuTuning apart;    // from the table of that rank, if each rank has a GPU of its own
+  GpuTuning shared;   // from the table of that rank, if ranks share GPUs
 };
 static_assert(sizeof(Facts) <= sizeof DeviceFacts::bytes);
 Facts facts_of(const DeviceFacts &facts);
 std::vector<Facts> facts_of(const std::vector<DeviceFacts> &all);
 
-// Whether two ranks have the same one.
+// Whether two ranks use the same GPU.
 bool share_gpus(const std::vector<Facts> &all);
 
 // The words of a group (Group::words) as GPUs of this process see them.
@@ -79,33 +79,34 @@ class GpuSymm final : public SymmDevice {
   void on_kept(const Symm &symm) override;
   void on_gone(const Symm &symm) override;
 
-  // After that, what all ranks have agreed on: one address for all blocks, with kernels for it or without; or none.
+  // Set what all ranks have agreed on: a multicast object, and whether all ranks have kernels for it; or none.
   void adopt_multicast(MulticastPtr object, bool has_kernels);
   void go_without_multicast(const std::string &why) { no_multicast_ = why; }
-  // Why there is none; empty: there is.
+  // Why there is no multicast object; empty: there is one.
   const std::string &no_multicast() const { return no_multicast_; }
-  // Whether all ranks have kernels that use it.
+  // Whether all ranks have kernels that use multicast.
   bool has_multimem() const { return has_multimem_; }
   bool has_kernel(const char *name) const;
   const Driver &driver() const { return driver_; }
 
-  // What kernels of the user's get: device.h.
+  // The argument for kernels of users: phalanx/device.h.
   const phx_team &team() const { return team_; }
   uint32_t *pad(int rank) const { return reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(pads_[rank]->pointer())); }
-  // Whether kernels can reach that memory.
+  // Whether kernels can reach the memory at `pointer`.
   bool reaches(const void *pointer) const { return cuda::reaches(driver_, pads_[self_]->gpu(), pointer); }
 
-  // The first channel of those that the collectives have for themselves.
+  // The first of the channels that are reserved for launches of this library.
   uint32_t own_channel() const { return channels_; }
-  // The channel of a barrier on the user's channel; it shares nothing with the signals of that channel.
+  // The channel for barriers on a user's channel; it is separate from the signals of that channel.
   uint32_t barrier_channel(uint32_t channel) const;
-  // As much as the kernels of small all_reduces take: see Line.
+  // The most bytes that an all_reduce by the LL protocol can have: see Line. 0: the group is too large for it.
   size_t line_bytes() const;
-  // Puts a kernel of ours on the stream, with as many blocks as `bytes` of work are worth: the same on all ranks.
-  // `launch` has all that is of the call; the rest is filled in. `lists`: NULL where the kernel takes none.
+  // Puts a kernel of this library on the stream, with as many blocks as `bytes` of work need: the same on all ranks.
+  // The caller sets the fields of `launch` that depend on the call, and this function sets the others. `lists`: NULL if
+  // the kernel takes none.
   phx_status launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes, const Lists *lists,
                     void *stream);
-  // On the stream, by a copy engine: from a block of any rank.
+  // Copies from a block of any rank on the stream, by a copy engine.
   phx_status copy(const char *operation, void *to, const void *from, size_t bytes, void *stream) const {
     return copy_within(operation, driver_, pads_[self_]->gpu(), to, from, bytes, stream);
   }
@@ -113,16 +114,16 @@ class GpuSymm final : public SymmDevice {
  private:
   GpuPlace place(bool shared) const { return {pads_[self_]->gpu().name, static_cast<int>(pads_.size()), shared}; }
   GpuSymm(Gpus &gpus, int size, int self, uint32_t channels);
-  // What is where in the memory of a rank's pad, after the words of all channels; the same on all ranks.
+  // The offsets in the memory of a rank's pad, after the words of all channels; the same on all ranks.
   struct Layout {
     size_t parts;
     size_t shown;  // see Inputs
     size_t found;
     size_t lines;
     size_t epochs;
-    size_t taken;  // signals
+    size_t taken;  // see Launch
     size_t addresses;
-    size_t bytes;  // of all
+    size_t bytes;  // the size of the whole
   };
   static Layout layout_of(size_t size, uint32_t channels);
   phx_status begin_at(const char *operation, uint32_t first) const;
@@ -136,7 +137,7 @@ class GpuSymm final : public SymmDevice {
   int32_t index_ = 0;
   int32_t threads_ = 0;            // of a block
   uint32_t most_blocks_ = 0;       // the same on all ranks
-  Workspaces *kept_by_ = nullptr;  // that know where this allocation is
+  Workspaces *kept_by_ = nullptr;  // those that list this allocation
   std::vector<MemoryPtr> pads_;    // by group rank
   std::shared_ptr<DeviceWords> words_;
   MulticastPtr multicast_;
@@ -144,16 +145,16 @@ class GpuSymm final : public SymmDevice {
   std::string no_multicast_;
   phx_team team_{};
   std::mutex mutex_;
-  StreamOrder order_;  // last: it waits for what was launched last, which with its timeout ends
+  StreamOrder order_;  // the last member: its destructor waits for the last launch, which ends by its timeout
 };
 
 }  // namespace phx::cuda
 
 namespace phx {
 
-// The last step of a rendezvous of memory of GPUs: one address for the blocks of all ranks, where the GPUs can.
-// Collective. Where it cannot be done on one rank, all go without, and `gpu` says why: that is no failure. It fails
-// where the group does. `all`: by group rank.
+// The last step of a rendezvous of GPU memory: makes one multicast address for the blocks of all ranks, if the GPUs
+// can. Collective. If one rank cannot do it, all ranks go without, and `gpu` says why: that is no error. It fails only
+// if the group does. `all`: by group rank.
 phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
                               const std::vector<cuda::Facts> &all, const Deadline &deadline);
 

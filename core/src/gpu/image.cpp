@@ -48,9 +48,9 @@ Image read(const char *path) {
 
 phx_status find_image(const char *operation, const void **image) {
   if (const char *path = std::getenv("PHALANX_CUDA_KERNELS")) {
-    static const Image given = read(path);
-    if (!given.problem.empty()) return fail(PHX_ERR_UNSUPPORTED, operation, "%s: %s", operation, given.problem.c_str());
-    *image = given.bytes.data();
+    static const Image file = read(path);
+    if (!file.problem.empty()) return fail(PHX_ERR_UNSUPPORTED, operation, "%s: %s", operation, file.problem.c_str());
+    *image = file.bytes.data();
     return PHX_OK;
   }
 #ifdef PHX_CUDA_KERNELS

@@ -1,4 +1,4 @@
-// What one launch of a kernel gets: the host fills it in, the kernel reads it.
+// The parameters of a launch: the host fills them in, and the kernel reads them.
 #pragma once
 
 #include <cstddef>
@@ -9,81 +9,82 @@
 
 namespace phx::cuda {
 
-// Where what goes to all ranks is stored: the input's place, or where in symmetric memory their results are.
+// Where data for all ranks is stored: in place of the input, or where the results lie in symmetric memory.
 struct Spread {
   phx_team team;
   size_t offset;
-  uint64_t place;  // the same on ranks where it is the same; 0: in place, or not in symmetric memory
+  uint64_t place;  // equal on ranks whose results lie at the same place; 0: in place, or not in symmetric memory
 };
 
-// Where a rank's input is: `offset` bytes into its block of the team, or of other symmetric memory.
+// Where a rank's input lies: `offset` bytes into its block of the team, or of other symmetric memory.
 struct alignas(16) Where {
-  uint64_t memory;  // 0: the team's; else 1 + its ordinal in the group
+  uint64_t memory;  // 0: the team's; else 1 + the ordinal of the allocation in the group
   uint64_t offset;
 };
 
-// For collectives on ordinary memory, whose inputs need not lie at the same place on all ranks: each rank says before
-// they meet where its own is.
+// For collectives on ordinary memory, whose inputs need not lie at the same place on all ranks: each rank publishes
+// before the first barrier where its own input lies.
 constexpr int kKnown = 64;
 struct Inputs {
-  int32_t apart;  // 0: they are all at the same offset, and nothing else here is used
+  int32_t apart;  // 0: all inputs lie at the same offset, and nothing else here is used
   Where own;
-  uint64_t end;                // 1 + the last ordinal of
-  void *const *known[kKnown];  // the last ones, by their ordinals: each rank's block; NULL: not here, not any more
-  size_t shown;                // in each pad, by block of threads: what it says
-  char **found;                // this rank's, by block of threads and rank: where they are, once all have come
+  uint64_t end;                // 1 + the last ordinal
+  void *const *known[kKnown];  // all ranks' blocks of the last allocations, by ordinal; NULL: none on a GPU, or freed
+  size_t shown;                // offset in each pad of where the input of its rank lies, by block of threads
+  char **found;                // of this rank, by block of threads and rank: the inputs, after the first barrier
 };
 
-// One launch on one rank.
+// The parameters of one launch on one rank.
 struct Launch {
   phx_team team;      // its arrays are in memory that the device reads
   size_t offset;      // of the input, into the block of every rank
-  const void *in;     // this rank's own; what others do not read may lie elsewhere
+  const void *in;     // this rank's own input, which may lie elsewhere if others do not read it
   void *out;          // ordinary memory of the device; not used in place
   size_t count;       // elements, as in the public call
-  size_t begin;       // of what is reduced: 0, or of reduce_scatter the own part
-  size_t item;        // bytes of an element, for what only moves
-  int32_t root = -1;  // of a collective, if it has one; of signals the other rank
-  uint32_t channel;   // the first of as many as there are blocks
+  size_t begin;       // the first element to reduce: 0, or the beginning of this rank's part in reduce_scatter
+  size_t item;        // bytes of an element, for kernels that do not reduce
+  int32_t root = -1;  // of a collective with a root; for signals, the peer
+  uint32_t channel;   // the channel of the first block; the next blocks use the next channels
   int64_t divisor;
   double scale;
   uint64_t timeout_ns;
   uint32_t *taken;   // words as in a pad: signals that this rank has waited for
-  uint32_t *failed;  // gets what a wait that failed returned: see phalanx/device.h; or disagrees()
-  size_t parts;      // where in each pad the Parts are
-  size_t lines;      // and the lines of the LL protocol
-  uint32_t *epochs;  // of what this rank has sent by the LL protocol, by block
-  Spread spread;     // of the kernels that use multicast
+  uint32_t *failed;  // gets the result of a wait that failed (see phalanx/device.h), or one of the codes below
+  size_t parts;      // offset of the Parts in each pad
+  size_t lines;      // offset of the Lines of the LL protocol in each pad
+  uint32_t *epochs;  // the last epoch that this rank has sent by the LL protocol, by block
+  Spread spread;     // for kernels that use multicast
   Inputs inputs;
 };
 
-// What goes into Launch::failed where a rank sends something else than this one expects.
+// The value of Launch::failed if a rank sends another number of elements than this one expects.
 PHX_PORTABLE constexpr int32_t disagrees(int32_t group_size, int32_t group_rank) { return group_size + 1 + group_rank; }
-// Or where a rank's input lies in symmetric memory that this one has freed.
+// The value of Launch::failed if a rank's input lies in symmetric memory that this one has freed.
 PHX_PORTABLE constexpr int32_t has_freed(int32_t group_size, int32_t group_rank) {
   return 2 * group_size + 1 + group_rank;
 }
 
-// The counts of a call, in elements by group rank. They travel with the launch, as a captured one is replayed.
+// The counts of a call, in elements by group rank. They are launch parameters, because a captured launch is replayed.
 constexpr int kMostListed = 128;
 struct Lists {
   uint64_t in[kMostListed];
   uint64_t out[kMostListed];
 };
 
-// What a block of threads tells those of the same number about the part of its input that is theirs, in elements.
+// What a block of threads publishes for the block of the same number on another rank: which part of its input is for
+// that rank, in elements.
 struct alignas(16) Part {
   uint64_t start;
   uint64_t count;
 };
 
-// 8 bytes of data, each half beside the number of the launch that it is of: whoever sees the number has the data, and
-// needs no signal. A pad has a Line for each thread of the first blocks, from each rank, twice: what is sent next must
-// not overwrite what may not have been read.
+// A packet of the LL protocol: 8 bytes of data, each half beside the epoch of its launch. A thread that sees the epoch
+// has the data, and needs no signal. A pad has two Lines for each thread of the first blocks from each rank, because
+// the next launch must not overwrite a Line that may not have been read.
 struct alignas(16) Line {
-  uint64_t half[2];  // data in the low bits
+  uint64_t half[2];  // data in the low 32 bits, the epoch in the high ones
 };
-constexpr int kLineRanks = 16;  // larger groups do without
+constexpr int kLineRanks = 16;  // larger groups do not use the LL protocol
 constexpr int kLineBlocks = 8;
 constexpr int kLineThreads = 512;
 PHX_PORTABLE constexpr size_t line_number(uint32_t epoch, uint32_t block, int group_size, int from, uint32_t thread) {

@@ -1,4 +1,4 @@
-// all_reduce of what is small, sent by the LL protocol (launch.h): what one launch does on one rank.
+// all_reduce of small inputs by the LL protocol (launch.h): what one launch does on one rank.
 #pragma once
 
 #include "gpu/reduce.h"
@@ -16,15 +16,15 @@ PHX_DEVICE bool is_of(const Line &line, uint32_t epoch) {
   return static_cast<uint32_t>(line.half[0] >> 32) == epoch && static_cast<uint32_t>(line.half[1] >> 32) == epoch;
 }
 
-// 0 is what a Line holds that nobody has written, so it is no epoch. 1 is left out with it, so that epochs go on being
-// odd and even by turns, and with them the halves of the pad.
+// A Line that was never written has 0, so 0 is no epoch. 1 is left out with it, so that odd and even epochs keep
+// alternating, and with them the two Lines of a thread.
 PHX_DEVICE uint32_t epoch_after(uint32_t epoch) { return epoch == UINT32_MAX ? 2 : epoch + 1; }
 
-// Whether all threads of a block send in this launch, also those that have no data. So no line of it is so old that
-// its epoch comes again, 2^32 launches later: it would count as sent.
+// Whether all threads of a block send in this launch, even those without data. So no Line becomes so old that its epoch
+// comes again, 2^32 launches later, when it would count as sent.
 PHX_DEVICE bool renews_lines(uint32_t epoch) { return epoch % 65536 < 2; }
 
-// As phx_team_wait, for a Line of a rank to this thread.
+// Waits, like phx_team_wait, for the Line that a rank sends to this thread.
 PHX_DEVICE int32_t take_line(const Launch &launch, uint32_t epoch, int from, uint64_t *data) {
   const char *const at = line_at(launch, epoch, launch.team.group_rank, from);
   Line line = get_line(at);
@@ -33,7 +33,7 @@ PHX_DEVICE int32_t take_line(const Launch &launch, uint32_t epoch, int from, uin
     if (looks % 64 == 0) {
       const uint64_t now = phx_private_clock_ns();
       const bool failed = phx_word_get(reinterpret_cast<const uint32_t *>(launch.team.failed) + from) != 0;
-      if (failed && !is_of(get_line(at), epoch)) return PHX_ERR_REVOKED;  // it may have sent it before it left
+      if (failed && !is_of(get_line(at), epoch)) return PHX_ERR_REVOKED;  // the rank may have sent it before it left
       if (begun == 0) begun = now;
       if (now - begun > launch.timeout_ns) return 1 + from;
     }
@@ -44,9 +44,9 @@ PHX_DEVICE int32_t take_line(const Launch &launch, uint32_t epoch, int from, uin
   return 0;
 }
 
-// all_reduce of a Line for each thread: its data go to all ranks, and nobody meets. What is sent in one launch takes
-// the place of what was sent two launches before: a rank has ended the launch between them, for which it had to see
-// what the others sent, so these had begun that one, and had read what came before it.
+// all_reduce of one Line for each thread, which is sent to all ranks, without a barrier. A Line overwrites that of two
+// launches before, which the others have read: this rank has completed the launch in between, for which it needed the
+// Lines of the others, and they sent those after they had completed the launch before.
 template <class E, class Op>
 PHX_DEVICE void reduce_lines(const Launch &launch) {
   using Lanes = Several<E, uint64_t>;
@@ -79,7 +79,7 @@ PHX_DEVICE void reduce_lines(const Launch &launch) {
     else
       phx_word_put(launch.failed, static_cast<uint32_t>(status));
   }
-  sync_block();  // all have read the epoch
+  sync_block();  // all threads have read the epoch
   if (thread_of_block() == 0) launch.epochs[block_of_grid()] = epoch;
 }
 

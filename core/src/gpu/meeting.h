@@ -1,8 +1,9 @@
-// What the kernels on symmetric memory have in common: where the ranks' blocks are, and how ranks meet.
+// What the kernels on symmetric memory have in common: where the blocks of the ranks lie, and the barriers of a launch.
 //
-// Each block of threads meets the blocks of the same number on the other ranks, twice. After the first time every
-// rank's kernel has begun, and so what that rank's stream had to do before it is done: all inputs are there. After the
-// second time nobody reads or writes any more, block by block, and the launch is over when all of its blocks have met.
+// Each block of threads has two barriers with the blocks of the same number on the other ranks. After the first one the
+// kernels of all ranks have begun, so what their streams had to do before is done: all inputs are ready. After the
+// second one these blocks no longer read or write memory of other ranks. The launch ends when all blocks have passed
+// it.
 #pragma once
 
 #include "gpu/block.h"
@@ -11,26 +12,26 @@ namespace phx::cuda {
 
 namespace {
 
-// Where results are written that go to the blocks.
+// Where a result lies that is written to the block of a rank.
 PHX_DEVICE char *result_at(const Launch &launch, int rank, size_t bytes) {
   return static_cast<char *>(launch.team.buffers[rank]) + launch.offset + bytes;
 }
 PHX_DEVICE char **found_inputs(const Launch &launch) {
   return launch.inputs.found + static_cast<size_t>(block_of_grid()) * launch.team.group_size;
 }
-// A part of a rank's input.
+// Where the input of a rank lies, from byte `bytes` on.
 PHX_DEVICE char *block_at(const Launch &launch, int rank, size_t bytes) {
   return launch.inputs.apart != 0 ? found_inputs(launch)[rank] + bytes : result_at(launch, rank, bytes);
 }
 
-// All threads of the block get the same answer.
-PHX_DEVICE bool all_meet(const Launch &launch) {
-  const int32_t status = meet(&launch.team, launch.channel, launch.timeout_ns);
+// A barrier with all ranks. False if it failed, for all threads of the block.
+PHX_DEVICE bool team_barrier(const Launch &launch) {
+  const int32_t status = block_barrier(&launch.team, launch.channel, launch.timeout_ns);
   if (status != 0 && thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(status));
   return status == 0;
 }
 
-// Where a rank's input is, by what it says. NULL: where this rank has nothing any more.
+// Where the input of a rank lies, as that rank has published it. NULL: in symmetric memory that this rank has freed.
 PHX_DEVICE char *find_input(const Launch &launch, int rank) {
   const Pack pack = load_pack(reinterpret_cast<char *>(launch.team.pads[rank]) + launch.inputs.shown +
                               block_of_grid() * sizeof(Where));
@@ -43,10 +44,10 @@ PHX_DEVICE char *find_input(const Launch &launch, int rank) {
   return blocks == nullptr ? nullptr : static_cast<char *>(blocks[rank]) + where.offset;
 }
 
-// The first meeting of a collective: after it all inputs are there, and block_at says where. All threads get the same
-// answer.
-PHX_DEVICE bool all_come(const Launch &launch) {
-  if (launch.inputs.apart == 0) return all_meet(launch);
+// The first barrier of a collective: after it all inputs are ready, and block_at returns where they lie. Returns the
+// same for all threads of the block.
+PHX_DEVICE bool inputs_ready(const Launch &launch) {
+  if (launch.inputs.apart == 0) return team_barrier(launch);
   const int n = launch.team.group_size;
   if (thread_of_block() == 0) {
     Pack pack;
@@ -55,7 +56,7 @@ PHX_DEVICE bool all_come(const Launch &launch) {
                    block_of_grid() * sizeof(Where),
                pack);
   }
-  if (!all_meet(launch)) return false;
+  if (!team_barrier(launch)) return false;
   char **const found = found_inputs(launch);
   for (int rank = static_cast<int>(thread_of_block()); rank < n; rank += static_cast<int>(threads_of_block()))
     found[rank] = find_input(launch, rank);
@@ -66,7 +67,7 @@ PHX_DEVICE bool all_come(const Launch &launch) {
     all = false;
     if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(has_freed(n, rank)));
   }
-  if (!all) all_meet(launch);  // the others go on
+  if (!all) team_barrier(launch);  // the second barrier, in which the others wait for this rank
   return all;
 }
 
@@ -74,13 +75,13 @@ PHX_DEVICE char *spread_at(const Launch &launch, int rank, size_t bytes) {
   return static_cast<char *>(launch.spread.team.buffers[rank]) + launch.spread.offset + bytes;
 }
 
-// What a rank's block of threads tells those of the same number on the others, before they meet.
+// The Part that rank `of` publishes for rank `to` before the first barrier, in the pad of `of`.
 PHX_DEVICE char *part_at(const Launch &launch, int of, int to) {
   char *const parts = reinterpret_cast<char *>(launch.team.pads[of]) + launch.parts;
   return parts + (static_cast<size_t>(block_of_grid()) * launch.team.group_size + to) * sizeof(Part);
 }
 
-// Before ranks meet: shows where this one has its result.
+// Publishes where this rank has its result, before the first barrier.
 PHX_DEVICE void show_place(const Launch &launch) {
   if (thread_of_block() != 0) return;
   const Part shown{launch.spread.place, 0};
@@ -88,7 +89,7 @@ PHX_DEVICE void show_place(const Launch &launch) {
   std::memcpy(&pack, &shown, sizeof pack);
   store_pack(part_at(launch, launch.team.group_rank, launch.team.group_rank), pack);
 }
-// After it: whether all have shown the same. They all get the same answer.
+// After that barrier: whether all ranks have published the same place. Returns the same on all ranks.
 PHX_DEVICE bool in_one_place(const Launch &launch) {
   bool same = true;
   for (int rank = 0; rank < launch.team.group_size; ++rank) {
@@ -105,15 +106,14 @@ PHX_DEVICE char *out_at(const Launch &launch, size_t bytes) { return static_cast
 // Whether this rank has an output.
 PHX_DEVICE bool receives(const Launch &launch) { return launch.root < 0 || launch.root == launch.team.group_rank; }
 
-// All ranks one after the other, beginning with this one.
+// Calls `function` for all ranks one after the other, beginning with this one.
 template <class Function>
 PHX_DEVICE void for_each_rank(const Launch &launch, const Function &function) {
   const int n = launch.team.group_size;
   for (int i = 0; i < n; ++i) function((launch.team.group_rank + i) % n);
 }
 
-// The answer for one rank's block holds for all: an allocation has the same alignment on every rank, and so has an
-// offset into it.
+// The result for the block of one rank is that for all, because an allocation has the same alignment on every rank.
 PHX_DEVICE bool is_aligned(const void *at) { return (reinterpret_cast<uintptr_t>(at) & (sizeof(Pack) - 1)) == 0; }
 
 PHX_DEVICE bool inputs_are_aligned(const Launch &launch, size_t bytes) {

@@ -40,7 +40,7 @@ phx_status Memory::map(const char *operation) {
 }
 
 template <class Fill>
-phx_status Memory::fill(const char *operation, const char *what, Fill fill) const {
+phx_status Memory::fill(const char *operation, const char *action, Fill fill) const {
   const Current current(driver_, gpu_.context);
   Stream stream = nullptr;
   Result result = current.result();
@@ -48,7 +48,7 @@ phx_status Memory::fill(const char *operation, const char *what, Fill fill) cons
   if (result == 0) result = fill(stream);
   if (result == 0) result = driver_.stream_wait(stream);
   if (stream != nullptr) driver_.stream_destroy(stream);
-  return result == 0 ? PHX_OK : failed(driver_, operation, result, what);
+  return result == 0 ? PHX_OK : failed(driver_, operation, result, action);
 }
 
 phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {
@@ -73,17 +73,17 @@ phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t
 
 phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out) {
   if (fd < 0) return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came without a file descriptor", operation);
-  void *const given = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
-  return import_handle(operation, gpus, index, given, kFileDescriptor, span, out);
+  void *const handle = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
+  return import_handle(operation, gpus, index, handle, kFileDescriptor, span, out);
 }
 
-phx_status Memory::import_fabric(const char *operation, Gpus &gpus, int32_t index, const FabricHandle &given,
+phx_status Memory::import_fabric(const char *operation, Gpus &gpus, int32_t index, const FabricHandle &handle,
                                  size_t span, MemoryPtr *out) {
-  FabricHandle copy = given;  // the driver takes no const
+  FabricHandle copy = handle;  // the driver takes no const
   return import_handle(operation, gpus, index, &copy, kFabric, span, out);
 }
 
-phx_status Memory::import_handle(const char *operation, Gpus &gpus, int32_t index, void *given, int kind, size_t span,
+phx_status Memory::import_handle(const char *operation, Gpus &gpus, int32_t index, void *handle, int kind, size_t span,
                                  MemoryPtr *out) {
   Gpu gpu;
   MemoryPtr memory;
@@ -91,7 +91,7 @@ phx_status Memory::import_handle(const char *operation, Gpus &gpus, int32_t inde
   if (status == PHX_OK) status = begin(operation, gpus, gpu, span, &memory);
   if (status != PHX_OK) return status;
   const Current current(memory->driver_, gpu.context);
-  const Result result = memory->driver_.import_handle(&memory->handle_, given, kind);
+  const Result result = memory->driver_.import_handle(&memory->handle_, handle, kind);
   if (result != 0)
     return failed(memory->driver_, operation, result, "importing memory of a GPU (cuMemImportFromShareableHandle)");
   memory->created_ = true;
@@ -103,12 +103,12 @@ phx_status Memory::import_handle(const char *operation, Gpus &gpus, int32_t inde
 phx_status Memory::export_fd(const char *operation, int *fd) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!fd_.valid()) {
-    int made = -1;
-    const Result result = driver_.export_handle(&made, handle_, kFileDescriptor, 0);
+    int exported = -1;
+    const Result result = driver_.export_handle(&exported, handle_, kFileDescriptor, 0);
     if (result != 0)
       return failed(driver_, operation, result, "sharing memory of the GPU (cuMemExportToShareableHandle)");
-    fd_ = Fd(made);
-    fcntl(made, F_SETFD, FD_CLOEXEC);
+    fd_ = Fd(exported);
+    fcntl(exported, F_SETFD, FD_CLOEXEC);
   }
   *fd = fd_.get();
   return PHX_OK;

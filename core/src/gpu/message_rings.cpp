@@ -13,18 +13,18 @@ namespace phx {
 namespace {
 
 constexpr const char *kKernel = "phx_gpu_messages";
-// So that a ring, which has kLanes * kDeep of them, takes two pieces of 2 MiB, in which memory comes.
+// With this size a ring, which has kLanes * kDeep chunks, takes two units of 2 MiB, the granularity of memory.
 constexpr uint32_t kMostChunk = 63 << 10;
-// Not measured yet. What is served by fewer blocks than it has lanes takes turns.
+// Not measured yet. If there are fewer blocks than lanes, a block serves several lanes in turn.
 constexpr uint32_t kMostBlocks = 32;
 static_assert(cuda::ring_bytes(kMostChunk) <= size_t{4} << 20);
 
 }  // namespace
 
-// What goes with the descriptor of a ring.
-struct GpuMessageRings::Line {
+// What is sent with the descriptor of a ring.
+struct GpuMessageRings::Announcement {
   uint64_t chunk_bytes;
-  uint64_t unit;  // of the sender's memory
+  uint64_t unit;  // the granularity of the sender's memory
 };
 
 GpuMessageRings::GpuMessageRings(Group &group) : group_(group), to_(group.size()), from_(group.size()) {}
@@ -32,7 +32,7 @@ GpuMessageRings::GpuMessageRings(Group &group) : group_(group), to_(group.size()
 phx_status GpuMessageRings::put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages,
                                 int64_t timeout_ms, void *stream) {
   gpu_of(group_).note_launches();
-  // Not where another rank has just left: what it sent before can be received.
+  // Not failed(), which may be true because another rank has left: what that rank sent before can be received.
   if (group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0)
     return group_.raise_revoked(operation);
   const Deadline deadline = Deadline::after_ms(timeout_ms);
@@ -61,7 +61,7 @@ phx_status GpuMessageRings::open(const char *operation, int32_t index) {
                 operation);
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, index, &gpu);
-  if (status == PHX_OK) gpus->load(gpu);  // a later rendezvous must not wait for messages that are on their way
+  if (status == PHX_OK) gpus->load(gpu);  // so that a later rendezvous does not wait for messages in flight
   cuda::Function function = nullptr;
   const int32_t threads = std::min(cuda::kLineThreads, gpu.most_threads);
   if (status == PHX_OK) status = gpus->kernel(operation, gpu, kKernel, threads, &function);
@@ -100,28 +100,28 @@ phx_status GpuMessageRings::check(const char *operation, const std::vector<GpuMe
 
 phx_status GpuMessageRings::make(const char *operation, const std::vector<GpuMessage> &messages,
                                  const Deadline &deadline, bool capturing) {
-  bool shown = false;
+  bool built = false;
   for (const GpuMessage &message : messages) {
-    if (path_of(message).made.load(std::memory_order_acquire)) continue;
+    if (path_of(message).ready.load(std::memory_order_acquire)) continue;
     if (capturing)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
                   "the capture",
                   operation, group_.name().c_str(), message.sends ? "to" : "from", group_.rank_of(message.peer),
                   message.sends ? "send" : "receive");
-    phx_status status = shown ? PHX_OK : show(operation, deadline);
-    shown = true;
+    phx_status status = built ? PHX_OK : build_all(operation, deadline);
+    built = true;
     if (status == PHX_OK && (message.sends || message.peer == group_.group_rank()))
       status = build(operation, message.peer, deadline);
-    if (status == PHX_OK && !message.sends) status = find(operation, message.peer, deadline);
+    if (status == PHX_OK && !message.sends) status = map(operation, message.peer, deadline);
     if (status != PHX_OK) return status;
   }
   return PHX_OK;
 }
 
-// To all ranks, before this one waits for any: others may wait for it, in whatever order they call. One that has left
-// needs none, unless something is sent to it.
-phx_status GpuMessageRings::show(const char *operation, const Deadline &deadline) {
+// Builds the rings to all ranks before this one waits for any rank, because others may wait for this one, in whatever
+// order they call. A rank that has left gets no ring, unless something is sent to it.
+phx_status GpuMessageRings::build_all(const char *operation, const Deadline &deadline) {
   for (int i = 0; i < group_.size(); ++i) {
     if (i == group_.group_rank() || group_.interruption(i).load(std::memory_order_acquire) != 0) continue;
     const phx_status status = build(operation, i, deadline);
@@ -139,37 +139,37 @@ phx_status GpuMessageRings::take_turn_to_make(const char *operation, Turn *turn,
 
 phx_status GpuMessageRings::build(const char *operation, int to, const Deadline &deadline) {
   Path &path = to_[to];
-  Turn turn(path.making, std::defer_lock);
+  Turn turn(path.mutex, std::defer_lock);
   phx_status status = take_turn_to_make(operation, &turn, deadline);
-  if (status != PHX_OK || path.made.load(std::memory_order_relaxed)) return status;
+  if (status != PHX_OK || path.ready.load(std::memory_order_relaxed)) return status;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
   status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::ring_bytes(chunk), &memory);
   if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
-    const std::vector<cuda::RingWord> begun(2 * cuda::kLanes, {first});  // what was put, and what was taken
+    const std::vector<cuda::RingWord> begun(2 * cuda::kLanes, {first});  // `put` and `taken`
     status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
   }
   if (status == PHX_OK) status = path.order.open(operation, gpus_->driver(), gpu_);
   int fd = -1;
   if (status == PHX_OK) status = memory->export_fd(operation, &fd);
   if (status != PHX_OK) return status;
-  const Line line{chunk, gpu_.unit};
+  const Announcement ring{chunk, gpu_.unit};
   if (to != group_.group_rank()) {
-    status = group_.show_ring(operation, to, {reinterpret_cast<const char *>(&line), sizeof line}, fd, deadline);
+    status = group_.show_ring(operation, to, {reinterpret_cast<const char *>(&ring), sizeof ring}, fd, deadline);
     if (status != PHX_OK) return status;
   }
   path.memory = std::move(memory);
   path.chunk_bytes = chunk;
-  path.made.store(true, std::memory_order_release);
+  path.ready.store(true, std::memory_order_release);
   return PHX_OK;
 }
 
-phx_status GpuMessageRings::find(const char *operation, int from, const Deadline &deadline) {
+phx_status GpuMessageRings::map(const char *operation, int from, const Deadline &deadline) {
   Path &path = from_[from];
-  Turn turn(path.making, std::defer_lock);
+  Turn turn(path.mutex, std::defer_lock);
   phx_status status = take_turn_to_make(operation, &turn, deadline);
-  if (status != PHX_OK || path.made.load(std::memory_order_relaxed)) return status;
+  if (status != PHX_OK || path.ready.load(std::memory_order_relaxed)) return status;
   status = path.order.open(operation, gpus_->driver(), gpu_);
   if (status != PHX_OK) return status;
   if (from == group_.group_rank()) {
@@ -178,18 +178,18 @@ phx_status GpuMessageRings::find(const char *operation, int from, const Deadline
     Parcel parcel;
     status = group_.await_ring(operation, from, deadline, &parcel);
     if (status != PHX_OK) return status;
-    Line line{};
-    if (parcel.bytes.size() == sizeof line) std::memcpy(&line, parcel.bytes.data(), sizeof line);
-    if (line.chunk_bytes == 0 || line.chunk_bytes % 16 != 0 || line.chunk_bytes > kMostChunk || line.unit == 0 ||
+    Announcement ring{};
+    if (parcel.bytes.size() == sizeof ring) std::memcpy(&ring, parcel.bytes.data(), sizeof ring);
+    if (ring.chunk_bytes == 0 || ring.chunk_bytes % 16 != 0 || ring.chunk_bytes > kMostChunk || ring.unit == 0 ||
         parcel.fds.size() != 1)
       return group_.raise_malformed(operation, from);
-    const size_t span = cuda::span_of(cuda::ring_bytes(line.chunk_bytes), line.unit);
+    const size_t span = cuda::span_of(cuda::ring_bytes(ring.chunk_bytes), ring.unit);
     status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &path.memory);
-    // It was there once: a rank that cannot use it will never hear of it again.
+    // A ring is announced only once, so a rank that cannot map it now can never use it.
     if (status != PHX_OK) return group_.fail_with(last_error(), true);
-    path.chunk_bytes = static_cast<uint32_t>(line.chunk_bytes);
+    path.chunk_bytes = static_cast<uint32_t>(ring.chunk_bytes);
   }
-  path.made.store(true, std::memory_order_release);
+  path.ready.store(true, std::memory_order_release);
   return PHX_OK;
 }
 
@@ -198,8 +198,8 @@ const cuda::Memory &GpuMessageRings::memory_of(const GpuMessage &message) const 
   return own ? *to_[message.peer].memory : *from_[message.peer].memory;
 }
 
-// Half of what this rank may have of the GPU, so that the kernels of two streams go on side by side. Only ranks of one
-// process run at the same time on one GPU; by MPS, as many as kMostBlocks leaves room for.
+// Half of this rank's share of the GPU, so that the kernels of two streams can run at the same time. Only ranks of one
+// process run at the same time on a GPU, or, with MPS, as many ranks as kMostBlocks leaves room for.
 uint32_t GpuMessageRings::most_blocks() const {
   int32_t sharing = 0;
   for (int i = 0; i < group_.size(); ++i) sharing += group_.pid_of(i) == getpid() ? 1 : 0;
@@ -207,7 +207,7 @@ uint32_t GpuMessageRings::most_blocks() const {
   return std::min(kMostBlocks, static_cast<uint32_t>(std::max(share, 1)));
 }
 
-// Ring after ring. Returns how many blocks they are worth.
+// Lists the messages in `out`, ring after ring. Returns how many blocks to launch.
 uint32_t GpuMessageRings::list(const std::vector<GpuMessage> &messages, cuda::Exchange *out,
                                std::vector<Path *> *paths) {
   uint16_t listed = 0;

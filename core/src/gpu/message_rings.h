@@ -1,8 +1,8 @@
-// The messages of one group between memory of GPUs: the rings that this rank has to and from others, and what is put on
-// streams for them. See gpu/message_ring.h.
+// The messages of one group between memory of GPUs: the rings of this rank to and from others, and the launches of the
+// kernel that moves messages. See gpu/message_ring.h.
 //
-// They are not collective, so a rank makes its rings to all others by itself, at its first message, and passes them on.
-// A rank that receives from another one for the first time waits, on the host, until that one has made its own.
+// Messages are not collective, so a rank builds its rings to all others by itself, at its first message, and announces
+// them. A rank that receives from a peer for the first time waits, on the host, until that peer has announced its ring.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace cuda {
 class DeviceWords;
 }
 
-// One of them, checked.
+// A checked message.
 struct GpuMessage {
   bool sends;
   int peer;  // group rank
@@ -39,30 +39,30 @@ class GpuMessageRings {
   GpuMessageRings(const GpuMessageRings &) = delete;
   GpuMessageRings &operator=(const GpuMessageRings &) = delete;
 
-  // Puts all of them on the stream as one kernel, and returns. Waits for the first message, in any direction, of ranks
-  // from which this one has not received before.
+  // Puts all messages on the stream as one kernel. If this rank receives from a peer for the first time, it first waits
+  // until that peer makes its first message, in any direction.
   phx_status put(const char *operation, int32_t index, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
                  void *stream);
 
  private:
   struct Path {
-    TurnMutex making;
-    std::atomic<bool> made{false};  // written last; what follows is valid then
+    TurnMutex mutex;                 // held by the thread that makes the path
+    std::atomic<bool> ready{false};  // written last; the members below are valid then
     cuda::MemoryPtr memory;
     uint32_t chunk_bytes = 0;
-    cuda::StreamOrder order;  // with mutex_ held
+    cuda::StreamOrder order;  // guarded by GpuMessageRings::mutex_
   };
-  struct Line;  // what a rank tells another of a ring
+  struct Announcement;  // of a ring to its receiver
 
   phx_status open(const char *operation, int32_t index);
   phx_status check(const char *operation, const std::vector<GpuMessage> &messages, void *stream, bool *capturing) const;
   phx_status make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
                   bool capturing);
-  phx_status show(const char *operation, const Deadline &deadline);
-  // Waits until no other thread makes the path whose turn this is.
+  phx_status build_all(const char *operation, const Deadline &deadline);
+  // Waits until no other thread makes the path to which `turn` belongs.
   phx_status take_turn_to_make(const char *operation, Turn *turn, const Deadline &deadline);
   phx_status build(const char *operation, int to, const Deadline &deadline);
-  phx_status find(const char *operation, int from, const Deadline &deadline);
+  phx_status map(const char *operation, int from, const Deadline &deadline);
   phx_status launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms, void *stream,
                     bool capturing);
   Path &path_of(const GpuMessage &message) { return (message.sends ? to_ : from_)[message.peer]; }
@@ -75,11 +75,11 @@ class GpuMessageRings {
   AllocatorRef allocator_;
   cuda::Gpus *gpus_ = nullptr;
   cuda::Gpu gpu_;
-  std::atomic<bool> open_{false};  // written last; all before is valid then
-  cuda::MemoryPtr cursors_;        // of all rings' lanes: those to ranks, then those from them
+  std::atomic<bool> open_{false};  // written last by `open`; allocator_, gpus_, gpu_, cursors_, words_ are valid then
+  cuda::MemoryPtr cursors_;        // for the lanes of all rings to ranks, and then of those from ranks
   std::shared_ptr<cuda::DeviceWords> words_;
-  // They wait for what was put on streams last, which with its timeout ends.
-  std::deque<Path> to_, from_;  // by group rank; that from this rank to itself is one
+  // By group rank; a rank's ring to itself lies in to_. Destructors wait for the last launches, which have timeouts.
+  std::deque<Path> to_, from_;
 };
 
 }  // namespace phx

@@ -1,8 +1,8 @@
 // Messages between two ranks: what one launch does on one rank.
 //
-// Several sends and receives go on side by side, whatever the number of blocks: a block has its share of all lanes of
-// all rings, and moves a chunk wherever one can move. So no order of sends and receives within a launch can stop it,
-// and neither can a block that waits for a processor.
+// All sends and receives of a launch progress at the same time, whatever the number of blocks: a block has its share of
+// the lanes of all rings, and moves a chunk wherever one can move. So no order of sends and receives within a launch
+// can block it, and neither can a block that waits for a processor.
 #pragma once
 
 #include "gpu/block.h"
@@ -12,7 +12,7 @@ namespace phx::cuda {
 
 namespace {
 
-// One end of a lane, as a block works on it.
+// This rank's end of a lane, on which one block works.
 struct LaneEnd {
   const GpuMessageRing &ring;
   uint32_t lane;
@@ -31,7 +31,7 @@ PHX_DEVICE char *slot_of(const LaneEnd &end, uint32_t chunk) {
   return end.ring.memory + sizeof(GpuMessageRingHead) + number * slot_bytes(end.ring.chunk_bytes);
 }
 
-// The part of a message that is a chunk of a lane.
+// The bytes of a message that are one chunk of a lane.
 struct Piece {
   uint64_t begin;
   uint32_t size;
@@ -47,7 +47,7 @@ PHX_DEVICE Piece piece_of(uint64_t bytes, const LaneEnd &end, uint32_t chunk) {
   return {from + before, is_last ? static_cast<uint32_t>(left) : end.ring.chunk_bytes, is_last};
 }
 
-// The first of the ring's messages, from that one on, that reaches this lane.
+// The first message of the ring, from `message` on, that is long enough to reach this lane.
 PHX_DEVICE uint32_t next_message(const Exchange &launch, const LaneEnd &end, uint32_t message) {
   while (message < end.ring.end && lanes_of(launch.message[message].label.bytes, end.ring.chunk_bytes) <= end.lane)
     ++message;
@@ -64,7 +64,7 @@ PHX_DEVICE void give_up(const Exchange &launch, int32_t status) {
   phx_word_put(launch.failed, static_cast<uint32_t>(status));
 }
 
-// The host makes an error of it. The first one counts.
+// Reports two labels that differ, from which the host makes an error. Only the first failure is reported.
 PHX_DEVICE void tell_difference(const Exchange &launch, int32_t code, const Label &sent, const Label &expected) {
   if (phx_word_get(launch.failed) != 0) return;
   uint32_t words[kDifferenceWords];
@@ -74,8 +74,8 @@ PHX_DEVICE void tell_difference(const Exchange &launch, int32_t code, const Labe
   give_up(launch, code);
 }
 
-// For one thread: the next of the block's ends of lanes, after that one, where a chunk can move; -1: all are through,
-// or there is nothing to wait for any more.
+// Called by one thread: waits until a chunk can move on one of the block's lanes, looking first at the lanes behind
+// `after`, and returns that lane. -1: all messages are complete, or a failure was reported.
 PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
   const uint32_t works = launch.rings * launch.lanes, step = blocks_of_grid();
   uint64_t begun = 0;
@@ -95,7 +95,7 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
         tell_difference(launch, receives_other(launch.group_size, end.ring.rank), refused.sent, refused.expected);
         return -1;
       }
-      // It may have done its part before it left.
+      // The peer may have done its part before it left.
       const bool gone = phx_word_get(reinterpret_cast<const uint32_t *>(launch.gone) + end.ring.rank) != 0;
       if (gone && !can_move(end, end.cursor->chunks)) {
         if (phx_word_get(launch.failed) == 0) give_up(launch, has_gone(launch.group_size, end.ring.rank));
@@ -104,7 +104,7 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
     } while (work != after);
     if (waits_for < 0) return -1;
     if (checks) {
-      if (phx_word_get(launch.failed) != 0) return -1;  // another block has found what is wrong
+      if (phx_word_get(launch.failed) != 0) return -1;  // another block has reported a failure
       const uint64_t now = phx_private_clock_ns();
       if (begun == 0) begun = now;
       if (now - begun > launch.timeout_ns) {
@@ -116,7 +116,7 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
   }
 }
 
-// As copy_by_block, with more on its way at once: few blocks have to fill a link.
+// Like copy_by_block, with more loads in flight, because few blocks have to fill a link.
 PHX_DEVICE void copy_chunk(char *to, const char *from, uint32_t bytes) {
   constexpr uint32_t kAtOnce = 4, kPack = sizeof(Pack);
   const bool aligned = ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) & (kPack - 1)) == 0;
@@ -131,7 +131,7 @@ PHX_DEVICE void copy_chunk(char *to, const char *from, uint32_t bytes) {
   for (at = whole + thread_of_block(); at < bytes; at += threads_of_block()) to[at] = from[at];
 }
 
-// Whether what lies in the slot is the message that is expected. All threads get the same answer.
+// Whether the slot has a chunk of the expected message; reports it if not. Returns the same to all threads.
 PHX_DEVICE bool is_expected(const Exchange &launch, const LaneEnd &end, const char *slot, const Label &expected) {
   const Pack pack = load_pack(slot);
   Label sent;
@@ -168,7 +168,7 @@ PHX_DEVICE bool move_chunk(const Exchange &launch, const LaneEnd &end) {
   }
   sync_block();
   if (thread_of_block() == 0) {
-    send_out();  // what the other threads wrote
+    send_out();  // the other threads' writes
     phx_word_put(sends ? &end.head->put[end.lane].word : &end.head->taken[end.lane].word, at.chunks + 1);
     *end.cursor = {at.chunks + 1, piece.is_last ? next_message(launch, end, at.message + 1) : at.message,
                    piece.is_last ? 0 : at.chunk + 1, 0};

@@ -1,4 +1,4 @@
-// The collectives that move elements: what one launch does on one rank.
+// The collectives that only move elements: what one launch does on one rank.
 #pragma once
 
 #include "gpu/meeting.h"
@@ -14,37 +14,37 @@ PHX_DEVICE void copy_between(char *to, const char *from, size_t bytes) {
   for (size_t at = whole + thread_of_grid(); at < bytes; at += threads_of_grid()) to[at] = from[at];
 }
 
-// gather is the same with a root.
+// gather is the same kernel with a root.
 PHX_DEVICE void all_gather(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   const size_t bytes = launch.count * launch.item;
   if (receives(launch))
     for_each_rank(launch,
                   [&](int from) { copy_between(out_at(launch, from * bytes), block_at(launch, from, 0), bytes); });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 PHX_DEVICE void all_to_all(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   for_each_rank(launch,
                 [&](int from) { copy_between(out_at(launch, from * bytes), block_at(launch, from, mine), bytes); });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 PHX_DEVICE void scatter(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   const size_t bytes = launch.count * launch.item;
   copy_between(out_at(launch, 0), block_at(launch, launch.root, launch.team.group_rank * bytes), bytes);
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 // broadcast out of place.
 PHX_DEVICE void fetch(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   if (launch.root != launch.team.group_rank)
     copy_between(out_at(launch, 0), block_at(launch, launch.root, 0), launch.count * launch.item);
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 PHX_DEVICE uint64_t sum_before(const uint64_t *counts, int rank) {
@@ -54,15 +54,15 @@ PHX_DEVICE uint64_t sum_before(const uint64_t *counts, int rank) {
 }
 
 PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   for_each_rank(launch, [&](int from) {
     copy_between(out_at(launch, sum_before(lists.out, from) * launch.item), block_at(launch, from, 0),
                  lists.out[from] * launch.item);
   });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
-// Each rank knows its own lists alone: where in a block the part for this rank is, its owner says before they meet.
+// Each rank knows only its own lists, so before the first barrier it publishes where its part for each rank lies.
 PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
   for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {
@@ -71,7 +71,7 @@ PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
     std::memcpy(&pack, &part, sizeof pack);
     store_pack(part_at(launch, self, to), pack);
   }
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   for_each_rank(launch, [&](int from) {
     const Pack pack = load_pack(part_at(launch, from, self));
     Part part;
@@ -82,12 +82,12 @@ PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
     else if (thread_of_block() == 0)
       phx_word_put(launch.failed, static_cast<uint32_t>(disagrees(n, from)));
   });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
-// In place. The root, which has nothing to fetch, writes the last of n parts of every block itself.
+// broadcast in place. The root, which has nothing to fetch, writes the last of n parts of every block itself.
 PHX_DEVICE void broadcast(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   const int n = launch.team.group_size, self = launch.team.group_rank;
   const size_t bytes = launch.count * launch.item, part = (bytes + n - 1) / n;
   const size_t even = (part + sizeof(Pack) - 1) / sizeof(Pack) * sizeof(Pack) * (n - 1);
@@ -97,7 +97,7 @@ PHX_DEVICE void broadcast(const Launch &launch) {
   else
     for (int i = 1; i < n; ++i)
       copy_between(block_at(launch, (self + i) % n, fetched), block_at(launch, self, fetched), bytes - fetched);
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 }  // namespace

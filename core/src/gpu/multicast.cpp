@@ -25,7 +25,7 @@ phx_status MulticastObject::make(const char *operation, const Driver &driver, co
   Result result = current.result();
   if (result == 0) result = driver.multicast_granularity(&unit, &properties, kSmallestGranularity);
   if (result != 0 || unit == 0)
-    return failed(driver, operation, result, "asking what multicast comes in (cuMulticastGetGranularity)");
+    return failed(driver, operation, result, "asking for the granularity of multicast (cuMulticastGetGranularity)");
   properties.size = span_of(size, unit);
   MulticastPtr object(new (std::nothrow) MulticastObject(driver, gpu, properties.size));
   if (!object) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
@@ -55,14 +55,14 @@ phx_status MulticastObject::import(const char *operation, const Driver &driver, 
 }
 
 phx_status MulticastObject::export_fd(const char *operation, Fd *out) const {
-  int made = -1;
+  int exported = -1;
   const Current current(driver_, gpu_.context);
   Result result = current.result();
-  if (result == 0) result = driver_.export_handle(&made, handle_, kFileDescriptor, 0);
+  if (result == 0) result = driver_.export_handle(&exported, handle_, kFileDescriptor, 0);
   if (result != 0)
     return failed(driver_, operation, result, "sharing the multicast object (cuMemExportToShareableHandle)");
-  *out = Fd(made);
-  fcntl(made, F_SETFD, FD_CLOEXEC);
+  *out = Fd(exported);
+  fcntl(exported, F_SETFD, FD_CLOEXEC);
   return PHX_OK;
 }
 

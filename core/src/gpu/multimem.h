@@ -1,8 +1,7 @@
-// The collectives that NVLink switches do: what one launch does on one rank. From sm_90 on; for older GPUs there is
-// nothing here.
+// The collectives that NVLink switches do: what one launch does on one rank. Empty for GPUs before sm_90.
 //
-// A switch adds in an order of its own, so sums of floats get the same bits on all ranks only where one rank loads each
-// and stores it to all. Elements that fill no 16 bytes are summed as ever.
+// A switch adds in an order of its own, so sums of floats have the same bits on all ranks only if one rank loads each
+// sum and stores it to all. Elements that do not fill 16 bytes are reduced without the switch.
 #pragma once
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -16,7 +15,7 @@ namespace {
 
 static_assert(sizeof(Pack) == sizeof(phx_pack));
 
-// Pairs of element and op that a switch knows: reduce() is that of the packs at an offset into all blocks.
+// The pairs of element and op that switches support. reduce() reduces the packs at an offset into all blocks.
 template <class E, class Op>
 struct Switch;
 #define PHX_SWITCH(E, Op, name)                                          \
@@ -43,7 +42,7 @@ PHX_SWITCH_RANGE(uint32_t, u32x4)
 PHX_SWITCH_RANGE(int32_t, i32x4)
 PHX_SWITCH_RANGE(uint64_t, u64x2)
 PHX_SWITCH_RANGE(int64_t, i64x2)
-PHX_SWITCH(uint8_t, kernels::BitAnd, and_b64x2)  // and of wider integers as well
+PHX_SWITCH(uint8_t, kernels::BitAnd, and_b64x2)  // serves wider integers as well
 PHX_SWITCH(uint8_t, kernels::BitOr, or_b64x2)
 PHX_SWITCH(uint8_t, kernels::BitXor, xor_b64x2)
 #undef PHX_SWITCH_RANGE
@@ -54,14 +53,14 @@ PHX_DEVICE void put_to_all(const Launch &launch, size_t at, const Pack &pack) {
                     {{pack.word[0], pack.word[1], pack.word[2], pack.word[3]}});
 }
 
-// How many bytes follow until packs are whole.
+// How many bytes lie between `at` and the first whole pack.
 PHX_DEVICE size_t ahead_of_packs(size_t at, size_t bytes) {
   const size_t ahead = (sizeof(Pack) - at % sizeof(Pack)) % sizeof(Pack);
   return ahead < bytes ? ahead : bytes;
 }
 
-// As reduce_between, by the switches. packs: whether what takes them can take them whole. What is loaded comes from
-// far: several are under way at once.
+// Like reduce_between, by the switches. packs: whether `take` can store whole packs. Several loads are in flight at
+// once, because each takes long.
 template <class E, class Op, class Take>
 PHX_DEVICE void switch_between(const Launch &launch, size_t begin, size_t end, bool packs, Take &&take) {
   constexpr size_t kSize = sizeof(typename kernels::Element<E>::Raw);
@@ -85,20 +84,20 @@ PHX_DEVICE void switch_between(const Launch &launch, size_t begin, size_t end, b
   reduce_between<E, Op>(launch, until / kSize, end, false, take);
 }
 
-// reduce_scatter, reduce, and all_reduce where the order does not matter: every rank loads what it wants.
+// reduce_scatter, reduce, and all_reduce if the order does not matter: every rank loads its own result.
 template <class E, class Op>
 PHX_DEVICE void multimem_reduce(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   phx_multicast_fence();
   const size_t first = launch.begin * sizeof(typename kernels::Element<E>::Raw);
   const bool packs = (reinterpret_cast<uintptr_t>(launch.out) - first - launch.offset) % sizeof(Pack) == 0;
   if (receives(launch))
     switch_between<E, Op>(launch, launch.begin, launch.begin + launch.count, packs,
                           [&](size_t at, const Pack &pack, auto put) { put(out_at(launch, at - first), pack); });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
-// Stores a result to all ranks: a pack by multicast, one element to one rank after the other.
+// Stores a result to all ranks: a pack by multicast, and a single element to one rank after the other.
 struct ToAll {
   const Launch &launch;
   PHX_DEVICE void operator()(size_t at, const Pack &pack, Whole) const { put_to_all(launch, at, pack); }
@@ -108,12 +107,12 @@ struct ToAll {
   }
 };
 
-// all_reduce in two shots, in place or to where all ranks have their results: each rank does its part, which nobody
-// else touches.
+// all_reduce in two shots, in place or to the place of the results of all ranks: each rank reduces its part, which no
+// other rank touches.
 template <class E, class Op>
 PHX_DEVICE void multimem_reduce_to_all(const Launch &launch) {
   show_place(launch);
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   if (in_one_place(launch)) {
     phx_multicast_fence();
     constexpr size_t kLine = 128 / sizeof(typename kernels::Element<E>::Raw);  // no line has two writers
@@ -124,12 +123,12 @@ PHX_DEVICE void multimem_reduce_to_all(const Launch &launch) {
     switch_between<E, Op>(launch, begin, end, true, ToAll{launch});
     phx_multicast_fence();
   }
-  all_meet(launch);
+  team_barrier(launch);
 }
 
-// In place, by the root alone.
+// broadcast in place, by the root alone.
 PHX_DEVICE void multimem_broadcast(const Launch &launch) {
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   if (launch.root == launch.team.group_rank) {
     const size_t bytes = launch.count * launch.item, ahead = ahead_of_packs(launch.offset, bytes);
     const size_t until = ahead + (bytes - ahead) / sizeof(Pack) * sizeof(Pack);
@@ -143,14 +142,14 @@ PHX_DEVICE void multimem_broadcast(const Launch &launch) {
     });
     phx_multicast_fence();
   }
-  all_meet(launch);
+  team_barrier(launch);
 }
 
-// Each rank stores its input to all, if these have their results in one place; else each fetches what it needs. The
-// caller sees to it that packs are whole.
+// Each rank stores its input to all ranks, if all have their results at the same place. Otherwise each rank fetches the
+// inputs. The caller ensures that packs are whole.
 PHX_DEVICE void multimem_all_gather(const Launch &launch) {
   show_place(launch);
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   const size_t bytes = launch.count * launch.item, mine = launch.team.group_rank * bytes;
   if (launch.spread.place != 0 && in_one_place(launch)) {
     const char *const from = block_at(launch, launch.team.group_rank, 0);
@@ -169,7 +168,7 @@ PHX_DEVICE void multimem_all_gather(const Launch &launch) {
     for_each_rank(launch,
                   [&](int from) { copy_between(out_at(launch, from * bytes), block_at(launch, from, 0), bytes); });
   }
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace phx::random {
 namespace {
 
 constexpr int32_t kThreads = 256;          // of a block
-constexpr int64_t kBlocksOfProcessor = 8;  // as many as run at once
+constexpr int64_t kBlocksOfProcessor = 8;  // blocks that a processor runs at once
 
 const char *kind_name(int32_t kind) {
   switch (kind) {
@@ -26,8 +26,8 @@ const char *kind_name(int32_t kind) {
   }
 }
 
-// The name of a kernel in core/cuda/random.cu: signed integers have the bits of unsigned ones, and 0 and 1 of a bool
-// those of a byte.
+// The name of a kernel in core/cuda/random.cu. Signed integers use the kernel of unsigned ones, which gives the same
+// bits, and so does a Bernoulli bool, whose 0 and 1 are those of a byte.
 std::string name_of(int32_t kind, int32_t dtype) {
   const bool is_signed =
       dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;

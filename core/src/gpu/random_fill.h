@@ -1,5 +1,5 @@
-// Fills a box on a GPU: the same bits as on the CPU, from the same source (kinds.h). One thread makes an element at a
-// time. Without contraction: nvcc --fmad=false.
+// Fills a box on a GPU, with the same bits as on the CPU, from the same source (kernels/random_kinds.h). A thread makes
+// one element at a time. Compiled without contraction: nvcc --fmad=false.
 #pragma once
 
 #include "gpu/block.h"
@@ -9,7 +9,7 @@
 namespace phx::random {
 namespace {
 
-// The place of an element of the box, counted with the last dim first.
+// Where element `number` of the box lies in the tensor and in the output. The last dim varies fastest.
 PHX_DEVICE void place(const DeviceBox &box, int64_t number, uint64_t *index, int64_t *out) {
   uint64_t element = box.first;
   int64_t to = 0;
@@ -48,11 +48,11 @@ PHX_DEVICE void fill_on_gpu(const DeviceFill &fill) {
       typename Kind::Word other;
       word_at(fill.key, index & ~uint64_t{1}, &word);
       word_at(fill.key, index | 1, &other);
-      const auto two = Kind::real(word, other, constants);
-      out[to] = Element<typename Kind::Out>::store((index & 1) != 0 ? two.second : two.first);
+      const auto pair = Kind::real(word, other, constants);
+      out[to] = Element<typename Kind::Out>::store((index & 1) != 0 ? pair.second : pair.first);
     } else {
       word_at(fill.key, index, &word);
-      out[to] = Kind::one(word, constants);
+      out[to] = Kind::element(word, constants);
     }
   }
 }

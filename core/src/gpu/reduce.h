@@ -1,7 +1,7 @@
 // all_reduce, reduce and reduce_scatter: what one launch does on one rank.
 //
-// The bits are those of the host: the same elements and ops (kernels/portable.h), in the order of ranks, 16- and 8-bit
-// floats in float32 and rounded once. Without contraction: nvcc --fmad=false.
+// The results have the same bits as on the host: the same elements and ops (kernels/portable.h) in the order of ranks,
+// with 16- and 8-bit floats in float32 and rounded once. Compiled without contraction: nvcc --fmad=false.
 #pragma once
 
 #include "gpu/meeting.h"
@@ -11,7 +11,7 @@ namespace phx::cuda {
 
 namespace {
 
-// The elements in so many bits, as they are added up.
+// The accumulators of the elements that `Bits` holds.
 template <class E, class Bits>
 struct Several {
   using Element = kernels::Element<E>;
@@ -51,8 +51,8 @@ struct First {
   PHX_DEVICE void operator()(char *to, const Pack &pack) const { std::memcpy(to, &pack, kBytes); }
 };
 
-// Elements from `begin` to `end` of the input, summed over all ranks. `take` gets the place of each pack, in bytes into
-// the input, the pack, and how to store it: a whole one, or one element, where packs would not be aligned.
+// Reduces the elements from `begin` to `end` of the input over all ranks. `take` gets the offset of each pack, in bytes
+// into the input, the pack, and how to store it: as a whole, or as one element if packs would not be aligned.
 template <class E, class Op, class Take>
 PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, bool packs, Take &&take) {
   using Lanes = Several<E, Pack>;
@@ -67,7 +67,7 @@ PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, b
     for (int rank = 1; rank < n; ++rank) sum.add(load_pack(block_at(launch, rank, first + at)), op);
     take(first + at, sum.end(op), Whole());
   }
-  // One element at a time: what is left, or all, where packs would not lie where loads can take them.
+  // One element at a time: the rest, or all elements if packs would not be aligned.
   for (size_t at = whole + thread_of_grid() * sizeof(Raw); at < bytes; at += threads_of_grid() * sizeof(Raw)) {
     Pack pack{};
     std::memcpy(&pack, block_at(launch, 0, first + at), sizeof(Raw));
@@ -81,10 +81,10 @@ PHX_DEVICE void reduce_between(const Launch &launch, size_t begin, size_t end, b
   }
 }
 
-// all_reduce in one shot: every rank sums everything. reduce: the root does. reduce_scatter: every rank sums its part.
+// all_reduce in one shot: every rank reduces everything; reduce: the root does; reduce_scatter: every rank its part.
 template <class E, class Op>
 PHX_DEVICE void reduce_into_out(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   using Raw = typename kernels::Element<E>::Raw;
   const size_t first = launch.begin * sizeof(Raw);
   char *const out = static_cast<char *>(launch.out);
@@ -92,14 +92,14 @@ PHX_DEVICE void reduce_into_out(const Launch &launch) {
   if (receives(launch))
     reduce_between<E, Op>(launch, launch.begin, launch.begin + launch.count, packs,
                           [&](size_t at, const Pack &pack, auto put) { put(out + (at - first), pack); });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
-// all_reduce in two: each rank sums its part, which nobody else touches, and writes it to the blocks of all: over the
-// inputs, if they are there.
+// all_reduce in two shots: each rank reduces its part, which no other rank touches, and writes the result to the blocks
+// of all ranks, over the inputs if they lie there.
 template <class E, class Op>
 PHX_DEVICE void reduce_in_place(const Launch &launch) {
-  if (!all_come(launch)) return;
+  if (!inputs_ready(launch)) return;
   constexpr size_t kLine = 128 / sizeof(typename kernels::Element<E>::Raw);  // no line has two writers
   const size_t n = launch.team.group_size, rank = launch.team.group_rank;
   const size_t part = ((launch.count + n - 1) / n + kLine - 1) / kLine * kLine;
@@ -110,7 +110,7 @@ PHX_DEVICE void reduce_in_place(const Launch &launch) {
                           for (size_t i = 1; i <= n; ++i)
                             put(result_at(launch, static_cast<int>((rank + i) % n), at), pack);
                         });
-  all_meet(launch);
+  team_barrier(launch);
 }
 
 }  // namespace

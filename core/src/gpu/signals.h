@@ -7,8 +7,8 @@ namespace phx::cuda {
 
 namespace {
 
-// What the host does with phx_symm_put_signal, wait_signal and barrier, by one block on a channel of the user's.
-PHX_DEVICE void barrier(const Launch &launch) { all_meet(launch); }
+// The counterparts of phx_symm_put_signal, phx_symm_wait_signal and phx_symm_barrier, by one block on a user's channel.
+PHX_DEVICE void barrier(const Launch &launch) { team_barrier(launch); }
 
 PHX_DEVICE void put_signal(const Launch &launch) {
   if (thread_of_block() != 0) return;

@@ -1,7 +1,7 @@
-// all_to_all_v of ordinary memory, where no rank knows how much the others send: what one launch does on one rank.
+// all_to_all_v of ordinary memory, in which no rank knows how much the others send: what one launch does on one rank.
 //
-// Each block of threads moves a stretch of every part by itself. Its share of the workspace has a slot for each rank,
-// twice: while the others fetch from one, the next is filled. How often that takes, all know after they have met.
+// Each block of threads moves a stretch of every part by itself. Its share of the workspace has two slots per rank:
+// while the others fetch from one, the other is filled. All ranks know the number of rounds after the first barrier.
 #pragma once
 
 #include "gpu/move.h"
@@ -10,7 +10,7 @@ namespace phx::cuda {
 
 namespace {
 
-// As copy_between, by one block.
+// Like copy_between, by one block.
 PHX_DEVICE void copy_by_block(char *to, const char *from, size_t bytes) {
   const size_t whole = is_aligned(to) && is_aligned(from) ? bytes / sizeof(Pack) * sizeof(Pack) : 0;
   for (size_t at = thread_of_block() * sizeof(Pack); at < whole; at += threads_of_block() * sizeof(Pack))
@@ -20,7 +20,7 @@ PHX_DEVICE void copy_by_block(char *to, const char *from, size_t bytes) {
 
 PHX_DEVICE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-// Where this block's stretch of a part begins, and in it the chunk of a round.
+// The stretch of a part that this block moves, or the chunk of it that moves in one round.
 struct Stretch {
   size_t begin, size;
 };
@@ -40,8 +40,8 @@ PHX_DEVICE char *slot_at(const Launch &launch, size_t slot, size_t round, int of
   return block_at(launch, of, ((2 * block_of_grid() + round % 2) * n + to) * slot);
 }
 
-// What is said before they meet: how much a rank sends to this one, and, as `start`, the most that it sends to any
-// other.
+// What a rank has published before the first barrier: how much it sends to this rank, and, as `start`, the most that it
+// sends to any other.
 PHX_DEVICE Part part_of(const Launch &launch, int from) {
   const Pack pack = load_pack(part_at(launch, from, launch.team.group_rank));
   Part part;
@@ -72,7 +72,7 @@ PHX_DEVICE void all_to_all_v_by_slots(const Launch &launch, const Lists &lists) 
     store_pack(part_at(launch, self, to), pack);
   }
   fill_slots(launch, lists, slot, 0);
-  if (!all_meet(launch)) return;
+  if (!team_barrier(launch)) return;
   bool differs = false;
   for (int from = 0; from < n; ++from) {
     const Part part = part_of(launch, from);
@@ -93,7 +93,7 @@ PHX_DEVICE void all_to_all_v_by_slots(const Launch &launch, const Lists &lists) 
       copy_by_block(to + chunk.begin, from == self ? mine : slot_at(launch, slot, round, from, self), chunk.size);
     });
     if (round + 1 < rounds) fill_slots(launch, lists, slot, round + 1);
-    if (!all_meet(launch)) return;
+    if (!team_barrier(launch)) return;
   }
 }
 

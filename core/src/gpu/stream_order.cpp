@@ -35,7 +35,7 @@ phx_status copy_within(const char *operation, const Driver &driver, const Gpu &g
 StreamOrder::~StreamOrder() {
   if (last_ == nullptr) return;
   const Current current(*driver_, context_);
-  driver_->event_wait(last_);  // at once, where none was recorded
+  driver_->event_wait(last_);  // returns at once if the event was never recorded
   driver_->event_destroy(last_);
 }
 
@@ -64,7 +64,7 @@ phx_status StreamOrder::end(const char *operation, void *stream, bool capturing)
   const Result result = driver_->event_record(last_, static_cast<Stream>(stream));
   recorded_ = recorded_ || result == 0;
   if (result == 0) return PHX_OK;
-  driver_->stream_wait(static_cast<Stream>(stream));  // what cannot be waited for later is waited for now
+  driver_->stream_wait(static_cast<Stream>(stream));  // later work could not wait for it, so wait now
   return failed(*driver_, operation, result, "recording an event (cuEventRecord)");
 }
 

@@ -1,4 +1,4 @@
-// What a rank puts on streams of one GPU, one thing after another: whatever stream the next is put on, it comes after.
+// Orders what a rank puts on streams of one GPU: each piece of work runs after the one before it, on any stream.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace phx::cuda {
 
-// Whether kernels of that GPU can reach the memory.
+// Whether kernels of the GPU can reach the memory at `pointer`.
 bool reaches(const Driver &driver, const Gpu &gpu, const void *pointer);
 phx_status is_capturing(const char *operation, const Driver &driver, const Gpu &gpu, void *stream, bool *out);
-// On the stream, by a copy engine.
+// Copies on the stream, by a copy engine.
 phx_status copy_within(const char *operation, const Driver &driver, const Gpu &gpu, void *to, const void *from,
                        size_t bytes, void *stream);
 
@@ -21,11 +21,11 @@ class StreamOrder {
   StreamOrder &operator=(const StreamOrder &) = delete;
   ~StreamOrder();  // waits for what was put on a stream last
 
-  phx_status open(const char *operation, const Driver &driver, const Gpu &gpu);  // does nothing where it is open
-  // What follows on the stream comes after all that has ended here. A captured call cannot wait for what was not
-  // captured; replays are ordered by whoever replays them.
+  phx_status open(const char *operation, const Driver &driver, const Gpu &gpu);  // does nothing if it is open
+  // Makes later work on the stream wait for all work before the last `end`. Does nothing while the stream is captured:
+  // a captured call cannot wait for work that was not captured, and the caller orders the replays.
   phx_status begin(const char *operation, void *stream, bool capturing) const;
-  // What was put on the stream has to end before what begins next.
+  // Makes the next `begin` wait for what was put on the stream.
   phx_status end(const char *operation, void *stream, bool capturing);
   void wait() const;  // on the host
 

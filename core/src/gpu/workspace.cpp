@@ -12,9 +12,9 @@
 namespace phx {
 namespace {
 
-constexpr const char *kGrows = "gpu_workspace";  // the operation while the ranks meet: see Group::exchange
+constexpr const char *kGrows = "gpu_workspace";  // the operation during the exchange: see Group::exchange
 
-// What a rank says before it makes a larger workspace.
+// What a rank publishes before a larger workspace is made.
 struct Offer {
   CallRecord record;  // of the call that needs it
   uint64_t bytes;
@@ -44,9 +44,9 @@ phx_status Workspace::end(const char *operation, void *stream) {
 }
 
 phx_status Workspaces::open(const char *operation, int32_t index, Workspace **out) {
-  const auto found = by_index_.find(index);
-  if (found != by_index_.end()) {
-    *out = found->second.get();
+  const auto it = by_index_.find(index);
+  if (it != by_index_.end()) {
+    *out = it->second.get();
     return PHX_OK;
   }
   AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
@@ -61,17 +61,17 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
   phx_status status = gpus->get(operation, index, &gpu);
   if (status != PHX_OK) return status;
   const int number = static_cast<int>(by_index_.size());
-  auto made = std::make_unique<Workspace>(std::move(allocator), *gpus, gpu, number);
-  status = made->order_.open(operation, gpus->driver(), gpu);
+  auto workspace = std::make_unique<Workspace>(std::move(allocator), *gpus, gpu, number);
+  status = workspace->order_.open(operation, gpus->driver(), gpu);
   if (status != PHX_OK) return status;
   const std::lock_guard<std::mutex> lock(known_mutex_);
-  *out = (by_index_[index] = std::move(made)).get();
+  *out = (by_index_[index] = std::move(workspace)).get();
   return PHX_OK;
 }
 
 void Workspaces::know(const Symm &symm) {
   const std::lock_guard<std::mutex> lock(known_mutex_);
-  for (; end_ < symm.ordinal(); ++end_) known_[end_ % cuda::kKnown] = nullptr;  // others that are none of these
+  for (; end_ < symm.ordinal(); ++end_) known_[end_ % cuda::kKnown] = nullptr;  // ordinals of non-GPU allocations
   known_[end_++ % cuda::kKnown] = &symm;
   all_known_.insert(&symm);
 }
@@ -79,8 +79,8 @@ void Workspaces::know(const Symm &symm) {
 void Workspaces::forget(const Symm &symm) {
   const std::lock_guard<std::mutex> lock(known_mutex_);
   if (all_known_.erase(&symm) == 0) return;
-  const Symm *&known = known_[symm.ordinal() % cuda::kKnown];
-  if (known == &symm) known = nullptr;
+  const Symm *&slot = known_[symm.ordinal() % cuda::kKnown];
+  if (slot == &symm) slot = nullptr;
   for (const auto &[index, workspace] : by_index_) workspace->order_.wait();
 }
 
@@ -113,20 +113,20 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
           "cannot be made while the stream is captured: make one call of that size before the capture",
           operation, group_.name().c_str(), needed, workspace.size());
   }
-  CallRecord here = record;  // whose GPU is not the same one of those they use does not match
+  CallRecord own = record;  // calls of ranks whose GPUs do not have the same number do not match
   if (workspace.number_ != 0) {
     const uint64_t facts[2] = {record.aux, static_cast<uint64_t>(workspace.number_)};
-    here.aux = hash_words(facts);
+    own.aux = hash_words(facts);
   }
   ++calls_;
   if (newest_) {
-    const phx_status status = newest_->agree(operation, here, calls_);
+    const phx_status status = newest_->agree(operation, own, calls_);
     if (status != PHX_OK) return status;
   }
-  return grows ? grow(operation, workspace, here, next_power_of_two(needed), timeout_ms) : PHX_OK;
+  return grows ? grow(operation, workspace, own, next_power_of_two(needed), timeout_ms) : PHX_OK;
 }
 
-// A block that is in no table.
+// Allocates a block and removes it from the table of blocks: `out` alone keeps it.
 phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *out) const {
   BlockTable &blocks = group_.world().blocks();
   void *pointer = nullptr;
@@ -134,8 +134,8 @@ phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *ou
       blocks.alloc(workspace.allocator_, {PHX_DEVICE_CUDA, workspace.gpu_.index}, bytes, &pointer);
   if (status != PHX_OK) return status;
   *out = blocks.find(pointer);
-  BlockRef gone;
-  return blocks.free(pointer, &gone);
+  BlockRef removed;
+  return blocks.free(pointer, &removed);
 }
 
 phx_status Workspaces::grow(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,
@@ -155,15 +155,15 @@ phx_status Workspaces::grow(const char *operation, Workspace &workspace, const C
   phx_status status = group_.exchange_all(kGrows, mine, deadline, &all);
   if (status != PHX_OK) return Failed(status).operation(operation);
   for (Offer &offer : all) offer.text[sizeof offer.text - 1] = '\0';
-  // Everybody sees the same offers, so everybody comes to the same verdict.
+  // All ranks see the same offers, so all return the same error.
   for (int i = 0; i < group_.size(); ++i)
     if (!(all[i].record == record) || all[i].bytes != bytes)
       return group_.raise_mismatch(operation, calls_, i, all[i].record, record);
   for (int i = 0; i < group_.size(); ++i)
     if (all[i].status != PHX_OK) {
-      const bool known = all[i].status < 0 && all[i].status >= PHX_ERR_INTERNAL;
+      const bool is_status = all[i].status < 0 && all[i].status >= PHX_ERR_INTERNAL;
       return group_
-          .raise(known ? all[i].status : PHX_ERR_INTERNAL, operation,
+          .raise(is_status ? all[i].status : PHX_ERR_INTERNAL, operation,
                  "rank %d could not make a workspace of %zu bytes on its GPU: %s", group_.rank_of(i), bytes,
                  all[i].text)
           .peer(group_.rank_of(i));
@@ -171,7 +171,7 @@ phx_status Workspaces::grow(const char *operation, Workspace &workspace, const C
   std::shared_ptr<Symm> symm;
   status = Symm::rendezvous(group_, block, deadline, &symm);
   if (status != PHX_OK) return Failed(status).operation(operation);
-  workspace.made_.push_back(symm);
+  workspace.allocations_.push_back(symm);
   newest_ = std::move(symm);
   return PHX_OK;
 }

@@ -1,9 +1,9 @@
 // Copies that keep several pages in flight (pages.h).
 //
-// Where string instructions are fast, one of them does better than any of these loops: its stores need not fetch the
-// lines that they fill, nor wait for another core to give them up one after the other. Stores around the cache only win
-// where what is read lies in a cache; and where one rank writes what others only read, the readers are steadier without
-// strings. See docs/explanation/algorithms.
+// Where string instructions are fast, one of them is faster than any of these loops: its stores need not fetch the
+// lines that they fill, nor wait for another core to give them up one after the other. There, stores that bypass the
+// cache are faster only if the source lies in a cache; and if one rank writes what others only read, the times of the
+// readers vary less without string instructions. See docs/explanation/algorithms.
 #include <cstring>
 
 #include "base/processor.h"
@@ -20,7 +20,7 @@ namespace phx::kernels {
 
 namespace {
 
-constexpr size_t kSlotBytes = size_t{256} << 10;  // more than this has not come through a slot, so lies in memory
+constexpr size_t kSlotBytes = size_t{256} << 10;  // a copy of more than this reads from memory, and not from a slot
 
 template <bool kStreaming>
 inline void copy_line(char *to, const char *from) {
@@ -48,15 +48,15 @@ inline size_t copy_string(char *to, const char *from, size_t size) {
   return size;
 }
 
-// Whole lines, to where one begins. Returns how many bytes are done.
+// Copies whole lines to an aligned target. Returns how many bytes are done.
 template <bool kStreaming>
 size_t copy_lines(char *to, const char *from, size_t size) {
   const size_t done = for_lines_by_pages(size, [&](size_t at) { copy_line<kStreaming>(to + at, from + at); });
-  if (kStreaming) _mm_sfence();  // such stores are not ordered with later ones by themselves
+  if (kStreaming) _mm_sfence();  // streaming stores are not ordered before later stores without it
   return done;
 }
 
-// In the order of the lines, with one store for each.
+// The same in the order of the lines, with one store for each line.
 __attribute__((target("avx512f"))) size_t copy_lines_avx512(char *to, const char *from, size_t size) {
   size_t at = 0;
   for (; at + kLine <= size; at += kLine)
@@ -64,7 +64,7 @@ __attribute__((target("avx512f"))) size_t copy_lines_avx512(char *to, const char
   return at;
 }
 
-// Around the cache, with one store for each line.
+// The same with stores that bypass the cache, one for each line.
 __attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const char *from, size_t size) {
   const size_t done = for_lines_by_pages(
       size, [&](size_t at) __attribute__((target("avx512f"))) {
@@ -74,13 +74,13 @@ __attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const ch
   return done;
 }
 
-// Where strings are fast, what else this processor can do.
-bool has_avx512_beside_strings() {
+// Whether this processor has fast string instructions and AVX-512.
+bool has_strings_and_avx512() {
   static const bool avx512 = has_fast_strings() && __builtin_cpu_supports("avx512f") != 0;
   return avx512;
 }
 
-// `lines` copies whole lines, to where one begins, and returns how many bytes are done.
+// Copies with `lines`, which copies whole lines to an aligned target and returns how many bytes are done.
 template <class Lines>
 void copy_aligned(void *to, const void *from, size_t size, const Lines &lines) {
   char *target = static_cast<char *>(to);
@@ -101,8 +101,8 @@ void copy_aligned(void *to, const void *from, size_t size, const Lines &lines) {
 void copy_streaming(void *to, const void *from, size_t size) {
   copy_aligned(to, from, size, [](char *target, const char *source, size_t bytes) {
     if (has_fast_strings() && bytes > kSlotBytes) return copy_string(target, source, bytes);
-    return has_avx512_beside_strings() ? stream_lines_avx512(target, source, bytes)
-                                       : copy_lines<true>(target, source, bytes);
+    return has_strings_and_avx512() ? stream_lines_avx512(target, source, bytes)
+                                    : copy_lines<true>(target, source, bytes);
   });
 }
 
@@ -113,7 +113,7 @@ void copy_wide(void *to, const void *from, size_t size) {
 }
 
 void copy_one_way(void *to, const void *from, size_t size) {
-  if (!has_avx512_beside_strings()) return copy_wide(to, from, size);
+  if (!has_strings_and_avx512()) return copy_wide(to, from, size);
   copy_aligned(to, from, size, copy_lines_avx512);
 }
 

@@ -1,4 +1,4 @@
-// Copies of the sizes that collectives and messages move: which of the kernels, or memcpy, serves which size.
+// The copies of collectives and messages: chooses a kernel, or memcpy, by the size.
 #pragma once
 
 #include <cstddef>
@@ -22,9 +22,8 @@ inline void copy_bytes(void *to, const void *from, size_t size) {
     std::memcpy(to, from, size);
 }
 
-// Copies into a slot, which others are going to read. Few bytes are sent ahead of them to the cache that all cores
-// share: the others read them sooner from there, and this core need not ask for the lines back when it fills the slot
-// again.
+// Copies into a slot that others are going to read. Few bytes are moved on to the cache that all cores share: the
+// others read them sooner from there, and this core need not ask for the lines back when it fills the slot again.
 inline void put_bytes(void *slot, const void *from, size_t size) {
   copy_bytes(slot, from, size);
   if (size <= kDemotedBytes) kernels::demote(slot, size);
@@ -32,9 +31,10 @@ inline void put_bytes(void *slot, const void *from, size_t size) {
 
 inline constexpr size_t kAroundBytes = size_t{16} << 10;
 
-// The same for a slot that this rank fills again and again, and others only read. Its lines are in their caches then,
-// and between cores of AMD that share no third-level cache each store waits until one is taken away: 3.4 GB/s, and 6 to
-// 9 around the cache (128 and 64 KiB at a time). Fast strings do not wait for them: 40 GB/s, and 10 around the cache.
+// The same for a slot that this rank fills again and again, and others only read. The caches of the others hold its
+// lines then, and between AMD cores that share no third-level cache each store waits until a line is taken away from
+// there: 3.4 GB/s, against 6 to 9 with stores that bypass the cache (128 and 64 KiB at a time). Fast string
+// instructions do not wait for the lines: 40 GB/s, against 10 with stores that bypass the cache.
 inline void put_one_way(void *slot, const void *from, size_t size) {
   if (size >= kAroundBytes && is_amd() && !has_fast_strings())
     kernels::copy_streaming(slot, from, size);
@@ -42,7 +42,7 @@ inline void put_one_way(void *slot, const void *from, size_t size) {
     put_bytes(slot, from, size);
 }
 
-// Delivers part of a result, around the cache where the whole would not stay in it.
+// Copies part of a result. `streaming`: with stores that bypass the cache, because the whole would not stay in it.
 inline void deliver_bytes(void *to, const void *from, size_t size, bool streaming) {
   if (streaming && to != from)
     kernels::copy_streaming(to, from, size);
@@ -52,8 +52,8 @@ inline void deliver_bytes(void *to, const void *from, size_t size, bool streamin
 
 inline constexpr size_t kOneWayBytes = size_t{512} << 10;
 
-// Whether ranks that only read what put_one_way wrote, `bytes` in one call, do so with kernels::copy_one_way. With up
-// to 256 KiB the string instructions were never slow.
+// Whether ranks that only read what put_one_way wrote, `bytes` in one call, read it with kernels::copy_one_way. Up to
+// 256 KiB the string instructions were never slow.
 inline bool reads_one_way(size_t bytes, bool streaming) {
   return bytes >= kOneWayBytes && !streaming && has_fast_strings();
 }

@@ -1,4 +1,4 @@
-// Chooses the instruction set: once, from what the processor and the operating system offer.
+// Chooses the instruction set once, from what the processor and the operating system offer.
 #include <cstdlib>
 #include <cstring>
 
@@ -14,7 +14,7 @@ namespace {
 struct Isa {
   const char *name;
   ReduceFn (*find)(int32_t dtype, int32_t op);
-  ReduceFn (*find_streaming)(int32_t dtype, int32_t op);  // the same as find where it has no such stores
+  ReduceFn (*find_streaming)(int32_t dtype, int32_t op);  // `find`, if it has no streaming stores
   ReduceFn (*find_into_all)(int32_t dtype, int32_t op);
   bool (*available)();
 };
@@ -22,7 +22,7 @@ struct Isa {
 bool always() { return true; }
 
 #if defined(PHX_VECTOR_KERNELS) && defined(__x86_64__)
-// Each asks for all that the build lets the compiler use in that file; see the flags in core/CMakeLists.txt.
+// Each function checks all features that the compiler may use in that file; see the flags in core/CMakeLists.txt.
 bool has_f16c() {  // not every compiler's __builtin_cpu_supports knows it
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -47,12 +47,13 @@ constexpr Isa kIsas[] = {  // the best first
 #endif
     {"scalar", &find_scalar, &find_scalar, &find_scalar_into_all, &always}};
 
-// The best one, but none before that which PHALANX_ISA names: to test the others, or to rule out a kernel.
+// The best available instruction set; if PHALANX_ISA names one, the best from that one on, to test the others or to
+// rule out a kernel.
 const Isa &choose() {
   const char *limit = std::getenv("PHALANX_ISA");
   const Isa *isa = kIsas;
-  for (const Isa &known : kIsas)
-    if (limit != nullptr && std::strcmp(known.name, limit) == 0) isa = &known;
+  for (const Isa &candidate : kIsas)
+    if (limit != nullptr && std::strcmp(candidate.name, limit) == 0) isa = &candidate;
   while (!isa->available()) ++isa;
   return *isa;
 }
@@ -63,8 +64,8 @@ const Isa &active() {
 }
 
 const Isa *available(const char *name) {
-  for (const Isa &known : kIsas)
-    if (std::strcmp(known.name, name) == 0) return known.available() ? &known : nullptr;
+  for (const Isa &candidate : kIsas)
+    if (std::strcmp(candidate.name, name) == 0) return candidate.available() ? &candidate : nullptr;
   return nullptr;
 }
 
@@ -77,16 +78,16 @@ ReduceFn find_reduce_streaming(int32_t dtype, int32_t op) { return active().find
 ReduceFn find_reduce_into_all(int32_t dtype, int32_t op) { return active().find_into_all(dtype, op); }
 
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *known = available(isa);
-  return known != nullptr ? known->find(dtype, op) : nullptr;
+  const Isa *usable = available(isa);
+  return usable != nullptr ? usable->find(dtype, op) : nullptr;
 }
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *known = available(isa);
-  return known != nullptr ? known->find_streaming(dtype, op) : nullptr;
+  const Isa *usable = available(isa);
+  return usable != nullptr ? usable->find_streaming(dtype, op) : nullptr;
 }
 ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *known = available(isa);
-  return known != nullptr ? known->find_into_all(dtype, op) : nullptr;
+  const Isa *usable = available(isa);
+  return usable != nullptr ? usable->find_into_all(dtype, op) : nullptr;
 }
 
 const char *active_isa() { return active().name; }

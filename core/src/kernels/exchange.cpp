@@ -1,12 +1,12 @@
-// Takes what lies in a slot and leaves something else there, in one pass.
+// Copies data out of a slot and new data into it, in one pass.
 //
 // A line that the owner of a slot only reads stays shared with the peer that wrote it, and the owner's next write to it
-// must first ask the peer to give it up: about as expensive as fetching it. Writing while the line is being read
-// fetches it once, for both (measured on two cores that share a third-level cache: 27 GB/s to read and write, against
-// 28 to read and then 22 to write). Four pages side by side: see pages.h.
+// must first ask the peer to give it up, which is about as expensive as fetching it. Writing the line while it is being
+// read fetches it once for both (measured on two cores that share a third-level cache: 27 GB/s to read and write,
+// against 28 to read and then 22 to write). The pass walks through four pages side by side (pages.h).
 //
-// A string instruction takes lines over without fetching or waiting for each. Two of them, one after the other, are
-// faster than one pass of stores.
+// A string instruction takes lines over without fetching them or waiting for each. Two of them, one after the other,
+// are faster than one pass of stores.
 #include <cstring>
 
 #include "base/processor.h"
@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kStringBytes = size_t{8} << 10;
 constexpr size_t kPieceBytes = size_t{64} << 10;  // stays in the second-level cache between the two
 
-// Returns how many bytes it has done: too few are better off with vectors.
+// Returns how many bytes it has done. The rest, less than kStringBytes, is faster with vectors.
 size_t strings(char *out, char *slot, const char *next, size_t size) {
   size_t at = 0;
   while (size - at >= kStringBytes) {

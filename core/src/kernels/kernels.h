@@ -10,13 +10,14 @@ namespace phx::kernels {
 
 // out[i] = in[0][i] op in[1][i] op ... in[n-1][i], in that order. `out` may be exactly one of the inputs; no other
 // overlap. Any alignment. n >= 1, divisor >= 1. Bit-identical whatever the instruction set:
-//   - f16, bf16 and f8 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in
-//     themselves. What is too large becomes infinity, or in f8e4m3, which has none, 448, as in torch.
+//   - f16, bf16 and f8 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in their
+//   own
+//     type. Values that are too large become infinity, or 448 in f8e4m3, which has no infinity, as in torch.
 //   - avg divides the sum by `divisor`; premul_sum first multiplies each input by `scale`, in the accumulator's type.
 //   - A NaN result is always the same NaN (positive, quiet, no payload; 0x7f in both kinds of f8, as in torch), also
-//     when n is 1. min and max propagate NaN and take -0 for less than +0, so that they do not depend on the order of
+//     when n is 1. min and max propagate NaN and treat -0 as less than +0, so that they do not depend on the order of
 //     their inputs.
-//   - Complex numbers are two floats each; both are made canonical by themselves. prod is (ac - bd) + (ad + bc)i as
+//   - A complex number is two floats, in each of which a NaN becomes this NaN. prod is (ac - bd) + (ad + bc)i as
 //     written, each operation rounded; avg and premul_sum divide and multiply both parts.
 //   - Integers wrap around; avg divides the wrapped sum, towards zero.
 //   - bool: sum, max and bor are `or`; prod, min and band are `and`; any byte but 0 is true; results are 0 or 1.
@@ -26,23 +27,23 @@ using ReduceFn = void (*)(void *out, const void *const *in, int n, size_t count,
 // min, max and bitwise operations on complex numbers).
 ReduceFn find_reduce(int32_t dtype, int32_t op);
 
-// The same bits, written around the caches: for results that these would lose before they are read. Falls back to
-// find_reduce's kernel when the call is small, the output is not aligned to its elements, or the processor has no such
-// stores. What it wrote is ordered before later stores.
+// The same results, written with stores that bypass the caches, for results that these would lose before they are read.
+// Falls back to the kernel of find_reduce if the call is small, the output is not aligned to its elements, or the
+// processor has no such stores. Its stores are ordered before later ones.
 ReduceFn find_reduce_streaming(int32_t dtype, int32_t op);
 
-// The same bits, written over every input, which all must be writable then; `out` is not used. No two of them overlap.
+// The same results, written over every input. All inputs must be writable and must not overlap; `out` is not used.
 ReduceFn find_reduce_into_all(int32_t dtype, int32_t op);
 
-// For tests: the same from one instruction set ("scalar", "avx2", "avx512", "neon"). NULL where host or build has not
-// got it.
+// For tests: the same kernels of one instruction set ("scalar", "avx2", "avx512", "neon"). NULL if the host or the
+// build does not have it.
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op);
 ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op);
-const char *active_isa();  // static
+const char *active_isa();  // a static string
 
-// Asks this core to move lines that it has just written to the cache that all cores share. Does nothing where the
-// processor does not know it: on x86 it is then a no-operation.
+// Asks this core to move lines that it has just written to the cache that all cores share. Does nothing on processors
+// without the instruction: x86 processors treat it as a no-operation.
 inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size) {
 #if defined(__x86_64__)
   const char *line = static_cast<const char *>(at);
@@ -50,16 +51,15 @@ inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size
 #endif
 }
 
-// memcpy for 100 KiB and more (where strings are fast, 8) that come from memory or another core's cache.
+// memcpy for 100 KiB and more (8 where string instructions are fast) from memory or from another core's cache.
 void copy_wide(void *to, const void *from, size_t size);
 // The same for memory that one rank writes again and again and others only read, while it stays in the cache. String
-// instructions that read and others that write the same lines fall into a state in which both take twice as long.
+// instructions that read lines while others write them fall into a state in which both take twice as long.
 void copy_one_way(void *to, const void *from, size_t size);
-// As copy_wide, and writes around the cache where that is faster: for results that the cache would lose before they are
-// read.
+// As copy_wide, with stores that bypass the cache if that is faster: for results that would not stay there until read.
 void copy_streaming(void *to, const void *from, size_t size);
-// out = slot, slot = next, and this core owns the lines of the slot from then on. next NULL: the slot keeps what it
-// has. `streaming`: writes `out` around the cache. No overlaps.
+// Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
+// data. `streaming`: stores to `out` bypass the cache. The three must not overlap.
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming);
 
 }  // namespace phx::kernels

@@ -9,8 +9,8 @@ namespace phx::kernels {
 
 inline constexpr size_t kLine = 64;
 
-// Calls `line` with the offset of each whole line of `size` bytes. Returns how many bytes they have. It is inlined, so
-// that `line` may use what the caller is compiled for.
+// Calls `line` with the offset of each whole line of `size` bytes. Returns how many bytes these lines have. Always
+// inlined, so that `line` may use the instruction set for which the caller is compiled.
 template <class Line>
 [[gnu::always_inline]] inline size_t for_lines_by_pages(size_t size, const Line &line) {
   constexpr size_t kPage = 4096, kPages = 4;

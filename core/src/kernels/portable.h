@@ -1,8 +1,8 @@
-// Elements and ops of the reductions, one number at a time, in plain C++: for every processor, for devices, and the
-// reference for the vectors. What is computed here has the same bits wherever it is compiled without contraction
+// Elements and ops of the reductions, one number at a time, in plain C++: for every processor, for GPUs, and as the
+// reference for the vector kernels. The results have the same bits wherever this is compiled without contraction
 // (-ffp-contract=off, nvcc --fmad=false).
 //
-// In an unnamed namespace: see select.h.
+// See select.h for why everything is in an unnamed namespace.
 #pragma once
 
 #include <cstring>
@@ -35,12 +35,12 @@ template <>
 struct Element<Bool> {
   using Raw = uint8_t;
   using Acc = uint8_t;
-  // Whoever filled the byte may take any value but 0 for true.
+  // Any byte but 0 is true.
   PHX_PORTABLE static Acc widen(Raw raw) { return raw != 0; }
   PHX_PORTABLE static Raw narrow(Acc acc) { return acc; }
 };
 
-// Which NaN an operation returns is the processor's and the compiler's choice, so all become this one.
+// Which NaN an operation returns depends on the processor and the compiler, so every NaN becomes this one.
 constexpr uint32_t kNan32 = 0x7fc00000;
 constexpr uint64_t kNan64 = 0x7ff8000000000000;
 
@@ -71,15 +71,15 @@ struct Element<BF16> {
   using Raw = uint16_t;
   using Acc = float;
   PHX_PORTABLE static Acc widen(Raw raw) { return bits_as<float>(static_cast<uint32_t>(raw) << 16); }
-  // To nearest even; the carry makes infinity of what is too large.
+  // Rounds to nearest even; the carry turns values that are too large into infinity.
   PHX_PORTABLE static Raw narrow(Acc acc) {
     const uint32_t bits = Element<float>::narrow(acc);
     return static_cast<Raw>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 };
 
-// `x < limit ? a : b` for x and limit below 2^31. Not written so: compilers would branch around the floating-point
-// arithmetic of the other case, which keeps them from vectorizing.
+// Returns `x < limit ? a : b` for x and limit below 2^31. It is not written like that, because compilers would branch
+// around the floating-point arithmetic of the other case, and then could not vectorize it.
 PHX_PORTABLE inline uint32_t below(uint32_t x, uint32_t limit, uint32_t a, uint32_t b) {
   const uint32_t mask = 0u - ((x - limit) >> 31);
   return (a & mask) | (b & ~mask);
@@ -92,16 +92,16 @@ struct Element<F16> {
   using Acc = float;
   PHX_PORTABLE static Acc widen(Raw raw) {
     const uint32_t wide = raw, sign = (wide & 0x8000u) << 16, magnitude = (wide & 0x7fffu) << 13;
-    // A subnormal has no leading 1: give it one with the exponent of the smallest normal, and take it off again. No f32
-    // in this is subnormal, so a thread that flushes those gets the same.
+    // A subnormal has no leading 1: this adds a 1 with the exponent of the smallest normal, and subtracts it again. No
+    // f32 in between is subnormal, so a thread that flushes subnormals gets the same result.
     const float subnormal = bits_as<float>(magnitude + (113u << 23)) - 0x1p-14f;
-    const uint32_t rebias = below(magnitude, 31u << 23, 112u << 23, 224u << 23);  // 31, of inf and NaN, becomes 255
+    const uint32_t rebias = below(magnitude, 31u << 23, 112u << 23, 224u << 23);  // exponent 31 (inf, NaN) becomes 255
     return bits_as<float>(below(magnitude, 1u << 23, bits_as<uint32_t>(subnormal), magnitude + rebias) | sign);
   }
   PHX_PORTABLE static Raw narrow(Acc acc) {
     const uint32_t bits = bits_as<uint32_t>(acc), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
     const uint32_t normal = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) >> 13) - (112u << 10);
-    // Added to 0.5, whose last bit is worth the smallest f16, the processor rounds it to a multiple of that.
+    // The last bit of 0.5 is worth the smallest f16, so the processor rounds the sum to a multiple of that.
     const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - bits_as<uint32_t>(0.5f);
     uint32_t result = below(magnitude, 113u << 23, subnormal, normal);
     result = below(magnitude, 0x477ff000u, result, 0x7c00u);  // 65520, halfway from the largest f16 to 65536
@@ -125,8 +125,8 @@ struct Element<F8E5M2> {
   }
 };
 
-// 4 bits of exponent, biased by 7, and 3 of fraction. No infinity: the largest exponent is one of numbers, but for the
-// last fraction, which is NaN.
+// 4 bits of exponent, biased by 7, and 3 of fraction. There is no infinity: the largest exponent is one of numbers,
+// except that its largest fraction is NaN.
 template <>
 struct Element<F8E4M3> {
   using Raw = uint8_t;
@@ -142,7 +142,7 @@ struct Element<F8E4M3> {
     const uint32_t normal = ((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20) - (120u << 3);
     const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + 0x1p14f) - bits_as<uint32_t>(0x1p14f);
     const uint32_t result = below(magnitude, 121u << 23, subnormal, normal);
-    // What is more than 464, halfway beyond the largest, 448, becomes that: there is no infinity.
+    // There is no infinity: values above 464, where rounding to the largest number, 448, ends, become 448 as well.
     const uint32_t above = below(magnitude, 0x7f800001u, 0x7eu | sign, 0x7fu);
     return static_cast<Raw>(below(magnitude, 0x43e80001u, result | sign, above));
   }
@@ -158,7 +158,7 @@ struct Element<Complex<T>> {
 
 // ---- ops ---------------------------------------------------------------------------------------------------------
 
-// The type in which T wraps around. Not T itself where that is narrower than int: it would be promoted to int.
+// The type in which T wraps around. It is not T itself if T is narrower than int, because that is promoted to int.
 template <class T>
 struct WrapOf {
   using Type = typename UnsignedOf<(sizeof(T) < 4 ? 4 : sizeof(T))>::Type;
@@ -178,8 +178,9 @@ template <class T>
 PHX_PORTABLE inline T smaller(T a, T b) {
   return a < b ? a : b;
 }
-// IEEE 754-2019 minimum: -0 below +0, and NaN when one is. smaller() gives b for equals and NaN, so its two orders
-// agree except that of -0 and +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
+// IEEE 754-2019 minimum: -0 is less than +0, and the result is NaN if an operand is. `a < b ? a : b` gives b if the two
+// are equal or one is NaN. So the two orders of the operands agree, except that they give both of -0 and +0, whose `or`
+// is -0, and both of a NaN and a number, whose `or` is a NaN.
 PHX_PORTABLE inline float smaller(float a, float b) {
   return bits_as<float>(bits_as<uint32_t>(a < b ? a : b) | bits_as<uint32_t>(b < a ? b : a));
 }
@@ -193,7 +194,7 @@ PHX_PORTABLE inline T larger(T a, T b) {
 PHX_PORTABLE inline float larger(float a, float b) { return -smaller(-a, -b); }
 PHX_PORTABLE inline double larger(double a, double b) { return -smaller(-a, -b); }
 
-// prepare() is done to each input, finish() to the result.
+// prepare() is applied to each input, combine() to two values, and finish() to the result.
 template <class T>
 struct Unchanged {
   PHX_PORTABLE Unchanged(int64_t, double) {}
@@ -215,7 +216,7 @@ struct Combine<T, Product> : Unchanged<T> {
 template <class T>
 struct Combine<Complex<T>, Product> : Unchanged<Complex<T>> {
   using Unchanged<Complex<T>>::Unchanged;
-  // Each product and each sum rounded by itself: -ffp-contract=off, in core/CMakeLists.txt, sees to it.
+  // Each product and each sum is rounded separately, which -ffp-contract=off in core/CMakeLists.txt ensures.
   PHX_PORTABLE Complex<T> combine(Complex<T> a, Complex<T> x) const {
     return {a.re * x.re - a.im * x.im, a.re * x.im + a.im * x.re};
   }
@@ -254,7 +255,7 @@ struct Combine<T, PremulSum> : Combine<T, Sum> {
   const T scale_;
 };
 
-// Divided in 64 bits: the divisor may not fit in T.
+// Integers are divided in 64 bits, because the divisor may not fit in T.
 template <class T>
 struct DivisorOf {
   using Type = int64_t;

@@ -5,7 +5,7 @@
 namespace phx::random {
 namespace {
 
-constexpr size_t kGathered = 512;  // elements that pass through a buffer on their way to places with gaps
+constexpr size_t kGathered = 512;  // elements of the buffer from which strided output is filled
 
 template <class U>
 void scatter(char *out, const void *from, size_t count, int64_t stride) {
@@ -28,16 +28,16 @@ struct Filling {
   uint64_t key;
   const Settings &settings;
 
-  void stretch(char *out, uint64_t first, const Dim &dim) const {
+  void fill_row(char *out, uint64_t first, const Dim &dim) const {
     const int64_t step = dim.out_stride * static_cast<int64_t>(size);
     if (dim.index_stride == 1 && dim.out_stride == 1) {
       fill(out, static_cast<size_t>(dim.size), first, key, settings);
     } else if (dim.index_stride == 1) {
-      alignas(64) char some[kGathered * 8];
+      alignas(64) char buffer[kGathered * 8];
       for (int64_t at = 0; at < dim.size;) {
         const int64_t left = dim.size - at, taken = left < int64_t{kGathered} ? left : int64_t{kGathered};
-        fill(some, static_cast<size_t>(taken), first + static_cast<uint64_t>(at), key, settings);
-        scatter(out + at * step, some, static_cast<size_t>(taken), dim.out_stride, size);
+        fill(buffer, static_cast<size_t>(taken), first + static_cast<uint64_t>(at), key, settings);
+        scatter(out + at * step, buffer, static_cast<size_t>(taken), dim.out_stride, size);
         at += taken;
       }
     } else {
@@ -100,7 +100,7 @@ void fill_box(FillFn fill, void *out, size_t size, uint64_t key, const Settings 
   char *to = static_cast<char *>(out);
   uint64_t first = box.first;
   for (;;) {
-    filling.stretch(to, first, inner);
+    filling.fill_row(to, first, inner);
     int d = outer - 1;
     for (; d >= 0; --d) {  // the next position, the last dim first
       const int64_t steps = ++position[d] < dims[d].size ? 1 : 1 - dims[d].size;

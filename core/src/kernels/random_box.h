@@ -1,4 +1,4 @@
-// A box of a tensor as stretches of elements that follow each other.
+// Fills a box of a tensor, row by row.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@ struct Box {
   const int64_t *sizes, *index_strides, *out_strides;
 };
 
-// PHX_ERR_INVALID when it makes no sense.
+// PHX_ERR_INVALID if the box or `out` is not valid.
 phx_status check_box(const Box &box, const void *out, const char *operation);
 
-// The dims of more than one element, joined where they run on in each other. One whose elements follow each other in
-// the tensor comes last, since these share blocks. Returns their number, or -1 if the box is empty.
+// Writes the dims of more than one element to `dims`, and joins neighbours that are one dim both in the tensor and in
+// the output. A dim whose elements are consecutive in the tensor comes last, because these share blocks of random
+// words. Returns the number of dims, or -1 if the box is empty.
 int simplify(const Box &box, Dim *dims);
 
-// Fills a box that was checked. `size` is that of an element, in bytes.
+// Fills a checked box. `size`: bytes of an element.
 void fill_box(FillFn fill, void *out, size_t size, uint64_t key, const Settings &settings, const Box &box);
 
 }  // namespace phx::random

@@ -1,4 +1,5 @@
-// What a kernel of a GPU gets to fill a box: see Box. Its dims are joined, and fit the parameters of a launch.
+// The parameters with which a GPU kernel fills a box (see Box). The dims come from `simplify`, and the whole fits the
+// parameters of a launch.
 #pragma once
 
 #include "kernels/random.h"
@@ -18,7 +19,7 @@ struct DeviceBox {
   Dim dims[kMaxDims];
 };
 
-// One launch.
+// The parameters of one launch.
 struct DeviceFill {
   void *out;
   uint64_t key;

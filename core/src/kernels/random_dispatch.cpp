@@ -1,4 +1,4 @@
-// Chooses the instruction set: the one that the reductions use, as far as there is a kernel for it.
+// Chooses the instruction set: the one that the reductions use, or scalar if there is no random kernel for that.
 #include <cstring>
 
 #include "kernels/kernels.h"
@@ -14,7 +14,7 @@ Find finder(const char *isa) {
   if (std::strcmp(isa, "avx512") == 0) return &find_avx512;
   if (std::strcmp(isa, "avx2") == 0) return &find_avx2;
 #endif
-  return &find_scalar;  // of NEON the compiler makes use by itself
+  return &find_scalar;  // the compiler vectorizes this for NEON
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ FillFn find_fill(int32_t kind, int32_t dtype) {
 }
 
 FillFn find_fill_isa(const char *isa, int32_t kind, int32_t dtype) {
-  // That host and build have an instruction set shows in that they have its reductions.
+  // The host and the build have an instruction set if they have its reductions.
   if (kernels::find_reduce_isa(isa, PHX_DTYPE_F32, PHX_OP_SUM) == nullptr) return nullptr;
   return finder(isa)(kind, dtype);
 }

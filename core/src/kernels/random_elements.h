@@ -1,8 +1,8 @@
-// From 128 random bits to the elements of a tensor: the arithmetic that every processor does alike, bit for bit.
+// Turns 128 random bits into elements of a tensor, with arithmetic that gives the same bits on every processor.
 //
 // Philox4x32-10 is from Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): a
-// function from a key and a counter to four words. Element i of a tensor owns words of block i / 4, or i / 2 where an
-// element takes 64 bits, so that it has its value whoever computes it:
+// function from a key and a counter to four words. Element i of a tensor owns words of block i / 4, or of block i / 2
+// if an element takes 64 bits, so that its value does not depend on which rank computes it:
 //
 //   elements of 32 bits   word i % 4 of block i / 4
 //   elements of 64 bits   words 2 * (i % 2) and the one after it, the low half first, of block i / 2
@@ -10,8 +10,8 @@
 //                         t from the second one's
 //
 // Only +, -, *, / and sqrt are used, each rounded once (no fused multiply-add: -ffp-contract=off, nvcc --fmad=false),
-// so that the instruction set and the compiler do not show. Everything is in an unnamed namespace: each file that
-// includes this is compiled for another instruction set (see kernels/select.h).
+// so that the results do not depend on the instruction set and the compiler. Everything is in an unnamed namespace,
+// because each file that includes this is compiled for another instruction set (see kernels/select.h).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@
 namespace phx::random {
 namespace {
 
-constexpr uint32_t kMultiplier0 = 0xd2511f53, kMultiplier1 = 0xcd9e8d57;  // of the paper, table 2
+constexpr uint32_t kMultiplier0 = 0xd2511f53, kMultiplier1 = 0xcd9e8d57;  // from table 2 of the paper
 constexpr uint32_t kWeyl0 = 0x9e3779b9, kWeyl1 = 0xbb67ae85;              // what each round adds to the key
 constexpr int kRounds = 10;
 
@@ -46,7 +46,7 @@ PHX_RANDOM_FN Block philox(Block counter, uint32_t key0, uint32_t key1) {
   return counter;
 }
 
-// The block of that number: the upper half of the counter is 0.
+// Block `number`, which is the lower half of the counter; the upper half is 0.
 PHX_RANDOM_FN Block block_of(uint64_t key, uint64_t number) {
   return philox({{static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), 0, 0}},
                 static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
@@ -60,7 +60,7 @@ PHX_RANDOM_FN To bits_as(From from) {
   return to;
 }
 
-// 16-bit floats as bits. Rounds to nearest even, as torch does; a NaN becomes the positive quiet one.
+// 16-bit floats as bits. Conversions round to nearest even, as torch does; a NaN becomes the positive quiet NaN.
 struct F16 {
   uint16_t bits;
 };
@@ -83,7 +83,8 @@ PHX_RANDOM_FN uint16_t bf16_of(float value) {
   return static_cast<uint16_t>((all & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-// How an element is stored, in what it is computed, and how many bits a uniform one has: those of its significand.
+// How an element is stored, the type in which it is computed, and how many random bits a uniform element has: as many
+// as its significand.
 template <class E>
 struct Element;
 template <>
@@ -118,7 +119,7 @@ template <int kBits>
 PHX_RANDOM_FN float unit(uint32_t word) {
   return static_cast<float>(static_cast<int32_t>(word >> (32 - kBits))) * (1.0f / (1 << kBits));
 }
-// A double below 2^52 that is an integer; written so because few processors convert 64-bit integers.
+// Converts an integer below 2^52 to double; written so because few processors convert vectors of 64-bit integers.
 PHX_RANDOM_FN double whole(uint64_t below_2_52) { return bits_as<double>(below_2_52 | 0x4330000000000000) - 0x1p52; }
 template <int kBits>
 PHX_RANDOM_FN double unit(uint64_t word) {
@@ -132,8 +133,8 @@ PHX_RANDOM_FN float positive(uint32_t word) {
 }
 PHX_RANDOM_FN double positive(uint64_t word) { return (whole(word >> 12) + 0.5) * 0x1p-52; }
 
-// -log(x) for x in (0, 1], from log(m) = 2 artanh((m - 1) / (m + 1)) for x = m * 2^e with m near 1. Wrong by less than
-// 3 units in the last place.
+// -log(x) for x in (0, 1], from log(m) = 2 artanh((m - 1) / (m + 1)) for x = m * 2^e with m near 1. The error is less
+// than 3 units in the last place.
 PHX_RANDOM_FN float minus_log(float x) {
   const uint32_t bits = bits_as<uint32_t>(x);
   const int32_t e = static_cast<int32_t>(bits - 0x3f3504f3) >> 23;  // the bits of sqrt(1/2)
@@ -168,8 +169,9 @@ struct Pair {
   Real first, second;
 };
 
-// (cos, sin) of 2 pi * word / 2^32 (or 2^64). What is left of the turn after the nearest quarter is in [-pi/4, pi/4],
-// where Taylor's series are short; of 64 bits the upper 54 count. Wrong by less than 2 units in the last place of 1.
+// (cos, sin) of the angle 2 pi * word / 2^32 (or 2^64). The rest of the angle after the nearest quarter turn is in
+// [-pi/4, pi/4], where Taylor's series are short. Of 64 bits, the upper 54 are used. The error is less than 2 units in
+// the last place of 1.
 template <class Real>
 PHX_RANDOM_FN Pair<Real> turned(Real cos, Real sin, uint32_t quarter) {
   const Real x = (quarter & 1) != 0 ? sin : cos, y = (quarter & 1) != 0 ? cos : sin;
@@ -218,8 +220,8 @@ PHX_RANDOM_FN Pair<double> turn(uint64_t word) {
   return turned(cos, sin, static_cast<uint32_t>(quarter));
 }
 
-// exp(x), from x = k * log(2) + r with r in [-log(2) / 2, log(2) / 2]. Wrong by less than 2 units in the last place;
-// where the result is no normal number, it is 0 or infinite.
+// exp(x), from x = k * log(2) + r with r in [-log(2) / 2, log(2) / 2]. The error is less than 2 units in the last
+// place. A result that is too small or too large for a normal number is 0 or infinity.
 PHX_RANDOM_FN float exponential(float x) {
   const float k = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds to an integer
   const float r = (x - k * 0.693145751953125f) - k * 1.42860677e-6f;
@@ -265,7 +267,7 @@ PHX_RANDOM_FN float root(float x) { return __builtin_sqrtf(x); }
 PHX_RANDOM_FN double root(double x) { return __builtin_sqrt(x); }
 #endif
 
-// Two independent standard normal numbers (Box and Muller, 1958): up to 6.7 in float, 8.6 in double.
+// Two independent standard normal numbers (Box and Muller, 1958), of magnitudes up to 6.7 in float and 8.6 in double.
 template <class Real, class Word>
 PHX_RANDOM_FN Pair<Real> normals(Word first, Word second) {
   const Real radius = root(Real(2) * minus_log(positive(first)));
@@ -273,7 +275,8 @@ PHX_RANDOM_FN Pair<Real> normals(Word first, Word second) {
   return {radius * at.first, radius * at.second};
 }
 
-// The tangent of a uniform angle is a standard Cauchy number. The last bit keeps the angle off the poles.
+// The tangent of a uniform angle is a standard Cauchy number. Bit 10, the last one that turn() uses of 64, is set to
+// keep the angle off the poles.
 template <class Real, class Word>
 PHX_RANDOM_FN Real cauchy(Word word) {
   const Pair<Real> at = turn(Word(word | 1024));

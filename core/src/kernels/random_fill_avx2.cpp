@@ -6,8 +6,8 @@
 namespace phx::random {
 namespace {
 
-// Four blocks at once, a word of each in the lower half of 64 bits. The upper halves hold what is left of products;
-// the multiplication does not look at them.
+// Computes four blocks at once, a word of each in the lower half of 64 bits. The upper halves hold remains of products,
+// which the multiplication ignores.
 struct Avx2 {
   static constexpr size_t kWidth = 4;
   static void blocks(uint32_t *words, uint64_t key, uint64_t number, size_t count) {

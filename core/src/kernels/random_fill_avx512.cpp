@@ -1,6 +1,6 @@
 // The kernels for x86-64 with AVX-512 (F, BW, DQ, VL).
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined value that its own intrinsics start from for a mistake (its bug 105593).
+// GCC 12 warns of the undefined value with which its own intrinsics start (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 namespace phx::random {
 namespace {
 
-// Eight blocks at once; see fill_avx2.cpp.
+// Computes eight blocks at once; see random_fill_avx2.cpp.
 struct Avx512 {
   static constexpr size_t kWidth = 8;
   static void blocks(uint32_t *words, uint64_t key, uint64_t number, size_t count) {

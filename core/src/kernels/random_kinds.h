@@ -1,4 +1,4 @@
-// What each kind makes of its words: one element, or, for normal numbers, two. Used by kernels of every processor.
+// How each kind turns random words into an element, or into two for normal numbers. Used by kernels of every processor.
 #pragma once
 
 #include "kernels/random.h"
@@ -7,8 +7,8 @@
 namespace phx::random {
 namespace {
 
-// Each kind has: Out, the element; Word, what one element takes; Constants, the settings as the loop wants them; and
-// `one`, or, where kPaired, `real`: two of them before they are stored.
+// Each kind has: Out, the type of an element; Word, the random bits of an element; Constants, the settings in the types
+// of the loop; and `element`, or, if kPaired, `real`, which returns two elements before they are stored.
 
 template <class E>
 struct WordFor {
@@ -27,7 +27,7 @@ struct Bits {
   struct Constants {
     PHX_RANDOM_FN explicit Constants(const Settings &) {}
   };
-  static PHX_RANDOM_FN U one(U word, const Constants &) { return word; }
+  static PHX_RANDOM_FN U element(U word, const Constants &) { return word; }
 };
 
 template <class E>
@@ -41,7 +41,7 @@ struct Uniform {
     PHX_RANDOM_FN explicit Constants(const Settings &s)
         : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
   };
-  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
     const Real value = c.offset + c.scale * unit<Element<E>::kBits>(word);
     return Element<E>::store(value < c.bound ? value : c.bound);
   }
@@ -85,7 +85,7 @@ struct Cauchy {
     PHX_RANDOM_FN explicit Constants(const Settings &s)
         : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)) {}
   };
-  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
     return Element<E>::store(c.offset + c.scale * cauchy<Real>(word));
   }
 };
@@ -101,13 +101,13 @@ struct Exponential {
     PHX_RANDOM_FN explicit Constants(const Settings &s)
         : scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
   };
-  static PHX_RANDOM_FN E one(Word word, const Constants &c) {
+  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
     const Real value = c.scale * minus_log(positive(word));
     return Element<E>::store(value > c.bound ? value : c.bound);
   }
 };
 
-// Elements by the bits of their 0 and 1: `limit` of the 2^32 words give a 1.
+// Elements of type U with the bits 0 or kOne; `limit` of the 2^32 words give kOne.
 template <class U, uint64_t kOne>
 struct Bernoulli {
   using Out = U;
@@ -115,11 +115,11 @@ struct Bernoulli {
   static constexpr bool kPaired = false;
   struct Constants {
     uint32_t last;
-    U one;
+    U value;
     PHX_RANDOM_FN explicit Constants(const Settings &s)
-        : last(static_cast<uint32_t>(s.limit - 1)), one(s.limit == 0 ? 0 : static_cast<U>(kOne)) {}
+        : last(static_cast<uint32_t>(s.limit - 1)), value(s.limit == 0 ? 0 : static_cast<U>(kOne)) {}
   };
-  static PHX_RANDOM_FN U one(uint32_t word, const Constants &c) { return word <= c.last ? c.one : U(0); }
+  static PHX_RANDOM_FN U element(uint32_t word, const Constants &c) { return word <= c.last ? c.value : U(0); }
 };
 
 struct Truth {
@@ -127,7 +127,7 @@ struct Truth {
 };
 template <class E>
 PHX_RANDOM_FN E stored(int64_t value) {
-  return static_cast<E>(value);  // integers as unsigned ones: the lowest bits
+  return static_cast<E>(value);  // E is unsigned or floating: integers keep their lowest bits
 }
 template <>
 PHX_RANDOM_FN Truth stored<Truth>(int64_t value) {
@@ -142,7 +142,7 @@ PHX_RANDOM_FN BF16 stored<BF16>(int64_t value) {
   return {bf16_of(static_cast<float>(value))};
 }
 
-// low + floor(range * word / 2^bits): each value has range / 2^bits of the words, give or take one.
+// low + floor(range * word / 2^bits): each value comes from 2^bits / range of the words, give or take one.
 template <class E, class W>
 struct Integers {
   using Out = E;
@@ -152,15 +152,15 @@ struct Integers {
     uint64_t low, range;
     PHX_RANDOM_FN explicit Constants(const Settings &s) : low(static_cast<uint64_t>(s.low)), range(s.range) {}
   };
-  static PHX_RANDOM_FN E one(uint32_t word, const Constants &c) {
+  static PHX_RANDOM_FN E element(uint32_t word, const Constants &c) {
     return stored<E>(static_cast<int64_t>(c.low + ((word * c.range) >> 32)));
   }
-  static PHX_RANDOM_FN E one(uint64_t word, const Constants &c) {
+  static PHX_RANDOM_FN E element(uint64_t word, const Constants &c) {
     return stored<E>(static_cast<int64_t>(c.low + (c.range == 0 ? word : upper_product(word, c.range))));
   }
 };
 
-// Family::run<Kind> is what serves a kind; the same choice for every processor.
+// Family::get<Kind> returns the kernel of a kind. The choice of the kind is the same for every processor.
 template <class Family, template <class> class Kind>
 typename Family::Fn floating(int32_t dtype) {
   switch (dtype) {

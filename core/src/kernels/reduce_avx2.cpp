@@ -10,8 +10,8 @@ struct Avx2 {
   static constexpr int kBytes = 32;
   using Halves = Vector<uint16_t, kBytes>::Type;
 
-  // vminps returns its second operand when the two are equal or one is NaN. So the two orders agree, except that of -0
-  // and +0 they give both, whose `or` is -0, and of a NaN and a number both, whose `or` is a NaN.
+  // vminps returns its second operand if the two are equal or one is NaN. So the two orders of the operands agree,
+  // except that they give both of -0 and +0, whose `or` is -0, and both of a NaN and a number, whose `or` is a NaN.
   static PHX_ALWAYS_INLINE __m256 minimum(__m256 a, __m256 b) {
     return _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a));
   }
@@ -19,7 +19,8 @@ struct Avx2 {
     return _mm256_or_pd(_mm256_min_pd(a, b), _mm256_min_pd(b, a));
   }
 
-  // Which NaN an operation returns depends on the order of its operands, which is the compiler's to choose.
+  // Which NaN an operation returns depends on the order of its operands, which the compiler chooses, so every NaN
+  // becomes the same one.
   static PHX_ALWAYS_INLINE __m256 canonical(__m256 v) {
     const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
     return _mm256_blendv_ps(v, nan, _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
@@ -44,7 +45,7 @@ struct Avx2 {
                                     _mm256_cvtps_ph(lower, _MM_FROUND_TO_NEAREST_INT));
   }
 
-  // For complex numbers: both parts the real one, both the imaginary one, or each the other.
+  // For complex numbers: both parts become the real part, both become the imaginary part, or the two are swapped.
   static PHX_ALWAYS_INLINE __m256 real(__m256 v) { return _mm256_moveldup_ps(v); }
   static PHX_ALWAYS_INLINE __m256 imaginary(__m256 v) { return _mm256_movehdup_ps(v); }
   static PHX_ALWAYS_INLINE __m256 swapped(__m256 v) { return _mm256_permute_ps(v, 0xb1); }
@@ -52,7 +53,7 @@ struct Avx2 {
   static PHX_ALWAYS_INLINE __m256d imaginary(__m256d v) { return _mm256_permute_pd(v, 0xf); }
   static PHX_ALWAYS_INLINE __m256d swapped(__m256d v) { return _mm256_permute_pd(v, 0x5); }
 
-  // Past the caches; `to` is a multiple of the vector.
+  // Stores that bypass the caches; `to` is aligned to the vector.
   static PHX_ALWAYS_INLINE void stream(char *to, __m256i v) { _mm256_stream_si256(reinterpret_cast<__m256i *>(to), v); }
   static PHX_ALWAYS_INLINE void stream(char *to, __m128i v) { _mm_stream_si128(reinterpret_cast<__m128i *>(to), v); }
   static PHX_ALWAYS_INLINE void fence() { _mm_sfence(); }

@@ -1,6 +1,6 @@
 // The kernels for x86-64 with AVX-512 F, BW, DQ and VL.
 #if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined value that its own intrinsics start from for a mistake (its bug 105593).
+// GCC 12 warns of the undefined value with which its own intrinsics start (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 namespace phx::kernels {
 namespace {
 
-// For the why of all these see reduce_avx2.cpp.
+// See reduce_avx2.cpp for why each of these functions does what it does.
 struct Avx512 {
   static constexpr int kBytes = 64;
   using Halves = Vector<uint16_t, kBytes>::Type;

@@ -1,6 +1,6 @@
-// The kernels for 64-bit ARM, whose vectors every such processor has.
+// The kernels for 64-bit ARM with NEON, which every such processor has.
 //
-// Tested from x86-64, with the Debian packages g++-aarch64-linux-gnu and qemu-user-static, by
+// They can be tested on x86-64 with the Debian packages g++-aarch64-linux-gnu and qemu-user-static:
 //
 //   cmake -S core -B build-aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
 //         -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DBUILD_TESTING=ON
@@ -17,11 +17,11 @@ struct Neon {
   static constexpr int kBytes = 16;
   using Halves = Vector<uint16_t, kBytes>::Type;
 
-  // fmin is IEEE 754-2019 minimum by itself: NaN when one is, and -0 below +0.
+  // fmin is the IEEE 754-2019 minimum: NaN if an operand is NaN, and -0 is less than +0.
   static PHX_ALWAYS_INLINE float32x4_t minimum(float32x4_t a, float32x4_t b) { return vminq_f32(a, b); }
   static PHX_ALWAYS_INLINE float64x2_t minimum(float64x2_t a, float64x2_t b) { return vminq_f64(a, b); }
 
-  // An operation on NaNs returns one of them.
+  // An operation on NaNs returns one of them, so every NaN becomes the same one.
   static PHX_ALWAYS_INLINE float32x4_t canonical(float32x4_t v) {
     return vbslq_f32(vceqq_f32(v, v), v, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000)));
   }
@@ -45,7 +45,7 @@ struct Neon {
     return (Halves)vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(lower), upper));
   }
 
-  // For complex numbers: both parts the real one, both the imaginary one, or each the other.
+  // For complex numbers: both parts become the real part, both become the imaginary part, or the two are swapped.
   static PHX_ALWAYS_INLINE float32x4_t real(float32x4_t v) { return vtrn1q_f32(v, v); }
   static PHX_ALWAYS_INLINE float32x4_t imaginary(float32x4_t v) { return vtrn2q_f32(v, v); }
   static PHX_ALWAYS_INLINE float32x4_t swapped(float32x4_t v) { return vrev64q_f32(v); }

@@ -1,7 +1,7 @@
 // The kernels in plain C++: for every processor, and the reference for the others.
 //
-// Chunk by chunk through accumulators that stay in the first-level cache, in loops without branches, which compilers
-// turn into whatever vector instructions their target always has (SSE2, NEON).
+// Each chunk passes through accumulators that stay in the first-level cache, in loops without branches, for which
+// compilers use the vector instructions that their target always has (SSE2, NEON).
 #include <cstring>
 
 #include "kernels/portable.h"
@@ -23,7 +23,7 @@ inline void store(char *to, size_t i, typename Element<E>::Acc acc) {
   std::memcpy(to + i * sizeof raw, &raw, sizeof raw);
 }
 
-// Each loop is a function of its own, or GCC 12 takes them for one nest, interchanges them, and vectorizes nothing.
+// Each loop is a separate function, or GCC 12 treats them as one loop nest, interchanges them, and vectorizes nothing.
 template <class E, class Acc, class Op>
 __attribute__((noinline)) void begin(Acc *__restrict sum, const char *__restrict from, size_t length, const Op &op) {
   for (size_t i = 0; i < length; ++i) sum[i] = op.prepare(load<E>(from, i));

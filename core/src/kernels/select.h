@@ -1,4 +1,4 @@
-// Which kernel serves which pair of dtype and op; the same for every instruction set.
+// Selects the kernel for a pair of dtype and op, in the same way for every instruction set.
 //
 // Everything here, and in vector_kernel.h, is in an unnamed namespace although it is a header: each file that includes
 // it is compiled for another instruction set, and the linker must never give one file a function compiled for another.
@@ -12,7 +12,7 @@
 
 namespace phx::kernels {
 
-// One per reduce_*.cpp. The caller has made sure that the host can execute what they return.
+// One per reduce_*.cpp. The caller must make sure that the host can execute the kernels.
 ReduceFn find_scalar(int32_t dtype, int32_t op);
 ReduceFn find_scalar_into_all(int32_t dtype, int32_t op);
 ReduceFn find_avx2(int32_t dtype, int32_t op);
@@ -26,7 +26,8 @@ ReduceFn find_neon_into_all(int32_t dtype, int32_t op);
 
 namespace {
 
-// Elements that C++17 has no type for, or, for bool, none whose arithmetic we want. The others are themselves.
+// Tags for elements for which C++17 has no type, or, for bool, no type with the arithmetic that reductions need. Other
+// elements are their own types.
 struct F16 {};
 struct BF16 {};
 struct F8E4M3 {};
@@ -37,7 +38,7 @@ struct Complex {
   T re, im;
 };
 
-// Ops by what they do to a lane. bool has none of its own: for elements 0 and 1 `or`, `and` and `xor` do all.
+// Tags for what ops do to an element. bool needs no tags of its own: for 0 and 1, `or`, `and` and `xor` do everything.
 struct Sum {};
 struct Average {};
 struct Product {};
@@ -83,7 +84,7 @@ ReduceFn floating(int32_t op) {
   }
 }
 
-// All but the product is done to the two components alike, so it is done to twice as many reals.
+// All ops but the product do the same to both components, so they run on twice as many real numbers.
 template <class Kernels, class T, class Op>
 void on_components(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
   Kernels::template run<T, Op>(out, in, n, 2 * count, divisor, scale);
@@ -99,7 +100,8 @@ ReduceFn complex(int32_t op) {
   }
 }
 
-// Where two's complement makes signed and unsigned the same, both use the unsigned kernel, where wrapping is defined.
+// Signed and unsigned integers share the unsigned kernel if the results are the same bits in two's complement, because
+// unsigned integers may wrap around.
 template <class Kernels, class T>
 ReduceFn integer(int32_t op) {
   using U = Unsigned<T>;

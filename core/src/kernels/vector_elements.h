@@ -1,8 +1,8 @@
-// Elements as vectors of any width: how memory becomes accumulators and accumulators memory again.
+// Elements as vectors of any width: converts elements in memory to accumulators and accumulators to elements.
 //
 // Written with the vector extensions of GCC and Clang, so that arithmetic reads as arithmetic and the compiler picks
-// the instructions; an instruction set supplies the few operations that the extensions cannot say (see
-// reduce_avx2.cpp). See select.h for why all is in an unnamed namespace.
+// the instructions. Each instruction set supplies the few operations that the extensions do not have (see
+// reduce_avx2.cpp). See select.h for why everything is in an unnamed namespace.
 #pragma once
 
 #include "kernels/select.h"
@@ -37,7 +37,7 @@ struct Lanes {
 template <class Isa>
 struct Lanes<Isa, Bool> : Lanes<Isa, uint8_t> {
   using typename Lanes<Isa, uint8_t>::V;
-  // Whoever filled the byte may take any value but 0 for true.
+  // Any byte but 0 is true.
   static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) {
     const typename V::Type raw = V::load(from), one = typename V::Type{} + 1;
     v[0] = raw < one ? raw : one;
@@ -58,9 +58,9 @@ struct Lanes<Isa, float> : FloatLanes<Isa, float> {};
 template <class Isa>
 struct Lanes<Isa, double> : FloatLanes<Isa, double> {};
 
-// Accumulated in f32. For two inputs vaddph of AVX512-FP16 would have the same bits, f32 having more than twice those
-// of f16, but only from the first two cache levels is it faster (107 against 67 GB/s in the second, 28 against 28 in
-// the third), and there a peer's input never is.
+// Accumulated in f32. For two inputs, vaddph of AVX512-FP16 would give the same bits, because the significand of f32
+// has more than twice the bits of that of f16. But it is faster only in the first two cache levels (107 against 67 GB/s
+// in the second, 28 against 28 in the third), where a peer's input never is.
 template <class Isa>
 struct Lanes<Isa, F16> {
   using Acc = float;
@@ -73,8 +73,8 @@ struct Lanes<Isa, F16> {
   }
 };
 
-// A bf16 is the upper half of an f32. A vector of pairs is taken apart into the even and the odd elements and put
-// together again with shifts and masks, which spares the lane crossings that elements in order would need.
+// A bf16 is the upper half of an f32. A vector of pairs is split into the even and the odd elements, and joined again,
+// with shifts and masks. That saves the lane crossings that elements in order would need.
 template <class Isa>
 struct Lanes<Isa, BF16> {
   using Acc = float;
@@ -92,25 +92,26 @@ struct Lanes<Isa, BF16> {
   }
 
  private:
-  // To nearest even in the upper half. The carry makes infinity of what is too large; the canonical NaN keeps its upper
-  // half. Not vcvtne2ps2bf16, which takes denormals for zeros: no faster even so (two inputs, on a Sapphire Rapids: 57
-  // against 52 GB/s in the first-level cache, 60 against 62 in the second), and slower with a test for denormals (40
-  // and 44). Nor vdpbf16ps, which does the same and adds two products before it rounds.
+  // Rounds to nearest even in the upper half. The carry turns values that are too large into infinity, and the
+  // canonical NaN keeps its upper half. vcvtne2ps2bf16 is not used, because it treats denormals as zeros. It is no
+  // faster even so (two inputs, on a Sapphire Rapids: 57 against 52 GB/s in the first-level cache, 60 against 62 in the
+  // second), and slower with a test for denormals (40 and 44). vdpbf16ps treats them as zeros too, and adds two
+  // products before it rounds.
   static PHX_ALWAYS_INLINE typename Bits::Type rounded(typename V::Type v) {
     const typename Bits::Type bits = (typename Bits::Type)Isa::canonical(v);
     return bits + 0x7fffu + ((bits >> 16) & 1u);
   }
 };
 
-// f8 lies between memory and f32 as f16, which has all values of both kinds (of e4m3, 2^8 times smaller). A vector of
-// pairs is taken apart as for bf16.
+// f8 passes through f16 on its way between memory and f32, because f16 has all values of both kinds of f8 (those of
+// e4m3 are 2^8 times smaller there). A vector of pairs is split as for bf16.
 template <class Isa>
 struct E5M2 {
   using Halves = typename Vector<uint16_t, Isa::kBytes>::Type;
-  // 2 bits of fraction; 2^-14 is the smallest normal. What rounds to 2^16 becomes infinity in f16.
+  // 2 bits of fraction; 2^-14 is the smallest normal. Values that round to 2^16 become infinity in f16.
   static constexpr int kFraction = 2, kExponent = 113;
 
-  // An element in the upper byte of each half, the lower being 0, to f16 and back.
+  // Converts elements in the upper bytes of halves, whose lower bytes are 0, to f16 and back.
   static PHX_ALWAYS_INLINE Halves widen(Halves raw) { return raw; }
   static PHX_ALWAYS_INLINE Halves narrow(Halves f16) { return f16 & (uint16_t)0xff00; }
   static constexpr int32_t kMost = 0x7f800000;  // infinity
@@ -126,9 +127,9 @@ struct E4M3 {
 
   static PHX_ALWAYS_INLINE Halves widen(Halves raw) {
     const Halves f16 = (Halves)((Signed)raw >> 1) & (uint16_t)0xbf80;
-    return f16 | ((f16 + (uint16_t)0x80) & (uint16_t)0x4000);  // all ones, NaN, carries to the exponent of NaNs
+    return f16 | ((f16 + (uint16_t)0x80) & (uint16_t)0x4000);  // only NaN, all ones, carries into the exponent of NaNs
   }
-  // The exponent's first bit is 0, except in a NaN, whose other bits are all ones.
+  // The first bit of the exponent is 0, except in a NaN, whose other bits are all ones, so the shift drops it.
   static PHX_ALWAYS_INLINE Halves narrow(Halves f16) {
     return ((f16 << 1) & (uint16_t)0x7f00) | (f16 & (uint16_t)0x8000);
   }
@@ -158,20 +159,21 @@ struct F8Lanes {
   using Halves = Vector<uint16_t, Isa::kBytes>;
   using Bits = typename Vector<int32_t, Isa::kBytes>::Type;
 
-  // To nearest even among the values of the format, so that f16 has it exactly. Added to 1.5 * 2^(23 - kFraction) times
-  // its own power of two, or that of the smallest normal, the processor rounds it to kFraction bits. From 2^16 on the
-  // power stays, so that it cannot overflow. A NaN becomes 0x7fff in f16.
+  // Rounds to nearest even among the values of the format, which f16 has exactly. The sum with 1.5 * 2^(23 - kFraction)
+  // times the value's own power of two, or that of the smallest normal, is rounded to kFraction bits. From 2^16 on the
+  // power stays the same, so that the sum cannot overflow. A NaN becomes 0x7fff in f16.
   static PHX_ALWAYS_INLINE typename V::Type rounded(typename V::Type v) {
-    const Bits given = (Bits)v & 0x7fffffff, sign = (Bits)v ^ given, largest = Bits{} + Format::kMost;
-    const Bits magnitude = given < largest ? given : largest;
+    const Bits absolute = (Bits)v & 0x7fffffff, sign = (Bits)v ^ absolute, largest = Bits{} + Format::kMost;
+    const Bits magnitude = absolute < largest ? absolute : largest;
     const Bits least = Bits{} + (Format::kExponent << 23), most = Bits{} + (143 << 23), nan = Bits{} + 0x7fffffff;
     v = (typename V::Type)(magnitude | sign);
     Bits power = magnitude & 0x7f800000;
     power = power > least ? power : least;
     power = power < most ? power : most;
     const typename V::Type shift = (typename V::Type)(power + ((23 - Format::kFraction) << 23 | 1 << 22));
-    const Bits result = (Bits)(((v + shift) - shift) * (1 / Format::kScale)) | sign;  // the sum loses that of a zero
-    return (typename V::Type)(given > 0x7f800000 ? nan : result);
+    const Bits result =
+        (Bits)(((v + shift) - shift) * (1 / Format::kScale)) | sign;  // the sum loses the sign of a zero
+    return (typename V::Type)(absolute > 0x7f800000 ? nan : result);
   }
 };
 template <class Isa>
@@ -179,7 +181,7 @@ struct Lanes<Isa, F8E4M3> : F8Lanes<Isa, E4M3<Isa>> {};
 template <class Isa>
 struct Lanes<Isa, F8E5M2> : F8Lanes<Isa, E5M2<Isa>> {};
 
-// Real and imaginary parts in turn.
+// Real and imaginary parts alternate.
 template <class Isa, class T>
 struct Lanes<Isa, Complex<T>> : FloatLanes<Isa, T> {
   static constexpr int kElement = 2 * sizeof(T);

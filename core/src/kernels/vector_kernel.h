@@ -1,6 +1,6 @@
 // The reduction loop over vectors of any width, as templates over (instruction set, element, op).
 //
-// See vector_elements.h for how it is written, and select.h for why all is in an unnamed namespace.
+// See vector_elements.h for how it is written, and select.h for why everything is in an unnamed namespace.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 // ---- the loop ---------------------------------------------------------------------------------------------------
 
-// Where step `at` of input k is: in place, or, when the inputs are shorter than one step, in a padded copy.
+// Returns where the step at byte `at` of input k lies: in the input, or in a padded copy if that is too short.
 struct InPlace {
   const void *const *in;
   size_t at;
@@ -29,7 +29,7 @@ struct Padded {
   }
 };
 
-// Where results go: one place, or into every input, which must all be writable then.
+// Stores results to one output, or over every input, which all must be writable then.
 struct IntoOne {
   char *out;
   template <class L, int kSteps, class Sums>
@@ -51,8 +51,8 @@ struct IntoAll {
   }
 };
 
-// kSteps steps at once, so that their dependency chains overlap. All inputs are read before anything is written, so
-// results may go into inputs. The accumulators stay in registers whatever n is.
+// Reduces kSteps steps at once, so that their dependency chains overlap. All inputs are read before anything is
+// written, so results may go into inputs. The accumulators stay in registers whatever n is.
 template <class L, int kSteps, class Into, class Op, class Where>
 PHX_ALWAYS_INLINE void reduce_steps(const Into &into, size_t at, Where &&where, int n, const Op &op) {
   constexpr int kVectors = kSteps * L::kVectors;
@@ -69,7 +69,7 @@ PHX_ALWAYS_INLINE void reduce_steps(const Into &into, size_t at, Where &&where, 
   into.template store<L, kSteps>(at, sum);
 }
 
-// Bytes from `begin` to `end` of every input and of the result.
+// Reduces the bytes from `begin` to `end` of every input.
 template <class L, class Into, class Op>
 PHX_ALWAYS_INLINE void reduce_between(const Into &into, const void *const *in, int n, size_t begin, size_t end,
                                       const Op &op) {
@@ -83,7 +83,7 @@ PHX_ALWAYS_INLINE void reduce_between(const Into &into, const void *const *in, i
     into.copy(begin, last, bytes);
     return;
   }
-  // The last step may overlap the one before it. It is computed first, while the inputs are still what they were.
+  // The last step may overlap the one before it. It is computed first, before results overwrite any input.
   const size_t last_at = end - kStep;
   reduce_steps<L, 1>(IntoOne{last}, 0, InPlace{in, last_at}, n, op);
   size_t at = begin;
@@ -92,12 +92,12 @@ PHX_ALWAYS_INLINE void reduce_between(const Into &into, const void *const *in, i
   into.copy(last_at, last, kStep);
 }
 
-// Not inline: the code is long, and each kernel needs it more than once.
+// Not inline, because the code is long and each kernel needs it more than once.
 template <class L, class Op>
 __attribute__((noinline)) void reduce_range(char *out, const void *const *in, int n, size_t begin, size_t end,
                                             const Op &op) {
-  // Two inputs are what pairs and exchanges have; knowing it lets the compiler drop the loop over inputs. Beside the
-  // work that f8 makes, that loop is nothing.
+  // Pairs of ranks have two inputs, and so do exchanges. A constant 2 lets the compiler drop the loop over inputs,
+  // whose cost is nothing compared with the work of f8.
   if (n == 2 && L::kVectors < 4) {
     const void *const two[2] = {in[0], in[1]};
     reduce_between<L>(IntoOne{out}, two, 2, begin, end, op);
@@ -115,21 +115,21 @@ __attribute__((noinline)) void reduce_range_into_all(const void *const *in, int 
 
 // ---- long inputs ------------------------------------------------------------------------------------------------
 
-// Inputs from this size on are taken to be out of the first-level cache, in memory or in the cache of the core that
-// wrote them. The hardware prefetcher is too timid for them, above all where another core has the lines: asking for
-// each line kAhead bytes early makes reductions out of another core's 2 MiB half as fast again (bf16, 2 inputs: from 19
-// to 29 GB/s; benchmarks/kernels.cpp --remote). Distances from 0.5 to 4 KiB are alike. What copy.cpp does, four pages
-// side by side, gains less here, where several inputs are several streams already, and loses with many.
+// Inputs from this size on are assumed not to be in the first-level cache, but in memory or in the cache of the core
+// that wrote them. The hardware prefetcher is too slow for them, above all if another core has the lines: prefetching
+// each line kAhead bytes early makes reductions of 2 MiB from another core's cache 1.5 times as fast (bf16, 2 inputs:
+// from 19 to 29 GB/s; benchmarks/kernels.cpp --remote). Distances from 0.5 to 4 KiB give the same. Four pages side by
+// side, as in copy.cpp, gain less here, where several inputs are several streams already, and lose with many inputs.
 constexpr size_t kWideBytes = size_t{16} << 10;
 constexpr size_t kAhead = 1024;
 constexpr size_t kLine = 64;
 
-// What becomes of results. kStored: written. kStreamed: written past the caches, where `out` permits. kIntoAll: written
-// over all inputs, and `out` is not used.
+// How results are written. kStored: to `out`. kStreamed: to `out`, with stores that bypass the caches if its alignment
+// permits. kIntoAll: over all inputs; `out` is not used.
 enum class Results { kStored, kStreamed, kIntoAll };
 
-// For a line that is going to be overwritten, too: one transfer from the core that has it instead of two. (Compilers
-// know the instruction only where all processors of their target have it; to others it does nothing.)
+// Prefetches a line that is going to be both read and overwritten: one transfer from the core that has it instead of
+// two. In assembly, because compilers use it only if all processors of their target have it; on others it does nothing.
 PHX_ALWAYS_INLINE void take_over(const char *line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*line));
@@ -138,8 +138,8 @@ PHX_ALWAYS_INLINE void take_over(const char *line) {
 #endif
 }
 
-// From `at` on as far as kAhead before `end`: nothing beyond the inputs is asked for, because that may be a line that
-// another core is about to write. Returns where it stopped.
+// Reduces from `at` on, up to kAhead before `end`: it must not prefetch beyond the inputs, because another core may be
+// about to write such a line. Returns where it stopped.
 template <class Isa, class L, Results kResults, class Op>
 PHX_ALWAYS_INLINE size_t reduce_ahead(char *out, const void *const *in, int n, size_t at, size_t end, const Op &op) {
   constexpr int kUnroll = 4 / L::kVectors;
@@ -166,7 +166,7 @@ PHX_ALWAYS_INLINE size_t reduce_ahead(char *out, const void *const *in, int n, s
       }
     }
   }
-  if constexpr (kResults == Results::kStreamed) Isa::fence();  // such stores are not ordered by themselves
+  if constexpr (kResults == Results::kStreamed) Isa::fence();  // streaming stores are not ordered without it
   return at;
 }
 
@@ -176,7 +176,7 @@ PHX_ALWAYS_INLINE void reduce(void *to, const void *const *in, int n, size_t cou
   const size_t bytes = count * L::kElement;
   size_t at = 0;
   if constexpr (kResults == Results::kIntoAll) {
-    // Two are the most frequent: see reduce_range.
+    // A constant 2 for the most frequent case: see reduce_range.
     if (bytes >= kWideBytes) {
       const void *const two[2] = {in[0], in[n > 1]};
       at = n == 2 ? reduce_ahead<Isa, L, kResults>(nullptr, two, 2, 0, bytes, op)

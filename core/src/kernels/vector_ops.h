@@ -1,4 +1,4 @@
-// Ops on vectors of accumulators: what is done to each input, to two of them, and to the result.
+// The reduce ops on vectors of accumulators.
 #pragma once
 
 #include <cstring>
@@ -8,7 +8,7 @@
 namespace phx::kernels {
 namespace {
 
-// prepare() is done to each input, combine() to two, finish() to the result.
+// prepare() is applied to each input, combine() to two values, and finish() to the result.
 
 struct Plain {
   template <class V>
@@ -90,7 +90,7 @@ struct FloatMinimum : Plain {
     return Isa::minimum(a, x);
   }
 };
-// max(a, b) = -min(-a, -b), because the trick of Isa::minimum has no such simple twin.
+// max(a, b) = -min(-a, -b), because the method of Isa::minimum has no equally simple counterpart.
 template <class Isa>
 struct FloatMaximum : FloatMinimum<Isa> {
   using FloatMinimum<Isa>::FloatMinimum;
@@ -132,9 +132,10 @@ struct Combine<Isa, T, PremulSum> : Combine<Isa, T, Sum> {
   const T scale_;
 };
 
-// Integers. No instruction set divides vectors of them, so the lanes pass through a small array. Up to 32 bits the
-// quotient is the product with a reciprocal that is a little too large, cut off: with dividends below 2^16 in float and
-// 2^32 in double the excess never reaches the next integer, so it is exact. 64 bits are divided one by one.
+// The average of integers. No instruction set divides vectors of them, so the elements pass through a small array. Up
+// to 32 bits, the quotient is the product with a reciprocal that is a little too large, truncated: for dividends below
+// 2^16 in float and 2^32 in double the excess never reaches the next integer, so the result is exact. 64-bit integers
+// are divided one by one.
 template <class Isa, class T>
 struct Combine<Isa, T, Average> : Combine<Isa, T, Sum> {
   Combine(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<Wide>(divisor)) {
@@ -181,7 +182,7 @@ struct Combine<Isa, T, Average> : Combine<Isa, T, Sum> {
   Real reciprocal_ = 0;
 };
 
-// Floats: a true division, or for powers of two, where both give the same bits, a product.
+// The average of floats: a division, or for powers of two, where both give the same bits, a multiplication.
 template <class Isa, class T>
 struct SumDivided : Combine<Isa, T, Sum> {
   SumDivided(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<T>(divisor)) {}
@@ -206,7 +207,7 @@ struct SumHalved : Combine<Isa, T, Sum> {
   const T factor_;
 };
 
-// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each product and each sum rounded by itself.
+// (a + bi)(c + di) = (ac - bd) + (ad + bc)i, with each product and each sum rounded separately.
 template <class Isa, class T>
 struct ComplexProduct : Plain {
   ComplexProduct(int64_t, double) {

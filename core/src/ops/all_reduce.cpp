@@ -1,7 +1,7 @@
 // all_reduce of small inputs, and the choice of the algorithm.
 //
-// One-shot: every rank copies its input into its slot and reduces everybody's slots. One barrier; each rank reads (n-1)
-// x the input.
+// One-shot: every rank copies its input into its slot and reduces the slots of all ranks. One barrier; each rank reads
+// (n-1) times the input.
 #include <algorithm>
 
 #include "group/lane.h"
@@ -27,7 +27,7 @@ class OneShotAllReduce final : public Operation {
     const int n = lane.group_size();
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch);
-    if (blocking_) inputs[lane.group_rank()] = b_.in;  // nearer than the slot, which was sent ahead to the others
+    if (blocking_) inputs[lane.group_rank()] = b_.in;  // nearer than the slot: see put_bytes
     reduction_.fn(b_.out, inputs, n, b_.count, n, reduction_.scale);
     return PHX_OK;
   }

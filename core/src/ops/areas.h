@@ -1,4 +1,4 @@
-// Operations on what is not small: two-shot sums, and pairwise exchange through shared lines.
+// Operations on large inputs: two-shot reductions, and pairwise exchange through shared cache lines.
 #pragma once
 
 #include "group/lane.h"
@@ -6,12 +6,12 @@
 
 namespace phx {
 
-// Chunks pass through two areas of the slots in turn, in lines that carry something there and something else back.
-// There is one round more than chunks: what comes back of a chunk is fetched in the round in which the next one is
-// there.
+// Moves chunks through two areas of the slots, which alternate. A cache line of an area carries input to a peer, and
+// then the peer's data back. There is one more round than there are chunks, because the data that comes back for a
+// chunk is fetched in the round in which the next chunk has arrived.
 class ThroughAreas : public Operation {
  public:
-  // With more than two chunks the areas are slots that younger operations would take for free.
+  // With more than two chunks this keeps using the slots of its first two epochs, which would count as free otherwise.
   bool exclusive() const override { return chunks_ > 2; }
 
  protected:
@@ -36,11 +36,11 @@ class ThroughAreas : public Operation {
   uint32_t chunks_;
 };
 
-// root: the group rank that gets the sum; -1: every one.
+// root: the group rank that receives the sum; -1: all ranks do.
 OperationPtr make_two_shot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 
-// Whether an exchange beats putting everything and taking everything, for calls in which a rank sends `bytes` to each
-// peer.
+// Whether an exchange is faster than the plain form (put all blocks into the slot, then take from all slots) for calls
+// in which a rank sends `bytes` to each peer.
 bool exchange_pays(const Plan &plan, size_t bytes);
 OperationPtr make_exchange(const Plan &plan, const Buffers &buffers);  // all_to_all
 OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction);

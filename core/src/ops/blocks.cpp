@@ -22,7 +22,7 @@ void CountMatrix::put(const Lane &lane, uint64_t epoch) const {
 
 phx_status CountMatrix::read(const Lane &lane, uint64_t epoch, const std::vector<size_t> *room) {
   const size_t row = static_cast<size_t>(n_) * 2;
-  // Read once: what has been checked must be what is used, whatever a peer writes meanwhile.
+  // Copied once, so that a peer that writes later cannot change the counts between the check and their use.
   matrix_.resize(n_ * row);
   for (int rank = 0; rank < n_; ++rank) std::memcpy(&matrix_[rank * row], lane.data(rank, epoch), row * sizeof(size_t));
   bool spoiled = false;  // a peer wrote into this rank's slot
@@ -33,7 +33,7 @@ phx_status CountMatrix::read(const Lane &lane, uint64_t epoch, const std::vector
     pair[1] = out_.count(peer);
   }
   const phx_status status = check(room);
-  // All ranks find the same error, unless one of them lies.
+  // All ranks get the same error, unless a peer has changed counts that are not its own: then the group fails.
   return status != PHX_OK && spoiled ? group_.fail_with(last_error(), true) : status;
 }
 

@@ -9,8 +9,8 @@
 
 namespace phx {
 
-// One block for each of `n` ranks, one after another, in elements. With one count for all they are a stride apart and
-// nothing is kept of each.
+// The blocks of `n` ranks, one after another in a buffer; all values are in elements. With one count for all ranks the
+// starts are computed, and no list is stored.
 class Blocks {
  public:
   Blocks(size_t count, int n) : largest_(count), total_(count * n) {}
@@ -33,18 +33,18 @@ class Blocks {
   std::vector<size_t> starts_;  // empty: one count for all
 };
 
-// What each rank of an all_to_all_v has for each other one. A rank knows only its own counts, so these pass through the
-// slots in a round of their own.
+// How many elements every rank of an all_to_all_v sends to every other rank. A rank knows only its own counts, so the
+// ranks exchange them through the slots in a separate round.
 class CountMatrix {
  public:
-  // `name`: that of the call, for errors. `in` and `out`: of this rank, kept by the operation.
+  // `name`: the name of the call, for errors. `in` and `out`: the blocks of this rank, which the operation keeps alive.
   CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out);
 
   void put(const Lane &lane, uint64_t epoch) const;
-  // Everybody has put theirs. An error, the same on all ranks, if the two sides of a pair have different counts.
-  // `room`: if given, the elements that each rank's input may have.
+  // Precondition: all ranks have called `put`. Returns an error, the same on all ranks, if a sender's count differs
+  // from its receiver's. `room`: if not NULL, how many elements the input of each rank may have.
   phx_status read(const Lane &lane, uint64_t epoch, const std::vector<size_t> *room = nullptr);
-  // Elements. Valid once it is read.
+  // In elements; valid after `read`.
   size_t sent(int from, int to) const { return matrix_[(from * n_ + to) * 2]; }
   size_t most_sent() const { return most_sent_; }
 
@@ -56,7 +56,7 @@ class CountMatrix {
   const char *const name_;
   const int n_, self_;
   const Blocks &in_, &out_;
-  std::vector<size_t> matrix_;  // by rank and peer: what `rank` sends to `peer`, and what it expects of it
+  std::vector<size_t> matrix_;  // [rank][peer][2]: what `rank` sends to `peer`, and what it expects from it
   size_t most_sent_ = 0;
 };
 

@@ -56,7 +56,7 @@ Call &Call::set(phx_status status) {
   status_ = status;
   if (status == PHX_OK || group_ == nullptr) return *this;
   (void)Failed(status).in(group_->name().c_str(), group_->self_rank());
-  // What kernels do is compared by themselves; and a part of a list is refused with the whole.
+  // Kernels compare their calls themselves, and a part of a list is refused with the whole list.
   if (!for_kernels_ && !on_gpu() && !is_part_)
     collectives_of(*group_).refuse(options_.channel < group_->channels() ? options_.channel : 0);
   return *this;
@@ -66,7 +66,7 @@ Call &Call::data(const void *in, size_t in_parts, void *out, size_t out_parts, s
   if (!ok()) return *this;
   const size_t item = phx_dtype_size(dtype);
   if (item == 0) return set(fail(PHX_ERR_INVALID, name(), "%s: %d is no dtype", name(), dtype));
-  // By the size of the group, so that all ranks refuse alike whatever they have.
+  // Limited by the group size and not by this rank's parts, so that all ranks refuse the same calls.
   if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item / group_size())
     return set(fail(PHX_ERR_INVALID, name(), "%s: %zu elements for each of %d ranks is more than memory can hold",
                     name(), count, group_size()));
@@ -185,11 +185,11 @@ Call &Call::finds(const cuda::Inputs *inputs) {
   return *this;
 }
 
-Call Call::one_of(const CoalescedCall &one) const {
-  Call other = on(one.buffers.in, one.buffers.out);
-  other.kind_ = one.kind;
-  other.buffers_ = one.buffers;
-  other.reduction_ = one.reduction;
+Call Call::one_of(const CoalescedCall &part) const {
+  Call other = on(part.buffers.in, part.buffers.out);
+  other.kind_ = part.kind;
+  other.buffers_ = part.buffers;
+  other.reduction_ = part.reduction;
   return other;
 }
 

@@ -1,4 +1,4 @@
-// One public call on a group, as checked so far. Every argument is checked before anything is sent.
+// A public call on a group, while its arguments are checked. Nothing is sent before all of them are.
 #pragma once
 
 #include <vector>
@@ -12,11 +12,11 @@
 
 namespace phx {
 
-// `status` keeps the first error; later checks do nothing after it. The error counts as the call: see
-// refuse_collective.
+// `status` keeps the first error, after which later checks do nothing. The refused call takes the place of a
+// collective, so that peers that make the call get an error: see Collectives::refuse.
 class Call {
  public:
-  // is_part: of a list of calls, which answers for what is wrong with it.
+  // is_part: the call is part of a coalesced list, which is refused as a whole.
   Call(Kind kind, phx_group *group, const phx_options *options, bool is_part = false);
   Call(Kind kind, phx_symm *symm, const phx_options *options);
 
@@ -37,12 +37,12 @@ class Call {
 
   // in_parts and out_parts: how many times `count` elements each buffer holds; 0 where this rank has none.
   Call &data(const void *in, size_t in_parts, void *out, size_t out_parts, size_t count, int32_t dtype);
-  // Refuses buffers that overlap, but for the one way that is safe: in == out + in_offset elements. (Modulo 2^64, so
-  // that it may point backwards, and that a count which was refused does no harm here.)
+  // Refuses overlapping buffers, except for the one alias that is safe: in == out + in_offset elements. in_offset is
+  // modulo 2^64, so that it may be negative; the overflow of a count that was refused before does no harm.
   Call &overlap(size_t in_elements, size_t out_elements, size_t in_offset, bool alias_allowed);
   Call &reduce(int32_t op);
   Call &root(int32_t group_rank);
-  // All of these, in this order, as the row of the collective says. In line, where the row is a constant.
+  // Makes the checks above that the traits of the collective ask for. Inline, because callers pass constant traits.
   Call &check(const CollectiveTraits &traits, const void *in, void *out, size_t count, int32_t dtype, int32_t op,
               int32_t root, Extent *extent) {
     if (!ok()) return *this;
@@ -54,33 +54,35 @@ class Call {
     if (traits.root != Root::kNone) this->root(root);
     return *this;
   }
-  // One count for each rank, the same list on all: sets `total` to their sum. `counts` may be NULL: an error.
+  // Checks one count for each rank (NULL is an error), sets `total` to their sum, and adds the list to the record: it
+  // must be the same on all ranks.
   Call &counts(const size_t *counts, size_t *total);
-  // The same check where every rank has a list of its own, which is compared later.
+  // The same check without the record, for lists that differ between ranks or are compared later.
   Call &own_counts(const size_t *counts, size_t *total);
-  // From here on the block may be in memory of a GPU: it is for kernels.
+  // Lets later checks accept a block in GPU memory, because kernels will read it.
   Call &on_stream();
-  // `bytes` at `offset` must lie inside the block. Calls on other blocks or offsets do not match, nor does one in place
-  // with one that is not.
+  // Checks that `bytes` at `offset` lie inside the block. Adds the block, the offset and whether the call is in place
+  // to the record, so that calls that differ in one of them do not match.
   Call &inside(const Symm &symm, size_t offset, size_t bytes);
-  // The result is where the inputs lie, which ranks that want it elsewhere do not match.
+  // Records that the result stays where the inputs lie; it does not match the calls of ranks that want it elsewhere.
   Call &stays();
-  // Calls whose results lie elsewhere do not match.
+  // Records where the results lie; calls whose results lie elsewhere do not match.
   Call &gives_at(uint64_t place);
-  // Whether its buffers are ordinary memory of a GPU.
+  // Whether the buffers are ordinary GPU memory.
   bool on_gpu() const { return gpu_.device.type == PHX_DEVICE_CUDA; }
-  // The same call as a kernel does it: under its own name, on other buffers. The ranks' records have been compared.
+  // A copy of this call on other buffers, for a kernel. The ranks' records have been compared already.
   Call on(const char *in, char *out) const;
-  // Where its inputs are, if they need not be at the same place on all ranks. NULL: they are.
+  // Sets where the inputs lie, if that may differ between ranks. NULL: they lie at the same place on all ranks.
   Call &finds(const cuda::Inputs *inputs);
   const cuda::Inputs *inputs() const { return inputs_; }
-  Call one_of(const CoalescedCall &one) const;
-  // What to compare with the other ranks' calls before a kernel runs; NULL: that has been done.
+  // The same with the kind, buffers and reduction of one part of this list.
+  Call one_of(const CoalescedCall &part) const;
+  // The record to compare with the other ranks' calls before a kernel runs; NULL: it has been compared.
   const CallRecord *uncompared() const { return compared_ ? nullptr : &record_; }
-  // The algorithm, once it is resolved: ranks that chose differently must not meet.
+  // Adds the resolved algorithm to the record: calls of ranks that chose another one do not match.
   Call &chose(int32_t algo);
   Call &coalesces(const std::vector<CoalescedCall> &calls);
-  Call &refuse(phx_status status) { return set(status); }  // that of this thread's last error
+  Call &refuse(phx_status status) { return set(status); }  // the status of this thread's last error
 
   Engine &engine() const { return collectives_of(*group_).engine(options_.channel); }
   phx_status issue(OperationPtr operation, phx_work **work);
@@ -88,10 +90,10 @@ class Call {
  private:
   Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool symmetric, bool for_kernels);
   Call &set(phx_status status);
-  bool read_gpu();  // options of it; false: they are wrong
+  bool read_gpu();  // reads options_.gpu; false: an option is wrong
 
   Kind kind_;
-  const Kind named_;  // by which the caller knows it
+  const Kind named_;  // the kind that errors name: one_of does not change it
   Group *const group_;
   const bool is_part_;
   const bool symmetric_;

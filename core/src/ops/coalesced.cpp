@@ -13,16 +13,16 @@
 namespace phx {
 namespace {
 
-constexpr size_t kFusedBytes = 16 << 10;   // copying more than this into a buffer costs more than barriers
-constexpr size_t kFusedTotal = 512 << 10;  // of one buffer: more would not stay in the cache
-constexpr size_t kPackedBytes = 64 << 10;  // likewise for a slot, into which everything is copied anyway
+constexpr size_t kFusedBytes = 16 << 10;   // copying more than this into a buffer costs more than a barrier
+constexpr size_t kFusedTotal = 512 << 10;  // the limit of such a buffer, which is to stay in the cache
+constexpr size_t kPackedBytes = 64 << 10;  // the limit of a call that shares a slot: the copy is needed anyway
 constexpr size_t kPackedAlign = 16;
 
 bool same_reduction(const CoalescedCall &a, const CoalescedCall &b) {
   return a.record.dtype == b.record.dtype && a.record.op == b.record.op && a.record.aux == b.record.aux;
 }
 
-// Several all_reduces as one.
+// Several all_reduce calls as one, on a buffer that holds all their inputs.
 class Fused final : public Operation {
  public:
   Fused(const Plan &plan, std::vector<CoalescedCall> calls) : Operation({}, 0), calls_(std::move(calls)) {
@@ -65,7 +65,7 @@ class Fused final : public Operation {
   OperationPtr inner_;
 };
 
-// Bytes of a slot that a call needs on every rank.
+// How many bytes of a slot a call needs on every rank.
 size_t packed_bytes(const CoalescedCall &call, int n) {
   const size_t parts = parts_on(traits_of(call.kind).in, static_cast<size_t>(n), true);
   return round_up(call.buffers.count * call.buffers.item * parts, kPackedAlign);
@@ -92,12 +92,12 @@ class Packed final : public Operation {
   }
 
   phx_status take(const Lane &lane, uint32_t, uint64_t epoch) override {
-    for (size_t i = 0; i < calls_.size(); ++i) take_one(lane, epoch, calls_[i], places_[i]);
+    for (size_t i = 0; i < calls_.size(); ++i) take_call(lane, epoch, calls_[i], places_[i]);
     return PHX_OK;
   }
 
  private:
-  static void take_one(const Lane &lane, uint64_t epoch, const CoalescedCall &call, size_t place) {
+  static void take_call(const Lane &lane, uint64_t epoch, const CoalescedCall &call, size_t place) {
     const int n = lane.group_size();
     const int self = lane.group_rank();
     const size_t bytes = call.buffers.count * call.buffers.item;
@@ -185,19 +185,19 @@ class Sequence final : public Operation {
 
 size_t input_bytes(const CoalescedCall &call, int n, int self) {
   const bool is_root = self == call.root;
-  if (call.kind == Kind::kBroadcast && !is_root) return 0;  // its buffer is the output of the others
+  if (call.kind == Kind::kBroadcast && !is_root) return 0;  // on the other ranks the buffer is the output
   return call.buffers.count * call.buffers.item * parts_on(traits_of(call.kind).in, static_cast<size_t>(n), is_root);
 }
 
-void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept) {
+void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *copies) {
   const auto kept_bytes = [&](const CoalescedCall &call) {
     const size_t bytes = input_bytes(call, n, self);
     return bytes <= limit ? bytes : 0;
   };
   size_t total = 0;
   for (const CoalescedCall &call : *calls) total += kept_bytes(call);
-  kept->resize(total);
-  char *to = kept->data();
+  copies->resize(total);
+  char *to = copies->data();
   for (CoalescedCall &call : *calls) {
     const size_t bytes = kept_bytes(call);
     if (bytes == 0) continue;

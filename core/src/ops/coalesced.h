@@ -7,7 +7,7 @@
 
 namespace phx {
 
-// One of them, checked. kind: one of those of phx_call.
+// A checked call of a list. `kind` is one that phx_call allows.
 struct CoalescedCall {
   Kind kind = Kind::kNone;
   Buffers buffers;
@@ -18,8 +18,8 @@ struct CoalescedCall {
 
 // How many bytes a call of a list reads on rank `self` of a group of n ranks.
 size_t input_bytes(const CoalescedCall &call, int n, int self);
-// The caller may change its inputs when the start returns: copies those of at most `limit` bytes into `kept`.
-void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *kept);
+// Copies inputs of at most `limit` bytes into `copies`, because the caller may change them when the start returns.
+void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *copies);
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 

@@ -6,7 +6,7 @@
 namespace phx {
 namespace {
 
-// In the place of the call: every rank that makes the call for which this one stands in finds that the two differ.
+// Published in place of a call that this rank refused, so that ranks that make the call see that theirs differs.
 class Refusal final : public Operation {
  public:
   explicit Refusal(const char *why) : Operation({}, 0), why_(why) {
@@ -37,8 +37,8 @@ std::vector<ProgressSource *> Collectives::progress_sources() {
   return sources;
 }
 
-// A channel that nobody has used has no waiter, and memory that was never touched. (A thread that uses it for the first
-// time just now sees the interruption within a slice of its sleep.)
+// Skips channels that were never used: they have no waiters, and waking would touch their memory. A thread that uses
+// one for the first time at this moment sees the interruption after a slice of its sleep.
 void Collectives::on_failed() {
   for (uint32_t i = 0; i < group_.channels(); ++i)
     if (engines_[i].sequence() != 0) group_.lane(i).wake_waiters();

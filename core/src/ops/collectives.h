@@ -14,7 +14,7 @@ class Collectives final : public Attachment {
   explicit Collectives(Group &group);
 
   Engine &engine(uint32_t channel) { return engines_[channel]; }
-  // As the group's refusals: in the place of a collective of that channel.
+  // Publishes this thread's last error in place of a collective of that channel, and returns its status.
   phx_status refuse(uint32_t channel);
 
   void open(const std::vector<char *> &areas) override;

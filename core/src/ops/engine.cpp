@@ -31,16 +31,17 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
                              static_cast<int32_t>(round), operation.record, deadline.budget_ms());
 }
 
-// Another thread of this rank has been inside this channel for the whole timeout of this one. `revokes`: the call is
-// not made, so this rank is out of step; who only waited may wait again.
+// Raises the error that another thread of this rank has been inside this channel for the whole timeout. `revokes`: the
+// call is not made, so this rank is out of step with the group. A thread that only waited may wait again.
 phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes) {
   const Recorded last = lane_->history_of(group_->group_rank()).newest();
-  const std::string what = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
-                           ". Use another channel for it";
-  return group_->raise_turn(operation, what.c_str(), deadline.budget_ms(), revokes);
+  const std::string holder = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
+                             ". Use another channel for it";
+  return group_->raise_turn(operation, holder.c_str(), deadline.budget_ms(), revokes);
 }
 
-// Whether a new operation can be published now: all older ones are, and a slot is free here.
+// Whether a new operation can be published now: all older ones have been, the last of them is not exclusive, and this
+// rank has a free slot.
 bool Engine::has_room() const {
   if (pending_.empty()) return true;
   const Operation &oldest = pending_.front()->operation();
@@ -49,7 +50,7 @@ bool Engine::has_room() const {
   return lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
 }
 
-// The memory of the slots that `operation` needs and that no earlier one has needed.
+// Makes resident the memory of the slots that `operation` needs and no earlier operation has needed.
 phx_status Engine::hold(const Operation &operation) {
   if (lane_->hold(name_of(operation), operation.reach) == PHX_OK) return PHX_OK;
   ErrorInfo info = last_error();
@@ -65,7 +66,7 @@ phx_status Engine::hold(const Operation &operation) {
   return group_->raise_in_flight(name_of(operation), operation.sequence);
 }
 
-// Fills and publishes the next round of `operation`; nothing younger has been published.
+// Fills and publishes the next round of `operation`. Precondition: no later operation has been published.
 phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   const uint64_t epoch = lane_->last_epoch() + 1;
   if (operation.published == 0) operation.first_epoch = epoch;
@@ -73,7 +74,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
     return raise(room, operation, operation.published, deadline);
   PHX_FAILPOINT(name_of(operation), 2);
   operation.put(*lane_, operation.published, epoch);
-  uint64_t done = epoch - 1;  // all that came before has been taken, except:
+  uint64_t done = epoch - 1;  // all earlier epochs have been taken, with two exceptions:
   if (operation.published > 0) {
     done = operation.done_after(epoch - 1);
   } else if (!pending_.empty()) {
@@ -87,7 +88,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   return PHX_OK;
 }
 
-// Publishes those of the started operations for which there is room by now. Never waits.
+// Publishes the started operations for which there is room now. Never waits.
 phx_status Engine::publish_queued(LazyDeadline &deadline) {
   for (size_t i = 0; i < pending_.size(); ++i) {
     Operation &operation = pending_[i]->operation();
@@ -103,12 +104,13 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
   return PHX_OK;
 }
 
-// Some have put nothing into their slots, as their inputs can be read where they lie. If all can, that is done;
-// otherwise they put it now. Every rank looks at the same places, so all do the same.
+// Some ranks have left their slots empty, because their inputs can be read where they lie. The operation reads them
+// there if all ranks can; otherwise these ranks fill their slots now. All ranks look at the same input locations, so
+// all decide in the same way.
 phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
   const InputLocation place = std::exchange(operation.place, {});
   const bool from_places = operation.takes_from_places(*lane_, epoch);
-  if (!lane_->holds(operation.reach)) {  // now it is known what the operation needs
+  if (!lane_->holds(operation.reach)) {  // takes_from_places may have raised `reach`
     if (const phx_status status = hold(operation); status != PHX_OK) return status;
   }
   if (from_places) return PHX_OK;
@@ -123,7 +125,7 @@ phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline
   return staged ? PHX_OK : raise(staged, operation, 0, deadline);
 }
 
-// Goes on with the rounds of `operation` until it is complete or, when it must not block, until it would.
+// Runs the rounds of `operation` until it is complete or, unless `may_block`, until it would block.
 phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
   while (operation.taken < operation.rounds) {
     if (operation.published == operation.taken) {
@@ -165,7 +167,7 @@ phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
 }
 
 phx_status Engine::begin(Operation &operation) {
-  operation.sequence = sequence() + 1;  // mutex_ is held: nobody else counts
+  operation.sequence = sequence() + 1;  // mutex_ is held: no other thread changes it
   sequence_.store(operation.sequence, std::memory_order_relaxed);
   if (!group_->failed()) {
     if (!lane_->holds(operation.reach)) {
@@ -214,7 +216,8 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
   if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
-  // A refusal takes its place in the lane, but is no collective that was issued: it has no number and no record.
+  // A refusal takes an epoch of the lane, but it is no collective that was issued: it gets no sequence number and no
+  // entry in the history.
   phx_status status = kind_of(started.record) == Kind::kRefused ? PHX_OK : begin(started);
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
@@ -238,7 +241,7 @@ phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
   if (!take_turn(turn, until))
     return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until, false);
   while (!work.complete()) {
-    publish_queued(until);  // an error of it shows again when its operation comes to the front
+    publish_queued(until);  // an error is returned again when its operation comes to the front
     complete_front(until, true);
   }
   return work.report();

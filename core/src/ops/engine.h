@@ -26,7 +26,7 @@ class CollectiveWork final : public Work {
   Operation &operation() const { return *operation_; }
 
  private:
-  Engine *const engine_;  // of the group, which the handle keeps
+  Engine *const engine_;  // belongs to the group, which the handle keeps alive
   const std::unique_ptr<Operation> operation_;
 };
 using CollectiveWorkRef = std::shared_ptr<CollectiveWork>;
@@ -37,12 +37,12 @@ class Engine final : public ProgressSource {
   ~Engine() override;
 
   phx_status run(Operation &operation, int64_t timeout_ms);
-  // Never waits: what has no room yet is published by later calls.
-  // `timeout_ms` bounds how long it waits for its turn while another thread is inside this channel.
+  // Never waits for peers: an operation for which there is no room is published by later calls. `timeout_ms` bounds the
+  // wait for its turn while another thread is inside this channel.
   phx_status start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out);
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
-  // Before the first collective: sequence numbers go on from there.
+  // To be called before the first collective; sequence numbers continue from `sequence`.
   void begin_at(uint64_t sequence) { sequence_.store(sequence, std::memory_order_relaxed); }
   bool advance_pending() override;
   uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
@@ -66,10 +66,10 @@ class Engine final : public ProgressSource {
 
   Group *const group_;
   Lane *const lane_;
-  TurnMutex mutex_;                        // one collective of a channel at a time, which may wait for its peers
+  TurnMutex mutex_;                        // held by one collective at a time, which may wait for its peers
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
-  std::atomic<uint64_t> zero_copies_{0};  // calls that took from places
+  std::atomic<uint64_t> zero_copies_{0};  // calls whose inputs were read where they lie
 };
 
 }  // namespace phx

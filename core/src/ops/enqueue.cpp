@@ -20,11 +20,11 @@ bool is_signed(int32_t dtype) {
   return dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;
 }
 
-// A kernel of core/cuda/collectives.cu, which has one for all pairs of dtype and op that give the same bits.
+// The kernel of core/cuda/collectives.cu for a dtype and op. Pairs that give the same bits share a kernel.
 struct Reducer {
   int32_t dtype;
   int32_t op;
-  size_t times;  // elements of the kernel for each of the call
+  size_t times;  // how many elements of the kernel are one element of the call
 };
 Reducer reducer_of(int32_t dtype, int32_t op) {
   if (is_signed(dtype) && op != PHX_OP_AVG && op != PHX_OP_MIN && op != PHX_OP_MAX) return {dtype + 1, op, 1};
@@ -41,14 +41,14 @@ Reducer reducer_of(int32_t dtype, int32_t op) {
 static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16 + 1 &&
               PHX_DTYPE_U32 == PHX_DTYPE_I32 + 1 && PHX_DTYPE_U64 == PHX_DTYPE_I64 + 1);
 
-// How kernels reduce: into out; over all inputs; or with what is sent by the LL protocol, into out.
-enum class Way { kIntoOut, kInPlace, kLines };
+// How kernels reduce: the inputs into `out`, in place on all ranks, or data of the LL protocol into `out`.
+enum class Form { kIntoOut, kInPlace, kLowLatency };
 
-std::string name_of(const Reducer &reducer, Way way) {
+std::string name_of(const Reducer &reducer, Form form) {
   return std::string("phx_gpu_reduce_") +
-         (way == Way::kInPlace ? "in_place_"
-          : way == Way::kLines ? "lines_"
-                               : "") +
+         (form == Form::kInPlace      ? "in_place_"
+          : form == Form::kLowLatency ? "lines_"
+                                      : "") +
          phx_dtype_name(reducer.dtype) + "_" + phx_op_name(reducer.op);
 }
 
@@ -72,8 +72,8 @@ class Enqueued {
   }
 
   cuda::Launch &launch() { return launch_; }
-  // What the kernel writes to `out`: nothing, where this rank gets no result.
-  void writes(size_t elements) {
+  // Checks that the GPU can reach `out`, to which the kernel writes `elements`: 0 if this rank gets no result.
+  void check_out(size_t elements) {
     const Buffers &buffers = call_.buffers();
     if (call_.ok() && elements != 0 && buffers.out != buffers.in && !gpu_symm_of(symm_)->reaches(buffers.out))
       refuse(fail(PHX_ERR_INVALID, call_.name(), "%s: out is no memory that the GPU can reach", call_.name()));
@@ -90,14 +90,14 @@ class Enqueued {
       }
     return &lists_;
   }
-  // The kernel that reduces `count` elements from `begin` on.
-  std::string reduces(size_t begin, Way way = Way::kIntoOut) {
+  // Sets up the launch to reduce `count` elements from `begin` on, and returns the name of the kernel.
+  std::string reduce_kernel(size_t begin, Form form = Form::kIntoOut) {
     const Reducer reducer = reducer_of(call_.reduction().dtype, call_.reduction().op);
     launch_.count *= reducer.times;
     launch_.begin = begin * reducer.times;
-    return name_of(reducer, way);
+    return name_of(reducer, form);
   }
-  // By switches. `begin`: of what this rank reduces.
+  // Runs a kernel that uses NVLink switches. `begin`: the first element that this rank reduces.
   phx_status run(const MultimemWay &way, size_t begin) {
     const Buffers &buffers = call_.buffers();
     const size_t bytes = buffers.count * buffers.item, n = call_.group_size();
@@ -106,18 +106,19 @@ class Enqueued {
     launch_.begin = begin * way.times;
     return run(way.kernel, way.shares ? (bytes + n - 1) / n : bytes);
   }
-  // `bytes`: what the grid is sized by, the same on all ranks. 0: there is nothing to do, but the calls must agree.
+  // `bytes` determines the size of the grid, the same on all ranks. With 0 nothing is done, but the calls are compared.
   phx_status run(const std::string &kernel, size_t bytes, const cuda::Lists *lists = nullptr) {
     if (bytes == 0) return put("", call_.uncompared(), 0, lists);
     const size_t packs_of_thread = gpu_of(call_.group()).tuning().thread_bytes / kPackBytes;
     return put(kernel, call_.uncompared(), (bytes - 1) / packs_of_thread + 1, lists);
   }
-  // A kernel whose threads have `kPackBytes` each.
+  // Runs a kernel in which each thread handles `kPackBytes`.
   phx_status run_by_packs(const std::string &kernel, size_t bytes) {
     return put(bytes == 0 ? "" : kernel, call_.uncompared(), bytes, nullptr);
   }
-  // all_gather by the GPU's copy engines, while no rank is before the first barrier or past the second.
-  phx_status gathers_by_copies(size_t bytes) {
+  // all_gather by the GPU's copy engines, between two barriers: every input is ready after the first, and no rank goes
+  // on before the second.
+  phx_status gather_by_copies(size_t bytes) {
     phx_status status = put(kBarrier, call_.uncompared(), 0, nullptr);
     const int n = call_.group_size(), self = symm_.group_rank();
     for (int i = 0; i < n && status == PHX_OK; ++i) {
@@ -143,7 +144,7 @@ class Enqueued {
   cuda::Lists lists_{};
 };
 
-// Where the inputs of the others are, the host must know.
+// Whether copy engines make this all_gather. The host must then know where the inputs of the other ranks lie.
 bool is_copied(const Call &call) {
   const size_t bytes = call.buffers().count * call.buffers().item * static_cast<size_t>(call.group_size());
   return call.inputs() == nullptr && call.options().algo == PHX_ALGO_AUTO && bytes != 0 &&
@@ -154,7 +155,7 @@ size_t sum_before(const size_t *counts, int rank) { return std::accumulate(count
 
 }  // namespace
 
-// Whether the kernel by the LL protocol can do this call: its 8 bytes hold no complex128 that is to be multiplied.
+// The LL protocol sends 8 bytes at a time, which do not hold the complex128 that a multiplication needs as a whole.
 bool fits_lines(const Call &call, const Symm &symm) {
   const Reducer reducer = reducer_of(call.reduction().dtype, call.reduction().op);
   return call.options().algo == PHX_ALGO_AUTO && reducer.dtype != PHX_DTYPE_C128 &&
@@ -168,25 +169,25 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
   Enqueued enqueued(call, symm, offset, work);
   enqueued.launch().root = root;
   const bool only_root = call.kind() == Kind::kReduce || call.kind() == Kind::kGather;
-  enqueued.writes(only_root && root != symm.group_rank() ? 0 : buffers.count);
+  enqueued.check_out(only_root && root != symm.group_rank() ? 0 : buffers.count);
   const MultimemWay multimem = choose_multimem(call, symm, offset);
   if (!multimem.kernel.empty())
     return enqueued.run(multimem, call.kind() == Kind::kReduceScatter ? buffers.count * self : 0);
   switch (call.kind()) {
     case Kind::kAllReduce: {
       if (fits_lines(call, symm))
-        return enqueued.run_by_packs(enqueued.reduces(0, Way::kLines), 2 * bytes);  // 8 a thread
-      if (buffers.in != buffers.out) return enqueued.run(enqueued.reduces(0), bytes);
-      return enqueued.run(enqueued.reduces(0, Way::kInPlace), (bytes + n - 1) / n);
+        return enqueued.run_by_packs(enqueued.reduce_kernel(0, Form::kLowLatency), 2 * bytes);  // 8 bytes per thread
+      if (buffers.in != buffers.out) return enqueued.run(enqueued.reduce_kernel(0), bytes);
+      return enqueued.run(enqueued.reduce_kernel(0, Form::kInPlace), (bytes + n - 1) / n);
     }
-    case Kind::kReduceScatter: return enqueued.run(enqueued.reduces(buffers.count * self), bytes);
-    case Kind::kReduce: return enqueued.run(enqueued.reduces(0), bytes);
+    case Kind::kReduceScatter: return enqueued.run(enqueued.reduce_kernel(buffers.count * self), bytes);
+    case Kind::kReduce: return enqueued.run(enqueued.reduce_kernel(0), bytes);
     case Kind::kAllGather:
-      if (is_copied(call)) return enqueued.gathers_by_copies(bytes);
+      if (is_copied(call)) return enqueued.gather_by_copies(bytes);
       [[fallthrough]];
     case Kind::kGather: return enqueued.run("phx_gpu_all_gather", bytes);
     case Kind::kAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
-    case Kind::kBroadcast:  // out of place, where it is not on symmetric memory
+    case Kind::kBroadcast:  // on ordinary memory it is out of place
       return enqueued.run(call.symmetric() ? "phx_gpu_broadcast" : "phx_gpu_fetch", bytes);
     case Kind::kScatter: return enqueued.run("phx_gpu_scatter", bytes);
     default:
@@ -202,14 +203,14 @@ phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_cou
   Enqueued enqueued(call, symm, offset, work);
   switch (call.kind()) {
     case Kind::kAllGatherV:
-      enqueued.writes(sum_before(out_counts, n));
+      enqueued.check_out(sum_before(out_counts, n));
       return enqueued.run("phx_gpu_all_gather_v", most * item, enqueued.lists(in_counts, out_counts));
     case Kind::kReduceScatterV:
-      enqueued.writes(in_counts[self]);
+      enqueued.check_out(in_counts[self]);
       enqueued.launch().count = in_counts[self];
-      return enqueued.run(enqueued.reduces(sum_before(in_counts, self)), most * item);
-    default:  // all_to_all_v, of whose sizes no rank knows all: as many blocks as there may be
-      enqueued.writes(sum_before(out_counts, n));
+      return enqueued.run(enqueued.reduce_kernel(sum_before(in_counts, self)), most * item);
+    default:  // all_to_all_v: no rank knows all sizes, so the grid is as large as it may be
+      enqueued.check_out(sum_before(out_counts, n));
       return enqueued.run(call.symmetric() ? "phx_gpu_all_to_all_v" : "phx_gpu_all_to_all_v_slots", SIZE_MAX,
                           enqueued.lists(in_counts, out_counts));
   }

@@ -1,7 +1,7 @@
-// all_gather(_v), gather and broadcast on ordinary memory: blocks that several ranks, or one, read as they are.
+// all_gather(_v), gather and broadcast on ordinary memory: one or several ranks read the blocks of others unchanged.
 //
-// Chunk by chunk, put into the own slot what the others need, arrive, take from their slots. One barrier per chunk;
-// chunk k+1 is offered while peers still read chunk k.
+// For each chunk, a rank puts what the others need into its slot, arrives, and takes from the others' slots. There is
+// one barrier per chunk, and chunk k+1 is put while peers still read chunk k.
 #include <algorithm>
 
 #include "group/lane.h"
@@ -12,10 +12,10 @@
 namespace phx {
 namespace {
 
-// To all ranks, or to one reader.
+// Delivers the blocks of all ranks to all ranks or to one reader.
 class Gather final : public Operation {
  public:
-  // reader: the group rank that gets the blocks; -1: every one.
+  // reader: the group rank that receives the blocks; -1: all ranks do.
   Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader)
       : Operation(buffers, buffers.count_of(plan.lane.group_rank()) * buffers.item),
         blocks_(buffers, plan.lane.group_size()),
@@ -41,7 +41,7 @@ class Gather final : public Operation {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (!reads(lane.group_rank())) return PHX_OK;
     for (int i = 1; i < lane.group_size(); ++i) {
-      const int from = (lane.group_rank() + i) % lane.group_size();  // not all at the same rank at once
+      const int from = (lane.group_rank() + i) % lane.group_size();  // so that ranks do not all read from the same one
       const size_t bytes = length(from, round);
       if (bytes != 0) deliver_bytes(output(from, round), lane.data(from, epoch), bytes, streaming_);
     }
@@ -98,7 +98,7 @@ class Broadcast final : public Operation {
 }  // namespace
 
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
-  // Two ranks send each other one block: that is an exchange.
+  // Two ranks send each other one block, which is an exchange.
   if (buffers.counts == nullptr && plan.lane.group_size() == 2 && exchange_pays(plan, buffers.count * buffers.item))
     return make_exchange_of_two(plan, buffers);
   return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1);

@@ -16,7 +16,7 @@ bool is_floating(int32_t dtype) {
 }
 bool is_integer(int32_t dtype) { return dtype >= PHX_DTYPE_I8 && dtype <= PHX_DTYPE_U64; }
 
-// The kernel for a pair, which is that of another dtype where that gives the same bits. 0: the switches cannot.
+// The kernel for a dtype and op; dtypes that give the same bits share one. dtype 0: the switches cannot do the op.
 struct SwitchReducer {
   int32_t dtype;
   size_t times;
@@ -47,7 +47,7 @@ SwitchReducer reducer_of(int32_t dtype, int32_t op) {
   return {0, 1};
 }
 
-// Where `bytes` of results lie in the symmetric memory of this group, if they do and switches reach it.
+// Where in `symm` the `bytes` of results lie; empty if they lie elsewhere or the switches do not reach it.
 cuda::Spread place_of(const Symm &symm, const void *out, size_t bytes) {
   const auto at = reinterpret_cast<uintptr_t>(out), base = reinterpret_cast<uintptr_t>(symm.block().base);
   const size_t size = symm.block().size;
@@ -58,10 +58,11 @@ cuda::Spread place_of(const Symm &symm, const void *out, size_t bytes) {
   return {gpu_symm_of(symm)->team(), at - base, hash_bytes(facts, sizeof facts) | 1};
 }
 
+// The same for all symmetric memory of the group.
 cuda::Spread find_place(const Call &call, const Symm &symm, size_t bytes) {
   const void *const out = call.buffers().out;
-  cuda::Spread found = place_of(symm, out, bytes);
-  if (found.place != 0) return found;
+  const cuda::Spread spread = place_of(symm, out, bytes);
+  if (spread.place != 0) return spread;
   const BlockRef block = call.group().world().blocks().find(out);
   const std::shared_ptr<Symm> other = block ? symms_of(call.group()).find(block->serial) : nullptr;
   return other ? place_of(*other, out, bytes) : cuda::Spread{};
@@ -96,7 +97,7 @@ class Chooser {
   }
   cuda::Spread in_place() const { return {gpu_symm_of(symm_)->team(), offset_, 0}; }
 
-  // For any collective of this block.
+  // Whether any collective on this block can use the switches.
   bool possible() {
     const cuda::GpuSymm &gpu = *gpu_symm_of(symm_);
     const std::string &why = gpu.no_multicast();
@@ -139,9 +140,9 @@ class Chooser {
     const std::string to_out = "phx_gpu_multimem_reduce_" + pair, to_all = "phx_gpu_multimem_reduce_to_all_" + pair;
     if (call_.kind() != Kind::kAllReduce) return {to_out, reducer.times, {}, false};
     if (buffers.in == buffers.out) return {to_all, reducer.times, in_place(), true};
-    // Each rank loads by itself: only where the order of the switch cannot be seen.
-    const bool alike = !is_floating(dtype) || (call_.group_size() == 2 && op == PHX_OP_SUM);
-    if (alike) return {to_out, reducer.times, {}, false};
+    // Each rank may load the result itself only if the order in which a switch reduces cannot change it.
+    const bool any_order = !is_floating(dtype) || (call_.group_size() == 2 && op == PHX_OP_SUM);
+    if (any_order) return {to_out, reducer.times, {}, false};
     const cuda::Spread spread = find_place(call_, symm_, buffers.count * buffers.item);
     if (spread.place == 0 || (spread.offset - offset_) % sizeof(uint64_t[2]) != 0)
       return refuse(

@@ -1,4 +1,4 @@
-// Which collectives on symmetric memory of GPUs go by NVLink switches, and with which kernel.
+// Which collectives on symmetric memory of GPUs use NVLink switches, and with which kernel.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 namespace phx {
 
 struct MultimemWay {
-  std::string kernel;  // empty: another way
-  size_t times = 1;    // elements of the kernel for each of the call
+  std::string kernel;  // empty: the call does not use the switches
+  size_t times = 1;    // how many elements of the kernel are one element of the call
   cuda::Spread spread{};
-  bool shares = false;  // each rank does its part of the elements
+  bool shares = false;  // each rank reduces only its part of the elements
 };
 
-// How a checked call uses the switches, the same on all ranks. A call that asks for them where they cannot is refused.
+// How a checked call uses the switches, the same on all ranks. Refuses a call that requires switches that cannot do it.
 MultimemWay choose_multimem(Call &call, Symm &symm, size_t offset);
-// For a call that cannot use them at all.
+// Refuses a call that requires the switches, for collectives that never use them.
 void refuse_multimem(Call &call);
 
 }  // namespace phx

@@ -14,11 +14,11 @@
 namespace phx {
 namespace {
 
-// What all_to_all_v, whose sizes no rank knows all, moves between two barriers, in slots.
+// How much all_to_all_v moves between two barriers, in times of slot_bytes: no rank knows all of its sizes.
 constexpr size_t kRaggedSlots = 64;
-constexpr size_t kRaggedRankBytes = 4096;  // at least, of each rank: 16 bytes for each block of a grid, twice
+constexpr size_t kRaggedRankBytes = 4096;  // the least for each rank: twice 16 bytes for each block of a grid
 
-// A call on its way to a stream. Until `meet` nothing has been sent; what fails later leaves ranks out of step.
+// Puts a call on a stream. Nothing is sent before `prepare`; an error after it leaves the ranks out of step.
 class OnGpu {
  public:
   OnGpu(Call &call, phx_work **work)
@@ -40,47 +40,47 @@ class OnGpu {
     if (ok() && volume.in != 0 && !workspace_->reaches(buffers.in)) status_ = unreachable("in");
     if (ok() && volume.out != 0 && !workspace_->reaches(buffers.out)) status_ = unreachable("out");
   }
-  void meet(size_t bytes) {
+  void prepare(size_t bytes) {
     if (!ok()) return;
     status_ = gpu_of(group_).workspaces().prepare(call_.name(), *workspace_, call_.record(), bytes, call_.timeout_ms(),
                                                   stream());
     begun_ = ok();
     if (ok()) keep(workspace_->begin(call_.name(), stream()));
   }
-  // `one`: what is called, or one of several calls.
-  void put(const Call &one, const Volume &volume, int root) {
+  // `part`: the call itself, or one call of its list.
+  void put(const Call &part, const Volume &volume, int root) {
     if (!ok()) return;
-    const Buffers &buffers = one.buffers();
+    const Buffers &buffers = part.buffers();
     char *const space = workspace_->base();
     const size_t bytes = volume.in;
-    const bool reduces_all = one.kind() == Kind::kAllReduce;
-    if (reduces_all && fits_lines(one, workspace_->symm())) {
-      Call call = one.on(buffers.in, buffers.out);
+    const bool reduces_all = part.kind() == Kind::kAllReduce;
+    if (reduces_all && fits_lines(part, workspace_->symm())) {
+      Call call = part.on(buffers.in, buffers.out);
       keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
       return;
     }
-    const int32_t algo = one.options().algo;
-    // Each rank sums its part, which it writes to all, in place in the workspace; the copy out of it costs less than to
-    // read the inputs of all.
+    const int32_t algo = part.options().algo;
+    // In two steps, each rank reduces its part in place in the workspace and writes it to all ranks. The copy from the
+    // workspace costs less than reading the inputs of all ranks.
     const bool large = bytes >= gpu_of(group_).tuning().two_shot_bytes && algo != PHX_ALGO_ONE_SHOT;
     const bool two_steps = reduces_all && (large || algo == PHX_ALGO_MULTIMEM);
-    // One that is overwritten while others read it has to be copied.
+    // An input that is overwritten while others read it must be copied.
     const bool stays = !reduces_all || two_steps || buffers.in != buffers.out;
     cuda::Inputs inputs{};
-    bring(one, bytes, stays, &inputs);
+    make_readable(part, bytes, stays, &inputs);
     if (!ok()) return;
-    Call call = one.on(space, two_steps ? space : buffers.out);
+    Call call = part.on(space, two_steps ? space : buffers.out);
     call.finds(&inputs);
     keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
-    if (two_steps && ok()) keep(workspace_->copy(one.name(), buffers.out, space, bytes, stream()));
+    if (two_steps && ok()) keep(workspace_->copy(part.name(), buffers.out, space, bytes, stream()));
   }
   void put_v(const Volume &volume, const size_t *in_counts, const size_t *out_counts) {
     if (!ok()) return;
     const Buffers &buffers = call_.buffers();
     char *const space = workspace_->base();
-    const bool copies = call_.kind() != Kind::kAllToAllV;  // whose kernel does it
+    const bool copies = call_.kind() != Kind::kAllToAllV;  // the kernel of all_to_all_v copies
     cuda::Inputs inputs{};
-    if (copies) bring(call_, volume.in, true, &inputs);
+    if (copies) make_readable(call_, volume.in, true, &inputs);
     if (!ok()) return;
     Call call = call_.on(copies ? space : buffers.in, buffers.out);
     call.finds(&inputs);
@@ -94,7 +94,7 @@ class OnGpu {
   phx_status end() {
     if (ok()) {
       keep(workspace_->end(call_.name(), stream()));
-    } else if (begun_) {  // what was put on the stream before the failure is waited for as well
+    } else if (begun_) {  // later calls must also wait for what was put on the stream before the failure
       const KeptError first;
       workspace_->end(call_.name(), stream());
     }
@@ -104,24 +104,24 @@ class OnGpu {
 
  private:
   bool ok() const { return status_ == PHX_OK; }
-  // Makes an input readable for all: where it lies, if that is in symmetric memory and it stays as it is, else in the
-  // workspace. Ranks need not come to the same.
-  void bring(const Call &one, size_t bytes, bool stays, cuda::Inputs *inputs) {
-    const char *const in = one.buffers().in;
-    if (one.options().algo == PHX_ALGO_AUTO) {  // alike on all ranks
+  // Makes an input readable by all ranks: where it lies, if that is symmetric memory and the input stays unchanged, and
+  // else by a copy in the workspace. Ranks may decide differently.
+  void make_readable(const Call &part, size_t bytes, bool stays, cuda::Inputs *inputs) {
+    const char *const in = part.buffers().in;
+    if (part.options().algo == PHX_ALGO_AUTO) {  // the same on all ranks
       inputs->apart = 1;
       gpu_of(group_).workspaces().list(inputs);
-      const std::shared_ptr<Symm> there = bytes != 0 && stays ? find(in, bytes) : nullptr;
-      if (there) {
-        const auto offset = static_cast<uint64_t>(in - static_cast<const char *>(there->block().base));
-        inputs->own = {1 + there->ordinal(), offset};
+      const std::shared_ptr<Symm> symm = bytes != 0 && stays ? find(in, bytes) : nullptr;
+      if (symm) {
+        const auto offset = static_cast<uint64_t>(in - static_cast<const char *>(symm->block().base));
+        inputs->own = {1 + symm->ordinal(), offset};
         collectives_of(group_).engine(0).count_zero_copies(1);
         return;
       }
     }
-    keep(workspace_->copy(one.name(), workspace_->base(), in, bytes, stream()));
+    keep(workspace_->copy(part.name(), workspace_->base(), in, bytes, stream()));
   }
-  // Symmetric memory of this group in which an input lies.
+  // The symmetric memory of this group in which an input lies; NULL if there is none that all ranks' kernels can read.
   std::shared_ptr<Symm> find(const char *in, size_t bytes) const {
     const BlockRef block = group_.world().blocks().find(in);
     std::shared_ptr<Symm> symm = block ? symms_of(group_).find(block->serial) : nullptr;
@@ -134,10 +134,10 @@ class OnGpu {
     return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (phx_gpu_options.device)",
                 call_.name(), which);
   }
-  // The others' kernels are going to wait for what failed here.
+  // Keeps the status. An error that only this rank has fails the group, because the others' kernels would wait for it.
   void keep(phx_status status) {
-    const bool alike = status == PHX_OK || status == PHX_ERR_UNSUPPORTED;  // on all ranks
-    status_ = alike || group_.failed() ? status : group_.fail_with(last_error(), true);
+    const bool same_on_all = status == PHX_OK || status == PHX_ERR_UNSUPPORTED;
+    status_ = same_on_all || group_.failed() ? status : group_.fail_with(last_error(), true);
   }
 
   Call &call_;
@@ -158,42 +158,42 @@ Volume volume_of(Kind kind, const Extent &extent, size_t group_size, bool is_roo
 }
 
 phx_status put_on_gpu(Call &call, const Volume &volume, int root, phx_work **work) {
-  OnGpu way(call, work);
-  way.reach(call.buffers(), volume);
-  way.meet(volume.largest);
-  way.put(call, volume, root);
-  return way.end();
+  OnGpu on_gpu(call, work);
+  on_gpu.reach(call.buffers(), volume);
+  on_gpu.prepare(volume.largest);
+  on_gpu.put(call, volume, root);
+  return on_gpu.end();
 }
 
 phx_status put_on_gpu_v(Call &call, const Volume &volume, const size_t *in_counts, const size_t *out_counts,
                         phx_work **work) {
-  OnGpu way(call, work);
-  way.reach(call.buffers(), volume);
+  OnGpu on_gpu(call, work);
+  on_gpu.reach(call.buffers(), volume);
   const size_t slots = std::max(kRaggedSlots * call.group().world().slot_bytes(), kRaggedRankBytes * call.group_size());
-  way.meet(call.kind() == Kind::kAllToAllV ? slots : volume.largest);
-  way.put_v(volume, in_counts, out_counts);
-  return way.end();
+  on_gpu.prepare(call.kind() == Kind::kAllToAllV ? slots : volume.largest);
+  on_gpu.put_v(volume, in_counts, out_counts);
+  return on_gpu.end();
 }
 
 phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const std::vector<Volume> &volumes,
                       phx_work **work) {
-  OnGpu way(all, work);
+  OnGpu on_gpu(all, work);
   size_t largest = 0;
   for (size_t i = 0; i < calls.size(); ++i) {
-    way.reach(calls[i].buffers, volumes[i]);
+    on_gpu.reach(calls[i].buffers, volumes[i]);
     largest = std::max(largest, volumes[i].largest);
   }
-  way.meet(largest);
-  // The workspace is free again when a kernel ends: all ranks have met in it for the second time.
-  for (size_t i = 0; i < calls.size(); ++i) way.put(all.one_of(calls[i]), volumes[i], calls[i].root);
-  return way.end();
+  on_gpu.prepare(largest);
+  // A kernel ends after its second barrier with all ranks, so the workspace is free for the next call.
+  for (size_t i = 0; i < calls.size(); ++i) on_gpu.put(all.one_of(calls[i]), volumes[i], calls[i].root);
+  return on_gpu.end();
 }
 
 phx_status put_barrier_on_gpu(Call &call, phx_work **work) {
-  OnGpu way(call, work);
-  way.meet(0);
-  way.put_barrier();
-  return way.end();
+  OnGpu on_gpu(call, work);
+  on_gpu.prepare(0);
+  on_gpu.put_barrier();
+  return on_gpu.end();
 }
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// The collectives of a group on ordinary memory of a GPU: what is copied, and what is put on the stream.
+// The collectives of a group on ordinary GPU memory: puts the copies and kernels of a call on its stream.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace phx {
 
-// Bytes: that this rank reads and writes; and of the largest input of any rank, the same on all.
+// In bytes: what this rank reads and writes, and the largest input of any rank, which is the same on all.
 struct Volume {
   size_t in;
   size_t out;
@@ -22,7 +22,7 @@ phx_status put_on_gpu(Call &call, const Volume &volume, int root, phx_work **wor
 // all_gather_v, reduce_scatter_v and all_to_all_v: see enqueue_v.
 phx_status put_on_gpu_v(Call &call, const Volume &volume, const size_t *in_counts, const size_t *out_counts,
                         phx_work **work);
-// One after the other. `calls`: with their volumes.
+// Puts the calls of a list on the stream one after the other. volumes[i] belongs to calls[i].
 phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const std::vector<Volume> &volumes,
                       phx_work **work);
 phx_status put_barrier_on_gpu(Call &call, phx_work **work);

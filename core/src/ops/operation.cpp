@@ -18,7 +18,7 @@ size_t Plan::chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tu
 size_t Plan::chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
 
 size_t Plan::pipelined_elements(size_t bytes, size_t item) const {
-  // One barrier more must be worth it; one_shot_bytes says how much one is.
+  // An additional barrier must pay for itself; one_shot_bytes says how many bytes a barrier is worth.
   if (bytes / 16 < tuning.one_shot_bytes) return chunk_elements(item);
   return std::min(chunk_elements(item), part_elements(bytes / item, item, 2));
 }

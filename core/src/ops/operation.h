@@ -1,5 +1,5 @@
-// A collective as a sequence of rounds. In each, every rank puts something into its slot, all arrive, and every rank
-// takes from everybody's slots. The engine does the waiting; operations only move and reduce data.
+// A collective as a sequence of rounds. In each round every rank puts data into its slot, all ranks arrive, and every
+// rank takes data from the slots of all ranks. The engine does the waiting; operations only move and reduce data.
 #pragma once
 
 #include <algorithm>
@@ -25,16 +25,16 @@ struct Buffers {
   const char *in = nullptr;
   char *out = nullptr;
   size_t count = 0;  // elements, as in the public call
-  size_t item = 0;   // bytes of one
-  // One for each group rank instead of `count`, in all_gather_v and reduce_scatter_v. The caller's list: valid until
-  // the operation is made.
+  size_t item = 0;   // bytes of an element
+  // In all_gather_v and reduce_scatter_v, one count for each group rank instead of `count`. The list is the caller's,
+  // and valid until the operation is made.
   const size_t *counts = nullptr;
   size_t count_of(int group_rank) const { return counts == nullptr ? count : counts[group_rank]; }
 };
 
 struct Reduction {
   kernels::ReduceFn fn = nullptr;
-  kernels::ReduceFn streaming = nullptr;  // the same around the cache
+  kernels::ReduceFn streaming = nullptr;  // the same with stores that bypass the cache
   double scale = 1.0;
   int32_t dtype = 0, op = 0;
 };
@@ -45,25 +45,25 @@ class Operation {
  public:
   Operation(const Buffers &buffers, size_t in_bytes) : b_(buffers), in_bytes_(in_bytes) {}
   virtual ~Operation() = default;
-  // Fills this rank's slot of `epoch` (that of `round`). An operation with a place leaves it empty, until
-  // takes_from_places has said no.
+  // Fills this rank's slot of `epoch` with the data of `round`. An operation whose `place` says that the slot is empty
+  // leaves it empty until takes_from_places has returned false.
   virtual void put(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
-  // Everybody has arrived at `epoch`. May change `rounds`, alike on all ranks. An error must be one that every rank
-  // finds.
+  // Called when all ranks have arrived at `epoch`. May change `rounds` if all ranks change it in the same way. An error
+  // must be the same on all ranks.
   virtual phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
-  // Up to which epoch this rank reads no slot any more once it has taken `epoch` of a round that is not the last.
+  // The last epoch whose slots this rank no longer reads, once it has taken `epoch` in a round that is not the last.
   virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
-  // Whether nothing younger may be published before this one is complete: it goes on using slots of rounds long past.
+  // Whether later operations must not be published before this one is complete: it keeps using slots of earlier rounds.
   virtual bool exclusive() const { return false; }
-  // For an operation with a place, once everybody has arrived at `epoch` of its first round. True: inputs are taken
-  // from their places. False: not all that it needs have one; a slot that was left empty is to be filled now. From then
-  // on always the same answer.
+  // For an operation with a `place`, called when all ranks have arrived at `epoch` of its first round. True: the inputs
+  // are read where they lie. False: some needed input cannot be, and the slots that were left empty must be filled.
+  // Further calls return the same.
   virtual bool takes_from_places(const Lane &, uint64_t) { return false; }
-  // Complete: lets go of what it kept for itself.
+  // Called when the operation is complete; releases what it holds.
   virtual void end() { symm.reset(); }
   // Whether the first round takes all of the input.
   virtual bool takes_input_at_once() const { return rounds == 1; }
-  // The caller is going to return before all of the input is put: takes it along if it has at most `limit` bytes.
+  // Called if the public call returns before the whole input is put: copies an input of at most `limit` bytes.
   virtual void keep_input(size_t limit) {
     if (in_bytes_ == 0 || in_bytes_ > limit) return;
     kept_.assign(b_.in, b_.in + in_bytes_);
@@ -73,10 +73,10 @@ class Operation {
   CallRecord record;
   InputLocation place;  // published with the next round; the engine clears it after the first
   uint32_t rounds = 1;
-  size_t reach = kWholeSlot;   // up to where the next `put` writes into the own slot, and peers into it until the end
-  std::shared_ptr<Symm> symm;  // kept for operations on symmetric memory
+  size_t reach = kWholeSlot;   // how many bytes of its slot the next `put` may write, and peers until the end
+  std::shared_ptr<Symm> symm;  // keeps symmetric memory alive for operations on it
 
-  // The engine's.
+  // State of the engine.
   uint64_t sequence = 0;
   uint64_t first_epoch = 0;
   uint32_t published = 0;
@@ -90,7 +90,7 @@ class Operation {
   std::vector<char> kept_;
 };
 
-// What the makers of operations go by. Only `blocking` may differ between the ranks of one call, so nothing that peers
+// What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
 // see may depend on it.
 struct Plan {
   const Lane &lane;
@@ -98,22 +98,22 @@ struct Plan {
   // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
   bool blocking;
 
-  size_t chunk_bytes() const;                // what moves between two barriers
-  size_t chunk_elements(size_t item) const;  // likewise, in whole cache lines
-  // The same for collectives that move `bytes` from some ranks to others: two chunks at least, so that these read the
-  // first while those write the second.
+  size_t chunk_bytes() const;                // how much moves between two barriers
+  size_t chunk_elements(size_t item) const;  // the same in elements of whole cache lines
+  // The same for collectives that move `bytes` from some ranks to others. Unless `bytes` are few there are at least two
+  // chunks, so that the readers read the first while the writers write the second.
   size_t pipelined_elements(size_t bytes, size_t item) const;
 };
 
 // ---- arithmetic that several operations share
 
-// Elements per part when `count` elements are dealt to `parts`: whole cache lines, so that no line has two owners.
+// Elements per part when `count` elements are divided into `parts`: whole cache lines, so that no line has two owners.
 size_t part_elements(size_t count, size_t item, int parts);
 // Elements of whole cache lines that fit in `bytes`.
 inline size_t elements_in(size_t bytes, size_t item) { return bytes / kLine * (kLine / item); }
-// Rounds in which `count` elements pass, `chunk` at a time; at least one, as every collective is also a barrier.
+// The rounds that move `count` elements, `chunk` at a time; at least one, because every collective is also a barrier.
 uint32_t rounds_for(size_t count, size_t chunk);
-// How many of them pass in that round.
+// How many of these elements move in `round`.
 inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
   const size_t done = round * chunk;
   return count > done ? std::min(chunk, count - done) : 0;
@@ -122,7 +122,7 @@ inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
 using OperationPtr = std::unique_ptr<Operation>;
 
 OperationPtr make_barrier();
-// PHX_ALGO_AUTO, resolved: the same on all ranks.
+// Resolves PHX_ALGO_AUTO, in the same way on all ranks.
 int32_t choose_all_reduce(const Plan &plan, size_t bytes, int32_t algo);
 OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int32_t algo);
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers);
@@ -134,7 +134,8 @@ OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
-// One of those with a single count, by its kind. algo: of all_reduce. In line, where the kind is a constant.
+// Makes a collective with one count for all ranks. `algo`: for all_reduce only. Inline for callers with a constant
+// kind.
 inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                    int root, int32_t algo = PHX_ALGO_AUTO) {
   switch (kind) {
@@ -150,30 +151,31 @@ inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &b
   }
 }
 
-// On symmetric memory: `offset` bytes into every rank's block. buffers.in is this rank's own.
+// An operation on symmetric memory. The input lies `offset` bytes into every rank's block, unless move_input changes
+// that for a rank; buffers.in is the input of this rank.
 class SymmOperation : public Operation {
  public:
-  // The input of that rank lies elsewhere in its block. False: not all of it would.
+  // Sets where in its block the input of a rank lies. False: the whole input would not fit there.
   virtual bool move_input(int group_rank, size_t offset) = 0;
 
  protected:
   explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) { reach = 0; }
 };
 using SymmOperationPtr = std::unique_ptr<SymmOperation>;
-// Whether a sum over symmetric memory of `n` ranks is made in two steps: each rank sums one part of all inputs, and
-// passes the sum on through its slot. In one step each receiver reads everything from everybody. An all_reduce in place
-// is neither: its sums go straight into all blocks.
+// Whether a reduction over symmetric memory of `n` ranks takes two steps: each rank reduces one part of all inputs and
+// passes the result on through its slot. In one step, each receiver reads the inputs of all ranks. An all_reduce in
+// place does neither: its results go straight into all blocks.
 inline bool sums_by_parts(Kind kind, bool in_place, int n, int32_t algo) {
   if (kind != Kind::kReduce && (kind != Kind::kAllReduce || in_place)) return false;
   return algo == PHX_ALGO_TWO_SHOT || (algo != PHX_ALGO_ONE_SHOT && n > 2);
 }
-// algo: PHX_ALGO_*, of all_reduce and reduce.
+// algo: PHX_ALGO_*, for all_reduce and reduce only.
 SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
                            const Reduction &reduction, int root, const Plan &plan, int32_t algo = PHX_ALGO_AUTO);
-// In place on all ranks, which make_symm's is not.
+// A broadcast that is in place on all ranks; the broadcast of make_symm is not.
 SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
                                      const Tuning &tuning);
-// `name` is that of the call, on `group`. `round`: in which the counts are exchanged.
+// `name`: the name of the call, for errors. `round`: the round in which the counts are exchanged.
 SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
                                         const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
                                         uint32_t round);

@@ -1,7 +1,8 @@
 // all_to_all(_v), reduce_scatter(_v) and scatter on ordinary memory, in their plain form: a slot holds one segment for
-// each rank. And reduce for few ranks, where the root reads everything.
+// each rank. Also reduce for few ranks, in which the root reads the slots of all ranks.
 //
-// Chunk by chunk, put into the own slot what the others need, arrive, take from their slots. One barrier per chunk.
+// For each chunk, a rank puts what the others need into its slot, arrives, and takes from the others' slots. There is
+// one barrier per chunk.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,7 +15,8 @@
 namespace phx {
 namespace {
 
-// The input has a block for each rank. A slot has a segment for each, of so many elements that all fit.
+// The elements of a segment. The input has a block for each rank, and a slot has a segment for each block; all segments
+// must fit into the slot.
 size_t segment_for(const Plan &plan, const Buffers &buffers, const Blocks &blocks, size_t most = SIZE_MAX) {
   const size_t item = buffers.item;
   return std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), item),
@@ -31,9 +33,8 @@ class Segmented : public Operation {
   }
 
  protected:
-  // gives: whether this rank has an input.
-  Segmented(const Plan &plan, const Buffers &buffers, Blocks blocks, size_t segment, bool gives = true)
-      : Operation(buffers, gives ? blocks.total() * buffers.item : 0),
+  Segmented(const Plan &plan, const Buffers &buffers, Blocks blocks, size_t segment, bool has_input = true)
+      : Operation(buffers, has_input ? blocks.total() * buffers.item : 0),
         blocks_(std::move(blocks)),
         blocking_(plan.blocking),
         segment_(segment) {
@@ -42,25 +43,25 @@ class Segmented : public Operation {
   }
 
   size_t clip(size_t count, uint32_t round) const { return elements_of_round(count, segment_, round); }
-  size_t place(int group_rank) const { return group_rank * segment_ * b_.item; }  // in a slot
+  size_t place(int group_rank) const { return group_rank * segment_ * b_.item; }  // bytes into a slot
   const char *input(uint32_t round, int to) const { return b_.in + (blocks_.start(to) + round * segment_) * b_.item; }
   size_t bytes(uint32_t round, int to) const { return clip(blocks_.count(to), round) * b_.item; }
 
   const Blocks blocks_;
-  const bool blocking_;   // the own block is read from the input itself
+  const bool blocking_;   // this rank's own block is read from the input itself
   const size_t segment_;  // elements
 };
 
 class AllToAll : public Segmented {
  public:
-  // out: of the output; NULL: as those of the input.
+  // out: the blocks of the output; NULL: the same as those of the input.
   AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, const Blocks *out, size_t segment)
       : Segmented(plan, buffers, std::move(in), segment), out_(out != nullptr ? *out : blocks_) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
     for (int i = 0; i < lane.group_size(); ++i) {
-      const int from = (self + i) % lane.group_size();  // not all at the same rank at once
+      const int from = (self + i) % lane.group_size();  // so that ranks do not all read from the same one
       const char *source = from == self && blocking_ ? input(round, self) : lane.data(from, epoch) + place(self);
       copy_bytes(b_.out + (out_.start(from) + round * segment_) * b_.item, source,
                  clip(out_.count(from), round) * b_.item);
@@ -80,7 +81,7 @@ class AllToAllV final : public AllToAll {
                  elements_in(plan.lane.slot_bytes() / plan.lane.group_size(), buffers.item)),
         expected_(std::move(out)),
         counts_(group, "all_to_all_v", blocks_, expected_) {
-    rounds = 2;  // at least, until round 0 tells: nothing may be started behind it before then
+    rounds = 2;  // at least; round 0 sets it, and later operations must not be published before that
   }
 
   bool takes_input_at_once() const override { return false; }  // data moves only after round 0
@@ -220,7 +221,7 @@ OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {
 }
 
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
-  // The root of many would read from all of them while they wait: there the sums are shared out.
+  // In a large group the root would read all inputs while the others wait; there all ranks share the work.
   const bool share = plan.lane.group_size() >= 4 && buffers.count * buffers.item > plan.tuning.one_shot_bytes;
   if (share) return make_two_shot(plan, buffers, reduction, root);
   return std::make_unique<Reduce>(plan, buffers, reduction, root);

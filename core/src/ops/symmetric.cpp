@@ -1,8 +1,7 @@
-// Collectives whose input lies in symmetric memory: peers read (and for all_reduce in place, write) the blocks
-// themselves.
+// Collectives whose input lies in symmetric memory: peers read (in an all_reduce in place also write) the blocks.
 //
-// Two barriers and no copy: after the first every input is ready, after the second nobody reads or writes any more.
-// Sums that are made by parts pass through the slots in between.
+// There are two barriers and no copy: after the first every input is ready, and after the second no rank reads or
+// writes the blocks any more. Reductions in two steps (sums_by_parts) pass their results through the slots in between.
 #include <algorithm>
 #include <vector>
 
@@ -42,7 +41,7 @@ class OnSymm : public SymmOperation {
     return symm->buffer(group_rank) + offsets_[group_rank] + element * b_.item;
   }
   char *output(size_t element) const { return b_.out + element * b_.item; }
-  // `count` elements of a rank's input, from its element `begin` on, to the element `to` of the output.
+  // Copies `count` elements of a rank's input, from its element `begin` on, to the element `to` of the output.
   void fetch(int group_rank, size_t begin, size_t to, size_t count, bool streaming) const {
     deliver_bytes(output(to), at(group_rank, begin), count * b_.item, streaming);
   }
@@ -58,8 +57,8 @@ class OnSymm : public SymmOperation {
   const int self_;
 };
 
-// Up to here sums are written to all ranks while their lines are at hand. Measured with two and with four ranks; with
-// more a core would read and write more streams than that.
+// Up to this group size each result is written to all ranks while their cache lines are at hand. Measured with two and
+// with four ranks; with more, a core would read and write more streams than that.
 constexpr int kFewRanks = 4;
 
 class Symmetric final : public OnSymm {
@@ -100,22 +99,22 @@ class Symmetric final : public OnSymm {
         return;
       case Kind::kAllToAll: gather(blocks_.start(self_)); return;
       case Kind::kScatter: fetch(root_, blocks_.start(self_), 0, blocks_.count(self_), is_large(b_.count)); return;
-      case Kind::kBroadcast:  // of a root whose readers may have their buffers anywhere
+      case Kind::kBroadcast:  // out of place: the receivers' buffers may lie anywhere
         if (self_ != root_) fetch(root_, 0, 0, b_.count, is_large(b_.count));
         return;
       default: return;
     }
   }
 
-  // A block of every rank, which begins at the same element of each input.
+  // Fetches the block of every rank that begins at `element` of its input.
   void gather(size_t element) const {
     const bool large = is_large(blocks_.total());
     for (int i = 0; i < n_; ++i) {
-      const int from = (self_ + i) % n_;  // not all at the same rank at once
+      const int from = (self_ + i) % n_;  // so that ranks do not all read from the same one
       fetch(from, element, blocks_.start(from), blocks_.count(from), large);
     }
   }
-  // Whether as many elements are too much to stay in the cache.
+  // Whether so many elements do not stay in the cache.
   bool is_large(size_t elements) const { return elements * b_.item >= streaming_bytes_; }
 
   // Two-shot without staging: this rank alone touches its part, on every rank, so it may overwrite it everywhere.
@@ -145,14 +144,14 @@ class Symmetric final : public OnSymm {
   const size_t streaming_bytes_;
 };
 
-// all_reduce that is not in place, and reduce, of more than two ranks. Rank p sums part p of all inputs and puts the
-// sum into its slot, from where those who want it fetch it. So a rank reads the inputs once, and not n times.
+// An out-of-place all_reduce, or a reduce, in two steps (sums_by_parts). Rank p reduces part p of all inputs and puts
+// the result into its slot, from where the receivers fetch it. So each input is read once, and not n times.
 //
-// After the first arrival all inputs are ready. Each further one says that the next chunk of every part is in the
-// slots, and the last one also that nobody reads inputs any more.
+// After the first arrival all inputs are ready. Each later arrival says that the next chunk of every part is in the
+// slots, and the last one also that no rank reads inputs any more.
 class SymmetricSum final : public OnSymm {
  public:
-  // root < 0: all ranks want the sum.
+  // root < 0: all ranks receive the result.
   SymmetricSum(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, const Reduction &reduction,
                int root, const Plan &plan)
       : OnSymm(std::move(handle), offset, buffers),
@@ -198,7 +197,7 @@ class SymmetricSum final : public OnSymm {
 
   size_t input_bytes(int) const override { return b_.count * b_.item; }
   void move() const override {}
-  // The chunk of a rank's part.
+  // Which elements the chunk of a rank's part has.
   Span span(int group_rank, uint32_t chunk) const {
     const size_t begin = std::min(b_.count, part_ * group_rank), end = std::min(b_.count, begin + part_);
     const size_t first = std::min(end, begin + chunk * chunk_);
@@ -206,15 +205,15 @@ class SymmetricSum final : public OnSymm {
   }
 
   const Reduction reduction_;
-  const bool wants_;   // the whole sum
-  const bool shares_;  // the sum of its part with others
+  const bool wants_;   // this rank receives the whole result
+  const bool shares_;  // other ranks fetch the result of this rank's part
   const bool streaming_;
   const size_t part_;   // elements
-  const size_t chunk_;  // of a part, as much as passes between two arrivals
+  const size_t chunk_;  // elements of a part that move between two arrivals
 };
 
-// In place on all ranks. The root, which has nothing to fetch, writes the last of `n` parts of every block itself: its
-// core moves as many bytes as that of a reader.
+// A broadcast in place on all ranks. The root, which has nothing to fetch, writes the last of `n` parts of every block
+// itself, so that its core moves as many bytes as that of a reader.
 class SymmetricBroadcast final : public OnSymm {
  public:
   SymmetricBroadcast(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers, int root,
@@ -240,7 +239,7 @@ class SymmetricBroadcast final : public OnSymm {
   const bool streaming_;
 };
 
-// Where a block begins on another rank depends on counts that only that rank has.
+// Where a block begins on another rank depends on counts that only that rank has, so the ranks exchange their counts.
 class SymmetricAllToAllV final : public OnSymm {
  public:
   SymmetricAllToAllV(Group &group, const char *name, std::shared_ptr<Symm> handle, size_t offset,
@@ -262,7 +261,7 @@ class SymmetricAllToAllV final : public OnSymm {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round != round_) return PHX_OK;
     std::vector<size_t> room(offsets_);
-    for (size_t &each : room) each = (symm->block().size - each) / b_.item;
+    for (size_t &elements : room) elements = (symm->block().size - elements) / b_.item;
     if (const phx_status status = counts_.read(lane, epoch, &room); status != PHX_OK) return status;
     for (int from = 0; from < n_; ++from) {
       size_t begin = 0;
@@ -274,7 +273,7 @@ class SymmetricAllToAllV final : public OnSymm {
 
  private:
   void move() const override {}
-  size_t input_bytes(int) const override { return 0; }  // what that rank's counts say, checked when they are read
+  size_t input_bytes(int) const override { return 0; }  // not known yet: checked when the counts are read
 
   const uint32_t round_;
   const Blocks in_, out_;

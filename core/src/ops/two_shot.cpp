@@ -1,11 +1,11 @@
-// Chunk by chunk, rank p sums part p of the chunk from all slots and writes the sum back into the lines that it has
-// just read, where their owners fetch it.
+// Two-shot reductions. In each chunk, rank p sums part p from all slots and writes the sum back into the cache lines
+// that it has just read, from where their owners fetch it.
 //
-// What costs is moving cache lines between cores, so each line moves twice in a chunk, and no more: to the rank that
-// sums it and back. While its owner fetches the sum it leaves the chunk after the next in the same line (see
-// kernels/exchange.cpp), for which two areas of the slots take turns. One barrier per chunk and one more: the arrival
-// that says that the sums of chunk k are ready also says that chunk k+1 is there. A chunk stays in the second-level
-// cache.
+// The cost is moving cache lines between cores, so each line moves only twice per chunk: to the rank that sums it, and
+// back. While the owner of a line fetches the sum, it leaves the chunk after the next one in the same line (see
+// kernels/exchange.cpp), for which two areas of the slots alternate. There is one barrier per chunk and one more: the
+// arrival that says that the sums of chunk k are ready also says that chunk k+1 is in the slots. A chunk stays in the
+// second-level cache.
 #include "ops/areas.h"
 
 #include <algorithm>
@@ -25,12 +25,12 @@ class TwoShot final : public ThroughAreas {
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out),
         chunk_(part_ * n_) {}
 
-  // In round r: offers chunk r, unless an earlier round has done it.
+  // In round r: offers chunk r, unless `fetch` of an earlier round has done so.
   void put(const Lane &lane, uint32_t round, uint64_t) override {
     if (round < chunks_ && (round < 2 || !same_length(round - 2, round))) offer(lane, round);
   }
 
-  // In round r: fetches the sums of chunk r-1, leaving chunk r+1 in their place, and sums the own part of chunk r.
+  // In round r: fetches the sums of chunk r-1, leaving chunk r+1 in their place, and sums this rank's part of chunk r.
   phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
     if (round > 0) fetch(lane, round - 1);
     if (round < chunks_) reduce(lane, round);
@@ -55,7 +55,8 @@ class TwoShot final : public ThroughAreas {
   const char *input(uint32_t chunk, size_t element) const { return b_.in + (chunk * chunk_ + element) * b_.item; }
   char *output(uint32_t chunk, size_t element) const { return b_.out + (chunk * chunk_ + element) * b_.item; }
 
-  // All but the own part, which is read from the input itself (unless that may change before: then all of it).
+  // Puts a chunk into the slot, without this rank's own part if the call blocks: that part is read from the input
+  // itself, which cannot change before.
   void offer(const Lane &lane, uint32_t chunk) const {
     char *slot = area(lane, lane.group_rank(), chunk);
     const size_t all = length(chunk);
@@ -82,7 +83,7 @@ class TwoShot final : public ThroughAreas {
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < n; ++i) inputs[i] = at(i);
       if (blocking_) inputs[self] = input(chunk, begin);
-      int first = 0;  // where the sum goes first: somebody who wants it, else, for a root without peers, the own slot
+      int first = 0;  // the first peer that receives the sum; without one (this rank is the root) its own slot is used
       while (first < n && !wants(lane, first)) ++first;
       char *sums = at(first < n ? first : self);
       reduction_.fn(sums, inputs, n, count, n, reduction_.scale);
@@ -96,7 +97,7 @@ class TwoShot final : public ThroughAreas {
     const Span mine = part(chunk, lane.group_rank());
     const size_t after = mine.begin + mine.count;
     const bool more = same_length(chunk, chunk + 2);
-    if (root_ >= 0 && root_ != lane.group_rank()) {  // nothing to fetch
+    if (root_ >= 0 && root_ != lane.group_rank()) {  // this rank receives no sum
       if (more) offer(lane, chunk + 2);
       return;
     }

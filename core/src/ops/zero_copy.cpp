@@ -1,15 +1,16 @@
-// Collectives on ordinary buffers of which inputs lie in symmetric memory: these are read where they lie, and the rest
-// of the calls becomes what it would be as a list of its own.
+// Collectives on ordinary buffers whose inputs lie in symmetric memory. Such inputs are read where they lie; the other
+// calls of a list are done as if they were a list of their own.
 //
-// A single call says where its input lies in the header of its slot (InputLocation), and leaves the slot empty. For a
-// list the header says that the slot has a table of such places, one for each call that is large enough. A rank without
-// such inputs that can read those of others (kReads) puts what the whole list asks for. When all have arrived, each
-// call is decided by the places of all ranks: the same on all ranks, because all look at the same ones. If a rank
-// cannot read at all, or a single call cannot be done directly, the slots that were left empty are filled after all.
+// A single call publishes where its input lies in the header of its slot (InputLocation), and leaves the slot empty.
+// For a list the header says that the slot has a table of such locations, one for each call that is large enough. A
+// rank that has no such input but can read those of others (kReads) stages the whole list. When all ranks have arrived,
+// each call is decided by the locations of all ranks, and so in the same way on all ranks. If a rank cannot read at
+// all, or a single call cannot be done directly, the slots that were left empty are filled after all.
 //
-// In a broadcast or a scatter only the root has an input, which the others look up. A rank that does not find it, as it
-// has freed its part of that allocation, says so in a second arrival, which everybody waits for anyway: only then may
-// the root change its input. What anybody missed belongs to the rest.
+// In a broadcast or a scatter only the root has an input, which the other ranks look up. A rank that does not find it,
+// because it has freed its part of that allocation, says so in a second arrival. All ranks wait for that arrival
+// anyway, because only then may the root change its input. A call of which any rank missed the input is done with the
+// rest.
 #include <algorithm>
 #include <cstring>
 
@@ -21,26 +22,26 @@
 namespace phx {
 namespace {
 
-// Below kSmallestInput, a copy costs less than a second barrier; which takes long if ranks wait for each other's turn
-// on a core.
+// Below kSmallestInput a copy costs less than a second barrier. The limit is higher on a crowded host, where a barrier
+// takes long because ranks wait for their turn on a core.
 constexpr size_t kSmallestCrowded = size_t{256} << 10;
 
 bool only_root_gives(Kind kind) { return traits_of(kind).root == Root::kGives; }
 
-// A call that could be done directly.
+// A call that can perhaps be done directly, which means that inputs are read where they lie.
 struct Candidate {
   CoalescedCall call;
   size_t index = 0;         // in the list
-  InputLocation place;      // of this rank's input, if it is of use
+  InputLocation place;      // of this rank's input, if it can be read there
   SymmOperationPtr direct;  // NULL: not needed, or its symmetric memory is not known yet
   bool is_direct = false;   // the same on all ranks
-  bool missed = false;      // this rank has to read and does not find it
+  bool missed = false;      // this rank has to read the root's input and does not find it
 };
 
 class ZeroCopy final : public Operation {
  public:
-  // `calls`: a list; empty for a single call, the only candidate. `staged`: what is done otherwise. For a list it is
-  // NULL if this rank has a table: it is made when it is needed.
+  // `calls`: the list; empty for a single call, which is the only candidate. `staged`: the operation to run if nothing
+  // can be done directly. For a list it is NULL if this rank publishes a table: it is made when it is needed.
   ZeroCopy(const Call &call, const Plan &plan, std::vector<CoalescedCall> calls, std::vector<Candidate> candidates,
            OperationPtr staged)
       : Operation({}, 0),
@@ -56,7 +57,7 @@ class ZeroCopy final : public Operation {
         left_(std::max<size_t>(calls_.size(), 1)) {
     place = is_list_ ? InputLocation{staged_ == nullptr ? 1 : kReads, 0} : candidates_[0].place;
     reach = !is_list_ ? 0 : staged_ == nullptr ? candidates_.size() * sizeof(InputLocation) : staged_->reach;
-    rounds = 2;  // at least: nothing younger may pass before it is known what is done
+    rounds = 2;  // at least: no later operation may be published before the ranks have decided
   }
 
   bool takes_from_places(const Lane &lane, uint64_t epoch) override {
@@ -75,7 +76,7 @@ class ZeroCopy final : public Operation {
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (is_rest(round)) return rest_->put(lane, round - base_, epoch);
     char *const slot = lane.data(self_, epoch);
-    if (round > 0) {  // in the header, whether anything was missed; in the slot, what
+    if (round > 0) {  // the header says whether this rank missed any input, and the slot says which
       for (const Candidate &candidate : candidates_)
         if (candidate.missed) place.key = kReads;
       for (size_t k = 0; k < candidates_.size() && place.key != 0; ++k) slot[k] = candidates_[k].missed;
@@ -98,7 +99,7 @@ class ZeroCopy final : public Operation {
       for (const Candidate &candidate : candidates_)
         if (candidate.is_direct && !candidate.missed) candidate.direct->take(lane, 0, epoch);
     } else if (asks_) {
-      hear_missed(lane, epoch);
+      collect_missed(lane, epoch);
     }
     return PHX_OK;
   }
@@ -109,7 +110,7 @@ class ZeroCopy final : public Operation {
   bool exclusive() const override { return rest_ != nullptr && rest_->exclusive(); }
   bool takes_input_at_once() const override { return false; }
   void keep_input(size_t limit) override {
-    if (!is_list_) return;  // more than the limit, or it would be staged
+    if (!is_list_) return;  // a single call has more than the limit, otherwise it would be staged
     if (staged_ != nullptr) staged_->keep_input(limit);
     keep_inputs(&calls_, n_, self_, limit, &kept_);
   }
@@ -134,8 +135,9 @@ class ZeroCopy final : public Operation {
     return {only_root_gives(call.kind) && call.root != rank ? kReads : 0, 0};
   }
 
-  // Decides which calls are done directly, and notes what this rank has to read and cannot find. False: nothing is, and
-  // slots that were left empty are filled. A table stays where it is: another rank may still read it.
+  // Decides which calls are done directly, and marks the inputs that this rank has to read and cannot find. False: no
+  // call is, and the slots that were left empty are filled. If slots have tables it is true even if no call is done
+  // directly, because a table must stay in its slot while other ranks may read it.
   bool choose(const Lane &lane, uint64_t epoch) {
     bool any = false;
     for (int i = 0; i < n_; ++i) {
@@ -148,8 +150,8 @@ class ZeroCopy final : public Operation {
       Candidate &candidate = candidates_[k];
       const CoalescedCall &call = candidate.call;
       const bool rooted = only_root_gives(call.kind);
-      const InputLocation from =
-          place_of(lane, epoch, rooted ? call.root : self_, k);  // read once, as what is checked is used
+      // Copied once, so that what is used is what was checked.
+      const InputLocation from = place_of(lane, epoch, rooted ? call.root : self_, k);
       if (!from.leaves_slot_empty()) continue;
       if (rooted && candidate.direct == nullptr) find_root(call, from.key, &candidate);
       bool fits = true;
@@ -171,9 +173,9 @@ class ZeroCopy final : public Operation {
   }
 
   void find_root(const CoalescedCall &call, uint64_t key, Candidate *candidate) {
-    std::shared_ptr<Symm> found = SymmDirectory::of_process().find_key(group_.members(), self_, key);
-    if (found != nullptr)
-      candidate->direct = make_symm(call.kind, std::move(found), 0, call.buffers, call.reduction, call.root, plan_);
+    std::shared_ptr<Symm> symm = SymmDirectory::of_process().find_key(group_.members(), self_, key);
+    if (symm != nullptr)
+      candidate->direct = make_symm(call.kind, std::move(symm), 0, call.buffers, call.reduction, call.root, plan_);
   }
 
   void begin_direct() {
@@ -184,11 +186,12 @@ class ZeroCopy final : public Operation {
     engine_.count_zero_copies(count_);
     if (is_list_)
       begin_rest(1);
-    else  // it may have more rounds than one and an arrival
+    else  // the direct operation may have more than two rounds
       begin(candidates_[0].direct.get(), 0);
   }
 
-  void hear_missed(const Lane &lane, uint64_t epoch) {
+  // Moves the calls of which any rank missed the input to the rest.
+  void collect_missed(const Lane &lane, uint64_t epoch) {
     place = {};
     for (int i = 0; i < n_; ++i) {
       if (lane.place(i, epoch).key == 0) continue;
@@ -205,7 +208,7 @@ class ZeroCopy final : public Operation {
     begin_rest(2);
   }
 
-  // In the round `base`; or nothing is left but the arrival.
+  // Begins the calls that are not done directly, if there are any, in round `base`.
   void begin_rest(uint32_t base) {
     if (left_ == 0) return;
     if (is_list_) {
@@ -237,12 +240,12 @@ class ZeroCopy final : public Operation {
   std::vector<CoalescedCall> calls_;
   std::vector<Candidate> candidates_;
   std::vector<char> kept_;
-  OperationPtr staged_;  // all calls, or the rest
-  size_t left_;          // of the calls: not done directly
+  OperationPtr staged_;  // stages all calls, or the rest
+  size_t left_;          // the number of calls that are not done directly
   bool by_places_ = false;
   bool asks_ = false;          // whether a rank could miss an input
-  size_t count_ = 0;           // of calls that are done directly
-  Operation *rest_ = nullptr;  // what has all rounds from `base_` on
+  size_t count_ = 0;           // the number of calls that are done directly
+  Operation *rest_ = nullptr;  // the operation that has all rounds from `base_` on
   uint32_t base_ = 0;
 };
 
@@ -250,24 +253,25 @@ size_t offset_in(const Symm &symm, const char *in) {
   return static_cast<size_t>(in - static_cast<const char *>(symm.block().base));
 }
 
-// What all ranks must have in common to read each other's inputs: the allocation, and whether the call is in place.
+// The location of an input. Its key stands for what must be the same on all ranks if they are to read each other's
+// inputs: the allocation, and whether the call is in place.
 InputLocation place_in(const Symm &symm, Kind kind, const Buffers &buffers) {
   if (only_root_gives(kind)) return {symm.key(), offset_in(symm, buffers.in)};
   const uint64_t facts[2] = {symm.key(), kind == Kind::kAllReduce && buffers.in == buffers.out};
   return {hash_words(facts) | 1, offset_in(symm, buffers.in)};
 }
 
-// Calls of at least kSmallestInput bytes: smaller ones are packed for less than it takes to look for them. The same
-// ones on all ranks, as many as fit into a slot.
+// The calls of at least kSmallestInput bytes, as packing smaller ones costs less than looking them up; the same calls
+// on all ranks, and no more than a slot has room for.
 std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, const Lane &lane) {
-  std::vector<Candidate> found;
-  for (size_t i = 0; i < calls.size() && found.size() < lane.slot_bytes() / sizeof(InputLocation); ++i) {
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < calls.size() && candidates.size() < lane.slot_bytes() / sizeof(InputLocation); ++i) {
     if (input_bytes(calls[i], lane.group_size(), std::max(calls[i].root, 0)) < kSmallestInput) continue;
-    found.emplace_back();
-    found.back().call = calls[i];
-    found.back().index = i;
+    candidates.emplace_back();
+    candidates.back().call = calls[i];
+    candidates.back().index = i;
   }
-  return found;
+  return candidates;
 }
 
 }  // namespace
@@ -292,9 +296,9 @@ OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr stag
   const Group &group = call.group();
   const Kind kind = call.kind();
   if (call.options().algo != PHX_ALGO_AUTO) return staged;
-  // An input that is taken before the start returns may be changed after it.
+  // The caller may change an input of at most this size as soon as the start returns, so peers cannot read it later.
   if (!blocking && in_bytes <= group.eager_bytes()) return staged;
-  const bool reads = only_root_gives(kind) && group.group_rank() != root;  // has no input itself
+  const bool reads = only_root_gives(kind) && group.group_rank() != root;  // this rank has no input
   const Buffers &buffers = call.buffers();
   std::shared_ptr<Symm> symm = reads ? nullptr : find_input(group, buffers.in, in_bytes);
   if (reads ? !may_find_input(group, in_bytes) : symm == nullptr) return staged;
@@ -320,35 +324,35 @@ OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const 
   if (directory.empty() || group.size() == 1 || call.options().algo != PHX_ALGO_AUTO)
     return make_coalesced(plan, calls);
   std::vector<Candidate> candidates = candidates_of(calls, plan.lane);
-  const size_t most_kept = plan.blocking ? 0 : group.eager_bytes();  // may be changed after the start
+  const size_t most_kept = plan.blocking ? 0 : group.eager_bytes();  // may change after the start
   const int self = group.group_rank();
   size_t own = 0, others = 0;  // bytes
   for (Candidate &candidate : candidates) {
-    const CoalescedCall &each = candidate.call;
-    const Buffers &buffers = each.buffers;
-    const size_t bytes = input_bytes(each, group.size(), std::max(each.root, 0));
+    const CoalescedCall &part = candidate.call;
+    const Buffers &buffers = part.buffers;
+    const size_t bytes = input_bytes(part, group.size(), std::max(part.root, 0));
     if (bytes <= most_kept) continue;
-    if (only_root_gives(each.kind) && each.root != self) {
+    if (only_root_gives(part.kind) && part.root != self) {
       others += bytes;
       continue;
     }
-    // It would take arrivals of its own.
-    if (sums_by_parts(each.kind, buffers.in == buffers.out, group.size(), PHX_ALGO_AUTO)) continue;
+    // A reduction in two steps needs more arrivals than the one that all direct calls share.
+    if (sums_by_parts(part.kind, buffers.in == buffers.out, group.size(), PHX_ALGO_AUTO)) continue;
     std::shared_ptr<Symm> symm = directory.find(group.members(), self, buffers.in, bytes);
     if (symm == nullptr) continue;
     own += bytes;
-    candidate.place = place_in(*symm, each.kind, buffers);
-    candidate.direct = make_symm(each.kind, std::move(symm), 0, buffers, each.reduction, each.root, plan);
+    candidate.place = place_in(*symm, part.kind, buffers);
+    candidate.direct = make_symm(part.kind, std::move(symm), 0, buffers, part.reduction, part.root, plan);
   }
   const bool reads = may_find_input(group, others);
   if (!pays_to_look(group, own + (reads ? others : 0))) return make_coalesced(plan, calls);
-  OperationPtr whole;
-  if (own == 0) whole = make_coalesced(plan, calls);
+  OperationPtr staged;
+  if (own == 0) staged = make_coalesced(plan, calls);
   for (Candidate &candidate : candidates) {
-    const CoalescedCall &each = candidate.call;
-    if (reads && only_root_gives(each.kind) && each.root != self) candidate.place.key = kReads;
+    const CoalescedCall &part = candidate.call;
+    if (reads && only_root_gives(part.kind) && part.root != self) candidate.place.key = kReads;
   }
-  return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(whole));
+  return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(staged));
 }
 
 }  // namespace phx

@@ -1,4 +1,4 @@
-// A collective on ordinary buffers whose input happens to lie in symmetric memory: then nothing is copied.
+// Collectives on ordinary buffers whose inputs happen to lie in symmetric memory, where peers read them without a copy.
 #pragma once
 
 #include "ops/call.h"
@@ -6,20 +6,22 @@
 namespace phx {
 
 inline constexpr size_t kSmallestInput = size_t{4} << 10;
-// Whether inputs of so many bytes are worth looking for.
+// Whether it pays to look an input of `in_bytes` up in symmetric memory.
 bool pays_to_look(const Group &group, size_t in_bytes);
-// Where an input lies, if collectives of the group should read it there. NULL: they copy it.
+// The symmetric memory in which an input lies, if collectives of the group should read it there. NULL: they copy it.
 std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes);
-// Whether an input of as many bytes on another rank may be read there. What is found out later may still be that not.
+// Whether an input of `in_bytes` on another rank can perhaps be read where it lies. This is a hint: the read may still
+// turn out to be impossible.
 bool may_find_input(const Group &group, size_t in_bytes);
 
-// What to do instead of `staged`, if anything. `in_bytes`: of the input of a rank that has one. `root`: as in the call.
-// in_counts and out_counts: of all_to_all_v.
+// The operation to run instead of `staged`, or `staged` itself. `in_bytes`: the size of the input on a rank that has
+// one. in_counts and out_counts are for all_to_all_v only.
 //
-// Whether the inputs of the others lie there as well is seen when all have arrived: see zero_copy.cpp. If they are not
-// in one allocation, `staged` is done after all.
+// Whether the inputs of the other ranks lie in the same allocation is known when all have arrived (see zero_copy.cpp).
+// If they do not, `staged` runs after all.
 OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1,
                             const size_t *in_counts = nullptr, const size_t *out_counts = nullptr);
+// The same for a list of calls.
 OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

@@ -20,7 +20,7 @@ std::string describe(const MessageHead &head) {
 
 void Messenger::finish(Transfer &transfer, phx_status status) {
   completed_ = true;
-  const WorkRef work = std::move(transfer.work);  // keeps the transfer until the end of this function
+  const WorkRef work = std::move(transfer.work);  // keeps the transfer alive until the end of this function
   if (work) {
     work->settle(status, transfer.sends ? -1 : transfer.source);
     group_->world().progress().ended(*this);
@@ -29,7 +29,7 @@ void Messenger::finish(Transfer &transfer, phx_status status) {
 }
 
 void Messenger::finish_with(Transfer &transfer, const ErrorInfo &error) {
-  const KeptError kept;  // the transfer may be another thread's
+  const KeptError kept;  // of this thread: the transfer may be another thread's
   set_last_error(error);
   if (!transfer.work) transfer.error = std::make_unique<ErrorInfo>(error);
   finish(transfer, error.status);
@@ -51,7 +51,7 @@ void Messenger::end_interrupted(Transfer &transfer) {
 }
 
 bool Messenger::group_failed() const {
-  // This rank's own: set with those of all ranks when the group fails, and not when one of them leaves.
+  // The word of this rank is set, with those of all ranks, when the group fails. It is not set when a peer leaves.
   return group_->interruption(self_).load(std::memory_order_acquire) != 0;
 }
 
@@ -66,7 +66,7 @@ bool Messenger::interrupted(const Transfer &transfer) const {
   return size_ > 1;
 }
 
-// Out of every list. What comes for a matched receive is dropped.
+// Removes a transfer from its list. Data that comes later for a matched receive is dropped.
 void Messenger::withdraw(Transfer &transfer) {
   const int other = transfer.other();
   const Transfer::Stage stage = std::exchange(transfer.stage, Transfer::Stage::kNone);
@@ -88,7 +88,7 @@ void Messenger::withdraw(Transfer &transfer) {
   if (!transfer.sends || waits_for_cts) --inbound_[other].awaited;
 }
 
-// A transfer whose other end is that rank; NULL if there is none.
+// A transfer with that peer; NULL if there is none.
 Transfer *Messenger::any_with(int peer) const {
   const Outbound &outbound = outbound_[peer];
   for (Transfer *transfer : {outbound.clears.front(), outbound.data.front(), outbound.queue.front(),
@@ -113,7 +113,7 @@ void Messenger::abort_all() {
   while (Transfer *receive = matcher_.any_posted(PHX_ANY_RANK)) abort(*receive, PHX_ANY_RANK);
 }
 
-// Works that nobody holds any more; the group can no longer be asked why.
+// Drops transfers whose handles are gone, without an error: the group can no longer be asked for the cause.
 Messenger::~Messenger() {
   const auto drop = [&](Transfer *transfer) {
     withdraw(*transfer);
@@ -146,7 +146,7 @@ ErrorInfo Messenger::ended(const Transfer &transfer, int peer) const {
   group_->raise_in_flight(transfer.operation(), 0);
   const ErrorInfo cause = last_error();
   if (group_failed() || peer == PHX_ANY_RANK || cause.peer == group_->rank_of(peer)) return cause;
-  return error_of(transfer.operation(), PHX_ERR_PEER_DEAD, peer,  // not the first one that left
+  return error_of(transfer.operation(), PHX_ERR_PEER_DEAD, peer,  // `cause` names another rank that left earlier
                   "rank " + std::to_string(group_->rank_of(peer)) + " (pid " + std::to_string(group_->pid_of(peer)) +
                       ") has left: its world was finalized");
 }
@@ -166,7 +166,7 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
                      " still waits for " + who + " to ";
   if (transfer.sends) {
     text += "receive its send(" + phx::describe(transfer.head) + "), of which " + of(transfer.moved, transfer.bytes) +
-            " bytes found room.";
+            " bytes were sent.";
     if (transfer.rendezvous && !transfer.cleared)
       text += " A message of this size, or beyond what the receiver keeps, waits for its receive.";
   } else {
@@ -174,15 +174,15 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
     if (transfer.source != PHX_ANY_RANK) text += ", of which " + of(transfer.moved, transfer.bytes) + " bytes came";
     text += ".";
     if (const Arrival *other = matcher_.oldest(peer))
-      text += " Of what came, nobody has received send(" + phx::describe(other->head) + ") from rank " +
-              std::to_string(group_->rank_of(other->source)) + ".";
+      text += " No receive has matched send(" + phx::describe(other->head) + ") from rank " +
+              std::to_string(group_->rank_of(other->source)) + ", which has arrived.";
   }
   return error_of(transfer.operation(), PHX_ERR_TIMEOUT, peer, text + " Look at why it is late, or raise timeout_ms.");
 }
 
-ErrorInfo Messenger::broken(int peer, const char *what) const {
+ErrorInfo Messenger::broken(int peer, const char *problem) const {
   return error_of("messages", PHX_ERR_INTERNAL, peer,
-                  "the memory shared with " + group_->describe(peer) + " is broken: " + what +
+                  "the memory shared with " + group_->describe(peer) + " is broken: " + problem +
                       ". Something in one of the two processes wrote where it must not.");
 }
 

@@ -5,7 +5,7 @@ namespace phx {
 Matcher::~Matcher() {
   for (const auto &list : arrivals_) {
     for (Arrival *arrival = list.front(); arrival != nullptr;) {
-      const std::unique_ptr<Arrival> last(arrival);
+      const std::unique_ptr<Arrival> owner(arrival);
       arrival = arrival->next;
     }
   }

@@ -1,8 +1,8 @@
-// Which receive gets which message: receives that wait, and messages that no receive has asked for yet; and where the
-// transfers are that wait for a record with their number.
+// Matches messages with receives: holds the posted receives and the unexpected messages, which no receive matches yet.
+// Also finds the transfers that wait for a record with their number.
 //
-// All are kept in a fixed number of lists, by tag or by number, so that a search passes few entries with thousands in
-// flight and nothing is allocated for a transfer.
+// All of them are in a fixed number of lists, by tag or by number. So a search passes few entries even with thousands
+// in flight, and a transfer needs no allocation.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace phx {
 
-// A message that came before its receive: its eager part lies on the heap of its receiver.
+// An unexpected message: it came before its receive, and its eager part lies on the heap of this rank.
 struct Arrival {
   int source = 0;
   MessageHead head{};
@@ -22,7 +22,7 @@ struct Arrival {
   size_t eager = 0;
   size_t received = 0;  // bytes, of `eager`
   std::unique_ptr<char[]> data;
-  Transfer *send = nullptr;  // a message of this rank to itself that is too large to be kept: its data is still there
+  Transfer *send = nullptr;  // a send of this rank to itself, too large to copy: the data is still in its buffer
   Arrival *next = nullptr, *previous = nullptr;
 };
 
@@ -33,15 +33,15 @@ class Matcher {
 
   void post(Transfer *receive);
   void withdraw(Transfer *receive);
-  // Takes out the oldest receive that such a message meets; NULL if there is none.
+  // Removes and returns the oldest receive that matches a message; NULL if there is none.
   Transfer *match(int source, uint32_t tag);
   // Any receive that waits, for group rank `peer` or PHX_ANY_RANK; NULL if there is none.
   Transfer *any_posted(int peer) const;
-  // Whether a receive waits that a message of that rank could meet.
+  // Whether a posted receive could match a message of that rank.
   bool wanted(int source) const { return posted_from_any_ + posted_from_[source] > 0; }
 
   void keep(std::unique_ptr<Arrival> arrival);
-  // The oldest arrival that this receive meets, perhaps not whole yet; NULL if there is none.
+  // The oldest arrival that matches this receive, perhaps not complete yet; NULL if there is none.
   Arrival *find(const Transfer &receive) const;
   std::unique_ptr<Arrival> take(Arrival *arrival);
   // The arrival that stands for a send of this rank to itself; NULL if there is none.
@@ -60,13 +60,13 @@ class Matcher {
   int posted_from_any_ = 0;
 };
 
-// Transfers by their other end and number.
+// Transfers by their peer and number.
 class NumberedTransfers {
  public:
   void add(Transfer *transfer) { list(transfer->number).push_back(transfer); }
   void remove(Transfer *transfer) { list(transfer->number).remove(transfer); }
   Transfer *find(int other, uint32_t number) const;  // NULL if there is none
-  Transfer *any(int other) const;                    // likewise
+  Transfer *any(int other) const;                    // NULL if there is none
 
  private:
   static constexpr size_t kBuckets = 128;

@@ -9,8 +9,8 @@ namespace phx {
 namespace {
 
 constexpr int kSpins = 20;     // as in base/wait.h
-constexpr int kAskedOnly = 4;  // looks without success before messages that no receive has asked for are taken in
-constexpr int kMoves = 1000;   // before the clock is read, however busy this is
+constexpr int kAskedOnly = 4;  // fruitless looks before the rings of all peers are read
+constexpr int kMoves = 1000;   // the most looks that moved something before the clock is read
 
 }  // namespace
 
@@ -59,8 +59,9 @@ void Messenger::on_failed() {
   wake_all(own->doorbell);
 }
 
-// What the caller stored for that rank does not pass the load of `sleepers` (Dekker with await, which announces itself
-// and then looks again): it was a full fence, or the compiler keeps the order and the sleeper fences the processor.
+// The load of `sleepers` must not pass the caller's store for that rank (as in Dekker's algorithm: `sleep` announces
+// itself and then looks again). Either that store was a full fence, or this fence makes the compiler keep the order and
+// the sleeper fences this processor.
 void Messenger::wake(int group_rank) {
   MessageArea &area = *areas_[group_rank];
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -72,10 +73,10 @@ void Messenger::wake(int group_rank) {
 void Messenger::leave(Lock &lock) {
   if (failure_) {
     const ErrorInfo failure = *std::exchange(failure_, std::nullopt);
-    const KeptError kept;  // this may be a thread that only helps
-    // Under the lock, so that no call finds this closed before the group knows why. It takes no lock of a messenger.
+    const KeptError kept;  // of this thread: the transfer that failed may be another thread's
+    // Under the lock, so that no call sees `closed_` before the group has the cause. fail_with takes no messenger lock.
     group_->fail_with(failure, true);
-    group_->raise_in_flight(failure.operation, 0);  // for what it notes: that the cause is being reported
+    group_->raise_in_flight(failure.operation, 0);  // makes the group note that the cause is being reported
     abort_all();
   }
   const bool others = std::exchange(completed_, false);
@@ -85,7 +86,7 @@ void Messenger::leave(Lock &lock) {
 
 bool Messenger::advance_pending() {
   Lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return false;  // another thread of this rank is at it
+  if (!lock.owns_lock()) return false;  // another thread of this rank is moving the transfers
   const bool moved = advance(Take::kWanted);
   if (!closed_ && group_failed()) abort_all();
   leave(lock);
@@ -137,7 +138,7 @@ phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
   return status < 0 && transfer.error ? set_last_error(*transfer.error) : status;
 }
 
-// Spins, yields and sleeps as wait_reached does, and moves all transfers of this rank on between looks.
+// Spins, yields and sleeps as wait_reached does, and advances all transfers of this rank in between.
 void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
   for (int looks = 0, moves = 0; looks < kSpins && moves < kMoves; ++looks) {
     const WaitResult seen = look(transfer, looks < kAskedOnly ? Take::kWanted : Take::kAll);
@@ -152,7 +153,7 @@ void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
 
 WaitResult Messenger::look(Transfer &transfer, Take take) {
   Lock lock(mutex_, std::try_to_lock);
-  // If another thread of this rank has it, that one moves this transfer on as well.
+  // Another thread of this rank that holds the lock advances this transfer as well.
   if (!lock.owns_lock()) return transfer.complete() ? WaitResult::kReached : WaitResult::kNothing;
   return look(transfer, take, lock);
 }
@@ -165,11 +166,11 @@ WaitResult Messenger::look(Transfer &transfer, Take take, Lock &lock) {
   return moved ? WaitResult::kMoved : cut ? WaitResult::kInterrupted : WaitResult::kNothing;
 }
 
-// Until something may have happened.
+// Sleeps until the doorbell of this rank rings, unless a last look finds that something has happened.
 WaitResult Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
   MessageArea &own = *areas_[self_];
-  // seq_cst and a fence, and a last look after it, under the lock: whoever wrote a record, made room or completed this
-  // transfer before that look is seen by it, and whoever does so later sees the announcement and rings (see wake).
+  // The announcement is seq_cst and fenced, and a last look follows under the lock. The look sees every record, room or
+  // completion that was stored before it; a thread that stores one later sees the announcement and rings (see wake).
   own.sleepers.fetch_add(1, std::memory_order_seq_cst);
   if (fenced_) fence_others();
   const uint32_t rings = own.doorbell.load(std::memory_order_seq_cst);
@@ -182,7 +183,7 @@ WaitResult Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
 
 void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) {
   Lock lock(mutex_);
-  advance(Take::kAll);  // what has arrived wins
+  advance(Take::kAll);  // a message that has arrived goes before the error
   if (!transfer.complete()) {
     if (group_failed())
       abort_all();

@@ -1,7 +1,8 @@
-// The messages of one group, as one rank sees them: what it sends, what it waits for, and what came unasked.
+// The messages of one rank in one group: its sends, its receives, and unexpected messages.
 //
-// There is no thread: whoever waits for a message, and whoever waits for anything while something is started, moves all
-// transfers of its rank on. The lock is never held while waiting, so that threads of a rank send and receive at once.
+// There is no progress thread. A thread that waits for a message, or for anything else while a transfer is started,
+// advances all transfers of its rank. The lock is never held while waiting, so that several threads of a rank can send
+// and receive at the same time.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,7 @@ class Messenger final : public Attachment, public ProgressSource {
   explicit Messenger(Group &group) : group_(&group) {}
   ~Messenger() override;
 
-  // A ring costs memory once something is sent through it.
+  // A ring takes memory only once something is sent through it.
   size_t area_bytes() const override;
   void begin_area_at(char *area, uint32_t first) override;
   void open(const std::vector<char *> &areas) override;
@@ -32,9 +33,9 @@ class Messenger final : public Attachment, public ProgressSource {
   std::vector<ProgressSource *> progress_sources() override { return {this}; }
   bool advance_pending() override;
 
-  // Blocks until it is complete. The transfer is the caller's.
+  // Blocks until the transfer is complete. The caller owns it.
   phx_status run(Transfer &transfer, int64_t timeout_ms);
-  // Never waits. transfer.work holds the transfer, and is held until it is complete.
+  // Never waits. transfer.work owns the transfer, and keeps it alive until it is complete.
   phx_status start(Transfer &transfer);
   phx_status wait(Transfer &transfer, int64_t timeout_ms);
   void test(Transfer &transfer);
@@ -43,20 +44,20 @@ class Messenger final : public Attachment, public ProgressSource {
   struct Outbound {
     RingWriter ring;
     LinkedList<Transfer> clears;  // receives whose CTS is to be sent
-    LinkedList<Transfer> data;  // sends that have their CTS, in the order of these; the first may be partly in the ring
-    LinkedList<Transfer> queue;  // new sends in the order of the calls; likewise
+    LinkedList<Transfer> data;    // sends with a CTS, in the order of the CTS; the first may be partly in the ring
+    LinkedList<Transfer> queue;   // new sends in the order of the calls; the first may be partly in the ring
     uint32_t next_number = 0;
     uint32_t announced = 0;  // sends with an RTS and no CTS
-    bool counted = false;    // in sending_
+    bool counted = false;    // whether sending_ counts this peer
   };
   struct Inbound {
     RingReader ring;
     uint32_t next_number = 0;
-    uint32_t announced = 0;      // messages with an RTS that no receive has met
-    int awaited = 0;             // receives that have met a message and are not complete, and sends that wait for a CTS
-    Arrival *arrival = nullptr;  // the last message, if no receive has met it and more of its eager part is to come
+    uint32_t announced = 0;      // messages with an RTS that no receive has matched
+    int awaited = 0;             // matched receives that are not complete, and sends that wait for a CTS
+    Arrival *arrival = nullptr;  // the last message, if it is unexpected and more of its eager part is to come
   };
-  // kWanted takes in what a receive waits for and what lies before it; kAll the rest as well, onto the heap.
+  // kWanted reads only the rings of peers for which a transfer waits; kAll reads all rings.
   enum class Take { kWanted, kAll };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -64,16 +65,16 @@ class Messenger final : public Attachment, public ProgressSource {
   phx_status begin(Transfer &transfer);
   void await(Transfer &transfer, LazyDeadline &deadline);
   WaitResult look(Transfer &transfer, Take take);
-  WaitResult look(Transfer &transfer, Take take, Lock &lock);  // gives the lock back
+  WaitResult look(Transfer &transfer, Take take, Lock &lock);  // releases the lock
   WaitResult sleep(Transfer &transfer, LazyDeadline &deadline);
   void give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms);
-  void end_interrupted(Transfer &transfer);  // by the hook of the thread that waits; fails the group
-  // Gives the lock back, tells the group what was found wrong, and wakes threads of this rank whose transfer is
-  // complete.
+  void end_interrupted(Transfer &transfer);  // the hook of the waiting thread interrupted it; fails the group
+  // Fails the group with `failure_` if that is set, releases the lock, and wakes the threads of this rank whose
+  // transfers are complete.
   void leave(Lock &lock);
-  void wake(int group_rank);  // if it sleeps
+  void wake(int group_rank);  // does nothing unless that rank sleeps
 
-  // ---- traffic.cpp: what moves, all under the lock
+  // ---- traffic.cpp: moves records and data, all under the lock
   bool advance(Take take);  // true when anything moved
   void send(Transfer &send);
   void send_to_self(Transfer &send);
@@ -96,27 +97,27 @@ class Messenger final : public Attachment, public ProgressSource {
   bool append(int source, const Record &record);
   Arrival *keep_arrival(int source, const MessageHead &head, bool rendezvous, size_t eager);
   void deliver(Transfer &receive, const Record &record);
-  bool forget(int source, const char *what);
-  bool agree(Transfer &receive, int source, const MessageHead &sent);
+  bool drop_unknown(int source, const char *problem);
+  bool check_head(Transfer &receive, int source, const MessageHead &sent);
 
-  // ---- ending.cpp: how transfers end, well or not, all under the lock
+  // ---- ending.cpp: completes transfers, with or without an error, all under the lock
   void finish(Transfer &transfer, phx_status status);
   void finish_with(Transfer &transfer, const ErrorInfo &error);
-  // This transfer and the group have failed; leave() tells it. NULL: no transfer of this rank is to blame.
+  // Fails the transfer, and the group, which leave() does. NULL: no transfer of this rank is at fault.
   void fail(Transfer *transfer, const ErrorInfo &error);
   bool interrupted(const Transfer &transfer) const;
   bool group_failed() const;
   bool has_left(int peer) const;
   void withdraw(Transfer &transfer);
   Transfer *any_with(int peer) const;
-  void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: not because of one
+  void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: no single peer is the cause
   void abort_peer(int peer);
   void abort_all();
   ErrorInfo error_of(const char *operation, phx_status status, int peer, const std::string &text) const;
   ErrorInfo ended(const Transfer &transfer, int peer) const;
   ErrorInfo mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
   ErrorInfo timeout(const Transfer &transfer, int64_t timeout_ms) const;
-  ErrorInfo broken(int peer, const char *what) const;
+  ErrorInfo broken(int peer, const char *problem) const;
 
   Group *const group_;
   int self_ = 0;
@@ -132,12 +133,12 @@ class Messenger final : public Attachment, public ProgressSource {
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
   Matcher matcher_;
-  NumberedTransfers announced_;       // sends with an RTS and no CTS, but for one whose eager part is in the queue
-  NumberedTransfers filling_;         // receives that have met a message and are not complete
+  NumberedTransfers announced_;       // sends with an RTS and no CTS, except one whose eager part is still in the queue
+  NumberedTransfers filling_;         // matched receives that are not complete and have no CTS left to send
   int sending_ = 0;                   // peers for which something is to be pushed
   bool closed_ = false;               // the group failed: nothing moves any more
-  bool completed_ = false;            // a transfer, since the lock was taken
-  std::optional<ErrorInfo> failure_;  // found since the lock was taken
+  bool completed_ = false;            // whether a transfer was completed since the lock was taken
+  std::optional<ErrorInfo> failure_;  // detected since the lock was taken
 };
 
 inline Messenger &messenger_of(const Group &group) { return group.attached<Messenger>(); }
@@ -151,7 +152,7 @@ class MessageWork final : public Work {
   Transfer &transfer() { return transfer_; }
 
  private:
-  Messenger *const messenger_;  // of the group, which the handle keeps
+  Messenger *const messenger_;  // belongs to the group, which the handle keeps alive
   Transfer transfer_;
 };
 

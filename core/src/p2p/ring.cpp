@@ -7,13 +7,13 @@
 namespace phx {
 namespace {
 
-// Never 0, and another one than that of the record that lay here before.
+// Never 0, and different from the flag of the record that lay at the same place before.
 uint32_t flag_of(uint32_t line) { return line << 1 | 1; }
 
 uint32_t lines_of(size_t bytes) { return static_cast<uint32_t>((sizeof(RecordHeader) + bytes + kLine - 1) / kLine); }
 
-// The caller looks at the peer's `sleepers` next, and that load must not pass this store: as in store_and_wake, either
-// this is a full fence, or whoever goes to sleep fences everybody else (Messenger::await).
+// The caller then reads the peer's `sleepers`, and that load must not pass this store. As in store_and_wake, either
+// this is a full fence, or a thread that goes to sleep fences all others (Messenger::sleep).
 void show(SharedWord &word, uint32_t value, bool fenced_by_sleepers) {
   if (fenced_by_sleepers)
     word.store(value, std::memory_order_release);
@@ -31,35 +31,34 @@ void RingWriter::open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_
   written_ = known_taken_ = charged_ = known_returned_ = first;
 }
 
-RingResult RingWriter::put(const Record &given, size_t *taken) {
+RingResult RingWriter::put(const Record &record, size_t *taken) {
   const size_t to_end = (lines_ - (written_ & (lines_ - 1))) * kLine - sizeof(RecordHeader);
-  const size_t bytes = std::min({given.bytes, kPieceBytes, to_end});
+  const size_t bytes = std::min({record.bytes, kPieceBytes, to_end});
   const uint32_t lines = lines_of(bytes);
-  // One line more than the record has: the flag of the next one is cleared before this one is shown.
+  // One line more than the record needs: the flag of the next record is cleared before this one becomes visible.
   if (written_ + lines + 1 - known_taken_ > lines_) {
-    // Pairs with the store in RingReader::release: what the receiver read there it has read. seq_cst, because a sender
-    // that has announced its sleep must not miss it.
+    // Pairs with the store in RingReader::release: the receiver has finished reading these lines. seq_cst, because a
+    // sender that has announced its sleep must not miss that store.
     const uint32_t now = header_->taken.load(std::memory_order_seq_cst);
-    if (written_ - now > written_ - known_taken_) return RingResult::kBroken;  // it goes back, or beyond what we wrote
+    if (written_ - now > written_ - known_taken_) return RingResult::kBroken;  // it went backwards or too far
     known_taken_ = now;
     if (written_ + lines + 1 - known_taken_ > lines_) return RingResult::kNothing;
   }
-  auto *record = reinterpret_cast<RecordHeader *>(at(written_));
-  char *payload = reinterpret_cast<char *>(record + 1);
-  // The first line comes last: the receiver looks at its flag all the time and would take the line away in between.
+  auto *header = reinterpret_cast<RecordHeader *>(at(written_));
+  char *payload = reinterpret_cast<char *>(header + 1);
+  // The first line is written last: the receiver polls its flag, and would take the line away in between.
   const size_t first = std::min(bytes, kLine - sizeof(RecordHeader));
-  copy_bytes(payload + first, given.data + first, bytes - first);
+  copy_bytes(payload + first, record.data + first, bytes - first);
   flag(written_ + lines).store(0, std::memory_order_relaxed);  // ordered by the store of the flag below
-  record->bytes = static_cast<uint32_t>(bytes);
-  record->tag = given.head.tag;
-  record->dtype = static_cast<int16_t>(given.head.dtype);
-  record->kind = given.kind;
-  record->count = given.head.count;
-  record->offset = given.offset;
-  copy_bytes(payload, given.data, first);
-  // Pairs with the load in RingReader::peek: the record, and the cleared flag behind it, are visible to whoever sees
-  // the flag.
-  show(record->flag, flag_of(written_), fenced_);
+  header->bytes = static_cast<uint32_t>(bytes);
+  header->tag = record.head.tag;
+  header->dtype = static_cast<int16_t>(record.head.dtype);
+  header->kind = record.kind;
+  header->count = record.head.count;
+  header->offset = record.offset;
+  copy_bytes(payload, record.data, first);
+  // Pairs with the load in RingReader::peek: a receiver that sees the flag sees the record and the cleared flag behind.
+  show(header->flag, flag_of(written_), fenced_);
   written_ += lines;
   *taken = bytes;
   return RingResult::kOk;
@@ -67,9 +66,9 @@ RingResult RingWriter::put(const Record &given, size_t *taken) {
 
 RingResult RingWriter::charge(uint32_t cost, size_t credit) {
   if (charged_ - known_returned_ + cost > credit) {
-    // Only a number: nothing that is read depends on it.
+    // Relaxed, because no data that this rank reads depends on this number.
     const uint32_t now = header_->returned.load(std::memory_order_relaxed);
-    if (charged_ - now > charged_ - known_returned_) return RingResult::kBroken;  // it goes back, or beyond the charge
+    if (charged_ - now > charged_ - known_returned_) return RingResult::kBroken;  // it went backwards or too far
     known_returned_ = now;
     if (charged_ - known_returned_ + cost > credit) return RingResult::kNothing;
   }
@@ -87,11 +86,11 @@ void RingReader::open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_
 
 RingResult RingReader::peek(Record *out) const {
   const auto *record = reinterpret_cast<const RecordHeader *>(at(taken_));
-  // Pairs with the store in RingWriter::put. seq_cst for sleepers, as there.
+  // Pairs with the store in RingWriter::put. seq_cst, because a receiver that has announced its sleep must not miss it.
   const uint32_t flag = record->flag.load(std::memory_order_seq_cst);
   if (flag == 0) return RingResult::kNothing;
   if (flag != flag_of(taken_)) return RingResult::kBroken;
-  // Each field is read once: what is checked is what is used, even when a broken peer goes on writing.
+  // Each field is read once, so that what is used is what was checked, even if a broken peer goes on writing.
   out->bytes = *const_cast<const volatile uint32_t *>(&record->bytes);
   out->kind = *const_cast<const volatile RecordKind *>(&record->kind);
   out->head.tag = *const_cast<const volatile uint32_t *>(&record->tag);

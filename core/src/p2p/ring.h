@@ -7,11 +7,11 @@ namespace phx {
 
 enum class RingResult {
   kOk,
-  kNothing,  // no record, or no room for one: later
-  kBroken    // the peer wrote what cannot be
+  kNothing,  // there is no record, or no room for one, yet
+  kBroken    // the peer wrote impossible values
 };
 
-// A record without its data, see RecordHeader. Its receiver reads it once from shared memory and checks its size.
+// A record (see RecordHeader) with a pointer to its data. The receiver reads it once from shared memory and checks it.
 struct Record {
   RecordKind kind = RecordKind::kEager;
   MessageHead head{};  // CTS and DATA: head.tag is the number of the message
@@ -25,8 +25,8 @@ class RingWriter {
   // fenced_by_sleepers: see store_and_wake. `first`: where the counts of lines and of credit begin
   // (Group::first_count).
   void open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first = 0);
-  // Writes a record with as many of the record.bytes bytes at record.data as it takes: `taken`, at least one unless
-  // record.bytes is 0.
+  // Writes a record with as many of the record.bytes bytes at record.data as fit, and sets `taken` to their number: at
+  // least one, unless record.bytes is 0.
   RingResult put(const Record &record, size_t *taken);
   // Uses credit for an eager message. kNothing: there is not enough.
   RingResult charge(uint32_t cost, size_t credit);
@@ -39,7 +39,7 @@ class RingWriter {
   char *data_ = nullptr;
   uint32_t lines_ = 0;
   uint32_t written_ = 0;      // lines since the beginning, modulo 2^32
-  uint32_t known_taken_ = 0;  // likewise
+  uint32_t known_taken_ = 0;  // lines that the receiver has read, when last looked at
   uint32_t charged_ = 0;      // bytes of credit used since the beginning, modulo 2^32
   uint32_t known_returned_ = 0;
   bool fenced_ = false;
@@ -51,7 +51,7 @@ class RingReader {
   // The next record, which stays until `release`.
   RingResult peek(Record *out) const;
   void release(const Record &record);
-  // The peer has used credit. False when it cannot have had that much.
+  // Notes that the peer has used credit. False if it used more than it had.
   bool charge(uint32_t cost, size_t credit);
   void give_back(uint32_t cost);
 

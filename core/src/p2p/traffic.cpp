@@ -1,5 +1,4 @@
-// What moves: sends into rings, records out of them, into the buffer of a receive or onto the heap. See layout.h for
-// the protocol.
+// Moves data from sends into rings, and from rings into buffers of receives or onto the heap, as layout.h describes.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -15,7 +14,7 @@ namespace {
 
 using Stage = Transfer::Stage;
 
-// What a message costs of its sender's credit. An RTS without data costs none: kMaxAnnounced bounds these.
+// How much of its sender's credit a message uses. An RTS without data uses none; kMaxAnnounced bounds these.
 uint32_t cost_of(bool rendezvous, size_t eager) { return rendezvous && eager == 0 ? 0 : eager_cost(eager); }
 
 }  // namespace
@@ -40,14 +39,14 @@ void Messenger::send(Transfer &send) {
   if (idle) push(send.peer);
 }
 
-// Whether there is something to push is known without a look at the lists.
+// Updates `counted` and sending_, so that `advance` need not look at the lists of idle peers.
 void Messenger::count(Outbound &outbound) {
   const bool busy = !outbound.clears.empty() || !outbound.data.empty() || !outbound.queue.empty();
   if (busy != outbound.counted) sending_ += busy ? 1 : -1;
   outbound.counted = busy;
 }
 
-// First what lets the peer go on, then messages that have met their receives, then new ones in the order of the calls.
+// Writes CTS first, which let the peer go on, then data of matched messages, then new messages in the calls' order.
 bool Messenger::push(int peer) {
   Outbound &outbound = outbound_[peer];
   size_t pushed = 0;
@@ -109,7 +108,7 @@ RingResult Messenger::push_first(Outbound &outbound, Transfer &send, size_t *tak
   return RingResult::kOk;
 }
 
-// How a message will be sent. kNothing: it cannot begin before the receiver has asked for others.
+// Decides how a message is sent. kNothing: it cannot begin before the receiver has sent a CTS for others.
 RingResult Messenger::plan(Outbound &outbound, Transfer &send) {
   const size_t eager = std::min(send.bytes, eager_bytes_);
   const bool may_announce = outbound.announced < kMaxAnnounced;
@@ -123,7 +122,7 @@ RingResult Messenger::plan(Outbound &outbound, Transfer &send) {
 }
 
 RingResult Messenger::push_data(Outbound &outbound, Transfer &send, size_t *taken) {
-  if (send.moved == send.allowed()) {  // the CTS of a message whose data is in the ring already, or that has none
+  if (send.moved == send.allowed()) {  // the CTS is for a message whose data is in the ring already, or that has none
     note_sent(outbound, send, 0);
     return RingResult::kOk;
   }
@@ -148,7 +147,7 @@ void Messenger::note_sent(Outbound &outbound, Transfer &send, size_t bytes) {
   announced_.add(&send);
 }
 
-// A CTS. False when the group has failed.
+// Handles a CTS. False when the group has failed.
 bool Messenger::clear(int peer, uint32_t number) {
   Outbound &outbound = outbound_[peer];
   Transfer *send = announced_.find(peer, number);
@@ -159,8 +158,8 @@ bool Messenger::clear(int peer, uint32_t number) {
     count(outbound);
   } else {
     send = outbound.queue.front();  // its eager part may not be in the ring yet
-    const bool found = send != nullptr && send->begun && send->rendezvous && !send->cleared && send->number == number;
-    if (!found) return forget(peer, "it asks for the data of a message that was not announced");
+    const bool matches = send != nullptr && send->begun && send->rendezvous && !send->cleared && send->number == number;
+    if (!matches) return drop_unknown(peer, "it asks for the data of a message that was not announced");
   }
   send->cleared = true;
   --outbound.announced;
@@ -168,7 +167,7 @@ bool Messenger::clear(int peer, uint32_t number) {
   return true;
 }
 
-// Into the receive that waits, onto the heap, or, where that would be too much, when a receive comes.
+// Copies the data into a posted receive, or onto the heap. A message that is too large for that waits for its receive.
 void Messenger::send_to_self(Transfer &send) {
   if (Transfer *receive = matcher_.match(self_, send.head.tag)) return move_within(send, *receive);
   Outbound &own = outbound_[self_];
@@ -190,7 +189,7 @@ void Messenger::send_to_self(Transfer &send) {
 
 void Messenger::move_within(Transfer &send, Transfer &receive) {
   receive.source = self_;
-  if (!agree(receive, self_, send.head)) return finish_with(send, *failure_);
+  if (!check_head(receive, self_, send.head)) return finish_with(send, *failure_);
   if (send.bytes != 0) std::memmove(receive.out, send.in, send.bytes);
   finish(receive, PHX_OK);
   finish(send, PHX_OK);
@@ -198,17 +197,17 @@ void Messenger::move_within(Transfer &send, Transfer &receive) {
 
 // ---- receiving
 
-// False, and the group has failed, when the two sides disagree.
-bool Messenger::agree(Transfer &receive, int source, const MessageHead &sent) {
+// False, and the group has failed, if the envelopes of a send and its receive differ.
+bool Messenger::check_head(Transfer &receive, int source, const MessageHead &sent) {
   if (receive.head == sent) return true;
   fail(&receive, mismatch(receive, source, sent));
   return false;
 }
 
 void Messenger::post(Transfer &receive) {
-  Arrival *found = matcher_.find(receive);
-  if (found == nullptr) return matcher_.post(&receive);
-  const std::unique_ptr<Arrival> arrival = matcher_.take(found);
+  Arrival *match = matcher_.find(receive);
+  if (match == nullptr) return matcher_.post(&receive);
+  const std::unique_ptr<Arrival> arrival = matcher_.take(match);
   const int source = arrival->source;
   if (arrival->send != nullptr) {
     announced_.remove(arrival->send);
@@ -216,16 +215,16 @@ void Messenger::post(Transfer &receive) {
     return move_within(*arrival->send, receive);
   }
   Inbound &inbound = inbound_[source];
-  if (inbound.arrival == found) inbound.arrival = nullptr;
+  if (inbound.arrival == match) inbound.arrival = nullptr;
   receive.source = source;
-  if (!agree(receive, source, arrival->head)) return;
+  if (!check_head(receive, source, arrival->head)) return;
   copy_bytes(receive.out, arrival->data.get(), arrival->received);
   receive.moved = arrival->received;
   fill(receive, arrival->number, arrival->rendezvous, arrival->eager);
   if (outbound_[source].counted) push(source);
 }
 
-// A receive that has met its message gets what is still to come.
+// Makes a matched receive wait for the rest of its message.
 void Messenger::fill(Transfer &receive, uint32_t number, bool rendezvous, size_t eager) {
   Inbound &inbound = inbound_[receive.source];
   Outbound &outbound = outbound_[receive.source];
@@ -277,7 +276,7 @@ bool Messenger::pull(int source, Take take) {
     moved = true;
     pulled += record.bytes + kLine;
   } while (pulled < ring_bytes_ && (take == Take::kAll || wanted(source)));
-  if (moved && outbound_[source].counted) push(source);  // a CTS, or the data that one asks for
+  if (moved && outbound_[source].counted) push(source);  // a CTS, or the data that a CTS asks for
   return moved;
 }
 
@@ -315,7 +314,7 @@ bool Messenger::open_message(int source, const Record &record) {
   }
   if (Transfer *receive = matcher_.match(source, record.head.tag)) {
     receive->source = source;
-    if (!agree(*receive, source, record.head)) return false;
+    if (!check_head(*receive, source, record.head)) return false;
     deliver(*receive, record);
     if (!rendezvous && record.bytes == total) {
       inbound.ring.give_back(eager_cost(eager));
@@ -325,16 +324,16 @@ bool Messenger::open_message(int source, const Record &record) {
     }
     return true;
   }
-  Arrival *kept = keep_arrival(source, record.head, rendezvous, eager);
-  if (kept == nullptr) return false;
-  kept->number = number;
-  kept->received = record.bytes;
-  copy_bytes(kept->data.get(), record.data, record.bytes);
-  inbound.arrival = kept->received < kept->eager ? kept : nullptr;
+  Arrival *arrival = keep_arrival(source, record.head, rendezvous, eager);
+  if (arrival == nullptr) return false;
+  arrival->number = number;
+  arrival->received = record.bytes;
+  copy_bytes(arrival->data.get(), record.data, record.bytes);
+  inbound.arrival = arrival->received < arrival->eager ? arrival : nullptr;
   return true;
 }
 
-// A message that no receive has asked for, without its data. NULL when the group has failed.
+// Keeps an unexpected message, without its data. NULL when the group has failed.
 Arrival *Messenger::keep_arrival(int source, const MessageHead &head, bool rendezvous, size_t eager) {
   auto arrival = std::unique_ptr<Arrival>(new (std::nothrow) Arrival);
   if (arrival && eager != 0) arrival->data.reset(new (std::nothrow) char[eager]);
@@ -349,9 +348,9 @@ Arrival *Messenger::keep_arrival(int source, const MessageHead &head, bool rende
   arrival->head = head;
   arrival->rendezvous = rendezvous;
   arrival->eager = eager;
-  Arrival *kept = arrival.get();
+  Arrival *const retained = arrival.get();
   matcher_.keep(std::move(arrival));
-  return kept;
+  return retained;
 }
 
 void Messenger::deliver(Transfer &receive, const Record &record) {
@@ -360,7 +359,7 @@ void Messenger::deliver(Transfer &receive, const Record &record) {
   receive.moved += record.bytes;
 }
 
-// More data of a message. False when the group has failed.
+// Handles more data of a message. False when the group has failed.
 bool Messenger::append(int source, const Record &record) {
   const uint32_t number = record.head.tag;
   const auto goes_on = [&](size_t received, size_t most) {
@@ -380,7 +379,8 @@ bool Messenger::append(int source, const Record &record) {
     return true;
   }
   Arrival *arrival = inbound_[source].arrival;
-  if (arrival == nullptr || arrival->number != number) return forget(source, "a record does not continue its message");
+  if (arrival == nullptr || arrival->number != number)
+    return drop_unknown(source, "a record does not continue its message");
   if (!goes_on(arrival->received, arrival->eager)) return false;
   copy_bytes(arrival->data.get() + arrival->received, record.data, record.bytes);
   arrival->received += record.bytes;
@@ -388,10 +388,11 @@ bool Messenger::append(int source, const Record &record) {
   return true;
 }
 
-// A record of a message that is not known. It was ended here if its other end has left; otherwise the group has failed.
-bool Messenger::forget(int source, const char *what) {
+// Handles a record of an unknown message. If the peer has left, this rank has ended that message and ignores the
+// record; otherwise the group fails. False when it has failed.
+bool Messenger::drop_unknown(int source, const char *problem) {
   if (has_left(source)) return true;
-  fail(nullptr, broken(source, what));
+  fail(nullptr, broken(source, problem));
   return false;
 }
 

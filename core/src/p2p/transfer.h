@@ -24,31 +24,31 @@ struct Transfer {
     kQueued,     // a send: some of its eager part is not in the ring yet
     kAnnounced,  // a send: the receiver has its RTS, and the sender has no CTS
     kData,       // a send: there is a CTS, and not all data is in the ring
-    kPosted,     // a receive that has met no message
+    kPosted,     // a receive without a matching message
     kClearing,   // a receive: its CTS is not in the ring yet
     kFilling     // a receive: more data is to come
   };
 
-  // The messenger's.
+  // State of the messenger.
   Stage stage = Stage::kNone;
-  bool planned = false;       // a send: it is known how it goes
+  bool planned = false;       // a send: Messenger::plan has decided how it is sent
   bool begun = false;         // a send: its EAGER or RTS is in the ring
   bool rendezvous = false;    // it is announced by an RTS
   bool cleared = false;       // a send: its CTS has come
   bool owes_credit = false;   // a receive: the credit of its eager part has not been given back
   uint32_t number = 0;        // of the message between its two ranks
   size_t eager = 0;           // bytes that come without a CTS
-  size_t moved = 0;           // bytes of a send that are in the ring; bytes of a matched receive that came
-  int source = PHX_ANY_RANK;  // where a matched receive comes from
-  WorkRef work;               // of a started one: keeps it, and with it this, until it is complete
+  size_t moved = 0;           // bytes of a send that are in the ring, or of a matched receive that have come
+  int source = PHX_ANY_RANK;  // the sender of a matched receive's message
+  WorkRef work;               // of a started transfer: owns it, and keeps it alive until it is complete
   std::unique_ptr<ErrorInfo> error;
-  std::atomic<phx_status> state{PHX_IN_PROGRESS};  // written last: then nobody else touches a transfer any more
+  std::atomic<phx_status> state{PHX_IN_PROGRESS};  // written last: after that no other thread touches the transfer
   Transfer *next = nullptr, *previous = nullptr;   // in one list at a time
 
   bool complete() const { return state.load(std::memory_order_acquire) != PHX_IN_PROGRESS; }
   // How much of a send may be in the ring.
   size_t allowed() const { return cleared ? bytes : eager; }
-  // The other end, where it is known.
+  // The peer; PHX_ANY_RANK if a receive has none yet.
   int other() const { return sends ? peer : source; }
   const char *operation() const { return sends ? "send" : "recv"; }
 };
