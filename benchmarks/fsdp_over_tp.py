@@ -129,6 +129,7 @@ def run(rank: int, world_size: int, path: str, steps: int, output: str) -> None:
             print(f"           largest difference of losses {row['largest_difference_of_losses']:g}")
         if output:
             about = {"ranks": world_size, "layers": LAYERS, "batch": BATCH, "steps": steps, "cores": os.cpu_count()}
+            about |= {"load_average": os.getloadavg()[0], "torch": torch.__version__}
             Path(output).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     dist.destroy_process_group()
 

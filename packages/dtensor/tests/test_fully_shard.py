@@ -1,6 +1,7 @@
 """torch's fully_shard over modules with parallel styles of this package."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import phalanx.dtensor
 import phalanx.dtensor.parallel
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
+from phalanx.dtensor.fallback import ReplicatedFallback
 from ranks import run_ranks
 
 BATCH = 4
@@ -194,6 +196,33 @@ def compiled(rank, size):
 @pytest.mark.slow
 def test_compiled_blocks_are_sharded():
     run_ranks(compiled, 4, start_torch=True, timeout=180)
+
+
+def scaled(rank, size):
+    """Gradients that are not finite on one rank alone keep every rank from its step."""
+    net, alone = sharded(model(), meshes()), model()
+    scales = []
+    for one, poisoned in ((net, rank == 3), (alone, True)):
+        optimizer = torch.optim.AdamW(one.parameters(), lr=0.02)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(3):
+            loss = loss_of(one, tokens(step))
+            scaler.scale(loss * (torch.inf if step == 1 and poisoned else 1.0)).backward()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", ReplicatedFallback)
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(one.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    assert scales == [4.0, 4.0]
+    for name, one in alone.named_parameters():
+        torch.testing.assert_close(net.get_parameter(name).full_tensor(), one.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_ranks_agree_on_gradients_that_are_not_finite():
+    run_ranks(scaled, 4, start_torch=True)
 
 
 def from_one_mesh(rank, size):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import api, fallback, mode
+from phalanx.dtensor._mesh import coordinate_of, token
+from phalanx.dtensor.algorithms.parts import check_strict, reduced
 from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.plan import bound, call_bound, is_list, local_of, written_arguments
 from phalanx.dtensor.redistribute import transfer
@@ -25,6 +27,8 @@ def find(op: Any) -> Handler | None:
         return foreach
     if base.startswith("_fused_") and base.rstrip("_").removeprefix("_fused_") in ("adam", "adamw", "sgd", "adagrad"):
         return fused_optimizer
+    if base == "_amp_foreach_non_finite_check_and_unscale_":
+        return unscale
     return None
 
 
@@ -98,6 +102,28 @@ def _by_element(op: Any, values: Sequence[Any]) -> Any:
         given = {key: one for key, one in named.items() if one is not None and not (key == "alpha" and one == 1)}
         results.append(packet(*positional, **given))
     return None if in_place else results
+
+
+# ---- gradient scaling -----------------------------------------------------------------------------------------------
+
+
+def unscale(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Multiply gradients, and note on every rank whether any rank has one that is not finite. For GradScaler."""
+    gradients, found, factor = bound(op, args, kwargs)
+    if not all(isinstance(one, api.DTensor) and not one._spec.is_partial for one in gradients):
+        return fallback.replicated(op, args, kwargs)
+    check_strict(op)
+    for one in gradients:
+        fallback.check_writable(op, one)
+    own = local_of(found).clone()
+    call_bound(op, [[one._local_tensor for one in gradients], own, local_of(factor)])
+    # Not only over mesh dims that shard a gradient: ranks must agree on whether they take a step.
+    meshes: dict[int, Any] = {token(one._spec.mesh): one._spec.mesh for one in gradients}
+    for mesh in meshes.values():
+        if coordinate_of(mesh) is not None:
+            own = reduced(own, "max", mesh, range(mesh.ndim))
+    local_of(found).copy_(own)
+    return None
 
 
 # ---- fused optimizers -----------------------------------------------------------------------------------------------
