@@ -154,9 +154,7 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
             work = LocalWork(changed, work.scales, work.fills, tuple(tuple(one.local_shape) for one in outputs))
     moved = {(move.argument, move.place): move.transfer.target for move in moves}
     used = [moved.get((leaf[0], leaf[1]), spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    bounds = (
-        () if any(type(one) is not Spec for one in specs) else bounds_of(op, values, leaves, specs, [*used, *outputs])
-    )
+    bounds = bounds_of(op, values, leaves, specs, [*used, *outputs])
     made = RulePlan(op, moves, work, outputs, shape, match.rule.text, bounds)
     make_direct(op, made, values)
     return made
