@@ -309,8 +309,8 @@ def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
 
 # FSDP2 and the state dicts of checkpoints know torch's own DTensor only, by `isinstance` in the modules below. There
 # is no place where another class could be registered, so `_fsdp` and `checkpoint` put other names into these modules:
-# classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; earlier
-# versions make the spec of a sharded parameter in one function with all else, and stay as they are.
+# classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; a
+# version that makes the spec of a sharded parameter elsewhere stays as it is.
 try:
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 
