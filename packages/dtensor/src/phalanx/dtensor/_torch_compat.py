@@ -6,6 +6,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -322,9 +323,10 @@ except ImportError:
 state_dict_utils: Any = importlib.import_module("torch.distributed._state_dict_utils")
 
 
+@cache
 def either_dtensor(ours: type) -> Any:
     """A class of which torch's DTensors and those of a class of ours are instances; it makes torch's. Read in 2.13."""
-    theirs = state_dict_utils.DTensor
+    theirs = torch.distributed.tensor.DTensor
 
     class Either(type):
         def __instancecheck__(cls, value: object) -> bool:
