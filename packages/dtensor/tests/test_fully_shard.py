@@ -276,7 +276,7 @@ def test_a_part_of_an_uneven_part_is_what_its_placements_say():
         try:
             mesh = meshes((4, 2))
             for rows in (1, 7, 8, 9, 14, 17, 20):
-                for style in (Shard(0), SizedShard(0, (rows // 3, rows - rows // 3))):
+                for style in (Shard(0), SizedShard(0, (rows // 3, rows - rows // 3)), StridedShard(0, 3)):
                     net = nn.Linear(3, rows, bias=False)
                     weight = distribute_tensor(
                         torch.arange(3.0 * rows).view(rows, 3), mesh["tp"], [style], src_data_rank=None

@@ -24,8 +24,8 @@ import torch
 
 from phalanx.dtensor import api, layout, placing
 from phalanx.dtensor._mesh import describe
-from phalanx.dtensor._torch_compat import TorchStridedShard, either_dtensor, fsdp_modules, joined_mesh, torch_spec
-from phalanx.dtensor.placements import Replicate, Shard, SizedShard, StridedShard, as_torch_placement
+from phalanx.dtensor._torch_compat import either_dtensor, fsdp_modules, joined_mesh, torch_spec
+from phalanx.dtensor.placements import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
 from phalanx.dtensor.spec import Spec
 
 
@@ -59,7 +59,9 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
             if not isinstance(param, api.DTensor):
                 data = super()._init_sharding_spec(param, fsdp_placement, shard_dim)
                 if not self.is_dtensor:
-                    self._sharding_spec = _beside(making.siblings, self._sharding_spec, self.mesh_info.mesh)
+                    self._sharding_spec = _beside(
+                        getattr(making, "siblings", ()), self._sharding_spec, self.mesh_info.mesh
+                    )
                 return data
             spec = param._spec
             placements = [
@@ -107,35 +109,38 @@ def _sharded(spec: Spec, theirs: Any, dim: int, mesh_info: Any) -> Spec:
         ValueError: No placements say what FSDP makes of the parameter.
     """
     meta = (spec.shape, spec.stride, spec.dtype)
-    strided = [at for at, one in enumerate(theirs.placements) if isinstance(one, StridedShard | TorchStridedShard)]
     if mesh_info.is_spmd_mesh:
         made = Spec(theirs.mesh, theirs.placements, *meta)
-        if strided and spec.shape[dim] % prod(made.mesh.shape[at] for at in made.mesh_dims_of(dim)):
+        over = made.mesh_dims_of(dim)
+        uneven = len(over) > 1 and spec.shape[dim] % prod(made.mesh.shape[at] for at in over)
+        if uneven or any(isinstance(one, SizedShard | StridedShard) for one in spec.placements):
             raise ValueError(
-                f"fully_shard: dim {dim} of a parameter of shape {tuple(spec.shape)} cannot be sharded evenly over the "
-                f"mesh dims {made.mesh_dims_of(dim)} of {describe(made.mesh)}: give fully_shard the mesh of data "
-                "parallelism alone, without dp_mesh_dims"
+                f"fully_shard: a parameter of shape {tuple(spec.shape)} with placements {list(spec.placements)} cannot "
+                f"be sharded evenly over the mesh dims {over} of {describe(made.mesh)}: give fully_shard the mesh of "
+                "data parallelism alone, without dp_mesh_dims"
             )
         return made
     outer = theirs.placements[: -spec.mesh.ndim]
-    if not any(isinstance(one, SizedShard) and one.dim == dim for one in spec.placements):
+    sharded = [at for at, one in enumerate(outer) if not one.is_replicate()]
+    own = [one for one in spec.placements if split_dim(one) == dim]
+    if not any(isinstance(one, SizedShard) for one in own):
         made = Spec(theirs.mesh, (*outer, *spec.placements), *meta)
-        if not strided or _is_sharded_last(spec, made, dim, strided[0]):
+        if not own or not sharded or _is_sharded_last(spec, made, dim, sharded[0]):
             return made
-    # A StridedShard is cut before the placements that come after it, and what these leave of uneven parts is not what
-    # FSDP has: say it in the order in which it was sharded.
+    # Placements cut in the order of mesh dims, and of uneven parts a StridedShard before the others is not what FSDP
+    # has: say it in the order in which it was sharded.
     mesh = joined_mesh([spec.mesh, mesh_info.mesh])  # type: ignore[list-item]
     return Spec(mesh, (*spec.placements, *[one if one.is_replicate() else Shard(dim) for one in outer]), *meta)
 
 
-def _is_sharded_last(spec: Spec, made: Spec, dim: int, strided: int) -> bool:
-    """Whether every rank has of a dim a chunk of what it had of it in `spec`. The same on all ranks."""
-    num_shards = made.mesh.shape[strided]
+def _is_sharded_last(spec: Spec, made: Spec, dim: int, mesh_dim: int) -> bool:
+    """Whether a mesh dim of `made` chunks what each rank has of `dim` in `spec`. The same on all ranks."""
+    num_shards = made.mesh.shape[mesh_dim]
     for coordinate in product(*map(range, spec.mesh.shape)):
         whole = spec.local_runs_at(coordinate)[dim]
         for shard in range(num_shards):
             at = [0] * (made.mesh.ndim - spec.mesh.ndim)
-            at[strided] = shard
+            at[mesh_dim] = shard
             part = layout.chunk(sum(length for _, length in whole), num_shards, shard)
             if made.local_runs_at((*at, *coordinate))[dim] != layout.select(whole, (part,)):
                 return False
@@ -158,7 +163,10 @@ def _beside(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
         if mesh.mesh_dim_names is None or data_parallel.mesh_dim_names is None:
             continue
         if not set(mesh.mesh_dim_names) & set(data_parallel.mesh_dim_names):
-            mesh = joined_mesh([data_parallel, mesh])
+            try:
+                mesh = joined_mesh([data_parallel, mesh])
+            except RuntimeError:  # they overlap, or are of different roots: FSDP has another mesh for that sibling
+                continue
         elif mesh.mesh_dim_names[:dims] != data_parallel.mesh_dim_names or mesh.ndim == dims:
             continue  # a shard whose dims are in another order
         meta = theirs.tensor_meta

@@ -6,7 +6,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -350,8 +350,8 @@ def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
 
 # FSDP2 and the state dicts of checkpoints know torch's own DTensor only, by `isinstance` in the modules below. There
 # is no place where another class could be registered, so `_fsdp` and `checkpoint` put other names into these modules:
-# classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; earlier
-# versions make the spec of a sharded parameter in one function with all else, and stay as they are.
+# classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; a
+# version that makes the spec of a sharded parameter elsewhere stays as it is.
 try:
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 
@@ -363,9 +363,10 @@ except ImportError:
 state_dict_utils: Any = importlib.import_module("torch.distributed._state_dict_utils")
 
 
+@cache
 def either_dtensor(ours: type) -> Any:
     """A class of which torch's DTensors and those of a class of ours are instances; it makes torch's. Read in 2.13."""
-    theirs = state_dict_utils.DTensor
+    theirs = torch.distributed.tensor.DTensor
 
     class Either(type):
         def __instancecheck__(cls, value: object) -> bool:
