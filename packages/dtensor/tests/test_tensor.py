@@ -58,7 +58,7 @@ def made(rank, size):
     z = DTensor.from_local(local, mesh, [Shard(0)], run_check=True)
     assert torch.equal(z.to_local(), local)
     for bad, text in (
-        (torch.ones(2 + rank, 3), "give shape= and stride="),
+        (torch.ones(2 + rank, 3), "give shape= of the whole tensor, and SizedShard"),
         (torch.ones(2, 3).to((torch.float32, torch.int32)[rank]), "dtype"),
     ):
         with pytest.raises(ValueError, match=text):

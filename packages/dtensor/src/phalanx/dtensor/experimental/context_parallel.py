@@ -114,7 +114,8 @@ def _lengths(wholes: Sequence[int], ranks: int, place: int) -> dict[int, int]:
     """The length of the whole sequence by that of this rank's part; -1 if it could be of another one on any rank."""
     found: dict[int, int] = {}
     parts = {
-        whole: [sum(count for _, count in head_and_tail(whole, ranks, at)) for at in range(ranks)] for whole in wholes
+        whole: [sum(int(count) for _, count in head_and_tail(whole, ranks, at)) for at in range(ranks)]
+        for whole in wholes
     }
     for whole, own in parts.items():
         mistaken = any(a == b for other in parts if other != whole for a, b in zip(own, parts[other], strict=True))
