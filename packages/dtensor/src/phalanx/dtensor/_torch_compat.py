@@ -192,18 +192,27 @@ def plain(size: IntLikeType) -> IntLikeType:
     return size if known is None else known
 
 
-def same_symbol(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeType:
-    """Of sizes that come from the graph, the one that is the same expression; the int, if it is one.
+def in_graph_sizes(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeType:
+    """A size as the graph can have it: made of sizes that it knows; the int, if it is one.
 
-    A SymInt that was made while nothing was recorded is one that a graph knows by its expression alone. Where ops of
-    torch make another of one symbol out of it (`max(s, 1)`), each is then looked up by the other, without an end.
-    Read in 2.13.
+    A SymInt that was made while nothing was recorded is one that a graph knows by its expression alone: it cannot be an
+    argument there. So the known size of the same expression is taken, or the expression is worked out once more from
+    known sizes, which records it. Read in 2.13.
     """
     size = plain(size)
     if type(size) is int:
         return size
     expression = size.node.expr  # type: ignore[union-attr]
-    return next((one for one in known if one.node.expr == expression), size)
+    found = next((one for one in known if one.node.expr == expression), None)
+    if found is not None:
+        return found
+    symbols = {one.node.expr: one for one in reversed(known) if one.node.expr.is_Symbol}
+    if not expression.free_symbols or not expression.free_symbols <= symbols.keys():
+        return size
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return plain(sympy_interp(PythonReferenceAnalysis, symbols, expression))
 
 
 def _known(truth: Any) -> bool:
