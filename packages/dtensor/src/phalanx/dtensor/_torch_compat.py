@@ -94,7 +94,8 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         composite: Callable[..., Any] = op.decompose
         return composite
-    from torch._decomp import decomposition_table
+    with untraced():
+        from torch._decomp import decomposition_table
 
     found: Callable[..., Any] | None = decomposition_table.get(op)
     return found
@@ -308,6 +309,63 @@ def saved_for_backward() -> Iterator[None]:
     for node in islice(reversed(nodes), len(nodes) - before):
         node.meta = _Saved(node.meta)
         node.meta["recompute"] = None
+
+
+def is_recorded() -> bool:
+    """Whether AOTAutograd runs this, to make a graph of it or to learn what the graph will return. Read in 2.13."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+
+
+def compile_name() -> str:
+    """The number that Dynamo has given to the graph that is being made: `0/1`; empty if it makes none. Read in 2.13."""
+    found = torch._guards.CompileContext.current_compile_id()
+    return "" if found is None else str(found)
+
+
+def last_node(tracer: Any, op: Any) -> Any:
+    """The last node of a graph that calls an op, also as an effect. Read in 2.13."""
+    return next(node for node in reversed(tracer.graph.nodes) if op in (node.target, *node.args[:2]))
+
+
+def set_arguments(node: Any, op: Any, arguments: tuple[Any, ...]) -> None:
+    """Give other arguments to a node that calls an op, also as an effect: (token, op, arguments). Read in 2.13."""
+    node.args = arguments if node.target is op else (*node.args[:2], *arguments)
+
+
+def graph_node_of(tensor: torch.Tensor) -> Any:
+    """The node of the graph that is being made whose value a tensor has now; None if there is none. Read in 2.13."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    if isinstance(tensor, FunctionalTensor):
+        torch._sync(tensor)  # type: ignore[no-untyped-call]
+        tensor = torch._from_functional_tensor(tensor.elem)
+    slot = get_proxy_slot(tensor, graph_tracer(), None)
+    return None if slot is None else slot.proxy.node
+
+
+@contextmanager
+def keep_collectives(namespace: str) -> Iterator[None]:
+    """Ops of a namespace that are recorded within are kept as they are, which torch does for its own collectives.
+
+    They are not computed again for backward, but in a checkpointed block, which marks its nodes later; what backward
+    calls is not moved to forward; and no two of them are merged. Read in 2.13.
+    """
+    from torch._functorch.compile_utils import rand_ops
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    tracer = graph_tracer()
+    nodes = () if tracer is None else tracer.graph.nodes
+    before = len(nodes)
+    yield
+    for node in islice(reversed(nodes), len(nodes) - before):
+        if getattr(node.target, "namespace", None) == namespace:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            if in_backward():
+                node.meta["partitioner_tag"] = "must_be_in_backward"
+            packet = node.target.overloadpacket
+            if packet not in rand_ops:
+                rand_ops.append(packet)
 
 
 def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:

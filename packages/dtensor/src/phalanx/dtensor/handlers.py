@@ -11,6 +11,7 @@ import torch
 
 import phalanx.collectives as pc
 from phalanx.dtensor import api, fallback, lists, plan
+from phalanx.dtensor._torch_compat import untraced
 from phalanx.dtensor.placements import Replicate
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
@@ -38,7 +39,8 @@ def find(op: Any) -> Handler | None:
     found = _handlers.get(op)
     if found is not None:
         return found
-    from phalanx.dtensor.random_ops import RANDOM_OPS
+    with untraced():
+        from phalanx.dtensor.random_ops import RANDOM_OPS
 
     random: Handler | None = RANDOM_OPS.get(op)
     return random or lists.find(op)

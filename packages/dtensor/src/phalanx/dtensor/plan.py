@@ -12,6 +12,9 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import api
+from phalanx.dtensor._mesh import token
+from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor.agreement import moved_once
 from phalanx.dtensor.mode import is_strict, strict_error
 from phalanx.dtensor.redistribute import Transfer
 from phalanx.dtensor.rules.local import LocalWork, results_of
@@ -207,10 +210,8 @@ class RulePlan(Plan):
                 check_writable(op, given[index])
         values = [local_of(value) for value in given]
         for move in self.moves:
-            if move.place is None:
-                values[move.argument] = move.transfer.run(values[move.argument])
-            else:
-                values[move.argument][move.place] = move.transfer.run(values[move.argument][move.place])
+            holder, at = (values, move.argument) if move.place is None else (values[move.argument], move.place)
+            holder[at] = self._moved(holder[at], move.transfer)
         if work.fills:
             device = next(one for one in _flat(values) if isinstance(one, torch.Tensor)).device
             results = work.filled([one.dtype for one in self.specs if one is not None], device)
@@ -224,6 +225,14 @@ class RulePlan(Plan):
         if work.scales:
             results = work.finish(results)
         return self._wrapped(given, results, None)
+
+    def _moved(self, local: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+        # What a view is taken of may be written into.
+        if self.is_view_of_copy or not is_recorded():
+            return transfer.run(local)
+        source, target = transfer.source, transfer.target
+        key = token(source.mesh), source.placements, token(target.mesh), target.placements
+        return moved_once(local, key, lambda: transfer.run(local))
 
     def _outside(self, spec: Spec) -> torch.Tensor:
         return torch.empty(0, dtype=spec.dtype, device=spec.mesh.device_type)

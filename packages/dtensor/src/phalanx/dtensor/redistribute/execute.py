@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import phalanx.collectives as pc
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe
+from phalanx.dtensor._torch_compat import is_recorded, mesh_groups
+from phalanx.dtensor.agreement import Sent, recorded
 from phalanx.dtensor.redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor.redistribute.pieces import Action, Call, Local
 
@@ -160,10 +162,13 @@ def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
         actions: Each with the mesh of its call.
     """
     parts: list[Local] = []
+    sent: list[Sent] = []
     is_view = may_pend = False
     for action, mesh in actions:
         if action.keeps:
             continue
+        if action.call is not None and not isinstance(mesh, GridMesh):
+            sent.append(_sent(action.call, mesh))
         call = None if action.call is None else bind(action.call, mesh)
         parts.extend(part for part in (action.before, call, action.after) if part is not None)
         is_view = action.is_view
@@ -173,11 +178,22 @@ def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
     if not parts:
         return same
     if len(parts) > 1:
-        return _as_stored(_several(tuple(parts), may_pend))
-    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]))
+        return _as_stored(_several(tuple(parts), may_pend), sent)
+    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]), sent)
 
 
-def _as_stored(run: Run) -> Run:
+def _sent(call: Call, mesh: DeviceMesh | None) -> Sent:
+    """A collective as all ranks see it, for graphs."""
+    what = f"{call.name}({call.op})" if call.op else call.name
+    if mesh is None:
+        world = dist.group.WORLD
+        return Sent(f"{what} between meshes", () if world is None else (str(world.group_name),), "cpu")
+    groups = tuple(name for name, size in zip(mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
+    where = "" if call.mesh_dim < 0 else f" dim {call.mesh_dim} of"
+    return Sent(f"{what} over mesh{where} {describe(mesh)}", groups, mesh.device_type)
+
+
+def _as_stored(run: Run, sent: Sequence[Sent]) -> Run:
     """Collectives read memory, where conj() and imag may have left a change undone; and so do all ops below
     `__torch_dispatch__`, where torch does not make such changes any more.
     """
@@ -185,6 +201,9 @@ def _as_stored(run: Run) -> Run:
     def resolved(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
         if not torch.compiler.is_dynamo_compiling() and (local.is_conj() or local.is_neg()):
             local = local.resolve_conj().resolve_neg()
+        if sent and is_recorded():
+            with recorded(sent, local.dtype):
+                return run(local, async_op)
         return run(local, async_op)
 
     return resolved

@@ -26,7 +26,7 @@ from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.verify._torch_compat import op_database
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference, coarse
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, lines_of
-from phalanx.dtensor.verify.dtensor_samples import Case, cases, dtype_of, kind_of, placings, shown
+from phalanx.dtensor.verify.dtensor_samples import Case, Placed, cases, dtype_of, kind_of, placings, shown
 from phalanx.dtensor.verify.sweep import entry_name
 
 # How long a rank waits for another in a collective; and how long an entry may take, whatever it does.
@@ -46,12 +46,15 @@ class Options:
         samples: The most samples of each entry.
         placings: The most placings of each sample.
         seconds: After so long no further sample of an entry is begun.
+        compiled: Backends with which what was right is tried once more, compiled: `aot_eager`, `phalanx`, and with
+            `:dynamic` at the end the same with sizes that are symbols.
     """
 
     mesh: tuple[int, ...] = (2,)
     samples: int = 8
     placings: int = 10
     seconds: float = 12.0
+    compiled: tuple[str, ...] = ()
 
 
 @dataclass
@@ -215,6 +218,23 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """A function as torch.compile makes it, anew.
+
+    Args:
+        function: The function.
+        backend: A backend, with `:dynamic` at its end for sizes that are symbols.
+    """
+    torch._dynamo.reset()
+    name, _, dynamic = backend.partition(":")
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    made: Callable[..., Any] = torch.compile(called, backend=name, dynamic=bool(dynamic))
+    return made
+
+
 class _Entry:
     """One entry on this rank. Collective."""
 
@@ -272,10 +292,27 @@ class _Entry:
             attempt = Attempt(reference, placed, self.ranks, self.attempt)
             status = self._count(kind, attempt, attempt.values)
             if reference.gradients is not None and status in ("right", "fallback"):
-                self._count("gradient", attempt, attempt.gradients)
+                status = self._count("gradient", attempt, attempt.gradients)
+            if status != "error" and status != "wrong":
+                for backend in self.options.compiled:
+                    self._compiled(backend, reference, placed)
             if in_place is not None:
                 written = Attempt(in_place, placed, self.ranks, self.attempt)
                 self._count("in place", written, written.written)
+
+    def _compiled(self, backend: str, reference: Reference, placed: Placed) -> None:
+        """The same as a compiled function; not counted where torch itself does not compile it for plain tensors."""
+        function = compiled(reference.function, backend)
+        attempt = Attempt(reference, placed, self.ranks, self.attempt, function)
+        self._count(backend, attempt, attempt.values_and_gradients, lambda: self._torch_refuses(reference, backend))
+
+    def _torch_refuses(self, reference: Reference, backend: str) -> bool:
+        try:
+            Reference(compiled(reference.function, backend), reference.case, reference.name, reference.tensors)
+        except Exception as error:
+            self.record.note(f"torch does not compile it: {type(error).__name__}: {' '.join(str(error).split())[:80]}")
+            return True
+        return False
 
     def _in_place(self, case: Case, reference: Reference) -> Reference | None:
         variant = self.info.inplace_variant
@@ -287,7 +324,9 @@ class _Entry:
             return None
         return found
 
-    def _count(self, kind: str, attempt: Attempt, run: Callable[[], str]) -> str:
+    def _count(
+        self, kind: str, attempt: Attempt, run: Callable[[], str], is_refused: Callable[[], bool] = lambda: False
+    ) -> str:
         self.attempt += 1
         if self.attempt <= self.skip:
             return "skipped"
@@ -300,12 +339,14 @@ class _Entry:
                 kind, "error", f"{where}: ranks fell out of step: {attempt.text or 'another rank raised'}"
             )
             raise
-        if status == "wrong" and self._is_rounding(attempt, run):
+        if status == "wrong" and self._is_rounding(attempt, run, kind):
             status = "right"
+        if status == "error" and is_refused():
+            return "skipped"
         self.record.count(kind, status, f"{where}: {attempt.text}" if status in ("error", "wrong") else "")
         return status
 
-    def _is_rounding(self, attempt: Attempt, run: Callable[[], str]) -> bool:
+    def _is_rounding(self, attempt: Attempt, run: Callable[[], str], kind: str) -> bool:
         """Whether it is right where terms sum without rounding, or to what the op itself loses. Collective."""
         reference = attempt.reference
         if reference.is_random:
@@ -319,6 +360,8 @@ class _Entry:
         except Exception:  # the op takes only some values
             return False
         attempt.reference.allow_its_own_error()
+        if attempt.function is not None:
+            attempt.function = compiled(attempt.reference.function, kind)
         if run == attempt.gradients:  # what was recorded is used up
             attempt.values()
         return run() in ("right", "fallback")
