@@ -22,10 +22,12 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
+from phalanx.dtensor._mesh import GridMesh, Mesh
 from phalanx.dtensor._torch_compat import (
     compile_name,
     graph_node_of,
     last_node,
+    mesh_groups,
     graph_tracer,
     group_named,
     in_backward,
@@ -52,6 +54,14 @@ class Sent(NamedTuple):
     text: str
     groups: tuple[str, ...]
     device_type: str
+
+
+def sent_over(mesh: Mesh, text: str) -> Sent:
+    """One collective over mesh dims of a mesh."""
+    if isinstance(mesh, GridMesh):
+        return Sent(text, (), "cpu")
+    groups = tuple(name for name, size in zip(mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
+    return Sent(text, groups, mesh.device_type)
 
 
 # ---- while a graph is made ------------------------------------------------------------------------------------------

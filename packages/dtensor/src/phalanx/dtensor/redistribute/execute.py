@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import phalanx.collectives as pc
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe
-from phalanx.dtensor._torch_compat import is_recorded, mesh_groups
-from phalanx.dtensor.agreement import Sent, recorded
+from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor.agreement import Sent, recorded, sent_over
 from phalanx.dtensor.redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor.redistribute.pieces import Action, Call, Local
+from phalanx.dtensor.redistribute.plan import LOCAL, Step
 
 Run: TypeAlias = Callable[..., torch.Tensor]
 # Messages of a redistribution do not meet those of a user's own send and recv.
@@ -152,23 +153,30 @@ def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int]
     return run
 
 
+def sent_of(mesh: Mesh, steps: Sequence[Step]) -> tuple[Sent, ...]:
+    """What graphs say of the collectives in steps on one mesh."""
+    return tuple(
+        sent_over(mesh, f"{step.collective} over mesh dims {step.mesh_dims} of {describe(mesh)}")
+        for step in steps
+        if step.collective not in LOCAL and any(mesh.shape[mesh_dim] > 1 for mesh_dim in step.mesh_dims)
+    )
+
+
 # ---- a chain of actions ----------------------------------------------------------------------------------------------
 
 
-def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
+def chain(actions: Sequence[tuple[Action, Mesh | None]], sent: Sequence[Sent] = ()) -> Run:
     """run(local, async_op=False) of several actions, one after the other.
 
     Args:
         actions: Each with the mesh of its call.
+        sent: What graphs say of the collectives, the same on all ranks: a rank may have nothing to do in one.
     """
     parts: list[Local] = []
-    sent: list[Sent] = []
     is_view = may_pend = False
     for action, mesh in actions:
         if action.keeps:
             continue
-        if action.call is not None and not isinstance(mesh, GridMesh):
-            sent.append(_sent(action.call, mesh))
         call = None if action.call is None else bind(action.call, mesh)
         parts.extend(part for part in (action.before, call, action.after) if part is not None)
         is_view = action.is_view
@@ -176,21 +184,10 @@ def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
     if is_view:  # of the caller's tensor, or of one that is larger than what is needed of it
         parts.append(_copied)
     if not parts:
-        return same
+        return _as_stored(same, sent) if sent else same
     if len(parts) > 1:
         return _as_stored(_several(tuple(parts), may_pend), sent)
     return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]), sent)
-
-
-def _sent(call: Call, mesh: DeviceMesh | None) -> Sent:
-    """A collective as all ranks see it, for graphs."""
-    what = f"{call.name}({call.op})" if call.op else call.name
-    if mesh is None:
-        world = dist.group.WORLD
-        return Sent(f"{what} between meshes", () if world is None else (str(world.group_name),), "cpu")
-    groups = tuple(name for name, size in zip(mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
-    where = "" if call.mesh_dim < 0 else f" dim {call.mesh_dim} of"
-    return Sent(f"{what} over mesh{where} {describe(mesh)}", groups, mesh.device_type)
 
 
 def _as_stored(run: Run, sent: Sequence[Sent]) -> Run:

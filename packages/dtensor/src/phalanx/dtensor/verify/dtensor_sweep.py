@@ -46,8 +46,8 @@ class Options:
         samples: The most samples of each entry.
         placings: The most placings of each sample.
         seconds: After so long no further sample of an entry is begun.
-        compiled: Backends with which what was right is tried once more, compiled: `aot_eager`, `phalanx`, and with
-            `:dynamic` at the end the same with sizes that are symbols.
+        compiled: Backends with which what was right is tried once more, compiled, each in turn: `aot_eager`, `phalanx`,
+            and with `:dynamic` at the end the same with sizes that are symbols.
     """
 
     mesh: tuple[int, ...] = (2,)
@@ -243,6 +243,7 @@ class _Entry:
         self.record = task.record
         self.skip = task.done
         self.attempt = 0
+        self.turn = sum(map(ord, self.task.name))  # not all entries begin with the same backend
 
     def run(self) -> None:
         """Try every sample in every placing; those that were tried before are passed over.
@@ -294,14 +295,18 @@ class _Entry:
             if reference.gradients is not None and status in ("right", "fallback"):
                 status = self._count("gradient", attempt, attempt.gradients)
             if status != "error" and status != "wrong":
-                for backend in self.options.compiled:
-                    self._compiled(backend, reference, placed)
+                self._compiled(reference, placed)
             if in_place is not None:
                 written = Attempt(in_place, placed, self.ranks, self.attempt)
                 self._count("in place", written, written.written)
 
-    def _compiled(self, backend: str, reference: Reference, placed: Placed) -> None:
+    def _compiled(self, reference: Reference, placed: Placed) -> None:
         """The same as a compiled function; not counted where torch itself does not compile it for plain tensors."""
+        backends = self.options.compiled
+        if not backends:
+            return
+        backend = backends[self.turn % len(backends)]
+        self.turn += 1
         function = compiled(reference.function, backend)
         attempt = Attempt(reference, placed, self.ranks, self.attempt, function)
         self._count(backend, attempt, attempt.values_and_gradients, lambda: self._torch_refuses(reference, backend))
