@@ -302,27 +302,37 @@ def test_inputs_and_outputs_of_modules_are_prepared():
 def shared_conversions(rank, world_size):
     mesh = dist.init_device_mesh("cpu", (world_size,))
     full, cut = (Replicate(),), (Shard(0),)
+    first_module, second_module = object(), object()
+
+    def placed(tensor, given, asker=first_module):
+        return joint.as_placed(tensor, mesh, given, full, asker)
+
     x = torch.ones(4, 2, requires_grad=True) * 1.0
-    first = joint.as_placed(x, mesh, full, full)
-    assert joint.as_placed(x, mesh, full, full) is first
+    assert placed(x, full) is not placed(x, full)  # no forward of a parallelized module runs
+    joint.begin_forward()
+    first = placed(x, full)
+    assert placed(x, full, second_module) is first
     with torch.no_grad():
-        plain = joint.as_placed(x, mesh, full, full)
-        assert plain is not first and not plain.requires_grad
-        assert joint.as_placed(x, mesh, full, full) is plain
-        x.add_(1)
-        assert joint.as_placed(x, mesh, full, full) is not plain
-    gathered = joint.as_placed(x, mesh, cut, full)
-    assert gathered.shape == (4 * world_size, 2) and joint.as_placed(x, mesh, cut, full) is gathered
-    assert joint.as_placed(x + 0, mesh, cut, full) is not gathered
+        assert placed(x, full) is not placed(x, full)
+    first = placed(x, full)
+    x.detach().add_(1)
+    assert placed(x, full) is not first
+    gathered = placed(x, cut)
+    assert gathered.shape == (4 * world_size, 2) and placed(x, cut, second_module) is gathered
+    assert placed(x, cut, second_module) is not gathered  # who asks again may have written into the tensor
+    assert placed(x + 0, cut) is not gathered
+    leaf = torch.ones(4, 2, requires_grad=True)
+    assert placed(leaf, cut) is not placed(leaf, cut, second_module)
     with torch.inference_mode():
         z = torch.ones(2)
-        assert joint.as_placed(z, mesh, full, full) is not joint.as_placed(z, mesh, full, full)
+        assert placed(z, full) is not placed(z, full)
+    joint.end_forward()
     # Nothing is held when the forward of a parallelized module has ended, nor when it has failed.
     model = parallelize_module(Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel()})
     leaf = torch.randn(3, WIDTH, requires_grad=True)
     with contextlib.suppress(RuntimeError):
         model(leaf)  # `down` gets a part of what it needs
-    assert joint._last.result is None
+    assert joint._last.result is None and joint._last.depth == 0
     # The same input again, after a backward: nothing of the first graph is used.
     model = parallelize_module(
         Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -335,8 +345,62 @@ def shared_conversions(rank, world_size):
     assert torch.equal(*grads)
 
 
-def test_a_conversion_is_shared_as_long_as_its_tensor_is_the_same():
+def test_modules_of_one_forward_share_the_conversion_of_a_tensor_that_is_the_same():
     run_ranks(shared_conversions, 2, start_torch=True)
+
+
+def written_memory(rank, world_size):
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    other = (rank + 1) % world_size
+
+    def receive(x):
+        sent = dist.isend(x.detach() * 2, other)
+        dist.recv(x.detach(), other)
+        sent.wait()
+
+    changes = {
+        "data": lambda x: x.data.mul_(2),
+        "new data": lambda x: setattr(x, "data", x.detach() * 2),
+        "numpy": lambda x: x.detach().numpy().__imul__(2),
+        "detached": lambda x: x.detach().mul_(2),
+        "receive": receive,
+        "all_reduce": lambda x: dist.all_reduce(x.detach()),
+    }
+    prepared = {"input_layouts": Shard(0), "desired_input_layouts": Replicate(), "output_layouts": Replicate()}
+    wanted = {"desired_output_layouts": Replicate()}
+    styles = {
+        "colwise": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate()),
+        "colwise of what is whole": ColwiseParallel(output_layouts=Replicate()),
+        "rowwise": RowwiseParallel(input_layouts=Replicate()),
+        "rowwise of pieces": RowwiseParallel(input_layouts=Shard(0)),
+        "prepared": PrepareModuleInputOutput(**prepared, **wanted, use_local_input=True),
+    }
+    for style_name, style in styles.items():
+        for where in ("itself", "in a plan", "twice in a forward"):
+            for grad in (False, True):
+                for name, change in changes.items():
+                    linear = nn.Linear(4, 4, bias=False)
+                    nn.init.ones_(linear.weight)
+                    model = nn.Sequential(linear)
+                    if where == "itself":
+                        parallelize_module(linear, mesh, style)
+                    else:
+                        parallelize_module(model, mesh, {"0": style})
+                    if where == "twice in a forward":
+                        joint.begin_forward()
+                    x = torch.ones(2, 4, requires_grad=grad)
+                    before = linear(x) if where == "twice in a forward" else model(x)
+                    change(x)
+                    after = linear(x) if where == "twice in a forward" else model(x)
+                    if where == "twice in a forward":
+                        joint.end_forward()
+                    for result, value in ((before, 4.0), (after, 8.0)):
+                        result = result.to_local() if isinstance(result, DTensor) else result
+                        assert bool((result == value).all()), (style_name, where, grad, name, result)
+
+
+def test_a_module_sees_what_was_written_into_its_input_by_whatever_way():
+    run_ranks(written_memory, 2, start_torch=True)
 
 
 def frozen_and_checkpointed(rank, world_size):

@@ -55,13 +55,10 @@ def parallelize_module(
     _check(parallelize_plan)
     _apply(module, mesh, parallelize_plan, src_data_rank)
     if not isinstance(parallelize_plan, ParallelStyle):
-        # What modules within this one shared in a forward is of no use after it.
-        module.register_forward_hook(_forget, always_call=True)
+        # Modules within this one share conversions of inputs in a forward, and nothing is kept after it.
+        module.register_forward_pre_hook(joint.begin_forward)
+        module.register_forward_hook(joint.end_forward, always_call=True)
     return module
-
-
-def _forget(*_: Any) -> None:
-    joint.forget()
 
 
 def _check(plan: Any) -> None:

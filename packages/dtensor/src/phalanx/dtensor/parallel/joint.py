@@ -5,12 +5,13 @@ DTensor each, the backward of each reduces its own part of the input gradient: t
 all, autograd first adds up the parts, which are Partial (a local sum), and the backward of the one conversion reduces
 once; and where the input is gathered (sequence parallel), that happens once too.
 
-So the last conversion of this thread is kept, and given again for the same tensor. It is forgotten at the conversion of
-another one, and when the forward of a module ends that was parallelized with a plan: at most one DTensor is held.
+A conversion is shared only within one forward of a module that was parallelized with a plan, and never gives what was
+in the tensor before: memory can be written without torch's knowledge (a receive, `x.data`, numpy), on one rank alone.
+So what is shared is either a DTensor of the same memory, or the gathered copy of a tensor that autograd has recorded,
+which nobody may write into behind autograd's back, and which one module is given once.
 """
 
 import threading
-import weakref
 from functools import lru_cache
 from typing import Any
 
@@ -24,10 +25,12 @@ Layouts = tuple[AnyPlacement, ...]
 
 
 class _Last(threading.local):
-    """The last conversion: of what, how, and the result."""
+    """The last conversion of the forward that runs: of what, how, for which modules, and the result."""
 
-    tensor: "weakref.ref[torch.Tensor] | None" = None
+    depth: int = 0  # of forwards of modules that were parallelized with a plan
+    tensor: torch.Tensor | None = None
     key: tuple[Any, ...] = ()
+    askers: tuple[object, ...] = ()
     result: DTensor | None = None
 
 
@@ -36,11 +39,25 @@ _last = _Last()
 
 def forget() -> None:
     """Let go of the last conversion of this thread."""
-    _last.tensor, _last.key, _last.result = None, (), None
+    _last.tensor, _last.key, _last.askers, _last.result = None, (), (), None
 
 
-def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts) -> DTensor:
-    """A tensor as a DTensor of placements `wanted`; the same object for all that ask one after the other.
+def begin_forward(*_: Any) -> None:
+    """A hook before the forward of a module that was parallelized with a plan."""
+    if not torch.compiler.is_compiling():
+        forget()
+        _last.depth += 1
+
+
+def end_forward(*_: Any) -> None:
+    """The hook after it, also where it has raised."""
+    if not torch.compiler.is_compiling():
+        forget()
+        _last.depth = max(0, _last.depth - 1)
+
+
+def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts, asker: object) -> DTensor:
+    """A tensor as a DTensor of placements `wanted`; the same object for modules of one forward that ask for it.
 
     Collective over the mesh where placements differ. Differentiable.
 
@@ -49,20 +66,24 @@ def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts)
         mesh: The mesh.
         given: The placements of a plain tensor.
         wanted: Those of the result.
+        asker: The module for which it is.
     """
-    if torch.compiler.is_compiling() or tensor.is_inference():
-        # An inference tensor does not say when it is written into; and what is traced must not depend on what was.
+    if torch.compiler.is_compiling() or not (_last.depth and tensor.requires_grad and torch.is_grad_enabled()):
+        # Without gradients there is nothing to reduce once; and what is traced must not depend on what was.
         return convert(tensor, mesh, given, wanted)
-    # A tensor that was written into is another one, and so is one whose gradient is recorded from now on.
-    records = torch.is_grad_enabled() and tensor.requires_grad
-    key = (token(mesh), given, wanted, tensor._version, records, tensor.grad_fn if records else None)
-    if _last.tensor is not None and _last.tensor() is tensor and _last.key == key:
+    is_copy = type(tensor) not in (torch.Tensor, torch.nn.Parameter) or given != wanted
+    if is_copy and tensor.grad_fn is None:
+        return convert(tensor, mesh, given, wanted)
+    memory = None if is_copy else (tensor.data_ptr(), tensor.shape, tensor.stride())
+    key = (token(mesh), given, wanted, tensor._version, tensor.grad_fn, memory)
+    if _last.tensor is tensor and _last.key == key and not (is_copy and any(asker is one for one in _last.askers)):
         assert _last.result is not None
+        _last.askers = (*_last.askers, asker)
         return _last.result
     forget()
     result = convert(tensor, mesh, given, wanted)
     if result is not tensor:
-        _last.tensor, _last.key, _last.result = weakref.ref(tensor), key, result
+        _last.tensor, _last.key, _last.askers, _last.result = tensor, key, (asker,), result
     return result
 
 

@@ -11,12 +11,14 @@ from torch import nn
 
 from phalanx.dtensor._mesh import Mesh
 from phalanx.dtensor.api import DTensor
-from phalanx.dtensor.parallel.joint import as_placed, brought
+from phalanx.dtensor.parallel.joint import brought
 from phalanx.dtensor.parallel.styles import ParallelStyle
 from phalanx.dtensor.placements import AnyPlacement, Placement, as_placement
 
 Given: TypeAlias = Placement | Sequence[Placement | None]
 Entries: TypeAlias = tuple[AnyPlacement | None, ...]
+_Made: TypeAlias = list[tuple[torch.Tensor, tuple[AnyPlacement | None, ...], DTensor]]
+"""What was made of the inputs of one call so far: (input, its layouts, DTensor)."""
 
 
 def _entries(style: str, name: str, given: Given) -> Entries:
@@ -88,14 +90,15 @@ class PrepareModuleInput(ParallelStyle):
         if self.with_kwargs:
 
             def prepare(called: nn.Module, inputs: Any, named: Any) -> Any:
-                return self._prepared(inputs, device_mesh), self._prepared_by_name(named, device_mesh)
+                made: _Made = []
+                return self._prepared(inputs, device_mesh, made), self._prepared_by_name(named, device_mesh, made)
 
             module.register_forward_pre_hook(prepare, with_kwargs=True)
         else:
-            module.register_forward_pre_hook(lambda called, inputs: self._prepared(inputs, device_mesh))
+            module.register_forward_pre_hook(lambda called, inputs: self._prepared(inputs, device_mesh, []))
         return module
 
-    def _prepared(self, inputs: Any, mesh: Mesh) -> Any:
+    def _prepared(self, inputs: Any, mesh: Mesh, made: _Made) -> Any:
         if self.input_layouts is None or self.desired_input_layouts is None:
             return inputs
         given = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -105,18 +108,24 @@ class PrepareModuleInput(ParallelStyle):
                 f"there are {len(self.input_layouts)} for {len(given)} inputs; write None for one to leave as it is"
             )
         parts = zip(given, self.input_layouts, self.desired_input_layouts, strict=True)
-        return tuple(self._one(index, *part, mesh) for index, part in enumerate(parts))
+        return tuple(self._one(index, *part, mesh, made) for index, part in enumerate(parts))
 
-    def _prepared_by_name(self, named: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
+    def _prepared_by_name(self, named: Mapping[str, Any], mesh: Mesh, made: _Made) -> dict[str, Any]:
         return {
             name: self._one(
-                name, value, self.input_kwarg_layouts.get(name), self.desired_input_kwarg_layouts.get(name), mesh
+                name, value, self.input_kwarg_layouts.get(name), self.desired_input_kwarg_layouts.get(name), mesh, made
             )
             for name, value in named.items()
         }
 
     def _one(
-        self, which: int | str, value: Any, given: AnyPlacement | None, wanted: AnyPlacement | None, mesh: Mesh
+        self,
+        which: int | str,
+        value: Any,
+        given: AnyPlacement | None,
+        wanted: AnyPlacement | None,
+        mesh: Mesh,
+        done: _Made,
     ) -> Any:
         if given is None:
             return value
@@ -125,10 +134,15 @@ class PrepareModuleInput(ParallelStyle):
                 f"{type(self).__name__}: input {which!r} must be a tensor, not {type(value).__name__}: write None "
                 "in the place of its layout"
             )
-        if wanted is None:
-            made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
-        else:
-            made = as_placed(value, mesh, (given,), (wanted,))
+        # Inputs of one call that are one tensor (the query, key and value of an attention) are converted once.
+        layouts = (given, wanted)
+        for one, how, known in () if torch.compiler.is_compiling() else done:
+            if one is value and how == layouts:
+                return known.to_local() if self.use_local_output else known
+        made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
+        if wanted is not None:
+            made = brought(made, (wanted,))
+        done.append((value, layouts, made))
         return made.to_local() if self.use_local_output else made
 
     def __repr__(self) -> str:

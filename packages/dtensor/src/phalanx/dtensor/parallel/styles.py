@@ -77,10 +77,12 @@ class _LinearStyle(ParallelStyle):
         desired = self._desired(module)
         # Nobody else needs a copy of what is not converted.
         is_shared = self.input_layouts != desired or desired == (Replicate(),)
-        place = as_placed if is_shared else convert
 
         def prepare(called: nn.Module, inputs: Any, mesh: Mesh) -> DTensor:
-            return place(first_input(self, called, inputs), mesh, self.input_layouts, desired)
+            given = first_input(self, called, inputs)
+            if is_shared:
+                return as_placed(given, mesh, self.input_layouts, desired, called)
+            return convert(given, mesh, self.input_layouts, desired)
 
         def finish(called: nn.Module, output: Any, mesh: Mesh) -> torch.Tensor:
             made = brought(output, self.output_layouts)
