@@ -1,6 +1,8 @@
 """Attention over sequences of which each rank has a part: values and all gradients against one process."""
 
 import contextlib
+import copy
+import functools
 import itertools
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
 from phalanx.dtensor.experimental import context_parallel, context_parallel_unshard
@@ -228,3 +231,136 @@ def refusals(mesh):
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_model_in_the_context_is_that_of_one_process(world_size):
     run_ranks(in_the_context, world_size, start_torch=True, timeout=120)
+
+
+# ---- computed again, and compiled ------------------------------------------------------------------------------------
+
+
+class Attends(nn.Module):
+    """Attention of features that a parameter makes, with positions from a buffer that the context cuts."""
+
+    def __init__(self, positions):
+        super().__init__()
+        self.linear, self.positions = nn.Linear(4, 4), positions
+
+    def forward(self, x):
+        y = (self.linear(x) + 1) * self.positions  # saved for the gradient of the first
+        return functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+
+def plain(model, x):
+    return model(x)
+
+
+def reentrant(model, x):
+    return checkpoint(model, x, use_reentrant=True)
+
+
+def not_reentrant(model, x):
+    return checkpoint(model, x, use_reentrant=False)
+
+
+def unchecked(model, x):
+    return checkpoint(model, x, use_reentrant=False, determinism_check="none")
+
+
+def nested(model, x):
+    return checkpoint(not_reentrant, model, x, use_reentrant=False)
+
+
+def nested_in_reentrant(model, x):
+    return checkpoint(not_reentrant, model, x, use_reentrant=True)
+
+
+def selective(model, x):
+    contexts = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    return checkpoint(model, x, use_reentrant=False, context_fn=contexts)
+
+
+def by_hooks(model, x):
+    from torch.distributed._composable import checkpoint as composable
+
+    return composable(model)(x)
+
+
+def wrapped(model, x):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    return checkpoint_wrapper(model)(x)
+
+
+def compiled(model, x):
+    return torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+
+
+def compiled_and_checkpointed(model, x):
+    return checkpoint(torch.compile(model, backend="aot_eager", fullgraph=True), x, use_reentrant=False)
+
+
+def checkpointed_and_compiled(model, x):
+    # Dynamo shows a mode the checkpoint, and not what is in it: it is not compiled.
+    return torch.compile(lambda y: checkpoint(model, y, use_reentrant=False), backend="aot_eager")(x)
+
+
+EAGER = (plain, reentrant, not_reentrant, unchecked, nested, nested_in_reentrant, selective, by_hooks, wrapped)
+COMPILED = (compiled, compiled_and_checkpointed, checkpointed_and_compiled)
+
+
+def computed_again(rank, world_size, ways):
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    for length, way, after in itertools.product((16, 13), ways, (False, True)):
+        torch.manual_seed(3)
+        x, upstream = torch.randn(2, 1, 2, length, 4, dtype=torch.float64).unbind()
+        positions = torch.randn(length, 4, dtype=torch.float64)
+        model = Attends(positions).double()
+        mine, whole = copy.deepcopy(model), x.clone().requires_grad_()
+        (model(whole) * upstream).sum().backward()
+        mine.positions = own_positions = positions.clone()
+        cut = [x.clone(), upstream.clone(), own_positions]
+        with context_parallel(mesh, buffers=cut, buffer_seq_dims=[2, 2, 0]):
+            leaf, given = cut[0].clone().requires_grad_(), cut[1].clone()
+            y = way(mine, leaf)
+            if not after:
+                y.backward(given)
+        if after and way is reentrant:
+            # The recorded product has the buffer itself, which is whole again: refused, and not wrong.
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.backward(given)
+            continue
+        if after and way in (plain, compiled):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.backward(given)
+            continue
+        if after:
+            y.backward(given)
+        assert torch.equal(own_positions, positions)
+        close(context_parallel_unshard(mesh, [leaf.grad], [2])[0], whole.grad)
+        for one, other in zip(mine.parameters(), model.parameters(), strict=True):
+            dist.all_reduce(one.grad)
+            close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_attention_in_a_checkpoint_is_computed_again_as_in_the_context(world_size):
+    run_ranks(computed_again, world_size, EAGER, start_torch=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_a_compiled_function_attends_to_whole_sequences_in_the_context():
+    run_ranks(computed_again, 2, COMPILED, start_torch=True, timeout=240)
+
+
+def lengths_that_one_rank_mistakes(rank, world_size):
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    # Of 5 and of 6 elements rank 0 has 2 each, rank 1 has 3 and 4: both refuse.
+    lengths = [[sum(n for _, n in head_and_tail(whole, 2, place)) for place in range(2)] for whole in (5, 6)]
+    assert lengths[0][0] == lengths[1][0] or lengths[0][1] == lengths[1][1]
+    x, z = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 6, 4)
+    with context_parallel(mesh, buffers=[x, z], buffer_seq_dims=[2, 2]):
+        for one in (x, z):
+            with pytest.raises(ValueError, match="two buffers of different lengths have parts of one length on a rank"):
+                functional.scaled_dot_product_attention(one, one, one)
+
+
+def test_a_length_that_one_rank_cannot_tell_is_refused_by_all():
+    run_ranks(lengths_that_one_rank_mistakes, 2, start_torch=True)

@@ -1,9 +1,12 @@
 """The private parts of torch that this package relies on are where they were."""
 
+import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import placement_types
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import _torch_compat
 from phalanx.dtensor.placements import Shard, SizedShard
@@ -48,3 +51,22 @@ def test_meshes_have_keys_by_which_they_are_equal():
 def test_sizes_are_known_to_divide_or_not():
     assert _torch_compat.surely_divides(8, 4) and not _torch_compat.surely_divides(9, 4)
     assert (_torch_compat.sym_min(3, 5), _torch_compat.sym_max(3, 5)) == (3, 5)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_tell_what_computes_them_again(use_reentrant):
+    from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints
+
+    found = []
+
+    def function(x):
+        found.append(enclosing_checkpoints())
+        return x * 2
+
+    x = torch.ones(2, requires_grad=True)
+    function(x)
+    checkpoint(function, x, use_reentrant=use_reentrant)
+    message = f"torch.utils.checkpoint has changed: mend phalanx/dtensor/experimental/_torch_compat.py {found}"
+    assert found[0] == [] and len(found[1]) == 1, message
+    holder, name = found[1][0]
+    assert name == ("run_function" if use_reentrant else "recompute_fn") and callable(getattr(holder, name)), message

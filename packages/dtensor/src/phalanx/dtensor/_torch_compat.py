@@ -274,6 +274,18 @@ def op_library(
     return library
 
 
+def add_gradient(name: str, backward: Callable[..., Any], save: Callable[..., Any] | None, library: Any) -> None:
+    """Give an op of `op_library` a gradient. Public, but without types.
+
+    Args:
+        name: The op, "namespace::name".
+        backward: Called with (ctx, gradients of the results): the gradients of the arguments.
+        save: Called with (ctx, inputs, output) after the op.
+        library: What `op_library` returned.
+    """
+    torch.library.register_autograd(name, backward, setup_context=save, lib=library)
+
+
 def graph_tracer() -> Any:
     """What records ops in a graph now, or None: it stands for the graph. Read in 2.11 to 2.13."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)

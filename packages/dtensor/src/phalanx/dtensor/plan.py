@@ -7,6 +7,7 @@ native code) gives the same results.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from phalanx.dtensor import api
 from phalanx.dtensor._mesh import token
 from phalanx.dtensor._torch_compat import is_recorded
 from phalanx.dtensor.agreement import moved_once
+from phalanx.dtensor.bounds import Bound, check_bounds
 from phalanx.dtensor.mode import is_strict, strict_error
 from phalanx.dtensor.redistribute import Transfer
 from phalanx.dtensor.rules.local import LocalWork, results_of
@@ -153,9 +155,10 @@ def _lies_elsewhere(tensor: Any) -> bool:
     if not isinstance(base, api.DTensor):
         return False
     mine, theirs = tensor._local_tensor, base._local_tensor
-    if type(mine) is not torch.Tensor or type(theirs) is not torch.Tensor or not mine.numel():
+    if type(mine) is not torch.Tensor or type(theirs) is not torch.Tensor:
         return False
-    return mine.untyped_storage().data_ptr() != theirs.untyped_storage().data_ptr()
+    # The storage, and not the address of its memory: a rank that has nothing of the tensor has none.
+    return mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata
 
 
 # ---- with a rule ----------------------------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ def _lies_elsewhere(tensor: Any) -> bool:
 class RulePlan(Plan):
     """A Plan that a rule gave, in its general form: moves, other arguments, shares of means, several results."""
 
-    __slots__ = ("is_outside", "is_view_of_copy", "local_op", "returned", "shape", "work", "written")
+    __slots__ = ("bounds", "is_view", "is_view_of_copy", "local_op", "returned", "shape", "work", "written")
 
     def __init__(
         self,
@@ -174,6 +177,7 @@ class RulePlan(Plan):
         specs: tuple[Spec | None, ...],
         shape: Any,
         text: str,
+        bounds: tuple[Bound, ...] = (),
     ) -> None:
         """
         Args:
@@ -183,35 +187,38 @@ class RulePlan(Plan):
             specs: Of the results, as the rule counts them.
             shape: The form of what the op returns: (type, entries), where an entry is the number of a spec or None.
             text: The rule.
+            bounds: What is to be checked of indices.
         """
         super().__init__(self._run, moves=moves, text=text, specs=specs)
         self.local_op = op
         self.work = work
         self.shape = shape
-        self.is_outside = work is None
         self.returned = tuple(returned_argument(op, index) for index in range(len(op._schema.returns)))
         # Lists of them are looked at by who takes lists.
         self.written = tuple(
             index for index in written_arguments(op) if "[]" not in str(op._schema.arguments[index].type)
         )
-        aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns)
-        self.is_view_of_copy = bool(moves) and aliases
+        self.is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in op._schema.returns)
+        self.is_view_of_copy = bool(moves) and self.is_view
+        self.bounds = bounds
 
     def _run(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         given = bound(op, args, kwargs)
-        if self.is_outside:
-            return self._wrapped(given, [], self._outside)
-        work = self.work
-        assert work is not None
+        # What is refused is refused on every rank, whatever it has of the tensors.
         if self.moves and is_strict():
             raise strict_error(op, self)
         for index in self.written:
             if given[index] is not None:
                 check_writable(op, given[index])
+        work = self.work
+        if work is None:
+            return self._wrapped(given, [], partial(self._outside, given))
         values = [local_of(value) for value in given]
         for move in self.moves:
             holder, at = (values, move.argument) if move.place is None else (values[move.argument], move.place)
             holder[at] = self._moved(holder[at], move.transfer)
+        for one in self.bounds:
+            check_bounds(op, values[one.argument] if one.place is None else values[one.argument][one.place], one)
         if work.fills:
             device = next(one for one in _flat(values) if isinstance(one, torch.Tensor)).device
             results = work.filled([one.dtype for one in self.specs if one is not None], device)
@@ -234,7 +241,11 @@ class RulePlan(Plan):
         key = token(source.mesh), source.placements, token(target.mesh), target.placements
         return moved_once(local, key, lambda: transfer.run(local))
 
-    def _outside(self, spec: Spec) -> torch.Tensor:
+    def _outside(self, given: list[Any], spec: Spec) -> torch.Tensor:
+        """What a rank outside the mesh has of a result: nothing; of a view, nothing of the memory of what is viewed."""
+        viewed = local_of(given[0])
+        if self.is_view and not self.moves and isinstance(viewed, torch.Tensor):
+            return viewed.view(spec.dtype)
         return torch.empty(0, dtype=spec.dtype, device=spec.mesh.device_type)
 
     def _wrapped(self, given: list[Any], results: Sequence[torch.Tensor], make: Any) -> Any:

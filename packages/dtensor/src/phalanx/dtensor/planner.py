@@ -17,6 +17,7 @@ import torch
 from phalanx.dtensor import api, fallback, handlers, meta, mode
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
 from phalanx.dtensor._torch_compat import bare
+from phalanx.dtensor.bounds import bounds_of
 from phalanx.dtensor.placements import (
     AnyPlacement,
     Placement,
@@ -151,7 +152,8 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
                 for argument, value in work.sizes
             )
             work = LocalWork(changed, work.scales, work.fills, tuple(tuple(one.local_shape) for one in outputs))
-    made = RulePlan(op, moves, work, outputs, shape, match.rule.text)
+    used = [move.transfer.target for move in moves] + [*specs, *outputs]
+    made = RulePlan(op, moves, work, outputs, shape, match.rule.text, bounds_of(op, values, used))
     make_direct(op, made, values)
     return made
 
@@ -166,7 +168,7 @@ def _has_dims(match: Match, tensors: Sequence[meta.Shown]) -> bool:
 def make_direct(op: Any, made: RulePlan, values: Sequence[Any]) -> None:
     """Say in the plan what is called and what comes out, if the op on the local tensors is all there is to do."""
     work = made.work
-    if made.moves or made.shape is None or work is None or work.scales or work.fills:
+    if made.moves or made.bounds or made.shape is None or work is None or work.scales or work.fills:
         return
     if any(
         one.kwarg_only and isinstance(value, torch.Tensor)

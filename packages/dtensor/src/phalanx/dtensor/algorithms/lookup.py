@@ -10,6 +10,7 @@ import torch
 
 from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import brought, is_cut_plainly, offset_of, wrapped
+from phalanx.dtensor.bounds import Bound, check_bounds
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, split_dim
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec
@@ -42,6 +43,7 @@ def embedding(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     rows = spec.mesh_dims_of(0)
     placements = _whole_on(index._spec, rows)
     wanted = brought(index, placements)
+    check_bounds(op, wanted, Bound(1, None, 0, int(spec.shape[0]), False, IndexError))
     here, is_here = _within(wanted, spec, 0)
     weight = table._local_tensor
     if weight.shape[0]:
@@ -73,6 +75,7 @@ def index_select(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     source, dim, index = bound(op, args, kwargs)
     spec: Spec = source._spec
     dim %= spec.ndim
+    check_bounds(op, index._local_tensor, Bound(2, None, dim, int(spec.shape[dim]), False, IndexError))
     here, is_here = _within(index._local_tensor, spec, dim)
     local = source._local_tensor
     shape = [index.shape[0] if at == dim else size for at, size in enumerate(local.shape)]

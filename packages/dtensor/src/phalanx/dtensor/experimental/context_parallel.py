@@ -4,20 +4,24 @@ Within the context scaled_dot_product_attention takes plain tensors as this rank
 `parallel/context.py` does it. For DTensors sharded on the sequence no context is needed.
 """
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import coordinate_of, describe
+from phalanx.dtensor._torch_compat import add_gradient, group_named, op_library
 from phalanx.dtensor.api import DTensor
+from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints, keep_as_recomputed
 from phalanx.dtensor.experimental.local_map import whole_of_pieces
 from phalanx.dtensor.layout import Runs
 from phalanx.dtensor.parallel.context import SEQUENCE, Ring, ring_attention, ring_attention_backward
@@ -60,7 +64,8 @@ def context_parallel(
     `buffers` are cut in place: each rank keeps a piece from the head and one from the tail of the sequence, so that
     causal attention costs all the same. Then scaled_dot_product_attention of plain tensors gives what it would give for
     whole sequences, for this rank's part, forward and backward. Everything else must work on each element of the
-    sequence alone. Lengths need not be divisible by anything.
+    sequence alone. Lengths need not be divisible by anything. The backward may run after the context, and what an
+    activation checkpoint computes again is computed as within it; a function compiled by torch.compile may be called.
 
     Args:
         mesh: A mesh of one dim, with CPU tensors.
@@ -84,24 +89,37 @@ def context_parallel(
     given, dims = list(buffers or ()), list(buffer_seq_dims or ())
     kept = list(no_restore_buffers or ())
     _check_buffers(given, dims, kept)
-    coordinate = coordinate_of(mesh)
-    lengths: dict[int, int] = {}
+    place = (coordinate_of(mesh) or (0,))[0]
+    lengths = _lengths([buffer.shape[dim] for buffer, dim in zip(given, dims, strict=True)], mesh.size(), place)
     originals: list[torch.Tensor | None] = []
     with torch.no_grad():
         for buffer, dim in zip(given, dims, strict=True):
             originals.append(None if any(buffer is one for one in kept) else buffer.clone())
-            runs = head_and_tail(buffer.shape[dim], mesh.size(), 0 if coordinate is None else coordinate[0])
-            own, whole = _own(buffer, dim, runs), buffer.shape[dim]
-            lengths[own.shape[dim]] = whole if lengths.get(own.shape[dim], whole) == whole else -1
+            own = _own(buffer, dim, head_and_tail(buffer.shape[dim], mesh.size(), place))
             buffer.resize_(own.shape).copy_(own)
+    context = _Context(mesh, lengths)
     try:
-        with _Attention(mesh, lengths):
+        with context.entered():
             yield
     finally:
         with torch.no_grad():
             for buffer, original in zip(given, originals, strict=True):
                 if original is not None:
+                    if context.is_checkpointed:
+                        context.parts.append((buffer, buffer.clone()))
                     buffer.resize_(original.shape).copy_(original)
+
+
+def _lengths(wholes: Sequence[int], ranks: int, place: int) -> dict[int, int]:
+    """The length of the whole sequence by that of this rank's part; -1 if it could be of another one on any rank."""
+    found: dict[int, int] = {}
+    parts = {
+        whole: [sum(count for _, count in head_and_tail(whole, ranks, at)) for at in range(ranks)] for whole in wholes
+    }
+    for whole, own in parts.items():
+        mistaken = any(a == b for other in parts if other != whole for a, b in zip(own, parts[other], strict=True))
+        found[own[place]] = -1 if mistaken else whole
+    return found
 
 
 def _check_buffers(buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: Sequence[torch.Tensor]) -> None:
@@ -122,18 +140,103 @@ def _check_buffers(buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: S
             )
 
 
-class _Attention(TorchFunctionMode):
-    """Sees the calls of scaled_dot_product_attention within the context."""
+class _Context:
+    """What a context knows, and what is needed to compute again what was computed within it.
+
+    Attributes:
+        mode: What sees the attentions.
+        is_checkpointed: Whether an attention was within an activation checkpoint, which may compute it again when the
+            context has been left.
+        parts: The buffers, and copies of the parts that this rank had of them: what was checkpointed may read them.
+    """
 
     def __init__(self, mesh: DeviceMesh, lengths: dict[int, int]) -> None:
+        ranks = [int(rank) for rank in mesh.mesh.tolist()]
+        group = str(mesh.get_group().group_name) if len(ranks) > 1 else ""
+        self.mode = _Attention(lengths, ranks, (coordinate_of(mesh) or (0,))[0], group)
+        self.is_checkpointed = False
+        self.parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Attend to whole sequences, on this thread."""
+        _contexts.active.append(self)
+        try:
+            with self.mode:
+                yield
+        finally:
+            _contexts.active.pop()
+
+    @contextmanager
+    def entered_again(self, holder: Any) -> Iterator[None]:
+        """As before, for what a checkpoint computes again: buffers show this rank's parts, as they did."""
+        parts, self.parts = self.parts, []  # a checkpoint within a checkpoint finds them there
+        wholes = [buffer.data for buffer, _ in parts]
+        for buffer, part in parts:
+            buffer.data = part
+        try:
+            with self.entered():
+                yield
+        finally:
+            self.parts = parts
+            for (buffer, part), whole in zip(parts, wholes, strict=True):
+                keep_as_recomputed(holder, buffer, part.detach())
+                buffer.data = whole
+                # Who has recorded the buffer itself is told that its values are others now.
+                torch.autograd.graph.increment_version(buffer)
+
+
+class _Contexts(threading.local):
+    """The contexts in which this thread is, the innermost last."""
+
+    def __init__(self) -> None:
+        self.active: list[_Context] = []
+
+
+_contexts = _Contexts()
+
+
+class _Again:
+    """A function that a checkpoint calls to compute again what it has not kept: within the context in which it was."""
+
+    def __init__(self, context: _Context, holder: Any, function: Callable[..., Any]) -> None:
+        self.context = context
+        self.holder = weakref.proxy(holder) if hasattr(type(holder), "__weakref__") else holder
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.context.entered_again(self.holder):
+            return self.function(*args, **kwargs)
+
+
+def _survive_checkpoints() -> None:
+    """Let the checkpoints in which an attention is computed enter its context, whenever they compute it again."""
+    if not _contexts.active:
+        return
+    context = _contexts.active[-1]
+    for holder, name in enclosing_checkpoints():
+        function = getattr(holder, name)
+        if not (isinstance(function, _Again) and function.context is context):
+            setattr(holder, name, _Again(context, holder, function))
+            context.is_checkpointed = True
+
+
+class _Attention(TorchFunctionMode):
+    """Sees the calls of scaled_dot_product_attention within the context. Dynamo traces it."""
+
+    def __init__(self, lengths: dict[int, int], ranks: list[int], place: int, group: str) -> None:
         super().__init__()
-        self.mesh = mesh
-        self.lengths = lengths
+        self.given = lengths, ranks, place, group
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _attention and not any(isinstance(one, DTensor) for one in (*args, *kwargs.values())):
             return self._attend(*args, **kwargs)
+        if func is checkpoint:  # Dynamo shows it to modes, and traces without them what it runs
+            raise NotImplementedError(
+                "context_parallel: a checkpoint within a compiled function would not attend to the whole sequence: "
+                "compile the function that is checkpointed, as in checkpoint(torch.compile(function), x)"
+            )
         return func(*args, **kwargs)
 
     def _attend(
@@ -160,28 +263,27 @@ class _Attention(TorchFunctionMode):
             )
         shape = query.shape
         if query.ndim != 4:
-            query, key, value = (_as_four(one) for one in (query, key, value))
+            query, key, value = _as_four(query), _as_four(key), _as_four(value)
         if enable_gqa:
-            key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
-        ring = self._ring(query.shape[SEQUENCE], key.shape[SEQUENCE])
-        result: torch.Tensor = _RingAttention.apply(query, key, value, ring, is_causal, scale)  # type: ignore[no-untyped-call]
+            times = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        wholes = [self._whole(query.shape[SEQUENCE]), self._whole(key.shape[SEQUENCE])]
+        _, ranks, place, group = self.given
+        result: torch.Tensor = torch.ops.phalanx_dtensor.ring_attention(
+            query, key, value, ranks, place, group, wholes, is_causal, scale
+        )[0]
         return result.reshape(*shape[:-1], value.shape[-1])
 
-    def _ring(self, queries: int, keys: int) -> Ring:
-        ranks = tuple(self.mesh.mesh.tolist())
-        of_queries, of_keys = self._runs(queries, len(ranks)), self._runs(keys, len(ranks))
-        group = self.mesh.get_group() if len(ranks) > 1 else None
-        return Ring(ranks, (coordinate_of(self.mesh) or (0,))[0], group, of_queries, of_keys)
-
-    def _runs(self, own: int, ranks: int) -> tuple[Runs, ...]:
-        """What each rank has of a sequence of which this one has `own` elements."""
-        whole = self.lengths.get(own, own * ranks)
+    def _whole(self, own: int) -> int:
+        """The length of a sequence of which this rank has `own` elements."""
+        lengths, ranks, *_ = self.given
+        whole = lengths.get(own, own * len(ranks))
         if whole < 0:
             raise ValueError(
-                f"context_parallel: two buffers of different lengths have parts of {own} elements on this rank, so the "
-                "length of the whole is not known: pad them to one length, or to multiples of twice the ranks"
+                "context_parallel: two buffers of different lengths have parts of one length on a rank, so the length "
+                "of the whole is not known: pad them to one length, or to multiples of twice the ranks"
             )
-        return tuple(head_and_tail(whole, ranks, place) for place in range(ranks))
+        return whole
 
 
 def _as_four(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,21 +291,103 @@ def _as_four(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, 1, *tensor.shape[-2:])
 
 
-class _RingAttention(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, causal: bool, scale: Any
-    ) -> torch.Tensor:
-        result, total = ring_attention(query, key, value, ring, causal, scale)
-        ctx.save_for_backward(query, key, value, result, total)
-        ctx.given = ring, causal, scale
-        return result
+# ---- ops, which compiled functions call as well ----------------------------------------------------------------------
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        found = ring_attention_backward(grads[0], *ctx.saved_tensors, *ctx.given)
-        return (*found, None, None, None)
+
+def _ring(ranks: Sequence[int], place: int, group: str, lengths: Sequence[int]) -> Ring:
+    queries, keys = (tuple(head_and_tail(length, len(ranks), each) for each in range(len(ranks))) for length in lengths)
+    return Ring(tuple(ranks), place, group_named(group) if group else None, queries, keys)
+
+
+def _forward_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ranks: Sequence[int],
+    place: int,
+    group: str,
+    lengths: Sequence[int],
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _survive_checkpoints()
+    return ring_attention(query, key, value, _ring(ranks, place, group, lengths), causal, scale)
+
+
+def _forward_fake(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty(query.shape[:-1], dtype=wide)
+
+
+def _backward_kernel(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    total: torch.Tensor,
+    ranks: Sequence[int],
+    place: int,
+    group: str,
+    lengths: Sequence[int],
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ring = _ring(ranks, place, group, lengths)
+    of_query, of_key, of_value = ring_attention_backward(grad, query, key, value, output, total, ring, causal, scale)
+    # They may be views of one tensor, which results of an op are not to be.
+    return of_query, of_key.clone(), of_value.clone()
+
+
+def _backward_fake(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+_TENSORS = "Tensor query, Tensor key, Tensor value"
+_GIVEN = "int[] ranks, int place, str group, SymInt[] lengths, bool causal, float? scale"
+_BACKWARD = f"(Tensor grad, {_TENSORS}, Tensor output, Tensor total, {_GIVEN}) -> (Tensor, Tensor, Tensor)"
+_library = op_library(
+    "phalanx_dtensor",
+    (
+        (
+            f"ring_attention({_TENSORS}, {_GIVEN}) -> (Tensor, Tensor)",
+            _forward_kernel,
+            _forward_fake,
+            (),
+        ),
+        (
+            f"ring_attention_backward{_BACKWARD}",
+            _backward_kernel,
+            _backward_fake,
+            (),
+        ),
+    ),
+)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.given = inputs[3:]
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor | None, _: Any) -> Any:
+    if grad is None:
+        return (None,) * 9
+    found = torch.ops.phalanx_dtensor.ring_attention_backward(grad, *ctx.saved_tensors, *ctx.given)
+    return (*found, *(None,) * 6)
+
+
+def _no_gradients(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError("context_parallel: attention has no gradients of gradients: attend to DTensors on the mesh")
+
+
+add_gradient("phalanx_dtensor::ring_attention", _gradients, _save, _library)
+add_gradient("phalanx_dtensor::ring_attention_backward", _no_gradients, None, _library)
 
 
 # ---- whole again -----------------------------------------------------------------------------------------------------
