@@ -1,5 +1,11 @@
 """Compiled functions on ranks whose shards differ: the same collectives on all, or an error on all."""
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -13,6 +19,7 @@ from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from ranks import run_ranks
 
+SOME_OPS = "add,amax,bmm,cat,cumsum,einsum,gather,index_select,logsumexp,matmul,mean,nn.functional.layer_norm,softmax,var"
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -233,3 +240,31 @@ def shared(rank, size):
 
 def test_a_move_that_several_ops_need_is_done_once_and_sees_what_was_written():
     run_ranks(shared, 2, start_torch=True, timeout=120)
+
+
+# ---- a sample of the sweep -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mesh", "names", "backends"),
+    [
+        ("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
+        pytest.param("2x2", "blocks", "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
+        pytest.param("2", "blocks", "phalanx,phalanx:dynamic", marks=pytest.mark.slow),
+        pytest.param("3", SOME_OPS, "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_and_ops_are_right_when_compiled(mesh, names, backends, tmp_path):
+    if importlib.util.find_spec("expecttest") is None:
+        pytest.skip("torch's OpInfo database needs expecttest")
+    file = tmp_path / "sweep.json"
+    command = [sys.executable, "-m", "phalanx.dtensor.verify", "dtensor", "--mesh", mesh, "--names", names]
+    command += ["--samples", "1", "--placings", "2", "--compile", backends, "--json", str(file)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads(file.read_text())["meshes"][mesh]
+    for name, record in records.items():
+        found = [record["kinds"].get(backend, {}) for backend in backends.split(",")]
+        assert any(found), name
+        assert all(set(one) <= {"right", "fallback"} for one in found), (name, record["failures"])

@@ -3,6 +3,7 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -99,6 +100,16 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
 
     found: Callable[..., Any] | None = decomposition_table.get(op)
     return found
+
+
+def in_decomposition() -> bool:
+    """Whether torch takes an op apart, as it does for graphs before the op is dispatched. Slow. Read in 2.13."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not frame.f_globals.get("__name__", "").startswith("torch._dynamo"):
+        if frame.f_globals.get("__name__", "").startswith(("torch._decomp", "torch._refs")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def in_backward() -> bool:
@@ -323,9 +334,13 @@ def saved_for_backward() -> Iterator[None]:
         node.meta["recompute"] = None
 
 
+_mode = torch._C._get_dispatch_mode
+_FUNCTIONAL = torch._C._TorchDispatchModeKey.FUNCTIONAL
+
+
 def is_recorded() -> bool:
     """Whether AOTAutograd runs this, to make a graph of it or to learn what the graph will return. Read in 2.13."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+    return _mode(_FUNCTIONAL) is not None
 
 
 def compile_name() -> str:

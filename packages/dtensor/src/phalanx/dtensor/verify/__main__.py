@@ -54,7 +54,7 @@ def dtensor(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m phalanx.dtensor.verify dtensor", description=dtensor.__doc__)
     parser.add_argument("--mesh", default="2", help="the mesh: 2, 3, 4, 2x2 (2)")
     parser.add_argument("--ranks", type=int, help="the number of ranks, if the mesh is not given")
-    parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all)")
+    parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all); blocks: of models")
     parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
     parser.add_argument("--samples", type=int, default=9, help="samples of each entry (9)")
     parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.verify._torch_compat import op_database
+from phalanx.dtensor.verify.blocks import blocks
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference, coarse
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, lines_of
 from phalanx.dtensor.verify.dtensor_samples import Case, Placed, cases, dtype_of, kind_of, placings, shown
@@ -85,7 +86,8 @@ def sweep_dtensor(
 
     Args:
         report: Takes what is found; entries that it has for this mesh are not run again.
-        names: Entries to run (`add`, `nn.functional.linear`), with all variants of each; all if empty.
+        names: Entries to run (`add`, `nn.functional.linear`), with all variants of each; `blocks` stands for those of
+            `blocks`. All of torch's if empty.
         sample: Run only so many of them, spread evenly; 0: all.
         options: How much of each.
         show: Called with each line of progress.
@@ -93,6 +95,7 @@ def sweep_dtensor(
     options = options or Options()
     mesh = "x".join(map(str, options.mesh))
     infos = [one for one in op_database() if not names or one.name in names or entry_name(one) in names]
+    infos += [one for one in blocks() if "blocks" in names or one.name in names]
     if sample and len(infos) > sample:
         infos = [infos[index * len(infos) // sample] for index in range(sample)]
     known = report.meshes.get(mesh, {})
@@ -190,7 +193,7 @@ def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Ta
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     warnings.simplefilter("ignore")
     ranks = Ranks(options.mesh)
-    infos = {entry_name(one): one for one in op_database()}
+    infos = {entry_name(one): one for one in (*op_database(), *blocks())}
     for task in tasks:
         started = time.monotonic()
         in_step = True
