@@ -17,9 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from phalanx.dtensor.verify.blocks import BLOCKS
 from ranks import run_ranks
 
-SOME_OPS = "add,amax,bmm,cat,cumsum,einsum,gather,index_select,logsumexp,matmul,mean,nn.functional.layer_norm,softmax,var"
+SOME_OPS = (
+    "add,amax,bmm,cat,cumsum,einsum,gather,index_select,logsumexp,matmul,mean,nn.functional.layer_norm,softmax,var"
+)
+# All but "experts": with symbolic sizes its ranks may compile different graphs, and raise (ADR 53).
+MOST_BLOCKS = ",".join(f"block {name}" for name in BLOCKS if name != "experts")
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -46,9 +51,7 @@ class Listing:
 def check(function, tensors, mesh, placements, compiled):
     """Values and gradients of a compiled function on DTensors are those of one process."""
     whole = [one.clone().requires_grad_() for one in tensors]
-    spread = [
-        distribute_tensor(one, mesh, own).requires_grad_() for one, own in zip(tensors, placements, strict=True)
-    ]
+    spread = [distribute_tensor(one, mesh, own).requires_grad_() for one, own in zip(tensors, placements, strict=True)]
     wanted, found = function(*whole), compiled(*spread)
     wanted.pow(2).sum().backward()
     found.pow(2).sum().backward()
@@ -249,8 +252,8 @@ def test_a_move_that_several_ops_need_is_done_once_and_sees_what_was_written():
     ("mesh", "names", "backends"),
     [
         ("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
-        pytest.param("2x2", "blocks", "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
-        pytest.param("2", "blocks", "phalanx,phalanx:dynamic", marks=pytest.mark.slow),
+        pytest.param("2x2", MOST_BLOCKS, "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
+        pytest.param("2", MOST_BLOCKS, "phalanx,phalanx:dynamic", marks=pytest.mark.slow),
         pytest.param("3", SOME_OPS, "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
     ],
 )

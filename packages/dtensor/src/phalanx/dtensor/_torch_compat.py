@@ -365,7 +365,7 @@ def graph_node_of(tensor: torch.Tensor) -> Any:
     from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
     if isinstance(tensor, FunctionalTensor):
-        torch._sync(tensor)  # type: ignore[no-untyped-call]
+        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         tensor = torch._from_functional_tensor(tensor.elem)
     slot = get_proxy_slot(tensor, graph_tracer(), None)
     return None if slot is None else slot.proxy.node

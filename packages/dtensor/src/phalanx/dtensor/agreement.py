@@ -26,13 +26,13 @@ from phalanx.dtensor._mesh import GridMesh, Mesh
 from phalanx.dtensor._torch_compat import (
     compile_name,
     graph_node_of,
-    last_node,
-    mesh_groups,
     graph_tracer,
     group_named,
     in_backward,
     keep_collectives,
     keep_effect,
+    last_node,
+    mesh_groups,
     op_library,
     saved_for_backward,
     set_arguments,
@@ -179,9 +179,9 @@ def _difference(graph: str, collectives: Sequence[str], names: Sequence[str], de
         f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}: {text}" for text, own in ranks.items()
     )
     return (
-        f"ranks compiled different graphs, so that their collectives would not meet: {shown}. Every rank of a mesh must "
-        "compile the same collectives in the same order: look for what depends on the rank in the compiled function, or "
-        "compile it with dynamic=False"
+        f"ranks compiled different graphs, so that their collectives would not meet: {shown}. All ranks of a mesh must "
+        "compile the same collectives in the same order: look for what depends on the rank in the compiled function, "
+        "or compile it with dynamic=False"
     )
 
 
@@ -191,8 +191,8 @@ def _digest(collectives: Sequence[str]) -> int:
 
 def _shown(graph: str, collectives: Sequence[str]) -> str:
     # The digest tells long lists apart whose beginnings are the same.
-    plural = "s" * (len(collectives) != 1)
-    return f"graph {graph} [{_digest(collectives):x}] with {len(collectives)} collective{plural} ({', '.join(collectives)})"
+    count = f"{len(collectives)} collective{'s' * (len(collectives) != 1)}"
+    return f"graph {graph} [{_digest(collectives):x}] with {count} ({', '.join(collectives)})"
 
 
 def _agree_fake(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> None:

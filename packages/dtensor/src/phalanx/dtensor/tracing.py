@@ -116,7 +116,9 @@ def settled(
         if type(size) is int:
             continue
         cuts = [
-            (one, ranks) for one, ranks in zip(placements, mesh.shape, strict=True) if ranks > 1 and split_dim(one) == dim
+            (one, ranks)
+            for one, ranks in zip(placements, mesh.shape, strict=True)
+            if ranks > 1 and split_dim(one) == dim
         ]
         ways = prod(ranks for _, ranks in cuts)
         if any(type(one) is not Shard for one, _ in cuts) or not surely_divides(size, ways):

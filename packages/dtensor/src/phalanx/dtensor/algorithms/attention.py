@@ -116,5 +116,7 @@ def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         scale,
     )
     given = (query, key, value)
-    pieces = [wrapped(one, spec.mesh, spec.placements, of.shape, of._spec) for one, of in zip(found, given, strict=True)]
+    pieces = [
+        wrapped(one, spec.mesh, spec.placements, of.shape, of._spec) for one, of in zip(found, given, strict=True)
+    ]
     return pieces[0], pieces[1], pieces[2]

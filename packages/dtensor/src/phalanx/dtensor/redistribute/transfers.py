@@ -235,8 +235,8 @@ def _across(source: Spec, target: Spec) -> Transfer:
     if me in ranks:
         actions.append((crossing(here, there, me), None))
     actions += _actions(target, last)
-    sent = (*sent_of(source.mesh, first), Sent("move between meshes", (), "cpu"))
-    run = chain(actions, (*sent, *sent_of(target.mesh, last))) if me in ranks else _bystander(len(ranks))
+    shown = *sent_of(source.mesh, first), Sent("move between meshes", (), "cpu"), *sent_of(target.mesh, last)
+    run = chain(actions, shown) if me in ranks else _bystander(len(ranks))
     return Transfer(source, target, (*first, middle, *last), run)
 
 

@@ -58,7 +58,9 @@ def dtensor(arguments: list[str]) -> int:
     parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
     parser.add_argument("--samples", type=int, default=9, help="samples of each entry (9)")
     parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
-    parser.add_argument("--compile", default="", help=f"also compiled, with these, with commas between: {', '.join(COMPILED)}")
+    parser.add_argument(
+        "--compile", default="", help=f"also compiled, with these, with commas between: {', '.join(COMPILED)}"
+    )
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")
     parser.add_argument("--retry", action="store_true", help="with --resume: run again what raised or was wrong")
@@ -82,7 +84,7 @@ def dtensor(arguments: list[str]) -> int:
     if set(compiled) - set(COMPILED):
         parser.error(f"--compile takes {', '.join(COMPILED)}, and not {', '.join(set(compiled) - set(COMPILED))}")
     if any(one.startswith("phalanx") for one in compiled):
-        import phalanx.inductor_plugin
+        pass
     swept = Options(mesh, options.samples, options.placings, compiled=compiled)
     sweep_dtensor(report, names, options.sample, swept, show)
     for records in report.meshes.values():

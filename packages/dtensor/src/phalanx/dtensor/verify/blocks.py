@@ -47,7 +47,8 @@ def _heads(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attended(m: Any, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    y = functional.scaled_dot_product_attention(*(_heads(f(x)) for f in (m.q, m.k, m.v)), is_causal=causal)
+    q, k, v = (_heads(f(x)) for f in (m.q, m.k, m.v))
+    y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     made: torch.Tensor = m.o(y.transpose(1, 2).reshape(*x.shape))
     return made
 
@@ -142,7 +143,9 @@ def _normed(m: Any, x: torch.Tensor) -> torch.Tensor:
 LENGTH = 4
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: Function(lambda m, x: m.down(functional.gelu(m.up(x))), **_mlp(4)),
-    "swiglu": lambda: Function(lambda m, x: m.down(functional.silu(m.gate(x)) * m.up(x)), gate=_linear(12, 24), **_mlp()),
+    "swiglu": lambda: Function(
+        lambda m, x: m.down(functional.silu(m.gate(x)) * m.up(x)), gate=_linear(12, 24), **_mlp()
+    ),
     "gpt": lambda: Function(_gpt, norm1=nn.LayerNorm(WIDTH), norm2=nn.LayerNorm(WIDTH), **_attention(), **_mlp()),
     "llama": lambda: Function(
         _llama, norm1=nn.RMSNorm(WIDTH), norm2=nn.RMSNorm(WIDTH), gate=_linear(12, 24), **_attention(), **_mlp()
@@ -165,14 +168,22 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "normalized": lambda: Function(_normed, o=_linear(), v=_linear(bias=False)),
     "low rank": lambda: Function(lambda m, x: x + x @ m.a @ m.b, a=_weight(WIDTH, 3), b=_weight(3, WIDTH)),
     "group norm": lambda: Function(
-        lambda m, x: m.o(functional.silu(m.norm(x.transpose(1, 2)).transpose(1, 2))), norm=nn.GroupNorm(3, WIDTH), o=_linear()
+        lambda m, x: m.o(functional.silu(m.norm(x.transpose(1, 2)).transpose(1, 2))),
+        norm=nn.GroupNorm(3, WIDTH),
+        o=_linear(),
     ),
-    "bilinear": lambda: Function(lambda m, x: torch.einsum("bli,ijk,blj->blk", x, m.a, m.v(x)), a=_weight(12, 12, 5), v=_linear()),
+    "bilinear": lambda: Function(
+        lambda m, x: torch.einsum("bli,ijk,blj->blk", x, m.a, m.v(x)), a=_weight(12, 12, 5), v=_linear()
+    ),
     "classes": lambda: Function(
-        lambda m, x: -m.o(m.norm(x)).log_softmax(-1)[..., :3].sum(-1), norm=nn.LayerNorm(WIDTH), o=_linear(WIDTH, WORDS + 1)
+        lambda m, x: -m.o(m.norm(x)).log_softmax(-1)[..., :3].sum(-1),
+        norm=nn.LayerNorm(WIDTH),
+        o=_linear(WIDTH, WORDS + 1),
     ),
     "tied": lambda: Function(lambda m, x: (x @ m.a.t()).softmax(-1) @ m.a, a=_weight(WORDS + 1, WIDTH)),
-    "scaled": lambda: Function(lambda m, x: m.o(x * m.a + x.amax(-1, keepdim=True) - x.var(-1, keepdim=True)), a=_weight(1, 12), o=_linear()),
+    "scaled": lambda: Function(
+        lambda m, x: m.o(x * m.a + x.amax(-1, keepdim=True) - x.var(-1, keepdim=True)), a=_weight(1, 12), o=_linear()
+    ),
 }
 
 

@@ -10,8 +10,8 @@ import torch
 
 # Backends of torch.compile that are tried, with sizes as they are and as symbols.
 COMPILED = ("aot_eager", "aot_eager:dynamic", "phalanx", "phalanx:dynamic")
-# What is tried, in the order of the table: values by how tensors are cut, gradients, in-place variants; compiled, values
-# and gradients.
+# What is tried, in the order of the table: values by how tensors are cut, gradients, in-place variants; values and
+# gradients when compiled.
 KINDS = ("even", "uneven", "empty", "gradient", "in place", *COMPILED)
 _STATUSES = ("right", "fallback", "error", "wrong")
 _MOST_FAILURES = 16
