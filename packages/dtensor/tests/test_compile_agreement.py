@@ -85,14 +85,14 @@ def listed(rank, size, dynamic):
     compiled = torch.compile(product, backend=listing.backend, dynamic=dynamic)
     for placements in ways:
         check(product, (x, w), mesh, placements, compiled)
-    found.append(listing.found)
+    found.append({kind: list(names) for kind, names in listing.found.items()})
     torch._dynamo.reset()
     listing = Listing()
     compiled = torch.compile(outer, backend=listing.backend, dynamic=dynamic)
     for rows in (8, 7):
         one = torch.randn(rows, 4, generator=random)
         check(outer, (one,), mesh, ([shards(0), shards(0)],), compiled)
-    found.append(listing.found)
+    found.append({kind: list(names) for kind, names in listing.found.items()})
     # A rank has nothing to do in some collectives of the others where their groups have no element.
     check(outer, (torch.randn(1, 4, generator=random),), mesh, ([shards(0), shards(0)],), compiled)
     return found

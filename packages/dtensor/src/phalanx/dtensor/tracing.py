@@ -111,20 +111,17 @@ def settled(
     if all(type(size) is int for size in shape) and all(type(step) is int for step in stride):
         return torch.Size(shape), tuple(stride)  # type: ignore[arg-type]
     sizes = [plain(size) for size in shape]
-    inside = coordinate_of(mesh) is not None and local.ndim == len(sizes)
-    for dim, size in enumerate(sizes):
-        if type(size) is int:
-            continue
-        cuts = [
-            (one, ranks)
-            for one, ranks in zip(placements, mesh.shape, strict=True)
-            if ranks > 1 and split_dim(one) == dim
-        ]
-        ways = prod(ranks for _, ranks in cuts)
-        if any(type(one) is not Shard for one, _ in cuts) or not surely_divides(size, ways):
-            sizes[dim] = int(size)
-        elif inside:
-            surely_equal(local.shape[dim] * ways, size)
+    cuts = [
+        [(one, ranks) for one, ranks in zip(placements, mesh.shape, strict=True) if ranks > 1 and split_dim(one) == dim]
+        for dim in range(len(sizes))
+    ]
+    ways = [prod(ranks for _, ranks in own) for own in cuts]
+    if any(type(one) is not Shard for own in cuts for one, _ in own) or not all(map(surely_divides, sizes, ways)):
+        sizes = [int(size) for size in sizes]  # moves of what is cut unevenly need all sizes
+    elif coordinate_of(mesh) is not None and local.ndim == len(sizes):
+        for size, part, number in zip(sizes, local.shape, ways, strict=True):
+            if type(size) is not int:
+                surely_equal(part * number, size)
     return torch.Size(sizes), tuple(map(plain, stride))  # type: ignore[arg-type]
 
 
