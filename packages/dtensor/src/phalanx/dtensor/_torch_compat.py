@@ -4,6 +4,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -96,10 +97,21 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         composite: Callable[..., Any] = op.decompose
         return composite
-    from torch._decomp import decomposition_table
+    with untraced():
+        from torch._decomp import decomposition_table
 
     found: Callable[..., Any] | None = decomposition_table.get(op)
     return found
+
+
+def in_decomposition() -> bool:
+    """Whether torch takes an op apart, as it does for graphs before the op is dispatched. Slow. Read in 2.13."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not frame.f_globals.get("__name__", "").startswith("torch._dynamo"):
+        if frame.f_globals.get("__name__", "").startswith(("torch._decomp", "torch._refs")):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def in_backward() -> bool:
@@ -194,18 +206,27 @@ def plain(size: IntLikeType) -> IntLikeType:
     return size if known is None else known
 
 
-def same_symbol(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeType:
-    """Of sizes that come from the graph, the one that is the same expression; the int, if it is one.
+def in_graph_sizes(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeType:
+    """A size as the graph can have it: made of sizes that it knows; the int, if it is one.
 
-    A SymInt that was made while nothing was recorded is one that a graph knows by its expression alone. Where ops of
-    torch make another of one symbol out of it (`max(s, 1)`), each is then looked up by the other, without an end.
-    Read in 2.13.
+    A SymInt that was made while nothing was recorded is one that a graph knows by its expression alone: it cannot be an
+    argument there. So the known size of the same expression is taken, or the expression is worked out once more from
+    known sizes, which records it. Read in 2.13.
     """
     size = plain(size)
     if type(size) is int:
         return size
     expression = size.node.expr  # type: ignore[union-attr]
-    return next((one for one in known if one.node.expr == expression), size)
+    found = next((one for one in known if one.node.expr == expression), None)
+    if found is not None:
+        return found
+    symbols = {one.node.expr: one for one in reversed(known) if one.node.expr.is_Symbol}
+    if not expression.free_symbols or not expression.free_symbols <= symbols.keys():
+        return size
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    return plain(sympy_interp(PythonReferenceAnalysis, symbols, expression))
 
 
 def _known(truth: Any) -> bool:
@@ -341,6 +362,67 @@ def saved_for_backward() -> Iterator[None]:
     for node in islice(reversed(nodes), len(nodes) - before):
         node.meta = _Saved(node.meta)
         node.meta["recompute"] = None
+
+
+_mode = torch._C._get_dispatch_mode
+_FUNCTIONAL = torch._C._TorchDispatchModeKey.FUNCTIONAL
+
+
+def is_recorded() -> bool:
+    """Whether AOTAutograd runs this, to make a graph of it or to learn what the graph will return. Read in 2.13."""
+    return _mode(_FUNCTIONAL) is not None
+
+
+def compile_name() -> str:
+    """The number that Dynamo has given to the graph that is being made: `0/1`; empty if it makes none. Read in 2.13."""
+    found = torch._guards.CompileContext.current_compile_id()
+    return "" if found is None else str(found)
+
+
+def last_node(tracer: Any, op: Any) -> Any:
+    """The last node of a graph that calls an op, also as an effect. Read in 2.13."""
+    return next(node for node in reversed(tracer.graph.nodes) if op in (node.target, *node.args[:2]))
+
+
+def set_arguments(node: Any, op: Any, arguments: tuple[Any, ...]) -> None:
+    """Give other arguments to a node that calls an op, also as an effect: (token, op, arguments). Read in 2.13."""
+    node.args = arguments if node.target is op else (*node.args[:2], *arguments)
+
+
+def graph_node_of(tensor: torch.Tensor) -> Any:
+    """The node of the graph that is being made whose value a tensor has now; None if there is none. Read in 2.13."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    if isinstance(tensor, FunctionalTensor):
+        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+        tensor = torch._from_functional_tensor(tensor.elem)
+    slot = get_proxy_slot(tensor, graph_tracer(), None)
+    return None if slot is None else slot.proxy.node
+
+
+@contextmanager
+def keep_collectives(namespace: str) -> Iterator[None]:
+    """Ops of a namespace that are recorded within are kept as they are, which torch does for its own collectives.
+
+    They are not computed again for backward, but in a checkpointed block, which marks its nodes later; what backward
+    calls is not moved to forward; and no two of them are merged. Read in 2.13.
+    """
+    from torch._functorch.compile_utils import rand_ops
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    tracer = graph_tracer()
+    nodes = () if tracer is None else tracer.graph.nodes
+    before = len(nodes)
+    yield
+    for node in islice(reversed(nodes), len(nodes) - before):
+        if getattr(node.target, "namespace", None) == namespace:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            if in_backward():
+                node.meta["partitioner_tag"] = "must_be_in_backward"
+            packet = node.target.overloadpacket
+            if packet not in rand_ops:
+                rand_ops.append(packet)
 
 
 def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:

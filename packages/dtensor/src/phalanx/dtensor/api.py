@@ -149,8 +149,10 @@ class DTensor(torch.Tensor):
         outer_size: Sequence[IntLikeType],
         outer_stride: Sequence[IntLikeType],
     ) -> "DTensor":
-        spec = Spec(context.mesh, context.placements, torch.Size(outer_size), tuple(outer_stride), context.dtype)  # type: ignore[arg-type]
-        return DTensor._wrap(inner["_local_tensor"], spec, context.requires_grad)
+        local = inner["_local_tensor"]
+        shape, stride = tracing.settled(context.mesh, context.placements, local, outer_size, outer_stride)
+        spec = Spec(context.mesh, context.placements, shape, stride, context.dtype)
+        return DTensor._wrap(local, spec, context.requires_grad)
 
     def _stable_hash_for_caching(self) -> str:
         """For AOTAutograd: what its cache on disk knows a DTensor by."""

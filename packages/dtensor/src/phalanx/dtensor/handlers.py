@@ -12,6 +12,8 @@ import torch
 import phalanx.collectives as pc
 from phalanx.dtensor import api, fallback, lists, plan
 from phalanx.dtensor._mesh import coordinate_of
+from phalanx.dtensor._torch_compat import is_recorded, untraced
+from phalanx.dtensor.agreement import recorded, sent_over
 from phalanx.dtensor.placements import Replicate
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
@@ -39,7 +41,8 @@ def find(op: Any) -> Handler | None:
     found = _handlers.get(op)
     if found is not None:
         return found
-    from phalanx.dtensor.random_ops import RANDOM_OPS
+    with untraced():
+        from phalanx.dtensor.random_ops import RANDOM_OPS
 
     random: Handler | None = RANDOM_OPS.get(op)
     return random or lists.find(op)
@@ -53,15 +56,31 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
 
     given = _all_distributed(values)
     found: Handler | None = find_algorithm(op, choice, moves, values if given is None else given)
-    if found is None or given is None:
-        return found
-    function = found
+    if found is None:
+        return None
+    function = found if given is None else _distributing(found)
+
+    def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not is_recorded():
+            return function(op, args, kwargs)
+        spec = next(one for one in _flat((*args, *kwargs.values())) if isinstance(one, api.DTensor))._spec
+        with recorded((sent_over(spec.mesh, f"{op}, by an algorithm of its own,"),), spec.dtype):
+            return function(op, args, kwargs)
+
+    return run
+
+
+def _distributing(function: Handler) -> Handler:
     return lambda op, args, kwargs: function(op, _all_distributed(args) or args, kwargs)
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return [one for value in values for one in (value if plan.is_list(value) else (value,))]
 
 
 def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
     """Arguments with plain tensors, where these count as replicated, as DTensors; None if there are none."""
-    leaves = [one for value in values for one in (value if plan.is_list(value) else (value,))]
+    leaves = _flat(values)
     if not any(isinstance(one, torch.Tensor) and not isinstance(one, api.DTensor) for one in leaves):
         return None
     mesh = next(one._spec.mesh for one in leaves if isinstance(one, api.DTensor))

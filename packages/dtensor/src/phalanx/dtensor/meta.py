@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.dtensor._torch_compat import fake_mode, same_symbol, tracing_fake_mode, untraced
+from phalanx.dtensor._torch_compat import fake_mode, in_graph_sizes, tracing_fake_mode, untraced
 from phalanx.dtensor.layout import contiguous_stride
 from phalanx.dtensor.plan import call_bound, is_list
 from phalanx.dtensor.rules.local import results_of
@@ -87,15 +87,13 @@ _BY_DEVICE = frozenset(("aten.native_batch_norm.default",))
 
 
 def _asked(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[Shown], Form] | None:
-    symbols = [size for spec in specs if type(spec) is not Spec for size in (*spec.shape, *spec.stride)]
-    symbols += [size for value in values for size in (value if is_list(value) else [value])]
-    symbols = [size for size in symbols if isinstance(size, torch.SymInt)]
+    symbols = _symbols(values, specs)
+    if symbols:
+        # Only the mode that made them can work with them.
+        with untraced(), tracing_fake_mode() or fake_mode():
+            result = call_bound(op, on_meta(op, values, specs, "cpu"))
+        return formed(op, values, result, lambda size: in_graph_sizes(size, symbols))
     with untraced():
-        if symbols:
-            # Only the mode that made them can work with them.
-            with tracing_fake_mode() or fake_mode():
-                result = call_bound(op, on_meta(op, values, specs, "cpu"))
-            return formed(op, values, result, lambda size: same_symbol(size, symbols))
         if str(op) not in _BY_DEVICE:
             try:
                 result = call_bound(op, on_meta(op, values, specs, "meta"))
@@ -109,6 +107,18 @@ def _asked(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[
         except Exception:  # torch has many kinds for what it cannot say
             return None
         return formed(op, values, result)
+
+
+def _symbols(values: Sequence[Any], specs: Sequence[Spec]) -> list[torch.SymInt]:
+    """The sizes that the graph knows: of the whole tensors, of the arguments, and of the local tensors."""
+    sizes = [size for spec in specs if type(spec) is not Spec for size in (*spec.shape, *spec.stride)]
+    sizes += [size for value in values for size in (value if is_list(value) else [value])]
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        for value in values:
+            for one in value if is_list(value) else [value]:
+                local = getattr(one, "_local_tensor", None)
+                sizes += () if local is None else (*local.shape, *local.stride())
+    return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
 def refuse(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import api
+from phalanx.dtensor._mesh import token
+from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor.agreement import moved_once
 from phalanx.dtensor.bounds import Bound, check_bounds
 from phalanx.dtensor.mode import is_strict, strict_error
 from phalanx.dtensor.redistribute import Transfer
@@ -214,10 +217,8 @@ class RulePlan(Plan):
         if self.bounds:
             self._check_bounds(op, values, before=True)
         for move in self.moves:
-            if move.place is None:
-                values[move.argument] = move.transfer.run(values[move.argument])
-            else:
-                values[move.argument][move.place] = move.transfer.run(values[move.argument][move.place])
+            holder, at = (values, move.argument) if move.place is None else (values[move.argument], move.place)
+            holder[at] = self._moved(holder[at], move.transfer)
         if self.bounds:
             self._check_bounds(op, values, before=False)
         if work.fills:
@@ -239,6 +240,14 @@ class RulePlan(Plan):
             if one.before == before:
                 index = values[one.argument]
                 check_bounds(op, index if one.place is None else index[one.place], one)
+
+    def _moved(self, local: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+        # What a view is taken of may be written into.
+        if self.is_view_of_copy or not is_recorded():
+            return transfer.run(local)
+        source, target = transfer.source, transfer.target
+        key = token(source.mesh), source.placements, token(target.mesh), target.placements
+        return moved_once(local, key, lambda: transfer.run(local))
 
     def _outside(self, given: list[Any], spec: Spec) -> torch.Tensor:
         """What a rank outside the mesh has of a result: nothing; of a view, nothing of the memory of what is viewed."""

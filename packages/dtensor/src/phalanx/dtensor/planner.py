@@ -16,7 +16,7 @@ import torch
 
 from phalanx.dtensor import api, fallback, handlers, meta, mode
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
-from phalanx.dtensor._torch_compat import bare
+from phalanx.dtensor._torch_compat import bare, in_decomposition
 from phalanx.dtensor.bounds import bounds_of
 from phalanx.dtensor.placements import (
     AnyPlacement,
@@ -103,7 +103,8 @@ def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
     """What an argument is: a plain tensor of one element counts as replicated, as in torch; no other may be there."""
     if isinstance(tensor, api.DTensor):
         return tensor._spec
-    if tensor.numel() != 1 and not mode.replicates():
+    # What torch makes of shapes while it takes an op apart is the same on all ranks.
+    if tensor.numel() != 1 and not mode.replicates() and not in_decomposition():
         raise RuntimeError(
             f"{op}: got mixed distributed and non-distributed tensors (mixed torch.Tensor and DTensor): the plain one "
             f"has shape {tuple(tensor.shape)}; write distribute_tensor(tensor, mesh, placements), or "

@@ -11,15 +11,26 @@ and what this rank does as constants. This file has what is particular:
 
 import hashlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.types import IntLikeType
 
 from phalanx.dtensor._mesh import Mesh, coordinate_of, token
-from phalanx.dtensor._torch_compat import allow_in_graph, mesh_groups, mesh_key, real_object, tracing_fake_mode
-from phalanx.dtensor.placements import AnyPlacement
+from phalanx.dtensor._torch_compat import (
+    allow_in_graph,
+    mesh_groups,
+    mesh_key,
+    plain,
+    real_object,
+    surely_divides,
+    surely_equal,
+    tracing_fake_mode,
+)
+from phalanx.dtensor.placements import AnyPlacement, Shard, split_dim
 
 _contexts: "weakref.WeakValueDictionary[tuple[Any, ...], Context]" = weakref.WeakValueDictionary()
 
@@ -82,6 +93,36 @@ def cache_key(tensor: Any) -> str:
         tensor.requires_grad,
     )
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def settled(
+    mesh: Mesh,
+    placements: Sequence[AnyPlacement],
+    local: torch.Tensor,
+    shape: Sequence[IntLikeType],
+    stride: Sequence[IntLikeType],
+) -> tuple[torch.Size, tuple[IntLikeType, ...]]:
+    """Shape and stride of a DTensor in a graph, with what a graph has to know of its sizes from the start.
+
+    A size that is cut unevenly is an int: a graph is for that size alone. A size that is cut evenly is so many times
+    that of the local tensor, whatever it is. Both depend on sizes of the whole alone, so ranks agree; and neither is
+    first found in the backward pass, when torch has counted already which sizes are symbols.
+    """
+    if all(type(size) is int for size in shape) and all(type(step) is int for step in stride):
+        return torch.Size(shape), tuple(stride)  # type: ignore[arg-type]
+    sizes = [plain(size) for size in shape]
+    cuts = [
+        [(one, ranks) for one, ranks in zip(placements, mesh.shape, strict=True) if ranks > 1 and split_dim(one) == dim]
+        for dim in range(len(sizes))
+    ]
+    ways = [prod(ranks for _, ranks in own) for own in cuts]
+    if any(type(one) is not Shard for own in cuts for one, _ in own) or not all(map(surely_divides, sizes, ways)):
+        sizes = [int(size) for size in sizes]  # moves of what is cut unevenly need all sizes
+    elif coordinate_of(mesh) is not None and local.ndim == len(sizes):
+        for size, part, number in zip(sizes, local.shape, ways, strict=True):
+            if type(size) is not int:
+                surely_equal(part * number, size)
+    return torch.Size(sizes), tuple(map(plain, stride))  # type: ignore[arg-type]
 
 
 def real_mesh(mesh: Any) -> Any:

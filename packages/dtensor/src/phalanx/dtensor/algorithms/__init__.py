@@ -9,6 +9,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from phalanx.dtensor._torch_compat import untraced
+
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 Takes = Callable[[Sequence[Any], Any, Sequence[Any]], bool]
 """Called with (every argument of the schema, the choice of the rule, the moves that it needs)."""
@@ -42,8 +44,9 @@ def algorithm(*names: str, takes: Takes) -> Callable[[Handler], Handler]:
 
 @cache
 def _loaded() -> dict[str, list[tuple[Takes, Handler]]]:
-    for name in _FILES:
-        import_module(f"phalanx.dtensor.algorithms.{name}")
+    with untraced():  # a compiled function may be the first that needs them
+        for name in _FILES:
+            import_module(f"phalanx.dtensor.algorithms.{name}")
     return _algorithms
 
 

@@ -17,6 +17,7 @@ from phalanx.dtensor.parallel.context import SEQUENCE, Ring, ring_attention, rin
 from phalanx.dtensor.placements import Replicate, Shard, split_dim
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec
+from phalanx.dtensor.tracing import is_traced
 
 
 def _takes(first: int, dropout: int) -> Any:
@@ -67,11 +68,24 @@ def _ring(query: Spec, key: Spec) -> Ring:
     )
 
 
+def _gathered(tensor: Any) -> Any:
+    """Keys or values with the whole sequence. Collective.
+
+    A graph has no messages round a ring: there the op is done by its rule, as where sizes are symbols.
+    """
+    spec: Spec = tensor._spec
+    whole = [Replicate() if split_dim(one) == SEQUENCE else one for one in spec.placements]
+    return wrapped(brought(tensor, whole), spec.mesh, whole, spec.shape, spec)
+
+
 @algorithm("aten._scaled_dot_product_flash_attention_for_cpu.default", takes=_takes(0, 3))
 def attention(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """(query, key, value, dropout_p, is_causal, attn_mask, scale) -> (output, logsumexp), sharded as query."""
     check_strict(op)
     query, key, value, _, causal, _, scale = bound(op, args, kwargs)
+    if is_traced():
+        made: tuple[Any, Any] = op(query, *map(_gathered, (key, value)), *args[3:], **kwargs)
+        return made
     spec: Spec = query._spec
     locals_ = (query._local_tensor, key._local_tensor, value._local_tensor)
     output, total = ring_attention(*locals_, _ring(spec, key._spec), causal, scale)
@@ -86,6 +100,9 @@ def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     """(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale) -> gradients."""
     check_strict(op)
     grad, query, key, value, output, total, _, causal, _, scale = bound(op, args, kwargs)
+    if is_traced():
+        whole: tuple[Any, Any, Any] = op(grad, query, *map(_gathered, (key, value)), *args[4:], **kwargs)
+        return whole
     spec: Spec = query._spec
     found = ring_attention_backward(
         brought(grad, spec.placements),
@@ -99,5 +116,7 @@ def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         scale,
     )
     given = (query, key, value)
-    made = [wrapped(one, spec.mesh, spec.placements, of.shape, of._spec) for one, of in zip(found, given, strict=True)]
-    return made[0], made[1], made[2]
+    pieces = [
+        wrapped(one, spec.mesh, spec.placements, of.shape, of._spec) for one, of in zip(found, given, strict=True)
+    ]
+    return pieces[0], pieces[1], pieces[2]

@@ -15,8 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 import phalanx.collectives as pc
 from phalanx.core import MismatchError
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe
+from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor.agreement import Sent, recorded, sent_over
 from phalanx.dtensor.redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor.redistribute.pieces import Action, Call, Local
+from phalanx.dtensor.redistribute.plan import LOCAL, Step
 
 Run: TypeAlias = Callable[..., torch.Tensor]
 # Messages of a redistribution do not meet those of a user's own send and recv.
@@ -151,14 +154,24 @@ def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int]
     return run
 
 
+def sent_of(mesh: Mesh, steps: Sequence[Step]) -> tuple[Sent, ...]:
+    """What graphs say of the collectives in steps on one mesh."""
+    return tuple(
+        sent_over(mesh, f"{step.collective} over mesh dims {step.mesh_dims} of {describe(mesh)}")
+        for step in steps
+        if step.collective not in LOCAL and any(mesh.shape[mesh_dim] > 1 for mesh_dim in step.mesh_dims)
+    )
+
+
 # ---- a chain of actions ----------------------------------------------------------------------------------------------
 
 
-def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
+def chain(actions: Sequence[tuple[Action, Mesh | None]], sent: Sequence[Sent] = ()) -> Run:
     """run(local, async_op=False) of several actions, one after the other.
 
     Args:
         actions: Each with the mesh of its call.
+        sent: What graphs say of the collectives, the same on all ranks: a rank may have nothing to do in one.
     """
     parts: list[Local] = []
     is_view = may_pend = False
@@ -172,13 +185,13 @@ def chain(actions: Sequence[tuple[Action, Mesh | None]]) -> Run:
     if is_view:  # of the caller's tensor, or of one that is larger than what is needed of it
         parts.append(_copied)
     if not parts:
-        return same
+        return _as_stored(same, sent) if sent else same
     if len(parts) > 1:
-        return _as_stored(_several(tuple(parts), may_pend))
-    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]))
+        return _as_stored(_several(tuple(parts), may_pend), sent)
+    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]), sent)
 
 
-def _as_stored(run: Run) -> Run:
+def _as_stored(run: Run, sent: Sequence[Sent]) -> Run:
     """Collectives read memory, where conj() and imag may have left a change undone; and so do all ops below
     `__torch_dispatch__`, where torch does not make such changes any more.
     """
@@ -187,6 +200,9 @@ def _as_stored(run: Run) -> Run:
         if not torch.compiler.is_dynamo_compiling() and (local.is_conj() or local.is_neg()):
             local = local.resolve_conj().resolve_neg()
         try:
+            if sent and is_recorded():
+                with recorded(sent, local.dtype):
+                    return run(local, async_op)
             return run(local, async_op)
         except MismatchError as error:
             raise explained(error) from None

@@ -7,9 +7,10 @@ import phalanx.collectives as pc
 from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe, token
 from phalanx.dtensor._torch_compat import hint, surely_equal
+from phalanx.dtensor.agreement import Sent
 from phalanx.dtensor.placements import Partial, Shard, SizedShard, StridedShard, on_dim, split_dim
 from phalanx.dtensor.redistribute.cross import Side, crossing, crossing_bytes
-from phalanx.dtensor.redistribute.execute import Run, chain, order_of, outside, ranks_of
+from phalanx.dtensor.redistribute.execute import Run, chain, order_of, outside, ranks_of, sent_of
 from phalanx.dtensor.redistribute.pieces import Action, Place, action, is_plain
 from phalanx.dtensor.redistribute.plan import LOCAL, REPLICATE, Planner, Step
 from phalanx.dtensor.rules.cost import default_model
@@ -190,7 +191,9 @@ def _planner(spec: Spec) -> Planner:
 
 
 def _runner(spec: Spec, steps: tuple[Step, ...]) -> Run:
-    return outside if coordinate_of(spec.mesh) is None else chain(_actions(spec, steps))
+    if coordinate_of(spec.mesh) is None:
+        return outside
+    return chain(_actions(spec, steps), sent_of(spec.mesh, steps))
 
 
 def _actions(spec: Spec, steps: tuple[Step, ...]) -> list[tuple[Action, Mesh | None]]:
@@ -231,7 +234,9 @@ def _across(source: Spec, target: Spec) -> Transfer:
     actions = _actions(source, first)
     if me in ranks:
         actions.append((crossing(here, there, me), None))
-    run = chain([*actions, *_actions(target, last)]) if me in ranks else _bystander(len(ranks))
+    actions += _actions(target, last)
+    shown = *sent_of(source.mesh, first), Sent("move between meshes", (), "cpu"), *sent_of(target.mesh, last)
+    run = chain(actions, shown) if me in ranks else _bystander(len(ranks))
     return Transfer(source, target, (*first, middle, *last), run)
 
 

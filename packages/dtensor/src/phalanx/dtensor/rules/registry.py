@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from phalanx.dtensor._torch_compat import untraced
 from phalanx.dtensor.rules.conditions import Facts
 from phalanx.dtensor.rules.engine import Expanded, Strategy, derive
 from phalanx.dtensor.rules.notation import Rule, parse
@@ -152,8 +153,9 @@ def replace(name: str, entry: str | RuleFunction) -> None:
 @cache
 def _tables() -> Mapping[str, str | RuleFunction]:
     # On first use: what never shards an op pays nothing for the tables.
-    for name in _TABLES:
-        import_module(f"phalanx.dtensor.rules.{name}")
+    with untraced():
+        for name in _TABLES:
+            import_module(f"phalanx.dtensor.rules.{name}")
     return _rules
 
 

@@ -48,18 +48,21 @@ def rules() -> int:
 
 def dtensor(arguments: list[str]) -> int:
     """The sweep of DTensor on real ranks, by mesh and kind."""
-    from phalanx.dtensor.verify.dtensor_report import DTensorReport, reasons, table
+    from phalanx.dtensor.verify.dtensor_report import COMPILED, DTensorReport, reasons, table
     from phalanx.dtensor.verify.dtensor_sweep import Options, sweep_dtensor
 
     parser = argparse.ArgumentParser(prog="python -m phalanx.dtensor.verify dtensor", description=dtensor.__doc__)
     parser.add_argument("--mesh", default="2", help="the mesh: 2, 3, 4, 2x2 (2)")
     parser.add_argument("--ranks", type=int, help="the number of ranks, if the mesh is not given")
-    parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all)")
+    parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all); blocks: of models")
     parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
     parser.add_argument("--samples", type=int, default=9, help="samples of each entry (9)")
     parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
     parser.add_argument("--seconds", type=float, default=12.0, help="begin no sample of an entry after so long (12)")
     parser.add_argument("--outcomes", action="store_true", help="let ranks compare after each op what it came to")
+    parser.add_argument(
+        "--compile", default="", help=f"also compiled, with these, with commas between: {', '.join(COMPILED)}"
+    )
     parser.add_argument("--json", type=Path, help="keep the results here")
     parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")
     parser.add_argument("--retry", action="store_true", help="with --resume: run again what raised or was wrong")
@@ -79,7 +82,10 @@ def dtensor(arguments: list[str]) -> int:
         report.forget_failures()
     names = [one for one in options.names.split(",") if one]
     show = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    chosen = Options(mesh, options.samples, options.placings, options.seconds, options.outcomes)
+    compiled = tuple(one for one in options.compile.split(",") if one)
+    if set(compiled) - set(COMPILED):
+        parser.error(f"--compile takes {', '.join(COMPILED)}, and not {', '.join(set(compiled) - set(COMPILED))}")
+    chosen = Options(mesh, options.samples, options.placings, options.seconds, options.outcomes, compiled)
     sweep_dtensor(report, names, options.sample, chosen, show)
     for records in report.meshes.values():
         for reason, entries in reasons(records).items():

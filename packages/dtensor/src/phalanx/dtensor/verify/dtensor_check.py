@@ -229,10 +229,14 @@ class Attempt:
         placed: The placements of each tensor.
         ranks: This rank and the others.
         turn: A number by which attempts differ in what is free: where cotangents are.
+        function: What is called in the place of the reference's function: that, compiled.
     """
 
-    def __init__(self, reference: Reference, placed: Placed, ranks: Ranks, turn: int) -> None:
+    def __init__(
+        self, reference: Reference, placed: Placed, ranks: Ranks, turn: int, function: Function | None = None
+    ) -> None:
         self.reference, self.placed, self.ranks, self.turn = reference, placed, ranks, turn
+        self.function = function
         self.text = ""
         self._outputs: list[Any] = []
         self._inputs: list[Any] = []
@@ -244,6 +248,11 @@ class Attempt:
     def gradients(self) -> str:
         """Whether gradients are right; after `values`."""
         return self._steps(self._compare_gradients)
+
+    def values_and_gradients(self) -> str:
+        """Whether what the op returns and its gradients are right."""
+        steps = [self._forward, self._compare_outputs]
+        return self._steps(*steps, *([] if self.reference.gradients is None else [self._compare_gradients]))
 
     def written(self) -> str:
         """Whether the function, an in-place variant, writes and returns what is right."""
@@ -281,7 +290,7 @@ class Attempt:
             _placed(one, self.ranks, placements) for one, placements in zip(reference.tensors, self.placed, strict=True)
         ]
         seed(11)
-        self._outputs = forward(reference.function, reference.case, self._inputs)
+        self._outputs = forward(self.function or reference.function, reference.case, self._inputs)
 
     def _write(self) -> None:
         tensors = self.reference.tensors

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 
-# What is tried, in the order of the table: values by how tensors are cut, gradients, in-place variants.
-KINDS = ("even", "uneven", "empty", "gradient", "in place")
+# Backends of torch.compile that are tried, with sizes as they are and as symbols.
+COMPILED = ("aot_eager", "aot_eager:dynamic", "phalanx", "phalanx:dynamic")
+# What is tried, in the order of the table: values by how tensors are cut, gradients, in-place variants; values and
+# gradients when compiled.
+KINDS = ("even", "uneven", "empty", "gradient", "in place", *COMPILED)
 _STATUSES = ("right", "fallback", "error", "wrong")
 _MOST_FAILURES = 16
 
@@ -100,14 +103,14 @@ class DTensorReport:
 
 def table(report: DTensorReport) -> list[str]:
     """The counts of entries by mesh and kind, as lines of text."""
-    lines = [f"{'mesh':6} {'kind':9} {'entries':>8} {'right':>6} {'by fallback':>12} {'error':>6} {'wrong':>6}"]
+    lines = [f"{'mesh':6} {'kind':17} {'entries':>8} {'right':>6} {'by fallback':>12} {'error':>6} {'wrong':>6}"]
     for mesh, records in report.meshes.items():
         for kind in KINDS:
             found = [one.status(kind) for one in records.values() if one.status(kind) is not None]
             if found:
                 fallback, error, wrong = (found.count(one) for one in ("fallback", "error", "wrong"))
                 right = len(found) - error - wrong
-                lines.append(f"{mesh:6} {kind:9} {len(found):8} {right:6} {fallback:12} {error:6} {wrong:6}")
+                lines.append(f"{mesh:6} {kind:17} {len(found):8} {right:6} {fallback:12} {error:6} {wrong:6}")
         never = [
             name
             for name, one in records.items()

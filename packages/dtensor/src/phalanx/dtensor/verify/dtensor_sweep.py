@@ -24,9 +24,10 @@ import torch.distributed as dist
 
 from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.verify._torch_compat import op_database
+from phalanx.dtensor.verify.blocks import blocks
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference, coarse
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, lines_of
-from phalanx.dtensor.verify.dtensor_samples import Case, cases, dtype_of, kind_of, placings, shown
+from phalanx.dtensor.verify.dtensor_samples import Case, Placed, cases, dtype_of, kind_of, placings, shown
 from phalanx.dtensor.verify.sweep import entry_name
 
 # How long a rank waits for another in a collective; and how long an entry may take, whatever it does.
@@ -47,6 +48,8 @@ class Options:
         placings: The most placings of each sample.
         seconds: After so long no further sample of an entry is begun.
         outcomes: Whether ranks compare after each op what it came to: an error, or the description of the results.
+        compiled: Backends with which what was right is tried once more, compiled, each in turn: `aot_eager`, `phalanx`,
+            and with `:dynamic` at the end the same with sizes that are symbols.
     """
 
     mesh: tuple[int, ...] = (2,)
@@ -54,6 +57,7 @@ class Options:
     placings: int = 10
     seconds: float = 12.0
     outcomes: bool = False
+    compiled: tuple[str, ...] = ()
 
 
 @dataclass
@@ -84,7 +88,8 @@ def sweep_dtensor(
 
     Args:
         report: Takes what is found; entries that it has for this mesh are not run again.
-        names: Entries to run (`add`, `nn.functional.linear`), with all variants of each; all if empty.
+        names: Entries to run (`add`, `nn.functional.linear`), with all variants of each; `blocks` stands for those of
+            `blocks`. All of torch's if empty.
         sample: Run only so many of them, spread evenly; 0: all.
         options: How much of each.
         show: Called with each line of progress.
@@ -92,6 +97,7 @@ def sweep_dtensor(
     options = options or Options()
     mesh = "x".join(map(str, options.mesh))
     infos = [one for one in op_database() if not names or one.name in names or entry_name(one) in names]
+    infos += [one for one in blocks() if "blocks" in names or one.name in names]
     if sample and len(infos) > sample:
         infos = [infos[index * len(infos) // sample] for index in range(sample)]
     known = report.meshes.get(mesh, {})
@@ -189,7 +195,7 @@ def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Ta
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     warnings.simplefilter("ignore")
     ranks = Ranks(options.mesh, options.outcomes)
-    infos = {entry_name(one): one for one in op_database()}
+    infos = {entry_name(one): one for one in (*op_database(), *blocks())}
     for task in tasks:
         started = time.monotonic()
         in_step = True
@@ -217,6 +223,23 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """A function as torch.compile makes it, anew.
+
+    Args:
+        function: The function.
+        backend: A backend, with `:dynamic` at its end for sizes that are symbols.
+    """
+    torch._dynamo.reset()
+    name, _, dynamic = backend.partition(":")
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    made: Callable[..., Any] = torch.compile(called, backend=name, dynamic=bool(dynamic))
+    return made
+
+
 class _Entry:
     """One entry on this rank. Collective."""
 
@@ -225,6 +248,7 @@ class _Entry:
         self.record = task.record
         self.skip = task.done
         self.attempt = 0
+        self.turn = sum(map(ord, self.task.name))  # not all entries begin with the same backend
 
     def run(self) -> None:
         """Try every sample in every placing; those that were tried before are passed over.
@@ -274,10 +298,31 @@ class _Entry:
             attempt = Attempt(reference, placed, self.ranks, self.attempt)
             status = self._count(kind, attempt, attempt.values)
             if reference.gradients is not None and status in ("right", "fallback"):
-                self._count("gradient", attempt, attempt.gradients)
+                status = self._count("gradient", attempt, attempt.gradients)
+            if status != "error" and status != "wrong":
+                self._compiled(reference, placed)
             if in_place is not None:
                 written = Attempt(in_place, placed, self.ranks, self.attempt)
                 self._count("in place", written, written.written)
+
+    def _compiled(self, reference: Reference, placed: Placed) -> None:
+        """The same as a compiled function; not counted where torch itself does not compile it for plain tensors."""
+        backends = self.options.compiled
+        if not backends:
+            return
+        backend = backends[self.turn % len(backends)]
+        self.turn += 1
+        function = compiled(reference.function, backend)
+        attempt = Attempt(reference, placed, self.ranks, self.attempt, function)
+        self._count(backend, attempt, attempt.values_and_gradients, lambda: self._torch_refuses(reference, backend))
+
+    def _torch_refuses(self, reference: Reference, backend: str) -> bool:
+        try:
+            Reference(compiled(reference.function, backend), reference.case, reference.name, reference.tensors)
+        except Exception as error:
+            self.record.note(f"torch does not compile it: {type(error).__name__}: {' '.join(str(error).split())[:80]}")
+            return True
+        return False
 
     def _in_place(self, case: Case, reference: Reference) -> Reference | None:
         variant = self.info.inplace_variant
@@ -289,7 +334,9 @@ class _Entry:
             return None
         return found
 
-    def _count(self, kind: str, attempt: Attempt, run: Callable[[], str]) -> str:
+    def _count(
+        self, kind: str, attempt: Attempt, run: Callable[[], str], is_refused: Callable[[], bool] = lambda: False
+    ) -> str:
         self.attempt += 1
         if self.attempt <= self.skip:
             return "skipped"
@@ -302,12 +349,14 @@ class _Entry:
                 kind, "error", f"{where}: ranks fell out of step: {attempt.text or 'another rank raised'}"
             )
             raise
-        if status == "wrong" and self._is_rounding(attempt, run):
+        if status == "wrong" and self._is_rounding(attempt, run, kind):
             status = "right"
+        if status == "error" and is_refused():
+            return "skipped"
         self.record.count(kind, status, f"{where}: {attempt.text}" if status in ("error", "wrong") else "")
         return status
 
-    def _is_rounding(self, attempt: Attempt, run: Callable[[], str]) -> bool:
+    def _is_rounding(self, attempt: Attempt, run: Callable[[], str], kind: str) -> bool:
         """Whether it is right where terms sum without rounding, or to what the op itself loses. Collective."""
         reference = attempt.reference
         if reference.is_random:
@@ -321,6 +370,8 @@ class _Entry:
         except Exception:  # the op takes only some values
             return False
         attempt.reference.allow_its_own_error()
+        if attempt.function is not None:
+            attempt.function = compiled(attempt.reference.function, kind)
         if run == attempt.gradients:  # what was recorded is used up
             attempt.values()
         return run() in ("right", "fallback")
