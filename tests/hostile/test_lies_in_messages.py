@@ -193,6 +193,8 @@ def send(rank, world_size, taken):
             own = liar.segments[LIAR]
             for sender in (0, 2):
                 own.words[own.ring(sender) // 4] = taken
+                senders = liar.segments[sender]
+                senders.words[senders.area() // 4] += 1  # it may sleep already: wakes it, as a reader that makes room
             liar.await_others()
             return None
     with honest_rank(rank, world_size) as world:

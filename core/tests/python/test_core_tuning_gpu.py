@@ -61,7 +61,7 @@ def set_and_get(rank, world_size):
             with pytest.raises(InvalidArgumentError, match=text):
                 group.set_gpu_tuning(wrong)
         assert group.get_gpu_tuning() == replace(first, line_bytes=64)
-        with pytest.raises(InvalidArgumentError, match="let them have a rendezvous of some first"):
+        with pytest.raises(InvalidArgumentError, match="Make a rendezvous of GPU memory first"):
             group.save_gpu_tuning()
         group.barrier()
 

@@ -369,8 +369,11 @@ _FUNCTIONAL = torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
 def is_recorded() -> bool:
-    """Whether AOTAutograd runs this, to make a graph of it or to learn what the graph will return. Read in 2.13."""
-    return _mode(_FUNCTIONAL) is not None
+    """Whether AOTAutograd runs this, to make a graph of it or to learn what the graph will return. Read in 2.13.
+
+    Dynamo, which traces moves of plain tensors, cannot be asked for a mode, and has none.
+    """
+    return not torch.compiler.is_dynamo_compiling() and _mode(_FUNCTIONAL) is not None
 
 
 def compile_name() -> str:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from phalanx.dtensor._mesh import GridMesh, Mesh
+from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of
 from phalanx.dtensor._torch_compat import (
     compile_name,
     graph_node_of,
@@ -60,6 +60,8 @@ def sent_over(mesh: Mesh, text: str) -> Sent:
     """One collective over mesh dims of a mesh."""
     if isinstance(mesh, GridMesh):
         return Sent(text, (), "cpu")
+    if coordinate_of(mesh) is None:  # this rank is in none of its groups
+        return Sent(text, (), mesh.device_type)
     groups = tuple(name for name, size in zip(mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
     return Sent(text, groups, mesh.device_type)
 
