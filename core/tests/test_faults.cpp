@@ -287,7 +287,7 @@ TEST(ranks_on_different_hosts_are_refused_alike) {
 phx::Uuid uuid_of_listener() {
   std::set<unsigned long> own;
   for (int fd = 0; fd < 1024; ++fd) {
-    struct stat status{};
+    struct stat status {};
     if (fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode)) own.insert(status.st_ino);
   }
   FILE *file = fopen("/proc/net/unix", "r");

@@ -17,14 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from phalanx.dtensor.verify.blocks import BLOCKS
 from ranks import run_ranks
 
-SOME_OPS = (
-    "add,amax,bmm,cat,cumsum,einsum,gather,index_select,logsumexp,matmul,mean,nn.functional.layer_norm,softmax,var"
-)
-# All but "experts": with symbolic sizes its ranks may compile different graphs, and raise (ADR 53).
-MOST_BLOCKS = ",".join(f"block {name}" for name in BLOCKS if name != "experts")
+# A sample. docs/explanation/sharding.md says how to run the whole sweep, which takes an hour.
+SOME_OPS = "add,bmm,cat,einsum,gather,nn.functional.layer_norm,softmax"
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -252,8 +248,8 @@ def test_a_move_that_several_ops_need_is_done_once_and_sees_what_was_written():
     ("mesh", "names", "backends"),
     [
         ("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
-        pytest.param("2x2", MOST_BLOCKS, "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
-        pytest.param("2", MOST_BLOCKS, "phalanx,phalanx:dynamic", marks=pytest.mark.slow),
+        pytest.param("2x2", "block mlp,block llama", "aot_eager", marks=pytest.mark.slow),
+        pytest.param("2", "block mlp", "phalanx", marks=pytest.mark.slow),
         pytest.param("3", SOME_OPS, "aot_eager,aot_eager:dynamic", marks=pytest.mark.slow),
     ],
 )

@@ -156,10 +156,8 @@ def decide(one: Collective, facts: GroupFacts | None, config: Config) -> Decisio
         return Decision(Route.KEPT, "parts")
     if one.form.out:
         return Decision(Route.SLOTS, "out")
-    if one.form.kind == "all_to_all" and (one.arguments["output_split_sizes"] or one.arguments["input_split_sizes"]):
-        splits = [*one.arguments["output_split_sizes"], *one.arguments["input_split_sizes"]]
-        if len(set(splits)) != 1:
-            return Decision(Route.SLOTS, "splits")
+    if one.has_splits:  # also where all are equal on this rank: on another they may not be, and all must decide alike
+        return Decision(Route.SLOTS, "splits")
     found = {_one_input(one, i, config) for i in range(len(one.inputs))}
     if not one.inputs:
         return Decision(Route.SLOTS, "small")

@@ -128,6 +128,12 @@ class Collective:
         return found
 
     @property
+    def has_splits(self) -> bool:
+        """Whether it is an all_to_all with split sizes, which differ between ranks."""
+        given = self.arguments
+        return self.form.kind == "all_to_all" and bool(given["output_split_sizes"] or given["input_split_sizes"])
+
+    @property
     def device(self) -> torch.device | None:
         """Where its inputs lie: the CPU, or a GPU with its index. None where that is no one device, or neither."""
         found = {each.device if isinstance(each, torch.Tensor) else None for each in map(value, self.inputs)}

@@ -119,7 +119,12 @@ class Lowering:
             lives = [value.life for task in mine for value in task.values if value.life is not None]
             nbytes = place(lives)
             lines = [
-                " ".join([describe(task.one), *(f"at {v.life.offset}" for v in task.values if v.life is not None)])
+                " ".join(
+                    [
+                        describe(task.one, on_all_ranks=True),
+                        *(f"at {v.life.offset}" for v in task.values if v.life is not None),
+                    ]
+                )
                 for task in mine
             ]
             text = plan_text(group, self.facts(group).size, lines, nbytes, device.type)

@@ -71,10 +71,18 @@ def _shape(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]"
 
 
-def describe(one: Collective) -> str:
-    """A collective as the plan and the report say it: `all_reduce(sum) float32[4, 8]`."""
+def describe(one: Collective, on_all_ranks: bool = False) -> str:
+    """A collective as the plan and the report say it: `all_reduce(sum) float32[4, 8]`.
+
+    Args:
+        one: The collective.
+        on_all_ranks: Say only what is the same on all ranks: an all_to_all with split sizes has other sizes on each.
+    """
     about = [str(one.arguments[name]) for name in ("reduce_op", "src") if name in one.arguments]
-    tensors = ", ".join(_shape(one.tensor(i)) for i in range(len(one.inputs)))
+    if on_all_ranks and one.has_splits:
+        tensors = str(one.tensor().dtype).removeprefix("torch.")
+    else:
+        tensors = ", ".join(_shape(one.tensor(i)) for i in range(len(one.inputs)))
     return f"{one.name}({', '.join(about)}) {tensors}"
 
 
