@@ -208,7 +208,7 @@ static inline float phx_private_larger(float a, float x) { return -phx_private_s
 /* The body of a reduction: of `loads` and `form` only CUDA makes something. `combined` is made of a and x. */
 #define PHX_PRIVATE_MULTICAST(loads, form, Raw, Acc, widen, narrow, combined) \
   Raw raw[sizeof(phx_pack) / sizeof(Raw)];                                    \
-  Acc acc[sizeof(phx_pack) / sizeof(Raw)];                                    \
+  Acc acc[sizeof(phx_pack) / sizeof(Raw)] = {0};                              \
   phx_pack value;                                                             \
   int32_t rank;                                                               \
   size_t i;                                                                   \
