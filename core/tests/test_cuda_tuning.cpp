@@ -326,7 +326,8 @@ TEST(saved_values_are_those_of_later_groups_on_such_gpus) {
   ranks::as_threads(2, [&](int rank, phx_world *world) {
     const Rank me(world);
     set(me.group(), mine);
-    CHECK_FAILS(PHX_ERR_INVALID, "Make a rendezvous of GPU memory first", phx_group_save_gpu_tuning(me.group(), nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "Make a rendezvous of GPU memory first",
+                phx_group_save_gpu_tuning(me.group(), nullptr));
     begin(me);
     CHECK(same(tuning_of(me.group()), mine));  // what was set before the first rendezvous holds
     if (rank == 0) CHECK_OK(phx_group_save_gpu_tuning(me.group(), nullptr));
