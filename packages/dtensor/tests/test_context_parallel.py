@@ -352,7 +352,7 @@ def test_a_compiled_function_attends_to_whole_sequences_in_the_context():
 
 def lengths_that_one_rank_mistakes(rank, world_size):
     mesh = dist.init_device_mesh("cpu", (world_size,))
-    # Of 5 and of 6 elements rank 0 has 2 each, rank 1 has 3 and 4: both refuse.
+    # Rank 0 has 2 elements of both lengths, 5 and 6, and rank 1 has 3 and 4: both refuse.
     lengths = [[sum(n for _, n in head_and_tail(whole, 2, place)) for place in range(2)] for whole in (5, 6)]
     assert lengths[0][0] == lengths[1][0] or lengths[0][1] == lengths[1][1]
     x, z = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 6, 4)

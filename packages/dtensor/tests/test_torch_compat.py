@@ -56,7 +56,7 @@ def test_sizes_are_known_to_divide_or_not():
 
 
 def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
-    """Of FSDP2 and of the state dicts of checkpoints, each name and each call that `_fsdp` and `checkpoint` rely on."""
+    """Each name and each call of FSDP2 and of the state dicts of checkpoints that `_fsdp` and `checkpoint` rely on."""
     modules = _torch_compat.fsdp_modules
     assert modules is not None, f"FSDP2 of torch has moved, and fully_shard does not take DTensors of ours: {MEND}"
     param, group, collectives = modules

@@ -104,7 +104,7 @@ def recorded(sent: Sequence[Sent], dtype: torch.dtype) -> Iterator[None]:
         graph.node = graph.node or last_node(tracer, _agree_op())
         where = "backward" if in_backward() else "forward"
         graph.collectives += [f"{where}: {one.text} of {str(dtype).removeprefix('torch.')}" for one in sent]
-        # Those of the first mesh: which groups others go over may be what differs.
+        # The groups of the first mesh: the meshes of later collectives may be what differs between ranks.
         graph.groups = graph.groups or sent[0].groups
         given = (compile_name(), list(graph.collectives), list(graph.groups), sent[0].device_type)
         set_arguments(graph.node, _agree_op(), given)

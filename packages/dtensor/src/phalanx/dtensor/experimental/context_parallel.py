@@ -183,7 +183,7 @@ class _Context:
             for (buffer, part), whole in zip(parts, wholes, strict=True):
                 keep_as_recomputed(holder, buffer, part.detach())
                 buffer.data = whole
-                # Who has recorded the buffer itself is told that its values are others now.
+                # An autograd graph that has saved the buffer itself is told that its values have changed.
                 torch.autograd.graph.increment_version(buffer)
 
 
