@@ -35,6 +35,7 @@ def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     order, dims, _ = _arguments(values)
     if not spec.dtype.is_floating_point or not isinstance(order, (int, float)) or not 0 < order < float("inf"):
         return False
+    # How the dims of the norm are cut does not matter, unlike in is_cut_plainly: it is a sum over all parts.
     kept = [one for one in spec.placements if split_dim(one) not in dims]
     return len(kept) < spec.mesh.ndim and all(isinstance(one, (Shard, Replicate)) for one in kept)
 
