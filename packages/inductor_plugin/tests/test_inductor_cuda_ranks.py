@@ -93,7 +93,9 @@ def every_collective(rank, size):
         assert len(routes(made)) == 9 and Route.KEPT not in routes(made)
         assert not any("wait_tensor" in name for name in made.names)
         if "zero_copy_bytes" in config:
-            assert set(routes(made)) == {Route.ZERO_COPY}
+            # torch writes out the even split sizes of an all_to_all, and sizes may differ on another rank.
+            assert {line.reason for line in made.report.lines if line.route is not Route.ZERO_COPY} == {"splits"}
+            assert routes(made).count(Route.ZERO_COPY) == 8
     dist.destroy_process_group()
 
 
