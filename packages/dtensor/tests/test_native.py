@@ -82,6 +82,7 @@ def calls(mesh):
 
     x, y, w, r = on(a, rows), on(b, rows), on(square, [R]), on(a, [R])
     ints, sized = on(torch.arange(6), rows), on(a, [SizedShard(0, (5,) + (0,) * (mesh.size() - 1))])
+    boxes = on(torch.randn(4, 3, 2), rows)
     part = DTensor.from_local(torch.ones(3, 3).to(mesh.device_type), mesh, [Partial()])
     narrow = torch.bfloat16
     return {
@@ -99,6 +100,9 @@ def calls(mesh):
         "addmm": lambda: torch.addmm(on(a[0, :4], [R]), x, w),
         "view of a sharded dim": lambda: on(torch.randn(6, 4), rows).view(6, 2, 2),
         "view of whole": lambda: r.view(20),
+        "view of what lies otherwise": lambda: torch.ops.aten.elu_backward(
+            boxes.transpose(1, 2), 1.0, 1.0, 1.0, False, boxes.view(4, 2, 3)
+        ).view(8, 3),
         "transposed": lambda: x.t(),
         "expanded": lambda: on(torch.ones(5, 1), rows).expand(5, 3),
         "unsqueezed": lambda: x.unsqueeze(-1),

@@ -326,6 +326,13 @@ def used(rank, size):
         y[1].add_(1)
     assert torch.equal(y.full_tensor(), w)
     assert torch.equal(y[1].clone().add_(1).full_tensor(), w[1] + 1)
+    # So is one of what lies otherwise here than torch says that the whole does, as the gradient of elu.
+    lies = distribute_tensor(whole(4, 3, 2), mesh, [Shard(0)]).transpose(1, 2)
+    box = distribute_tensor(whole(4, 2, 3), mesh, [Shard(0)])
+    gradient = torch.ops.aten.elu_backward(lies, 1.0, 1.0, 1.0, False, box)
+    assert torch.equal(gradient.view(8, 3).full_tensor(), whole(4, 3, 2).transpose(1, 2).reshape(8, 3))
+    with pytest.raises(RuntimeError, match="needed communication, or another layout"):
+        gradient.view(8, 3).add_(1)
     # out=
     out = distribute_tensor(torch.zeros(4, 6), mesh, [Shard(1)])
     assert torch.add(y, y, out=out) is out and out.placements == (Shard(1),)

@@ -14,7 +14,7 @@ import torch
 
 from phalanx.dtensor import api
 from phalanx.dtensor._mesh import token
-from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor._torch_compat import bare, is_recorded
 from phalanx.dtensor.agreement import moved_once
 from phalanx.dtensor.bounds import Bound, check_bounds
 from phalanx.dtensor.mode import is_strict, strict_error
@@ -137,6 +137,24 @@ def returned_argument(op: Any, index: int) -> int | None:
     return None
 
 
+# ---- views of what lies otherwise than it says -----------------------------------------------------------------------
+
+VIEW = torch.ops.aten.view.default
+
+
+def viewed(local: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """View a local tensor, or copy it where its strides do not allow what those of the whole allow.
+
+    Torch's kernels for meta tensors, which say how a whole result lies, differ from those of a CPU where arguments lie
+    in several ways (`elu_backward`, `xlogy`). Autograd takes the copy for a view, so that `check_writable` knows it.
+    """
+    try:
+        seen: torch.Tensor = bare(VIEW)(local, shape)
+    except RuntimeError:
+        return local.reshape(shape)
+    return seen
+
+
 # ---- writing into views ----------------------------------------------------------------------------------------------
 
 
@@ -144,8 +162,9 @@ def check_writable(op: Any, tensor: Any) -> None:
     """Refuse to write into a view that is a copy: the tensor viewed would not change."""
     if getattr(tensor, "_is_view_of_copy", False) or _lies_elsewhere(tensor):
         raise RuntimeError(
-            f"{op}: it writes into a view that needed communication, so that it is a copy, and the tensor viewed "
-            "would not change: redistribute that tensor before the view is taken, or clone() the view to write into it"
+            f"{op}: it writes into a view that needed communication, or another layout, so that it is a copy, and the "
+            "tensor viewed would not change: redistribute that tensor before the view is taken, or clone() the view to "
+            "write into it"
         )
 
 
@@ -227,7 +246,7 @@ class RulePlan(Plan):
             return self._wrapped(given, results, None)
         for argument, value in work.sizes:
             values[argument] = value
-        result = call_bound(self.local_op, values)
+        result = viewed(values[0], values[1]) if self.local_op is VIEW else call_bound(self.local_op, values)
         if self.shape is None:
             return result
         results = results_of(op, values, result)

@@ -27,7 +27,7 @@ from phalanx.dtensor.placements import (
     StridedShard,
     on_dim,
 )
-from phalanx.dtensor.plan import Move, Plan, RulePlan, bound, is_list, written_arguments
+from phalanx.dtensor.plan import VIEW, Move, Plan, RulePlan, bound, is_list, viewed, written_arguments
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.rules.conditions import Aligned, AllOne, EachHas, Even
 from phalanx.dtensor.rules.cost import Choice, choose, default_model
@@ -191,7 +191,7 @@ def make_direct(op: Any, made: RulePlan, values: Sequence[Any]) -> None:
     else:
         return
     made.sizes = work.sizes
-    made.call = bare(op)
+    made.call = viewed if op is VIEW else bare(op)
 
 
 def matched(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> Match | None:

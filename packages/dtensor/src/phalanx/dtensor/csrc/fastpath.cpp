@@ -206,7 +206,14 @@ void run(const c10::OperatorHandle &op, const Recipe &recipe, Stack *stack, PyTh
   if (work > kLittle) saved = PyEval_SaveThread();
   {
     c10::impl::ExcludeDispatchKeyGuard guard(above_python);
-    op.callBoxed(stack);
+    static const auto view = c10::Dispatcher::singleton().findSchemaOrThrow("aten::view", "");
+    if (op == view && !(*stack)[first].toTensor().is_contiguous()) {  // as `viewed` in plan.py
+      at::Tensor seen = (*stack)[first].toTensor().reshape((*stack)[first + 1].toIntVector());
+      torch::jit::drop(*stack, arguments);
+      stack->emplace_back(std::move(seen));
+    } else {
+      op.callBoxed(stack);
+    }
   }
   if (saved != nullptr) PyEval_RestoreThread(std::exchange(saved, nullptr));
   const auto made = [&](const at::Tensor &local, const Shape &shape) {
