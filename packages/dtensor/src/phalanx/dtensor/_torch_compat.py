@@ -121,11 +121,11 @@ def in_backward() -> bool:
 
 @contextmanager
 def lazy_changes_made() -> Iterator[None]:
-    """Within it, ops see what conj() and imag leave undone, also below `__torch_dispatch__`, where they would not.
+    """Within it, ops see what conj(), imag and zeros without memory leave undone, also below `__torch_dispatch__`.
 
     Read in 2.11 to 2.13.
     """
-    keys = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative)
+    keys = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
     before = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
     for key in keys:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)

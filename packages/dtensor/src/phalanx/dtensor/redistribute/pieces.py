@@ -6,7 +6,7 @@ Whatever can be is worked out when the Action is made.
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from math import prod
+from math import lcm, prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -258,26 +258,58 @@ def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
 # ---- any shards ------------------------------------------------------------------------------------------------------
 
 
+def units(
+    shape: Sequence[IntLikeType], mesh_shape: Sequence[int], source: Placed, target: Placed
+) -> tuple[int, ...] | None:
+    """How many units of equal size each dim has, such that no piece on either side ends within one.
+
+    An int counts as so many units of 1. A SymInt that is not cut is one unit, and one that is cut evenly as many as
+    there are pieces, so that what goes where is known for all sizes. None: it is not, since a SymInt is cut otherwise.
+    """
+    found: list[int] = []
+    for dim, size in enumerate(shape):
+        if type(size) is int:
+            found.append(size)
+            continue
+        cuts = [
+            [(one, ranks) for one, ranks in zip(placed, mesh_shape, strict=True) if split_dim(one) == dim]
+            for placed in (source, target)
+        ]
+        count = lcm(*(prod(ranks for _, ranks in own) for own in cuts))
+        if any(type(one) is not Shard for own in cuts for one, _ in own) or not surely_divides(size, count):
+            return None
+        found.append(count)
+    return tuple(found)
+
+
 def _exchange(step: Step, place: Place) -> Action:
     ranks = list(product(*map(range, place.mesh_shape)))
     me = place.coordinate
     of = dict(zip(ranks, place.numbers, strict=True))
+    counts = units(place.shape, place.mesh_shape, step.source, step.target)
+    assert counts is not None
+    # The sizes of the units, where not all are 1.
+    scale: list[Any] = [
+        1 if type(size) is int else size // count for size, count in zip(place.shape, counts, strict=True)
+    ]
 
     def runs(placed: Placed, rank: Sequence[int]) -> tuple[layout.Runs, ...]:
-        return layout.local_runs(place.shape, place.mesh_shape, placed, rank)
+        return layout.local_runs(counts, place.mesh_shape, placed, rank)
+
+    def scaled(numbers: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(number * unit for number, unit in zip(numbers, scale, strict=True))
+
+    def boxes(have: Sequence[layout.Runs], want: Sequence[layout.Runs]) -> Boxes:
+        return [layout.Block(*map(scaled, box)) for box in layout.blocks(have, want)]
 
     peers = [
         rank for rank in ranks if all(at in step.mesh_dims or rank[at] == me[at] for at in range(len(place.mesh_shape)))
     ]
     peers.sort(key=lambda rank: of[rank])
     have, want = runs(step.source, me), runs(step.target, me)
-    sends = [
-        list(layout.blocks(have, runs(step.target, peer))) if serves(step.source, me, peer) else [] for peer in peers
-    ]
-    comes = [
-        list(layout.blocks(runs(step.source, peer), want)) if serves(step.source, peer, me) else [] for peer in peers
-    ]
-    shape = tuple(map(int, layout.local_shape(place.shape, place.mesh_shape, step.target, me)))
+    sends = [boxes(have, runs(step.target, peer)) if serves(step.source, me, peer) else [] for peer in peers]
+    comes = [boxes(runs(step.source, peer), want) if serves(step.source, peer, me) else [] for peer in peers]
+    shape = scaled(tuple(map(int, layout.local_shape(counts, place.mesh_shape, step.target, me))))
     mesh_dim = step.mesh_dims[0] if len(step.mesh_dims) == 1 else -1
     return exchanging(tuple(of[peer] for peer in peers), sends, comes, shape, mesh_dim)
 

@@ -8,10 +8,10 @@ from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe, token
 from phalanx.dtensor._torch_compat import hint, surely_equal
 from phalanx.dtensor.agreement import Sent
-from phalanx.dtensor.placements import Partial, Shard, SizedShard, StridedShard, on_dim, split_dim
+from phalanx.dtensor.placements import Partial, Shard, on_dim, split_dim
 from phalanx.dtensor.redistribute.cross import Side, crossing, crossing_bytes
 from phalanx.dtensor.redistribute.execute import Run, chain, order_of, outside, ranks_of, sent_of
-from phalanx.dtensor.redistribute.pieces import Action, Place, action, is_plain
+from phalanx.dtensor.redistribute.pieces import Action, Place, action, is_plain, units
 from phalanx.dtensor.redistribute.plan import LOCAL, REPLICATE, Planner, Step
 from phalanx.dtensor.rules.cost import default_model
 from phalanx.dtensor.spec import Spec
@@ -144,7 +144,7 @@ def _in_memory_order(source: Spec, target: Spec, order: list[int]) -> Run:
 
 
 def _make_symbolic(source: Spec, target: Spec) -> Transfer:
-    """A transfer in a graph with dynamic sizes: for all sizes where they divide evenly, otherwise for those of now.
+    """A transfer in a graph with dynamic sizes: for all sizes but those that are cut unevenly, else for those of now.
 
     The steps are those that are cheapest for the sizes that the graph was traced with.
     """
@@ -166,23 +166,35 @@ def _on_one_mesh(source: Spec, target: Spec) -> bool:
 
 
 def _scales(spec: Spec, step: Step) -> bool:
-    """Whether a step is the same whatever the sizes are."""
-    if step.collective in ("all_reduce", "partial"):
-        return True
+    """Whether a step is the same whatever the sizes are that are symbols."""
     mesh, coordinate = spec.mesh, coordinate_of(spec.mesh)
-    if step.collective in ("exchange", "relabel") or coordinate is None:
-        return all(mesh.shape[mesh_dim] == 1 for mesh_dim in step.mesh_dims)
+    if coordinate is None or step.collective in ("all_reduce", "partial"):
+        return True
+    if step.collective == "exchange":
+        return units(spec.shape, mesh.shape, step.source, step.target) is not None
+    cut = [
+        (at, one, dim)
+        for placed in (step.source, step.target)
+        for at, one in enumerate(placed)
+        for dim in (split_dim(one),)
+        if dim is not None and type(spec.shape[dim]) is not int
+    ]
+    if step.collective == "relabel":
+        return all(mesh.shape[at] == 1 for at, _, _ in cut)
     mesh_dim = step.mesh_dims[0]
     order = tuple(range(mesh.shape[mesh_dim])) if step.collective == "slice" else order_of(mesh, mesh_dim)
     whole = (*step.source[:mesh_dim], REPLICATE, *step.source[mesh_dim + 1 :])
     seen = layout.local_shape(spec.shape, mesh.shape, whole, coordinate)
-    ends = [one for one in (step.source[mesh_dim], step.target[mesh_dim]) if type(one) is Shard]
-    others = [one for one in (step.source[mesh_dim], step.target[mesh_dim]) if type(one) in (SizedShard, StridedShard)]
-    return (
-        not others
-        and len({one.dim for one in ends}) == len(ends)
-        and all(is_plain(one, seen[one.dim], order) for one in ends)
-    )
+    if not all(type(one) is Shard and is_plain(one, seen[dim], order) for at, one, dim in cut if at == mesh_dim):
+        return False
+    if step.collective != "all_to_all":
+        return True
+    ends = [(one, split_dim(one)) for one in (step.source[mesh_dim], step.target[mesh_dim])]
+    if len({dim for _, dim in ends}) == 2 and all(
+        dim is not None and is_plain(one, seen[dim], order) for one, dim in ends
+    ):
+        return True
+    return units(spec.shape, mesh.shape, step.source, step.target) is not None  # then it is done as an exchange
 
 
 def _planner(spec: Spec) -> Planner:
