@@ -217,6 +217,8 @@ def in_graph_sizes(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeT
     if type(size) is int:
         return size
     expression = size.node.expr  # type: ignore[union-attr]
+    # The stride of a gradient may be unknown to the graph as well: torch gives it sizes only.
+    known = [one for one in known if _is_in_graph(one)]
     found = next((one for one in known if one.node.expr == expression), None)
     if found is not None:
         return found
@@ -227,6 +229,13 @@ def in_graph_sizes(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeT
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     return plain(sympy_interp(PythonReferenceAnalysis, symbols, expression))
+
+
+def _is_in_graph(size: torch.SymInt) -> bool:
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    tracer = graph_tracer()
+    return tracer is None or get_proxy_slot(size, tracer, None) is not None
 
 
 def _known(truth: Any) -> bool:

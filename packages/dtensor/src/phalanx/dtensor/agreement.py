@@ -1,13 +1,15 @@
 """Ranks agree on the graphs that they compiled, before the first of their collectives.
 
     phalanx_dtensor::agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> ()
+    phalanx_dtensor::neutral(Tensor local, bool one) -> Tensor
 
 What a rank compiles depends on sizes of its own, so one rank may have a graph that the others have not, and all would
 wait for a collective that never comes. Two things are done about it:
 
 - Where a graph is made, its collectives are kept as they were recorded: they are saved for backward and not computed
   again, they stay in the pass in which they were recorded, and two of them are not merged because they look the same on
-  this rank. What is the same on all ranks is merged here: one move of one tensor, however often ops need it.
+  this rank. What is the same on all ranks is merged here: one move of one tensor, however often ops need it. Nor does a
+  compiler see which rank fills with zeros what another one keeps.
 - A graph has one `agree_on_graph`, with the list of its collectives. When the list is new to a group, ranks compare it,
   and all raise where it differs. It counts as an effect, which compilers neither drop nor repeat.
 """
@@ -29,6 +31,7 @@ from phalanx.dtensor._torch_compat import (
     graph_tracer,
     group_named,
     in_backward,
+    is_recorded,
     keep_collectives,
     keep_effect,
     last_node,
@@ -132,6 +135,23 @@ def moved_once(local: torch.Tensor, key: Any, move: Callable[[], torch.Tensor]) 
     return found
 
 
+def neutral(local: torch.Tensor, one: bool) -> torch.Tensor:
+    """Zeros or ones that lie contiguously, with the shape and dtype of a local tensor.
+
+    In a graph it is an op that depends on the tensor, as what another rank makes of it does. Zeros that depend on
+    nothing let torch drop all that leads to the tensor, or compute it again, on this rank alone.
+    """
+    if is_recorded():
+        made: torch.Tensor = torch.ops.phalanx_dtensor.neutral.default(local, one)
+        return made
+    return _neutral(local, one)
+
+
+def _neutral(local: torch.Tensor, one: bool) -> torch.Tensor:
+    fill = torch.ones_like if one else torch.zeros_like
+    return fill(local, memory_format=torch.contiguous_format)
+
+
 # ---- when it runs ---------------------------------------------------------------------------------------------------
 
 # For each group, what its ranks agree on: (names of all groups of the graph, digest of its collectives).
@@ -214,6 +234,7 @@ _library = op_library(
             _agree_fake,
             (),
         ),
+        ("neutral(Tensor local, bool one) -> Tensor", _neutral, _neutral, ()),
     ),
 )
 keep_effect(_agree_op())

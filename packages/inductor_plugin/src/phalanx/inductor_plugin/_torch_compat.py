@@ -65,6 +65,22 @@ def mode_options(mode: str) -> dict[str, Any]:
     return dict(known[mode])
 
 
+def with_effects() -> Any:
+    """What stands in a graph for a call of an op with an effect: (token, op, arguments) -> (token, results).
+
+    Read in 2.13.
+    """
+    return torch.ops.higher_order.with_effects
+
+
+def keep_effect(op: Any) -> None:
+    """Let `with_effects` take an op: Inductor keeps such calls in the order of the graph. Read in 2.13."""
+    from torch._higher_order_ops.effects import _EffectType, _get_effect, _register_effectful_op
+
+    if _get_effect(op) is None:
+        _register_effectful_op(op, _EffectType.ORDERED)
+
+
 def makes_cuda_graphs() -> bool:
     """Whether Inductor is to record what it compiles as CUDA graphs (mode "reduce-overhead"). Read in 2.11 to 2.15."""
     return bool(inductor_config.triton.cudagraphs)

@@ -4,7 +4,7 @@ An op without tensors has no device, and a compiler knows only from the argument
 arena is a tensor of the CPU in any case: the number that views find it by, for which no stream is waited for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.fx import Node
@@ -13,19 +13,19 @@ from phalanx.inductor_plugin import ops
 from phalanx.inductor_plugin.emit import Emitter, Size
 
 
-def make(emit: Emitter, device: torch.device, nbytes: Size, text: str, group: str) -> Node:
+def make(call: Callable[..., Node], device: torch.device, nbytes: Size, text: str, group: str) -> Node:
     """The arena of a plan.
 
     Args:
-        emit: Where to.
+        call: Puts a call into the graph.
         device: Where its memory is; a GPU with its index.
         nbytes: Of it.
         text: The plan.
         group: The name of the group.
     """
     if device.type == "cpu":
-        return emit.call(ops.plain("symm_arena"), nbytes, text, group)
-    return emit.call(ops.plain("symm_arena_cuda"), nbytes, text, group, device.index)
+        return call(ops.plain("symm_arena"), nbytes, text, group)
+    return call(ops.plain("symm_arena_cuda"), nbytes, text, group, device.index)
 
 
 def view(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from phalanx.inductor_plugin import _torch_compat
 from phalanx.inductor_plugin import graph as graphs
 
 aten = torch.ops.aten
@@ -44,6 +45,50 @@ class Emitter:
         with mode:
             node.meta["val"] = target(*fakes[0], **fakes[1])
         return node
+
+    def call_at_head(self, target: Any, *args: Any) -> Node:
+        """Put a call at the head of the graph; after the first calls with effects there, if these need no values.
+
+        With such a call ranks may agree on their graphs. A compiler that saw no order between the two could choose
+        another one on each rank.
+        """
+        head = next(node for node in self.graph.nodes if node.op != "placeholder")
+        effect = self._first_effects()
+        if effect is None:
+            return self.before(head).call(target, *args)
+        token = effect.args[0]
+        assert isinstance(token, Node)
+        if token.op == "placeholder":
+            head.prepend(effect)
+        else:
+            token.append(effect)
+        _torch_compat.keep_effect(target)
+        users = [user for user in effect.users if user.args[1] == 0]
+        first = self.after(effect).call(operator.getitem, effect, 0)
+        anchor = first.next
+        with self.graph.inserting_before(anchor):
+            node = self.graph.call_function(_torch_compat.with_effects(), (first, target, *args))
+        given = torch.fx.map_arg(args, graphs.value)
+        with self._mode if self._mode is not None else nullcontext():
+            node.meta["val"] = (graphs.value(first), target(*given))
+        last = self.before(anchor).call(operator.getitem, node, 0)
+        made = self.call(operator.getitem, node, 1)
+        for user in users:
+            user.replace_all_uses_with(last)
+            self.graph.erase_node(user)
+        return made
+
+    def _first_effects(self) -> Node | None:
+        """The last of the calls with effects that come first, one right after the other, and need no values."""
+        last: Node | None = None
+        for node in self.graph.nodes:
+            if node.target is not _torch_compat.with_effects():
+                continue
+            token = node.args[0]
+            if any(isinstance(one, Node) for one in node.args[2:]) or (last is not None and token.args[:1] != (last,)):
+                break
+            last = node
+        return last
 
     # ---- sizes: ints where they are known, nodes where they are symbolic ----
 

@@ -112,7 +112,6 @@ class Lowering:
     def plan(self) -> None:
         """Place the values, and put the arena of each group at the head of the graph."""
         lowered = [task.one for task in self.tasks if task.decision.route is not Route.KEPT]
-        head = next(node for node in self.emit.graph.nodes if node.op != "placeholder")
         for key in dict.fromkeys(_key(one) for one in lowered):
             group, device = key
             mine = [task for task in self.tasks if task.one.group == group and _key(task.one) == key]
@@ -130,7 +129,7 @@ class Lowering:
             text = plan_text(group, self.facts(group).size, lines, nbytes, device.type)
             self.names[key] = text
             self.arena_bytes[group] = self.arena_bytes.get(group, 0) + nbytes
-            self.arenas[key] = arena.make(self.emit.before(head), device, nbytes, text, group)
+            self.arenas[key] = arena.make(self.emit.call_at_head, device, nbytes, text, group)
 
     # ---- the calls ----
 
@@ -247,7 +246,7 @@ class Lowering:
         self.own_arenas += 1
         nbytes = emit.product([*sizes, dtype.itemsize])
         text = f"{name}, value {self.own_arenas}{SEPARATOR}{body}"
-        return arena.make(emit, key[1], nbytes, text, key[0])
+        return arena.make(emit.call, key[1], nbytes, text, key[0])
 
     def _release(self, emit: Emitter, where: Node, key: ArenaKey, life: Life) -> None:
         """Let those who read what lay here before, and what was sent from here, be done before it is written over."""

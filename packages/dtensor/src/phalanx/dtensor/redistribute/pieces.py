@@ -14,6 +14,7 @@ from torch.types import IntLikeType
 
 from phalanx.dtensor import layout
 from phalanx.dtensor._torch_compat import surely_divides
+from phalanx.dtensor.agreement import neutral
 from phalanx.dtensor.placements import AnyPlacement, Partial, Shard, split_dim
 from phalanx.dtensor.redistribute.plan import REPLICATE, Placed, Step, reduction_road, serves
 
@@ -136,8 +137,7 @@ def _slice(target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Acti
 
 def _partial(op: str, first: bool) -> Action:
     if op in ("sum", "bxor", "product") and not first:
-        fill = torch.ones_like if op == "product" else torch.zeros_like
-        return Action(lambda local: fill(local, memory_format=torch.contiguous_format), None, None)
+        return Action(lambda local: neutral(local, op == "product"), None, None)
     return Action(None, None, None, keeps=True)
 
 
