@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
+from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from ranks import run_ranks
 
@@ -240,6 +240,25 @@ def shared(rank, size):
 
 def test_a_move_that_several_ops_need_is_done_once_and_sees_what_was_written():
     run_ranks(shared, 2, start_torch=True, timeout=120)
+
+
+def kernels_first(rank, size):
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.randn(5, 5, 5, generator=torch.Generator().manual_seed(0))
+    x = DTensor.from_local(whole / size, mesh, [Partial()]).requires_grad_()
+    found = torch.compile(torch.masked.std, backend="inductor")(x, unbiased=False)
+    found.backward()
+    plain = whole.clone().requires_grad_()
+    wanted = torch.masked.std(plain, unbiased=False)
+    wanted.backward()
+    assert isinstance(x.grad, DTensor)
+    torch.testing.assert_close(found.full_tensor(), wanted)
+    torch.testing.assert_close(x.grad.full_tensor(), plain.grad)
+
+
+@pytest.mark.slow
+def test_inductor_keeps_what_kernels_read_that_come_before_the_first_collective():
+    run_ranks(kernels_first, 2, start_torch=True, timeout=280)
 
 
 # ---- a sample of the sweep -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Ranks agree on the graphs that they compiled, before the first of their collectives.
 
-    phalanx_dtensor::agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> ()
+    phalanx_dtensor::agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor
     phalanx_dtensor::neutral(Tensor local, bool one) -> Tensor
 
 What a rank compiles depends on sizes of its own, so one rank may have a graph that the others have not, and all would
@@ -158,8 +158,12 @@ def _neutral(local: torch.Tensor, one: bool) -> torch.Tensor:
 _agreed: "weakref.WeakKeyDictionary[Any, set[tuple[tuple[str, ...], int]]]" = weakref.WeakKeyDictionary()
 
 
-def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> None:
+def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
     """The kernel. Collective over the groups where these collectives are new to them.
+
+    Returns:
+        An empty tensor. Inductor takes an op without tensors for one without a device, and puts it before kernels that
+        it has not written yet, whose inputs it lets go too early then.
 
     Raises:
         RuntimeError: A rank has another graph. All ranks raise.
@@ -167,8 +171,9 @@ def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], d
     names = tuple(group_names)
     digest = _digest(collectives)
     known = _agreed.setdefault(group_named(names[0]), set()) if names else None
+    result = torch.empty(0, device=device_type)
     if known is None or (names, digest) in known:
-        return
+        return result
     # Along one group after the other, so that all ranks of the mesh learn of a difference anywhere.
     extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device_type)
     try:
@@ -182,6 +187,7 @@ def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], d
     if extremes.tolist() != [digest, -digest]:
         raise RuntimeError(_difference(graph, collectives, names, device_type))
     known.add((names, digest))
+    return result
 
 
 def _difference(graph: str, collectives: Sequence[str], names: Sequence[str], device_type: str) -> str:
@@ -217,8 +223,8 @@ def _shown(graph: str, collectives: Sequence[str]) -> str:
     return f"graph {graph} [{_digest(collectives):x}] with {count} ({', '.join(collectives)})"
 
 
-def _agree_fake(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> None:
-    return None
+def _agree_fake(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
+    return torch.empty(0, device=device_type)
 
 
 def _agree_op() -> Any:
@@ -229,7 +235,7 @@ _library = op_library(
     "phalanx_dtensor",
     (
         (
-            "agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> ()",
+            "agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor",
             _agree,
             _agree_fake,
             (),
