@@ -1,5 +1,7 @@
 """Compiled functions on real ranks over their lives: training, other shapes, caches, packages, ranks that differ."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -89,6 +91,38 @@ def test_forward_and_backward_give_the_gradients_of_one_process():
 
 
 # ---- shapes, graphs, caches ------------------------------------------------------------------------------------------
+
+
+def with_effects(rank, size):
+    group = join(rank, size)
+
+    def function(x):
+        y = (x * 2).relu()
+        torch.ops.aten._print("first")
+        y = y + 1
+        torch.ops.aten._print("second")
+        z = fc.all_reduce(y, "sum", group) + fc.all_reduce(y.t().contiguous(), "max", group).t()
+        torch.ops.aten._print("third")
+        return z
+
+    x = data(rank, 4, 4)
+    compiled = torch.compile(function, backend="phalanx", options=ALL)
+    printed = scratch() / f"printed.{rank}"
+    stdout = os.dup(1)
+    with printed.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), function(x))
+        os.dup2(stdout, 1)
+    os.close(stdout)
+    assert printed.read_text().split() == ["first", "second", "third"] * 4
+    assert {line.route for line in lines()} == {Route.ZERO_COPY}
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ops_with_effects_stay_in_their_order():
+    run_ranks(with_effects, 2, timeout=280)
 
 
 def other_shapes(rank, size):

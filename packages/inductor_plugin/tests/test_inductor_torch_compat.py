@@ -49,3 +49,10 @@ def test_sizes_have_hints():
 def test_names_of_groups():
     assert _torch_compat.group_name_of("0") == "0"
     assert _torch_compat.group_name_of(3) is None
+
+
+def test_ops_may_be_said_to_have_effects():
+    op = torch.ops.phalanx.symm_arena.default
+    _torch_compat.keep_effect(op)
+    _torch_compat.keep_effect(op)
+    assert _torch_compat.with_effects().name() == "with_effects"

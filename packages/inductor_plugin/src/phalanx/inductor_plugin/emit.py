@@ -53,15 +53,21 @@ class Emitter:
         another one on each rank.
         """
         head = next(node for node in self.graph.nodes if node.op != "placeholder")
-        effect = self._first_effects()
-        if effect is None:
+        effects = self._first_effects()
+        if not effects:
             return self.before(head).call(target, *args)
-        token = effect.args[0]
-        assert isinstance(token, Node)
-        if token.op == "placeholder":
-            head.prepend(effect)
-        else:
-            token.append(effect)
+        effect: Node | None = None
+        for each in effects:
+            token = each.args[0]
+            assert isinstance(token, Node)
+            if effect is not None:
+                effect.append(token)
+            if token.op == "placeholder":
+                head.prepend(each)
+            else:
+                token.append(each)
+            effect = each
+        assert effect is not None
         _torch_compat.keep_effect(target)
         users = [user for user in effect.users if user.args[1] == 0]
         first = self.after(effect).call(operator.getitem, effect, 0)
@@ -78,17 +84,17 @@ class Emitter:
             self.graph.erase_node(user)
         return made
 
-    def _first_effects(self) -> Node | None:
-        """The last of the calls with effects that come first, one right after the other, and need no values."""
-        last: Node | None = None
+    def _first_effects(self) -> list[Node]:
+        """The calls with effects that come first, each with the token of the one before, and need no values."""
+        found: list[Node] = []
         for node in self.graph.nodes:
             if node.target is not _torch_compat.with_effects():
                 continue
             token = node.args[0]
-            if any(isinstance(one, Node) for one in node.args[2:]) or (last is not None and token.args[:1] != (last,)):
+            if any(isinstance(one, Node) for one in node.args[2:]) or (found and token.args[:1] != (found[-1],)):
                 break
-            last = node
-        return last
+            found.append(node)
+        return found
 
     # ---- sizes: ints where they are known, nodes where they are symbolic ----
 

@@ -144,7 +144,7 @@ def _in_memory_order(source: Spec, target: Spec, order: list[int]) -> Run:
 
 
 def _make_symbolic(source: Spec, target: Spec) -> Transfer:
-    """A transfer in a graph with dynamic sizes: for all sizes but those that are cut unevenly, else for those of now.
+    """A transfer in a graph with dynamic sizes: for all sizes where no symbol is cut unevenly, else for those of now.
 
     The steps are those that are cheapest for the sizes that the graph was traced with.
     """
