@@ -21,6 +21,7 @@ class Emitter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._anchor: Node | None = None
+        self._head: Node | None = None
         values = (graphs.value(node) for node in graph.nodes)
         modes = (getattr(each, "fake_mode", None) for each in values)
         self._mode = next((mode for mode in modes if mode is not None), None)
@@ -52,7 +53,9 @@ class Emitter:
         With such a call ranks may agree on their graphs. A compiler that saw no order between the two could choose
         another one on each rank.
         """
-        head = next(node for node in self.graph.nodes if node.op != "placeholder")
+        if self._head is None:
+            self._head = next(node for node in self.graph.nodes if node.op != "placeholder")
+        head = self._head  # what comes later comes after what came before
         effects = self._first_effects()
         if not effects:
             return self.before(head).call(target, *args)
