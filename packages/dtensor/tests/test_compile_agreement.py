@@ -268,9 +268,11 @@ def test_inductor_keeps_what_kernels_read_that_come_before_the_first_collective(
     ("mesh", "names", "backends"),
     [
         ("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
-        ("2x2", "block mlp", "aot_eager"),
+        ("2x2", "block mlp,block llama", "aot_eager"),
         ("2x2", "block squeeze", "aot_eager:dynamic"),  # exchanges in its backward
         ("2", "block mlp", "phalanx"),
+        # Zeros on one rank, an agreement next to an arena, a stride that only a gradient has.
+        ("2", "matrix_exp,nn.functional.margin_ranking_loss,diag_embed", "phalanx:dynamic"),
         ("3", SOME_OPS, "aot_eager,aot_eager:dynamic"),
     ],
 )
