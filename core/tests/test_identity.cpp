@@ -6,6 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <string>
+#include <thread>
+
 #include "check.h"
 #include "world/identity.h"
 
@@ -39,6 +42,19 @@ TEST(a_killed_process_has_ended_as_soon_as_its_sockets_are_closed) {
     CHECK(phx::process_has_ended(pid));
     CHECK(std::string(phx::process_state(pid)) == "gone");
     close(link[0]);
+  }
+}
+
+TEST(a_process_that_is_reaped_while_it_is_looked_at_is_gone) {
+  for (int i = 0; i < 400; ++i) {
+    const pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) _exit(0);
+    std::thread reaper([&] { CHECK(waitpid(pid, nullptr, 0) == pid); });
+    std::string state;
+    while (state != "gone" && state != "unknown") state = phx::process_state(pid);
+    reaper.join();
+    CHECK(state == "gone");
   }
 }
 

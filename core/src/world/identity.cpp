@@ -20,13 +20,13 @@
 namespace phx {
 namespace {
 
-// Reads a small file of /proc whole. Empty if that fails.
+// Reads a small file of /proc whole. Empty if that fails; `missing` says whether it failed because the process is gone,
+// which may happen between the opening and the reading.
 std::string read_small_file(const char *path, bool *missing = nullptr) {
-  Fd fd(open(path, O_RDONLY | O_CLOEXEC));
-  if (missing != nullptr) *missing = !fd.valid() && (errno == ENOENT || errno == ESRCH);
-  if (!fd.valid()) return {};
+  const Fd fd(open(path, O_RDONLY | O_CLOEXEC));
   char buffer[2048];
-  const ssize_t size = read(fd.get(), buffer, sizeof buffer);
+  const ssize_t size = fd.valid() ? read(fd.get(), buffer, sizeof buffer) : -1;
+  if (missing != nullptr) *missing = size < 0 && (errno == ENOENT || errno == ESRCH);
   return size > 0 ? std::string(buffer, static_cast<size_t>(size)) : std::string();
 }
 
