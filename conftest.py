@@ -1,10 +1,13 @@
 """Every test of this repository may use tests/support, which pyproject.toml puts on the path."""
 
 import os
+import signal
 
 import pytest
 
 os.environ.setdefault("PHALANX_NATIVE", "")  # tests do not depend on what `phalanx build` left in a cache
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell, as CI does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests start inherits it
 pytest_plugins = ["ranks"]
 
 

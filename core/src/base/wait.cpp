@@ -111,7 +111,7 @@ void Backoff::pause(const Deadline &deadline) {
 WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord &sleepers,
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core) {
-  const bool on_writer_core = is_here(writer_core);
+  const bool on_writer_core = runs_on_this_core(writer_core);
   if (on_writer_core) {  // usually one yield is enough, and the clock is not read
     sched_yield();
     if (reached(word.load(std::memory_order_acquire), target)) {
@@ -126,7 +126,7 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
   }
   Waiter waiter(deadline, on_writer_core ? 1 : 0);
   const auto look = [&] {
-    if (waiter.fruitless_yields() >= kFruitlessYields && is_here(writer_core)) {
+    if (waiter.fruitless_yields() >= kFruitlessYields && runs_on_this_core(writer_core)) {
       sleep_on_writer_core(word, target, sleepers, waiter.left_ns());
       waiter.slept();
     }

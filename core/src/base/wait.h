@@ -161,7 +161,7 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
 uint32_t current_core();
 
 // Whether the writer last reported the core that this thread runs on. Then it cannot write while this thread spins.
-inline bool is_here(const SharedWord *writer_core) {
+inline bool runs_on_this_core(const SharedWord *writer_core) {
   if (writer_core == nullptr) return false;
   const uint32_t core = writer_core->load(std::memory_order_relaxed);
   return core != 0 && core == current_core();
@@ -182,7 +182,7 @@ inline WaitResult wait_reached(const SharedWord &word, uint32_t target, SharedWo
                                const SharedWord *writer_core = nullptr, int spins = kFewSpins) {
   for (int i = 0; i < spins; ++i) {
     if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
-    if (i == 0 && is_here(writer_core)) break;
+    if (i == 0 && runs_on_this_core(writer_core)) break;
     cpu_relax();
   }
   return wait_reached_slow(word, target, sleepers, interrupted, deadline, writer_core);

@@ -12,7 +12,7 @@ namespace phx {
 static_assert(Group::kReportWords == 1 + cuda::kDifferenceWords);
 
 GpuGroup::GpuGroup(Group &group) : group_(group), workspaces_(group), rings_(std::make_unique<GpuMessageRings>(group)) {
-  tuning_.adopt(builtin_gpu_tuning(group.size()));
+  tuning_.publish(builtin_gpu_tuning(group.size()));
 }
 
 phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
@@ -35,7 +35,7 @@ phx_status GpuGroup::agree_tuning(const GpuTuning &wish, int64_t timeout_ms) {
   if (status != PHX_OK) return status;
   const std::lock_guard<std::mutex> lock(tuning_mutex_);
   chosen_ = true;
-  tuning_.adopt(agreed);
+  tuning_.publish(agreed);
   return PHX_OK;
 }
 
@@ -47,7 +47,7 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
   const KeptError kept;
   const GpuTuning merged = merge_tuning(of_first, builtin_gpu_tuning(group_.size()));
   if (check_tuning("symm_rendezvous", merged) == PHX_OK) {
-    tuning_.adopt(merged);
+    tuning_.publish(merged);
     return;
   }
   PHX_LOG(PHX_LOG_WARNING,

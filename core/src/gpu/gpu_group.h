@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "base/adopted.h"
+#include "base/published.h"
 #include "base/tuning.h"
 #include "gpu/gpu_symm.h"
 #include "gpu/message_rings.h"
@@ -46,7 +46,7 @@ class GpuGroup final : public Attachment {
   std::shared_ptr<cuda::DeviceWords> words_;
   Workspaces workspaces_;
   std::unique_ptr<GpuMessageRings> rings_;
-  Adopted<GpuTuning> tuning_;
+  Published<GpuTuning> tuning_;
   std::mutex tuning_mutex_;
   bool chosen_ = false;  // by a caller, or by the table at the first rendezvous
   GpuPlace place_;       // group_size 0: no GPU memory has been shared yet

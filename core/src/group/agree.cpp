@@ -9,24 +9,24 @@ namespace phx {
 namespace {
 
 static_assert(kMaxGroupSize + 2 < 1 << kRoundBits);
-static_assert(sizeof(Opinion) <= kMaxPayload);
+static_assert(sizeof(Vote) <= kMaxPayload);
 
 const std::atomic<int32_t> kNever{0};  // never set: a failure of the group does not end these waits
 
 }  // namespace
 
-void Group::send_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline) {
-  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, ordinal, sizeof opinion, 0};
+void Group::send_vote(const Vote &vote, uint64_t ordinal, const Deadline &deadline) {
+  const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, ordinal, sizeof vote, 0};
   for (int i = 0; i < size(); ++i) {
     if (!links_[i] || links_[i]->state.load() != LinkState::kAlive) continue;
     // Absent ranks get it too, so that they learn of it if they resume, but this rank does not wait for them to have
     // room. A failure to send shows in the wait for the answer.
-    (void)send(i, envelope, &opinion, nullptr, opinion.absent[i] ? Deadline::after_ms(0) : deadline, kNever);
+    (void)send(i, envelope, &vote, nullptr, vote.absent[i] ? Deadline::after_ms(0) : deadline, kNever);
   }
 }
 
-// Receives the opinion of rank i in that round; false if rank i counts as absent.
-bool Group::receive_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out) {
+// Receives the vote of rank i in that round; false if rank i counts as absent.
+bool Group::receive_vote(int i, uint64_t ordinal, const Deadline &deadline, Vote *out) {
   Message message;
   // If this process was stopped, the deadline may have passed while messages arrived that are still in the sockets.
   if (deadline.passed()) world_->monitor().catch_up();
@@ -38,26 +38,26 @@ bool Group::receive_opinion(int i, uint64_t ordinal, const Deadline &deadline, O
   return true;
 }
 
-phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *opinion) {
+phx_status Group::agree(const char *operation, const Deadline &whole, Vote *vote) {
   const uint64_t number = ++agreements_;
   // Drops late messages of earlier agreements.
   world_->monitor().discard(id_, agreement_ordinal(0, 0), agreement_ordinal(number, 0));
-  Opinion mine = *opinion;
+  Vote mine = *vote;
   for (uint64_t round = 0;; ++round) {
     // This rank waits for one that is alive but silent for half of the time in the first round, and for three quarters
     // of the rest in later rounds. So time is left for the others to agree that it is absent.
     const int64_t left_ms = whole.left_ms();
     const Deadline deadline = Deadline::after_ms(round == 0 ? (left_ms + 1) / 2 : left_ms - left_ms / 4);
-    const Opinion sent = mine;
+    const Vote sent = mine;
     PHX_FAILPOINT("group_agree", 1);
-    send_opinion(sent, agreement_ordinal(number, round), deadline);
+    send_vote(sent, agreement_ordinal(number, round), deadline);
     PHX_FAILPOINT("group_agree", 2);
-    // If the opinion was sent too late, the others may have gone on without it, which their next opinions tell.
+    // If the vote was sent too late, the others may have gone on without it, which their next votes tell.
     bool unanimous = !deadline.passed();
     for (int i = 0; i < size() && mine.decided == 0; ++i) {
       if (i == group_rank() || sent.absent[i]) continue;
-      Opinion theirs;
-      if (!receive_opinion(i, agreement_ordinal(number, round), deadline, &theirs)) {
+      Vote theirs;
+      if (!receive_vote(i, agreement_ordinal(number, round), deadline, &theirs)) {
         mine.absent.set(i);
         unanimous = false;
         continue;
@@ -71,9 +71,9 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
       }
     }
     if (mine.decided == 0 && interrupt_requested()) {  // the others go on without this rank, as if it had died
-      Opinion leaving = mine;
+      Vote leaving = mine;
       leaving.absent.set(group_rank());
-      send_opinion(leaving, agreement_ordinal(number, round + 1), Deadline::after_ms(0));
+      send_vote(leaving, agreement_ordinal(number, round + 1), Deadline::after_ms(0));
       return raise_interrupted(operation);
     }
     PHX_FAILPOINT("group_agree", 3);
@@ -92,9 +92,9 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Opinion *o
                    size() + 1);
     }
     mine.decided = 1;
-    send_opinion(mine, agreement_ordinal(number, round + 1), whole);
+    send_vote(mine, agreement_ordinal(number, round + 1), whole);
     PHX_FAILPOINT("group_agree", 4);
-    *opinion = mine;
+    *vote = mine;
     return PHX_OK;
   }
 }
@@ -106,7 +106,7 @@ phx_status Group::refuse_agreement() {
   Turn turn(derive_mutex_, std::defer_lock);
   // This is done even if the group has failed, because agreements still work then.
   if (may_tell() && take_turn(turn, until)) {
-    Opinion mine{~uint64_t{0}, 0, {}};
+    Vote mine{~uint64_t{0}, 0, {}};
     mine.absent.set(static_cast<size_t>(group_rank()));
     const Envelope envelope{
         kWireMagic, MessageKind::kExchange, 0, id_, agreement_ordinal(++agreements_, 0), sizeof mine, 0};

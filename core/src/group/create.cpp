@@ -332,10 +332,10 @@ struct GroupMaker {
     group.cores_ = cores_of(ranks);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
     const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
-    if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.adopt(merged);
+    if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.publish(merged);
     PHX_LOG(PHX_LOG_WARNING, "group '%s': the tuning table of rank %d is not valid: %s Built-in values are used.",
             group.name().c_str(), group.rank_of(0), last_error().text);
-    group.tuning_.adopt(builtin);
+    group.tuning_.publish(builtin);
   }
 
   phx_status map_peer(int i, const Geometry &mine, const Geometry &theirs, const Parcel &parcel, size_t size,

@@ -61,11 +61,11 @@ phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
   Turn turn(derive_mutex_, std::defer_lock);
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
     return raise_turn("group_agree", kSameGroup, timeout_ms, false);
-  Opinion opinion{*bits, 0, {}};
-  const phx_status status = agree("group_agree", left(deadline), &opinion);
+  Vote vote{*bits, 0, {}};
+  const phx_status status = agree("group_agree", left(deadline), &vote);
   if (status != PHX_OK) return status;
-  *bits = opinion.bits;
-  for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = opinion.absent[i] ? 0 : 1;
+  *bits = vote.bits;
+  for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = vote.absent[i] ? 0 : 1;
   return PHX_OK;
 }
 
@@ -76,7 +76,7 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
     return raise_turn(operation, kSameGroup, timeout_ms, false);
   for (;;) {
-    Opinion survivors{~uint64_t{0}, 0, {}};
+    Vote survivors{~uint64_t{0}, 0, {}};
     phx_status status = agree(operation, left(deadline), &survivors);
     if (status != PHX_OK) return status;
     const std::string number = "shrink" + std::to_string(agreements_);  // the same on all ranks that have agreed
@@ -88,7 +88,7 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     status = create_from(*this, members, derived(name, members, number), deadline.part((left_ms(deadline) + 1) / 2),
                          false, &group);
     const ErrorInfo error = last_error();
-    Opinion outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
+    Vote outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
     const phx_status agreed = agree(operation, left(deadline), &outcome);
     if (agreed != PHX_OK) return agreed;
     if (outcome.bits == 1) {

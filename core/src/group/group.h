@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/adopted.h"
 #include "base/error.h"
 #include "base/page_words.h"
+#include "base/published.h"
 #include "base/shared_memory.h"
 #include "base/tuning.h"
 #include "group/attachment.h"
@@ -25,7 +25,7 @@
 
 namespace phx {
 
-struct Opinion;
+struct Vote;
 
 // One rank's contribution to an exchange: up to kMaxPayload bytes and a few descriptors.
 struct Parcel {
@@ -232,9 +232,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Stores the cause if it is the first one, and returns whether it is.
   bool keep_cause(const ErrorInfo &cause, bool dumps);
   // agree.cpp; the caller holds derive_mutex_.
-  phx_status agree(const char *operation, const Deadline &whole, Opinion *opinion);
-  void send_opinion(const Opinion &opinion, uint64_t ordinal, const Deadline &deadline);
-  bool receive_opinion(int i, uint64_t ordinal, const Deadline &deadline, Opinion *out);
+  phx_status agree(const char *operation, const Deadline &whole, Vote *vote);
+  void send_vote(const Vote &vote, uint64_t ordinal, const Deadline &deadline);
+  bool receive_vote(int i, uint64_t ordinal, const Deadline &deadline, Vote *out);
   // `number` distinguishes the groups that are derived from this one. It is the same on all members.
   GroupParams derived(const std::string &name, const std::vector<int> &members, const std::string &number) const;
 
@@ -251,7 +251,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   bool fenced_by_sleepers_ = false;
   uint32_t first_count_ = 0;
   int cores_ = 1;  // how many its ranks may use together
-  Adopted<Tuning> tuning_;
+  Published<Tuning> tuning_;
 
   std::atomic<int32_t> failed_{0};
   PageWords interruptions_;                    // by group rank; then kReportWords

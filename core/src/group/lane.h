@@ -87,7 +87,7 @@ class Lane {
   // there. When this rank gets the core back, the other ranks have usually arrived as well. Spinning for one of them
   // first would only keep that rank off the core.
   bool comes_first(int group_rank) const {
-    return ranks_share_cores_ && group_rank != self_ && is_here(core_of(group_rank));
+    return ranks_share_cores_ && group_rank != self_ && runs_on_this_core(core_of(group_rank));
   }
   int spins() const { return spins_; }  // for ranks that do not come first
 

@@ -52,14 +52,22 @@ def _is_link(fd):
     return os.path.islink(f"/proc/self/fd/{fd}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """The folder of temporary files: one that tests in other processes do not use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("bench")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield Path(tempfile.gettempdir())
+
+
 @pytest.fixture(autouse=True)
-def nothing_left():
+def nothing_left(folder):
     processes, held = children(), files()
-    folders = set(Path(tempfile.gettempdir()).glob("phalanx-bench-*"))
     yield
     assert children() - processes == set()
     assert {name for name in files() - held if not name.startswith("/proc/")} == set()
-    assert set(Path(tempfile.gettempdir()).glob("phalanx-bench-*")) - folders == set()
+    assert list(folder.glob("phalanx-bench-*")) == []
 
 
 @pytest.fixture(scope="module")

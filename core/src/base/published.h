@@ -8,19 +8,19 @@
 namespace phx {
 
 template <class Values>
-class Adopted {
+class Published {
  public:
-  void adopt(const Values &values) {
+  void publish(const Values &values) {
     const std::lock_guard<std::mutex> lock(mutex_);
     all_.push_back(values);
-    now_.store(&all_.back(), std::memory_order_release);
+    current_.store(&all_.back(), std::memory_order_release);
   }
-  const Values &get() const { return *now_.load(std::memory_order_acquire); }
+  const Values &get() const { return *current_.load(std::memory_order_acquire); }
 
  private:
   std::mutex mutex_;
   std::deque<Values> all_;  // never shrinks: readers take no lock
-  std::atomic<const Values *> now_{nullptr};
+  std::atomic<const Values *> current_{nullptr};
 };
 
 }  // namespace phx
