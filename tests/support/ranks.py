@@ -483,6 +483,11 @@ def _torch_distributed(spec: dict[str, Any], rank: int) -> Iterator[None]:
         world_size=spec["world_size"],
         timeout=datetime.timedelta(seconds=spec["timeout"]),
     )
+    # A rank whose function sends nothing could end before another has connected to it, for which gloo fails there.
+    directory = Path(spec["directory"])
+    (directory / f"connected.{rank}").touch()
+    while len(list(directory.glob("connected.*"))) < spec["world_size"]:
+        time.sleep(0.001)
     try:
         yield
     finally:
