@@ -99,7 +99,7 @@ def alone(store, rank, size, name="alone"):
     options = dist.distributed_c10d._DistributedBackendOptions()
     options.store, options.group_rank, options.group_size, options.group_id = store, rank, size, name
     options.timeout, options.global_ranks_in_group = LIMIT, list(range(size))
-    made = dist.Backend._plugins[dist.Backend.PHALANX.upper()].creator_fn(options, None)
+    made = dist.Backend._plugins["PHALANX"].creator_fn(options, None)
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, made)

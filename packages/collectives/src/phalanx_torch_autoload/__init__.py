@@ -50,7 +50,10 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Register the back end at once. The entry point in the group `torch.distributed.backends` of torch 2.14."""
+    """Register the back end at once, as importing phalanx.collectives does.
+
+    It is also the entry point in the group `torch.distributed.backends` of torch 2.14.
+    """
     autoload()
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None:

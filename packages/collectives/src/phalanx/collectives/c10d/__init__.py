@@ -39,11 +39,11 @@ BACKEND = "phalanx"
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed, where `import torch` has not done it.
+    """Register the backend with torch.distributed, so that it is in `Backend._plugins`.
 
     Importing phalanx.collectives does it. Does nothing the second time.
     """
-    phalanx_torch_autoload.autoload()
+    phalanx_torch_autoload.register()
 
 
 def implementation() -> str:
