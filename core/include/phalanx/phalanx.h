@@ -563,6 +563,39 @@ PHX_API phx_status phx_gather(phx_group *group, const void *in, void *out, size_
 PHX_API phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
                                int32_t root_group_rank, const phx_options *options, phx_work **work);
 
+/* One rank's block of a list: `count` elements at `data`. With row != 0 they lie in rows of `row` elements, which begin
+ * `stride` >= `row` elements apart; the last row may be shorter. */
+typedef struct phx_block {
+  void *data;
+  size_t count;
+  size_t row;    /* 0: all elements lie side by side */
+  size_t stride; /* 0 with row == 0 */
+} phx_block;
+
+/* The collectives above with a block for each group rank, group_size of them, that lies where the caller has it: nothing
+ * is copied on the way that the plain form would not copy. Blocks of an input are not written, and may be the same
+ * memory; no block of an output may overlap another one or an input, but for the input of all_gather and gather at this
+ * rank's block, and the output of reduce_scatter and scatter at this rank's. The list is read before the call returns.
+ * Ranks may differ in which form of a collective they call, and in rows and strides. In memory of the host only. */
+
+/* out[j] becomes the input of group rank j, which has out[j].count elements: the same counts on all ranks, equal (as
+ * all_gather) or not (as all_gather_v). in: out[this rank].count elements. */
+PHX_API phx_status phx_all_gather_blocks(phx_group *group, const void *in, const phx_block *out, phx_dtype dtype,
+                                         const phx_options *options, phx_work **work);
+/* Group rank r gets the reduction of all ranks' in[r]; the same counts on all ranks, equal (as reduce_scatter) or not
+ * (as reduce_scatter_v). out: in[this rank].count elements. */
+PHX_API phx_status phx_reduce_scatter_blocks(phx_group *group, const phx_block *in, void *out, phx_dtype dtype,
+                                             phx_op op, const phx_options *options, phx_work **work);
+/* in[j] goes to group rank j, and out[j] comes from there, as in all_to_all_v. */
+PHX_API phx_status phx_all_to_all_blocks(phx_group *group, const phx_block *in, const phx_block *out, phx_dtype dtype,
+                                         const phx_options *options, phx_work **work);
+/* As gather and scatter, with `count` elements in every block; the list is the root's, and may be NULL elsewhere. */
+PHX_API phx_status phx_gather_blocks(phx_group *group, const void *in, const phx_block *out, size_t count,
+                                     phx_dtype dtype, int32_t root_group_rank, const phx_options *options,
+                                     phx_work **work);
+PHX_API phx_status phx_scatter_blocks(phx_group *group, const phx_block *in, void *out, size_t count, phx_dtype dtype,
+                                      int32_t root_group_rank, const phx_options *options, phx_work **work);
+
 /* One call of several: the arguments of the function of that name. Later versions may add kinds and fields. */
 enum {
   PHX_CALL_ALL_REDUCE = 1,
@@ -705,6 +738,8 @@ PHX_API void phx_work_release(phx_work *work); /* the operation still completes:
   { sizeof(phx_team), 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL }
 #define PHX_OPTIONS_INIT \
   { sizeof(phx_options), 0, PHX_ALGO_AUTO, 0, 0, 1.0, NULL }
+#define PHX_BLOCK_INIT \
+  { NULL, 0, 0, 0 }
 #define PHX_CALL_INIT \
   { sizeof(phx_call), 0, NULL, NULL, 0, 0, 0, 0, 0 }
 #define PHX_MESSAGE_INIT \
