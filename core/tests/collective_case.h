@@ -2,6 +2,7 @@
 // buffers to checking every byte that it wrote or must not have written. See reference.h for the values.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <numeric>
 
@@ -25,8 +26,9 @@ enum class What {
 constexpr int kWhats = 11;
 
 // kRecognised: an ordinary call whose input lies in symmetric memory, on some ranks or all, at different offsets.
-enum class Where { kPlain, kUnaligned, kSymmetric, kCoalesced, kRecognised };
-constexpr int kWheres = 5;
+// kBlocks: a call on lists of blocks, which lie in another way on each rank; the input of some is recognised as well.
+enum class Where { kPlain, kUnaligned, kSymmetric, kCoalesced, kRecognised, kBlocks };
+constexpr int kWheres = 6;
 
 struct Case {
   What what = What::kAllReduce;
@@ -60,10 +62,12 @@ inline bool has_root(What what) {
 }
 
 // Whether it uses the member's block.
-inline bool in_block(const Case &c) { return c.where == Where::kSymmetric || c.where == Where::kRecognised; }
+inline bool in_block(const Case &c) {
+  return c.where == Where::kSymmetric || c.where == Where::kRecognised || c.where == Where::kBlocks;
+}
 
 inline std::string describe(const Case &c) {
-  constexpr const char *kWhereNames[] = {"plain", "unaligned", "symmetric", "coalesced", "recognised"};
+  constexpr const char *kWhereNames[] = {"plain", "unaligned", "symmetric", "coalesced", "recognised", "blocks"};
   char text[256];
   std::snprintf(text, sizeof text, "%s(%s, %zu%s%s, root %d, algo %d, %s%s, channel %u, seed %llu)", name_of(c.what),
                 phx_dtype_name(c.dtype), c.count, reduces(c.what) ? ", " : "", reduces(c.what) ? phx_op_name(c.op) : "",
@@ -76,6 +80,9 @@ inline std::string describe(const Case &c) {
 inline bool possible(const Case &c) {
   if (reduces(c.what) && !reference::is_defined(c.dtype, c.op)) return false;
   if (c.where == Where::kCoalesced && has_lists(c.what)) return false;
+  if (c.where == Where::kBlocks &&
+      (c.what == What::kAllReduce || c.what == What::kBroadcast || c.what == What::kReduce))
+    return false;
   if (c.what == What::kBroadcast) return c.in_place;  // always
   if (c.where == Where::kSymmetric) return !c.in_place || c.what == What::kAllReduce;
   return !c.in_place || (c.what != What::kAllToAll && c.what != What::kAllToAllV);
@@ -90,6 +97,72 @@ struct Member {
   char *block = nullptr;  // this rank's
   size_t block_bytes = 0;
   int size() const { return static_cast<int>(ranks.size()); }
+};
+
+// The blocks of one side of a call, wherever they lie, and what is copied between them and one buffer.
+class Spread {
+ public:
+  // 0: as in the buffer; 1: apart, in reverse; 2: each the columns of a matrix of its own; 3: columns of one matrix.
+  static constexpr int kLayouts = 4;
+  void lay_out(int layout, const std::vector<size_t> &counts, size_t item, char *buffer) {
+    const size_t n = counts.size(), most = *std::max_element(counts.begin(), counts.end());
+    layout_ = layout;
+    counts_ = counts;
+    item_ = item;
+    buffer_ = buffer;
+    const size_t stride = layout == 2 ? kRow + 2 : kRow * n + 1, rows = most / kRow + 1;
+    bytes_.assign(layout == 0 ? 0 : ((most + kApart) * n + rows * stride * (layout == 2 ? n : 1)) * item, kFill);
+    blocks_.clear();
+    size_t begin = 0;
+    for (size_t j = 0; j < n; ++j) {
+      switch (layout) {
+        case 0: blocks_.push_back({buffer + begin * item, counts[j], 0, 0}); break;
+        case 1: blocks_.push_back({bytes_.data() + ((n - 1 - j) * (most + kApart) + 1) * item, counts[j], 0, 0}); break;
+        case 2: blocks_.push_back({bytes_.data() + (j * rows * stride + 1) * item, counts[j], kRow, stride}); break;
+        default: blocks_.push_back({bytes_.data() + j * kRow * item, counts[j], kRow, stride}); break;
+      }
+      begin += counts[j];
+    }
+    given_ = blocks_;
+  }
+  const phx_block *blocks() const { return given_.data(); }
+  // The list may go when the call has returned.
+  void forget() { given_.assign(given_.size(), {nullptr, 77, 5, 1}); }
+  void fill_from_buffer() {
+    if (layout_ != 0) copy([](char *block, char *packed, size_t size) { std::memcpy(block, packed, size); });
+  }
+  void destroy() {
+    if (layout_ != 0) copy([](char *block, char *, size_t size) { std::memset(block, 0x5a, size); });
+  }
+  void fetch_to_buffer() {
+    if (layout_ != 0) copy([](char *block, char *packed, size_t size) { std::memcpy(packed, block, size); });
+  }
+  // Whether nothing but the blocks was written. Destroys them.
+  bool clean() {
+    if (layout_ != 0) copy([](char *block, char *, size_t size) { std::memset(block, kFill, size); });
+    return std::all_of(bytes_.begin(), bytes_.end(), [](char c) { return c == kFill; });
+  }
+
+ private:
+  static constexpr size_t kRow = 5, kApart = 9;  // elements
+  static constexpr char kFill = static_cast<char>(0xa5);
+
+  template <class Each>
+  void copy(const Each &each) {
+    char *packed = buffer_;
+    for (const phx_block &block : blocks_)
+      for (size_t i = 0; i < block.count; ++i, packed += item_) {
+        const size_t at = block.row == 0 ? i : i / block.row * block.stride + i % block.row;
+        each(static_cast<char *>(block.data) + at * item_, packed, item_);
+      }
+  }
+
+  int layout_ = 0;
+  std::vector<size_t> counts_;
+  size_t item_ = 1;
+  char *buffer_ = nullptr;
+  std::vector<char> bytes_;
+  std::vector<phx_block> blocks_, given_;
 };
 
 // One rank's part in one collective after another; keeps its memory from one to the next.
@@ -108,6 +181,7 @@ class Part {
     measure();
     lay_out();
     reference::fill(in_, reference::elements(member.ranks[self_], c.dtype), item_, first_, given_);
+    if (c.where == Where::kBlocks) spread();
   }
 
   // work NULL: blocks.
@@ -121,6 +195,12 @@ class Part {
     if (c.where == Where::kCoalesced) {
       const phx_call one = call();
       return phx_coalesced(member_->group, &one, 1, &options, work);
+    }
+    if (c.where == Where::kBlocks) {
+      const phx_status status = issue_blocks(&options, work);
+      in_spread_.forget();
+      out_spread_.forget();
+      return status;
     }
     return c.where == Where::kSymmetric ? issue_symmetric(&options, work) : issue_plain(&options, work);
   }
@@ -162,11 +242,17 @@ class Part {
   void destroy_input() {
     if (aliased_ || case_.what == What::kBroadcast) return;
     if (in_ != nullptr) std::memset(in_, 0x5a, in_count_ * item_);
+    if (case_.where == Where::kBlocks) in_spread_.destroy();
     destroyed_ = true;
   }
 
   // What is wrong with the result, or nothing.
-  std::string check() const {
+  std::string check() {
+    if (case_.where == Where::kBlocks) {
+      if (!destroyed_ && !aliased_) in_spread_.fetch_to_buffer();
+      out_spread_.fetch_to_buffer();
+      if (!in_spread_.clean() || !out_spread_.clean()) return wrong("bytes beside the blocks were written");
+    }
     size_t done = 0;  // elements of the output
     for (const Expected &block : expected_) {
       const char *at = out_ + done * item_;
@@ -331,6 +417,7 @@ class Part {
 
   // One rank in some of the cases has its input elsewhere.
   bool is_recognised() const {
+    if (case_.where == Where::kBlocks) return case_.seed % 5 < 2;
     return case_.where == Where::kRecognised && (case_.seed % 4 != 3 || self_ != case_.seed / 4 % n_);
   }
 
@@ -372,6 +459,39 @@ class Part {
     return PHX_ERR_INTERNAL;
   }
 
+  // What this collective has a list of, on this rank, becomes a list.
+  void spread() {
+    const bool all = case_.what == What::kAllToAll || case_.what == What::kAllToAllV;
+    const bool gathers =
+        case_.what == What::kAllGather || case_.what == What::kAllGatherV || case_.what == What::kGather;
+    const std::vector<size_t> even(n_, case_.count), none(n_, 0);
+    const std::vector<size_t> &in = has_lists(case_.what) ? counts_ : even;
+    const std::vector<size_t> &out = case_.what == What::kAllToAllV ? out_counts_ : in;
+    const auto layout = [&](uint64_t turn) {
+      return aliased_ ? 0 : static_cast<int>(reference::mix(case_.seed * 8 + turn + self_) % Spread::kLayouts);
+    };
+    in_spread_.lay_out(layout(0), (all || !gathers) && root_ ? in : none, item_, in_);
+    out_spread_.lay_out(layout(1), (all || gathers) && root_ ? out : none, item_, out_);
+    in_spread_.fill_from_buffer();
+  }
+
+  phx_status issue_blocks(const phx_options *options, phx_work **work) const {
+    const Case &c = case_;
+    phx_group *group = member_->group;
+    const phx_block *const in = in_spread_.blocks(), *const out = out_spread_.blocks();
+    switch (c.what) {
+      case What::kAllGather: return phx_all_gather_blocks(group, in_, out, c.dtype, options, work);
+      case What::kAllGatherV: return phx_all_gather_blocks(group, in_, out, c.dtype, options, work);
+      case What::kReduceScatter:
+      case What::kReduceScatterV: return phx_reduce_scatter_blocks(group, in, out_, c.dtype, c.op, options, work);
+      case What::kAllToAll:
+      case What::kAllToAllV: return phx_all_to_all_blocks(group, in, out, c.dtype, options, work);
+      case What::kGather: return phx_gather_blocks(group, in_, out, c.count, c.dtype, c.root, options, work);
+      case What::kScatter: return phx_scatter_blocks(group, in, out_, c.count, c.dtype, c.root, options, work);
+      default: return PHX_ERR_INTERNAL;
+    }
+  }
+
   phx_status issue_symmetric(const phx_options *options, phx_work **work) const {
     const Case &c = case_;
     phx_symm *symm = member_->symm;
@@ -409,6 +529,7 @@ class Part {
   Storage storage_in_, storage_out_;
   Region in_region_, out_region_;
   char *in_ = nullptr, *out_ = nullptr;
+  Spread in_spread_, out_spread_;
   char *shared_begin_ = nullptr, *shared_end_ = nullptr;  // what the case uses of the symmetric block
 };
 

@@ -572,11 +572,12 @@ typedef struct phx_block {
   size_t stride; /* 0 with row == 0 */
 } phx_block;
 
-/* The collectives above with a block for each group rank, group_size of them, that lies where the caller has it: nothing
- * is copied on the way that the plain form would not copy. Blocks of an input are not written, and may be the same
- * memory; no block of an output may overlap another one or an input, but for the input of all_gather and gather at this
- * rank's block, and the output of reduce_scatter and scatter at this rank's. The list is read before the call returns.
- * Ranks may differ in which form of a collective they call, and in rows and strides. In memory of the host only. */
+/* The collectives above with a block for each group rank, group_size of them, that lies where the caller has it:
+ * nothing is copied on the way that the plain form would not copy. Blocks of an input are not written, and may be the
+ * same memory; no block of an output may overlap another one or an input, but for the input of all_gather and gather at
+ * this rank's block, and the output of reduce_scatter and scatter at this rank's. The list is read before the call
+ * returns. Ranks may differ in which form of a collective they call, and in rows and strides. In memory of the host
+ * only. */
 
 /* out[j] becomes the input of group rank j, which has out[j].count elements: the same counts on all ranks, equal (as
  * all_gather) or not (as all_gather_v). in: out[this rank].count elements. */

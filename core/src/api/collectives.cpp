@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "api/entry.h"
+#include "ops/blocks.h"
 #include "ops/call.h"
 #include "ops/on_gpu.h"
 #include "ops/zero_copy.h"
@@ -39,6 +40,86 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
     if (in_bytes >= phx::kSmallestInput)
       staged = phx::with_zero_copy(call, in_bytes, std::move(staged), blocking, root);
     return call.issue(std::move(staged), work);
+  });
+}
+
+// Issues a checked call whose blocks `lists` describes. `in_bytes`: the size of the input on a rank that has one.
+phx_status issue_lists(Call &call, const phx::Lists &lists, size_t in_bytes, int32_t root, phx_work **work) {
+  call.listed(&lists);
+  const phx::Plan plan = call.plan(work);
+  phx::OperationPtr staged = call.kind() == Kind::kAllToAllV
+                                 ? phx::make_all_to_all_v(call.group(), plan, call.buffers())
+                                 : phx::make_operation(call.kind(), plan, call.buffers(), call.reduction(), root);
+  return call.issue(phx::with_zero_copy(call, in_bytes, std::move(staged), work == nullptr, root), work);
+}
+
+bool all_have(const phx_block *blocks, size_t n, size_t count) {
+  return std::all_of(blocks, blocks + n, [&](const phx_block &block) { return block.count == count; });
+}
+
+// The one of two collectives whose calls a list of blocks matches.
+Kind kind_for(const phx_group *group, const phx_block *blocks, Kind even, Kind uneven) {
+  return group == nullptr || blocks == nullptr || all_have(blocks, group->ptr->size(), blocks[0].count) ? even : uneven;
+}
+
+// An input or output of a collective on blocks: a list with a block for each rank, or one buffer.
+struct Side {
+  const phx_block *list;
+  const void *buffer;
+};
+
+// Checks and issues a collective on blocks. `count`: the elements of every block, if there is a root.
+phx_status issue_blocks(Kind kind, phx_group *group, Side in, Side out, size_t count, int32_t dtype, int32_t op,
+                        int32_t root, const phx_options *options, phx_work **work) {
+  return guarded(phx::name_of(kind), [&]() -> phx_status {
+    const phx::CollectiveTraits &traits = phx::traits_of(kind);
+    Call call(kind, group, options);
+    if (!call.ok()) return call.status();
+    const auto refuse = [&](phx_status status) { return call.refuse(status).status(); };
+    if (call.on_gpu())
+      return refuse(
+          phx::fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: lists of blocks are for memory of the host", call.name()));
+    if (traits.root != phx::Root::kNone && !call.root(root).ok()) return call.status();
+    const int self = call.group().group_rank();
+    const size_t n = call.group_size(), ins = phx::parts_on(traits.in, n, self == root),
+                 outs = phx::parts_on(traits.out, n, self == root);
+    const bool in_is_list = traits.in != phx::Parts::kOne, out_is_list = traits.out != phx::Parts::kOne;
+    size_t total_in = 0, total_out = 0;
+    if (in_is_list && ins != 0) call.blocks(in.list, &total_in);
+    if (out_is_list && outs != 0) call.blocks(out.list, &total_out);
+    if (!call.ok()) return call.status();
+    const phx_block *const list = in_is_list ? in.list : out.list;
+    if (traits.root == phx::Root::kNone)
+      count = list[self].count;
+    else if (self == root && !all_have(list, n, count))
+      return refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a block has not the %zu elements that `count` says",
+                              call.name(), count));
+    const phx_block buffer{const_cast<void *>(in_is_list ? out.buffer : in.buffer), count, 0, 0};
+    if (!in_is_list) in.list = &buffer;
+    if (!out_is_list) out.list = &buffer;
+
+    const bool uneven = kind == Kind::kAllGatherV || kind == Kind::kReduceScatterV;
+    const size_t item = phx_dtype_size(dtype), recorded = kind == Kind::kAllToAllV ? 0 : uneven ? 1 : count;
+    void *const in_at = phx::adjacent(in.list, static_cast<int>(ins), item);
+    void *const out_at = phx::adjacent(out.list, static_cast<int>(outs), item);
+    call.data(in_at, in_is_list || count == 0 ? 0 : 1, out_at, out_is_list || count == 0 ? 0 : 1, recorded, dtype);
+    if (uneven) {
+      std::vector<size_t> counts(n);
+      for (size_t i = 0; i < n; ++i) counts[i] = list[i].count;
+      call.counts(counts.data(), &count);
+    }
+    call.apart(in.list, ins, out.list, outs, traits.in_place != phx::InPlace::kNever);
+    if (traits.reduces) call.reduce(op);
+    if (!call.ok()) return call.status();
+    // Blocks that lie like those of the plain form need no list.
+    const bool plain = traits.in_place != phx::InPlace::kNever && !uneven;
+    phx::Lists lists;
+    if (in_is_list && ins != 0 && !(plain && in_at != nullptr)) lists.in = in.list;
+    if (out_is_list && outs != 0 && !(plain && out_at != nullptr)) lists.out = out.list;
+    const size_t in_bytes = !in_is_list                       ? count * item
+                            : traits.root == phx::Root::kNone ? total_in * item
+                                                              : n * count * item;
+    return issue_lists(call, lists, in_bytes, root, work);
   });
 }
 
@@ -111,8 +192,7 @@ phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const s
       const size_t most = *std::max_element(counts, counts + call.group_size());
       return phx::put_on_gpu_v(call, {bytes, total * item, most * item}, counts, counts, work);
     }
-    phx::OperationPtr staged = phx::make_all_gather(call.plan(work), call.buffers());
-    return call.issue(phx::with_zero_copy(call, bytes, std::move(staged), work == nullptr), work);
+    return issue_lists(call, {nullptr, counts, nullptr, nullptr}, bytes, -1, work);
   });
 }
 
@@ -132,8 +212,7 @@ phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, con
     const size_t bytes = total * call.buffers().item;
     if (call.on_gpu())
       return phx::put_on_gpu_v(call, {bytes, counts[self] * call.buffers().item, bytes}, counts, counts, work);
-    phx::OperationPtr staged = phx::make_reduce_scatter(call.plan(work), call.buffers(), call.reduction());
-    return call.issue(phx::with_zero_copy(call, bytes, std::move(staged), work == nullptr), work);
+    return issue_lists(call, {counts, nullptr, nullptr, nullptr}, bytes, -1, work);
   });
 }
 
@@ -150,10 +229,36 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
     const size_t bytes = ins * call.buffers().item;
     if (call.on_gpu())
       return phx::put_on_gpu_v(call, {bytes, outs * call.buffers().item, 0}, in_counts, out_counts, work);
-    phx::OperationPtr staged =
-        phx::make_all_to_all_v(call.group(), call.plan(work), call.buffers(), in_counts, out_counts);
-    return call.issue(phx::with_zero_copy(call, bytes, std::move(staged), work == nullptr, -1, in_counts, out_counts),
-                      work);
+    return issue_lists(call, {in_counts, out_counts, nullptr, nullptr}, bytes, -1, work);
   });
+}
+
+phx_status phx_all_gather_blocks(phx_group *group, const void *in, const phx_block *out, int32_t dtype,
+                                 const phx_options *options, phx_work **work) {
+  const Kind kind = kind_for(group, out, Kind::kAllGather, Kind::kAllGatherV);
+  return issue_blocks(kind, group, {nullptr, in}, {out, nullptr}, 0, dtype, 0, -1, options, work);
+}
+
+phx_status phx_reduce_scatter_blocks(phx_group *group, const phx_block *in, void *out, int32_t dtype, int32_t op,
+                                     const phx_options *options, phx_work **work) {
+  const Kind kind = kind_for(group, in, Kind::kReduceScatter, Kind::kReduceScatterV);
+  return issue_blocks(kind, group, {in, nullptr}, {nullptr, out}, 0, dtype, op, -1, options, work);
+}
+
+phx_status phx_all_to_all_blocks(phx_group *group, const phx_block *in, const phx_block *out, int32_t dtype,
+                                 const phx_options *options, phx_work **work) {
+  return issue_blocks(Kind::kAllToAllV, group, {in, nullptr}, {out, nullptr}, 0, dtype, 0, -1, options, work);
+}
+
+phx_status phx_gather_blocks(phx_group *group, const void *in, const phx_block *out, size_t count, int32_t dtype,
+                             int32_t root_group_rank, const phx_options *options, phx_work **work) {
+  return issue_blocks(Kind::kGather, group, {nullptr, in}, {out, nullptr}, count, dtype, 0, root_group_rank, options,
+                      work);
+}
+
+phx_status phx_scatter_blocks(phx_group *group, const phx_block *in, void *out, size_t count, int32_t dtype,
+                              int32_t root_group_rank, const phx_options *options, phx_work **work) {
+  return issue_blocks(Kind::kScatter, group, {in, nullptr}, {nullptr, out}, count, dtype, 0, root_group_rank, options,
+                      work);
 }
 }

@@ -128,6 +128,8 @@ phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);
     if (!call.overlap(mine, total, 0, false).ok()) return call.status();
     if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
+    const phx::Lists lists{nullptr, counts, nullptr, nullptr};
+    call.listed(&lists);
     return call.issue(
         phx::make_symm(Kind::kAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, -1, call.plan(work)), work);
   });
@@ -147,6 +149,8 @@ phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, c
     if (call.ok()) call.inside(s, offset, total * call.buffers().item);
     if (!call.overlap(total, mine, 0, false).ok()) return call.status();
     if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
+    const phx::Lists lists{counts, nullptr, nullptr, nullptr};
+    call.listed(&lists);
     return call.issue(phx::make_symm(Kind::kReduceScatterV, s.shared_from_this(), offset, call.buffers(),
                                      call.reduction(), -1, call.plan(work)),
                       work);
@@ -167,9 +171,10 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
     if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, in_counts, out_counts, work);
-    return call.issue(phx::make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset,
-                                                  call.buffers(), in_counts, out_counts, 0),
-                      work);
+    const phx::Lists lists{in_counts, out_counts, nullptr, nullptr};
+    call.listed(&lists);
+    return call.issue(
+        phx::make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0), work);
   });
 }
 }

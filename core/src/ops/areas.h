@@ -2,6 +2,7 @@
 #pragma once
 
 #include "group/lane.h"
+#include "ops/blocks.h"
 #include "ops/operation.h"
 
 namespace phx {
@@ -17,13 +18,14 @@ class ThroughAreas : public Operation {
  protected:
   static constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
 
-  // A chunk has `parts` parts of whole cache lines; a slot has room for one part for each rank.
-  ThroughAreas(const Plan &plan, const Buffers &buffers, size_t in_bytes, int parts)
+  // `count` elements are moved in chunks. A chunk has `parts` parts of whole cache lines; a slot has room for one part
+  // for each rank.
+  ThroughAreas(const Plan &plan, const Buffers &buffers, size_t count, size_t in_bytes, int parts)
       : Operation(buffers, in_bytes), n_(plan.lane.group_size()), self_(plan.lane.group_rank()) {
     const size_t line = kLine / b_.item, most = std::max(elements_in(plan.chunk_bytes() / n_, b_.item), line) * parts;
-    const size_t chunks = std::max<size_t>(1, (b_.count + most - 1) / most);  // of equal size
-    part_ = std::max(std::min(most / parts, part_elements((b_.count + chunks - 1) / chunks, b_.item, parts)), line);
-    chunks_ = rounds_for(b_.count, part_ * parts);
+    const size_t chunks = std::max<size_t>(1, (count + most - 1) / most);  // of equal size
+    part_ = std::max(std::min(most / parts, part_elements((count + chunks - 1) / chunks, b_.item, parts)), line);
+    chunks_ = rounds_for(count, part_ * parts);
     rounds = chunks_ + 1;
     reach = n_ * part_ * b_.item;
   }
@@ -42,8 +44,10 @@ OperationPtr make_two_shot(const Plan &plan, const Buffers &buffers, const Reduc
 // Whether an exchange is faster than the plain form (put all blocks into the slot, then take from all slots) for calls
 // in which a rank sends `bytes` to each peer.
 bool exchange_pays(const Plan &plan, size_t bytes);
-OperationPtr make_exchange(const Plan &plan, const Buffers &buffers);  // all_to_all
-OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
-OperationPtr make_exchange_of_two(const Plan &plan, const Buffers &buffers);  // all_gather of two ranks
+size_t least_exchanged(const Plan &plan);  // in bytes: it pays for more than this
+// all_to_all, also with unequal blocks, and all_gather of two ranks. `largest`: the elements of the largest block that
+// any rank sends, the same on all ranks.
+OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out);
+OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction);
 
 }  // namespace phx

@@ -1,5 +1,7 @@
 #include "ops/blocks.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "base/error.h"
@@ -7,6 +9,86 @@
 #include "group/lane.h"
 
 namespace phx {
+namespace {
+
+// The memory from the first to the last byte of a block, and its rows.
+struct Range {
+  Range(const phx_block &block, size_t item, bool written_to, bool may_alias)
+      : begin(reinterpret_cast<uintptr_t>(block.data)),
+        end(begin + block.count * item),
+        row(block.count * item),
+        written(written_to),
+        own(may_alias) {
+    if (block.row == 0 || block.count <= block.row) return;
+    const size_t last = (block.count - 1) / block.row;  // row
+    end = begin + (last * block.stride + block.count - last * block.row) * item;
+    row = block.row * item;
+    stride = block.stride * item;
+  }
+
+  uintptr_t begin, end;
+  size_t row, stride = 0;  // bytes; 0: one row
+  bool written, own;
+};
+
+// Whether two ranges that overlap have no byte in common, because the rows of one lie between those of the other.
+bool interleave(const Range &a, const Range &b) {
+  const size_t stride = std::max(a.stride, b.stride);
+  if ((a.stride != stride && a.stride != 0) || (b.stride != stride && b.stride != 0) || stride == 0) return false;
+  if (a.row > stride || b.row > stride) return false;
+  const size_t between = (b.begin - a.begin) % stride;  // from a row of a to the next one of b; a begins first
+  return between >= a.row && stride - between >= b.row;
+}
+
+}  // namespace
+
+void *adjacent(const phx_block *blocks, int n, size_t item) {
+  char *base = nullptr, *next = nullptr;
+  for (int i = 0; i < n; ++i) {
+    const phx_block &block = blocks[i];
+    if (block.count == 0) continue;
+    char *const at = static_cast<char *>(block.data);
+    if (block.row != 0 && block.count > block.row && block.row != block.stride) return nullptr;
+    if (base == nullptr) base = next = at;
+    if (at != next) return nullptr;
+    next = at + block.count * item;
+  }
+  return base;
+}
+
+bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item, size_t self) {
+  std::vector<Range> ranges;
+  ranges.reserve(ins + outs);
+  for (size_t i = 0; i < ins; ++i)
+    if (in[i].count != 0) ranges.emplace_back(in[i], item, false, ins == 1 || i == self);
+  for (size_t i = 0; i < outs; ++i)
+    if (out[i].count != 0) ranges.emplace_back(out[i], item, true, outs == 1 || i == self);
+  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
+  for (auto a = ranges.begin(); a != ranges.end(); ++a)
+    for (auto b = a + 1; b != ranges.end() && b->begin < a->end; ++b) {
+      if (!a->written && !b->written) continue;
+      const bool alias = self != SIZE_MAX && a->own && b->own && a->written != b->written && a->begin == b->begin &&
+                         a->end == b->end && a->stride == 0 && b->stride == 0;
+      if (!alias && !interleave(*a, *b)) return true;
+    }
+  return false;
+}
+
+void Blocks::keep(size_t limit, std::vector<char> *copies) {
+  const size_t bytes = total_ * item_;
+  if (bytes == 0 || bytes > limit) return;
+  copies->resize(bytes);
+  char *to = copies->data();
+  if (list_.empty()) std::memcpy(to, base_, bytes);
+  for (size_t i = 0; i < list_.size(); ++i) {
+    phx_block &block = list_[i];
+    each(static_cast<int>(i), 0, block.count,
+         [&](const char *at, size_t done, size_t size) { std::memcpy(to + done, at, size); });
+    block = {to, block.count, 0, 0};
+    to += block.count * item_;
+  }
+  base_ = copies->data();
+}
 
 CountMatrix::CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out)
     : group_(group), name_(name), n_(group.size()), self_(group.group_rank()), in_(in), out_(out) {}

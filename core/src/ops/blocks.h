@@ -1,4 +1,4 @@
-// Where the ranks' blocks lie in a buffer, and the counts of an all_to_all_v.
+// Where the ranks' blocks of an input or an output lie, and the counts of an all_to_all_v.
 #pragma once
 
 #include <algorithm>
@@ -9,37 +9,113 @@
 
 namespace phx {
 
-// The blocks of `n` ranks, one after another in a buffer; all values are in elements. With one count for all ranks the
-// starts are computed, and no list is stored.
+// The blocks of `n` ranks. With one count for all ranks they lie one after another in a buffer, and no list is stored.
+// All values are in elements.
 class Blocks {
  public:
-  Blocks(size_t count, int n) : largest_(count), total_(count * n) {}
-  Blocks(const size_t *counts, int n) : largest_(*std::max_element(counts, counts + n)), starts_(n + 1) {
-    for (int i = 0; i < n; ++i) starts_[i + 1] = starts_[i] + counts[i];
-    total_ = starts_[n];
+  Blocks(const void *base, size_t count, size_t item, int n)
+      : base_(address(base)), item_(item), largest_(count), step_(count), total_(count * n) {}
+  // The same block for every rank.
+  static Blocks shared(const void *base, size_t count, size_t item, int n) {
+    Blocks blocks(base, count, item, n);
+    blocks.step_ = 0;
+    blocks.total_ = count;
+    return blocks;
   }
-  Blocks(const Buffers &buffers, int n) : Blocks(buffers.count, n) {
-    if (buffers.counts != nullptr) *this = Blocks(buffers.counts, n);
+  Blocks(const void *base, const size_t *counts, size_t item, int n) : base_(address(base)), item_(item), list_(n) {
+    for (int i = 0; i < n; ++i) {
+      list_[i] = {base_ + total_ * item, counts[i], 0, 0};
+      total_ += counts[i];
+      largest_ = std::max(largest_, counts[i]);
+    }
+  }
+  // `base`: where the first of them lies, if they lie one after another; otherwise `start` may not be called.
+  Blocks(const void *base, const phx_block *blocks, size_t item, int n)
+      : base_(address(base)), item_(item), list_(blocks, blocks + n) {
+    for (phx_block &block : list_) {
+      if (block.count <= block.row || block.stride == block.row) block.row = block.stride = 0;
+      if (block.count == 0) block.data = base_;
+      total_ += block.count;
+      largest_ = std::max(largest_, block.count);
+    }
   }
 
-  size_t start(int rank) const { return starts_.empty() ? rank * largest_ : starts_[rank]; }
-  size_t count(int rank) const { return starts_.empty() ? largest_ : starts_[rank + 1] - starts_[rank]; }
+  size_t count(int rank) const { return list_.empty() ? largest_ : list_[rank].count; }
   size_t largest() const { return largest_; }
   size_t total() const { return total_; }
+  // Where a rank's block begins, if the blocks lie one after another.
+  size_t start(int rank) const {
+    return list_.empty() ? rank * step_ : static_cast<size_t>(static_cast<char *>(list_[rank].data) - base_) / item_;
+  }
+
+  // `count` elements of a rank's block, from `first` on, lie side by side: where. NULL: they lie in rows.
+  char *dense(int rank, size_t first) const {
+    if (list_.empty()) return base_ + (rank * step_ + first) * item_;
+    const phx_block &block = list_[rank];
+    return block.row == 0 ? static_cast<char *>(block.data) + first * item_ : nullptr;
+  }
+  // Calls `each(at, done, bytes)` for all places of `count` elements of a rank's block, from `first` on; `done` bytes
+  // come before.
+  template <class Each>
+  void each(int rank, size_t first, size_t count, const Each &each) const {
+    if (count == 0) return;
+    if (char *const at = dense(rank, first); at != nullptr) return each(at, size_t{0}, count * item_);
+    const phx_block &block = list_[rank];
+    for (size_t done = 0; done < count;) {
+      const size_t row = (first + done) / block.row, column = (first + done) % block.row;
+      const size_t some = std::min(block.row - column, count - done);
+      each(static_cast<char *>(block.data) + (row * block.stride + column) * item_, done * item_, some * item_);
+      done += some;
+    }
+  }
+  // Copies `count` elements of a rank's block, from `first` on.
+  void copy_to(char *to, int rank, size_t first, size_t count, bool streaming = false) const {
+    each(rank, first, count,
+         [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, streaming); });
+  }
+  // Copies the blocks, of at most `limit` bytes together, into `copies`, because the caller may change them.
+  void keep(size_t limit, std::vector<char> *copies);
 
  private:
-  size_t largest_;
+  static char *address(const void *base) { return const_cast<char *>(static_cast<const char *>(base)); }
+
+  char *base_;
+  size_t item_;  // bytes of an element
+  size_t largest_ = 0;
+  size_t step_ = 0;  // from one block to the next, if there is no list
   size_t total_ = 0;
-  std::vector<size_t> starts_;  // empty: one count for all
+  std::vector<phx_block> list_;  // empty: one count for all
 };
 
+// Where the blocks of a list lie one after another. NULL: they do not, or are empty.
+void *adjacent(const phx_block *blocks, int n, size_t item);
+// Whether a block of `out` overlaps another one of `out` or one of `in`. The block `self` of the longer list may have
+// the address of the only one of the other list. Rows of equal strides may lie between each other.
+bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item, size_t self);
+
+// The blocks of an input or output that has one for each rank.
+inline Blocks input_blocks(const Buffers &buffers, int n) {
+  const Lists *const lists = buffers.lists;
+  if (lists != nullptr && lists->in != nullptr) return Blocks(buffers.in, lists->in, buffers.item, n);
+  if (lists != nullptr && lists->in_counts != nullptr) return Blocks(buffers.in, lists->in_counts, buffers.item, n);
+  return Blocks(buffers.in, buffers.count, buffers.item, n);
+}
+inline Blocks output_blocks(const Buffers &buffers, int n) {
+  const Lists *const lists = buffers.lists;
+  if (lists != nullptr && lists->out != nullptr) return Blocks(buffers.out, lists->out, buffers.item, n);
+  if (lists != nullptr && lists->out_counts != nullptr) return Blocks(buffers.out, lists->out_counts, buffers.item, n);
+  return Blocks(buffers.out, buffers.count, buffers.item, n);
+}
+
 // How many elements every rank of an all_to_all_v sends to every other rank. A rank knows only its own counts, so the
-// ranks exchange them through the slots in a separate round.
+// ranks exchange them through the slots.
 class CountMatrix {
  public:
   // `name`: the name of the call, for errors. `in` and `out`: the blocks of this rank, which the operation keeps alive.
   CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out);
 
+  // How many bytes of a slot `put` fills.
+  size_t bytes() const { return (static_cast<size_t>(n_) * 2 * sizeof(size_t) + kLine - 1) / kLine * kLine; }
   void put(const Lane &lane, uint64_t epoch) const;
   // Precondition: all ranks have called `put`. Returns an error, the same on all ranks, if a sender's count differs
   // from its receiver's. `room`: if not NULL, how many elements the input of each rank may have.

@@ -7,6 +7,7 @@
 #include "base/abi.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "ops/blocks.h"
 #include "phalanx/cuda.h"
 #include "phalanx/tuning.h"
 
@@ -120,21 +121,56 @@ Call &Call::root(int32_t group_rank) {
 Call &Call::own_counts(const size_t *counts, size_t *total) {
   if (!ok()) return *this;
   if (counts == nullptr) return set(fail(PHX_ERR_INVALID, name(), "%s: a list of counts is NULL", name()));
-  constexpr size_t kMost = size_t{1} << 48;  // keeps sums far from overflow
   *total = 0;
-  for (int i = 0; i < group_size(); ++i) {
-    if (counts[i] > kMost)
-      return set(fail(PHX_ERR_INVALID, name(), "%s: a count is more than memory can hold", name()));
-    *total += counts[i];
-  }
+  for (int i = 0; i < group_size(); ++i)
+    if (!add(counts[i], total)) break;
   return *this;
+}
+
+constexpr size_t kMost = size_t{1} << 48;  // elements of a count; keeps sums far from overflow
+
+bool Call::add(size_t count, size_t *total) {
+  if (count > kMost) return set(fail(PHX_ERR_INVALID, name(), "%s: a count is more than memory can hold", name())).ok();
+  *total += count;
+  return true;
 }
 
 Call &Call::counts(const size_t *counts, size_t *total) {
   if (!own_counts(counts, total).ok()) return *this;
-  buffers_.counts = counts;
   record_.count = *total;
   record_.aux = hash_bytes(counts, group_size() * sizeof *counts, hash_bytes(&record_.aux, sizeof record_.aux));
+  return *this;
+}
+
+Call &Call::apart(const phx_block *in, size_t ins, const phx_block *out, size_t outs, bool own_alias) {
+  if (!ok()) return *this;
+  const size_t self = own_alias ? static_cast<size_t>(group_->group_rank()) : SIZE_MAX;
+  if (blocks_overlap(in, ins, out, outs, buffers_.item, self))
+    return set(fail(PHX_ERR_INVALID, name(),
+                    "%s: a block of the output overlaps another one or an input; give separate memory, or, where the "
+                    "function allows it, this rank's own block",
+                    name()));
+  return *this;
+}
+
+Call &Call::blocks(const phx_block *blocks, size_t *total) {
+  if (!ok()) return *this;
+  if (blocks == nullptr) return set(fail(PHX_ERR_INVALID, name(), "%s: a list of blocks is NULL", name()));
+  *total = 0;
+  for (int i = 0; i < group_size(); ++i) {
+    const phx_block &block = blocks[i];
+    if (!add(block.count, total)) return *this;
+    if (block.data == nullptr && block.count != 0)
+      return set(fail(PHX_ERR_INVALID, name(), "%s: block %d is NULL", name(), i));
+    if (block.row == 0 ? block.stride != 0 : block.stride < block.row)
+      return set(fail(PHX_ERR_INVALID, name(),
+                      "%s: block %d has rows of %zu elements, %zu apart; rows must not overlap, and both are 0 for "
+                      "elements that lie side by side",
+                      name(), i, block.row, block.stride));
+    size_t reach = 0;  // elements from the first row to the last
+    if (block.row != 0 && (__builtin_mul_overflow(block.count / block.row, block.stride, &reach) || reach > kMost))
+      return set(fail(PHX_ERR_INVALID, name(), "%s: block %d is more than memory can hold", name(), i));
+  }
   return *this;
 }
 

@@ -59,6 +59,16 @@ class Call {
   Call &counts(const size_t *counts, size_t *total);
   // The same check without the record, for lists that differ between ranks or are compared later.
   Call &own_counts(const size_t *counts, size_t *total);
+  // The same for a block for each rank.
+  Call &blocks(const phx_block *blocks, size_t *total);
+  // Refuses an output that overlaps another one or an input, but, with own_alias, this rank's block of a list at the
+  // address of the only block on the other side.
+  Call &apart(const phx_block *in, size_t ins, const phx_block *out, size_t outs, bool own_alias);
+  // Where the blocks lie; the caller keeps it until the operation is made.
+  Call &listed(const Lists *lists) {
+    buffers_.lists = lists;
+    return *this;
+  }
   // Lets later checks accept a block in GPU memory, because kernels will read it.
   Call &on_stream();
   // Checks that `bytes` at `offset` lie inside the block. Adds the block, the offset and whether the call is in place
@@ -90,7 +100,8 @@ class Call {
  private:
   Call(Kind kind, Group *group, const phx_options *options, bool is_part, bool symmetric, bool for_kernels);
   Call &set(phx_status status);
-  bool read_gpu();  // reads options_.gpu; false: an option is wrong
+  bool add(size_t count, size_t *total);  // false: a count is too large
+  bool read_gpu();                        // reads options_.gpu; false: an option is wrong
 
   Kind kind_;
   const Kind named_;  // the kind that errors name: one_of does not change it

@@ -137,7 +137,6 @@ class Packed final : public Operation {
   const int self_;
   std::vector<CoalescedCall> calls_;
   std::vector<size_t> places_;
-  std::vector<char> kept_;
 };
 
 class Sequence final : public Operation {

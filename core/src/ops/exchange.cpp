@@ -16,24 +16,26 @@ namespace {
 
 class Exchange : public ThroughAreas {
  public:
-  // in_stride, out_stride: elements from one rank's block to the next; 0 if all ranks share one block.
-  Exchange(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride, size_t out_stride)
-      : ThroughAreas(plan, buffers, in_bytes, 2), in_stride_(in_stride), out_stride_(out_stride) {}
-
   void put(const Lane &lane, uint32_t round, uint64_t) override {
     if (round >= std::min<uint32_t>(chunks_, 2)) return;  // `swap` of an earlier round has left this chunk
-    for (int peer = 0; peer < n_; ++peer)
-      if (peer != self_) leave(place(lane, round, true, peer), input(peer, first(round)), first(round));
+    for (int peer = 0; peer < n_; ++peer) {
+      if (peer == self_) continue;
+      const Span span = clip(in_.count(peer), first(round));
+      char *const to = place(lane, round, true, peer);
+      in_.each(peer, span.begin, span.count,
+               [&](const char *at, size_t done, size_t bytes) { put_bytes(to + done, at, bytes); });
+    }
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
     if (round == 0) keep_own();
-    if (round > 0) swap_own(lane, round - 1);
-    if (round < chunks_) swap_theirs(lane, round);
+    if (round > 0) swap(lane, round - 1, true, second(round - 1), first(round + 1));
+    if (round < chunks_) swap(lane, round, false, first(round), second(round));
     return PHX_OK;
   }
 
   bool takes_input_at_once() const override { return false; }
+  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
 
  protected:
   struct Span {
@@ -41,116 +43,138 @@ class Exchange : public ThroughAreas {
     size_t count;
   };
 
+  // in: the blocks of this rank for the others. `largest`: the elements of the largest block that any rank has for
+  // another one, the same on all ranks.
+  Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in)
+      : ThroughAreas(plan, buffers, largest, 0, 2), in_(std::move(in)) {}
+
   // Copies the block that this rank has for itself.
   virtual void keep_own() = 0;
-  // Takes `span` of the blocks of the peers, and leaves `next` of this rank's blocks in its place.
-  virtual void swap(const Lane &lane, uint32_t area, bool in_own_slot, Span span, Span next) = 0;
+  // Takes the half chunk that begins at element `take` of the blocks of the peers, and leaves the one of this rank's
+  // blocks that begins at `next` in its place.
+  virtual void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) = 0;
 
   // The lines that are shared with `peer`, in this rank's slot or in the peer's.
   char *place(const Lane &lane, uint32_t chunk, bool in_own_slot, int peer) const {
     return in_own_slot ? area(lane, self_, chunk, peer) : area(lane, peer, chunk, self_);
   }
-  const char *input(int peer, Span span) const { return b_.in + (peer * in_stride_ + span.begin) * b_.item; }
-  char *output(int peer, Span span) const { return b_.out + (peer * out_stride_ + span.begin) * b_.item; }
-  void leave(char *at, const char *from, Span span) const { put_bytes(at, from, span.count * b_.item); }
+  // The half chunk of a block of `count` elements; empty beyond its end.
+  Span clip(size_t count, size_t begin) const {
+    const size_t from = std::min(begin, count);
+    return {from, std::min(part_, count - from)};
+  }
+
+  Blocks in_;
 
  private:
-  Span clip(size_t begin) const {
-    const size_t from = std::min(begin, b_.count);
-    return {from, std::min(part_, b_.count - from)};
-  }
-  Span first(uint32_t chunk) const { return chunk < chunks_ ? clip(2 * part_ * chunk) : Span{b_.count, 0}; }
-  Span second(uint32_t chunk) const { return clip(2 * part_ * chunk + part_); }
-
-  void swap_own(const Lane &lane, uint32_t chunk) { swap(lane, chunk, true, second(chunk), first(chunk + 2)); }
-  void swap_theirs(const Lane &lane, uint32_t chunk) { swap(lane, chunk, false, first(chunk), second(chunk)); }
-
-  const size_t in_stride_, out_stride_;
+  // Where the halves of a chunk begin.
+  size_t first(uint32_t chunk) const { return 2 * part_ * chunk; }
+  size_t second(uint32_t chunk) const { return 2 * part_ * chunk + part_; }
 };
 
 // all_to_all, and all_gather of two ranks.
 class ExchangeCopy final : public Exchange {
  public:
-  ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t in_stride)
-      : Exchange(plan, buffers, in_bytes, in_stride, buffers.count),
-        streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes) {}
+  ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out)
+      : Exchange(plan, buffers, largest, std::move(in)),
+        out_(std::move(out)),
+        streaming_(out_.total() * b_.item >= plan.tuning.streaming_bytes) {}
 
  private:
   void keep_own() override {
-    const Span all{0, b_.count};
-    deliver_bytes(output(self_, all), input(self_, all), b_.count * b_.item, streaming_);
+    out_.each(self_, 0, out_.count(self_), [&](char *to, size_t done, size_t bytes) {
+      in_.copy_to(to, self_, done / b_.item, bytes / b_.item, streaming_);
+    });
   }
 
-  void swap(const Lane &lane, uint32_t area, bool in_own_slot, Span span, Span next) override {
-    const size_t both = std::min(span.count, next.count);
+  void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
     for (int i = 1; i < n_; ++i) {
       const int peer = (self_ + i) % n_;
-      char *at = place(lane, area, in_own_slot, peer);
-      kernels::exchange(output(peer, span), at, input(peer, next), both * b_.item, streaming_);
-      const size_t rest = both * b_.item;  // where the rest of the longer span begins
-      if (span.count > both)
-        kernels::exchange(output(peer, span) + rest, at + rest, nullptr, (span.count - both) * b_.item, streaming_);
-      if (next.count > both) copy_bytes(at + rest, input(peer, next) + rest, (next.count - both) * b_.item);
+      char *const at = place(lane, chunk, in_own_slot, peer);
+      const Span taken = clip(out_.count(peer), take), left = clip(in_.count(peer), next);
+      const size_t both = std::min(taken.count, left.count);
+      out_.each(peer, taken.begin, both, [&](char *to, size_t done, size_t bytes) {
+        in_.each(peer, left.begin + done / b_.item, bytes / b_.item, [&](const char *from, size_t before, size_t some) {
+          kernels::exchange(to + before, at + done + before, from, some, streaming_);
+        });
+      });
+      char *const rest = at + both * b_.item;  // of the longer span
+      out_.each(peer, taken.begin + both, taken.count - both, [&](char *to, size_t done, size_t bytes) {
+        kernels::exchange(to, rest + done, nullptr, bytes, streaming_);
+      });
+      in_.copy_to(rest, peer, left.begin + both, left.count - both);
     }
   }
 
+  const Blocks out_;
   const bool streaming_;
 };
 
 class ExchangeReduce final : public Exchange {
  public:
-  ExchangeReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
-      : Exchange(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(), buffers.count, 0),
-        streaming_(buffers.count * buffers.item * plan.lane.group_size() >= plan.tuning.streaming_bytes),
+  ExchangeReduce(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, const Reduction &reduction)
+      : Exchange(plan, buffers, largest, std::move(in)),
+        streaming_(in_.total() * b_.item >= plan.tuning.streaming_bytes),
         reduce_(streaming_ ? reduction.streaming : reduction.fn),
         scale_(reduction.scale),
-        piece_bytes_(streaming_ ? kPieceBytes : kPieceBytes / n_) {}
+        piece_(std::max<size_t>(elements_in(streaming_ ? kPieceBytes : kPieceBytes / n_, b_.item), kLine / b_.item)) {}
 
  private:
   void keep_own() override {}
 
-  void swap(const Lane &lane, uint32_t area, bool in_own_slot, Span span, Span next) override {
+  void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
+    const Span taken = clip(in_.count(self_), take);
     // In pieces, so that the lines read for the sum are still in the first-level cache when they are overwritten.
-    const size_t piece = std::max<size_t>(elements_in(piece_bytes_, b_.item), kLine / b_.item);
-    for (size_t at = 0; at < std::max(span.count, next.count); at += piece) {
-      const size_t taken = at < span.count ? std::min(piece, span.count - at) : 0;
-      const size_t left = at < next.count ? std::min(piece, next.count - at) : 0;
+    for (size_t at = 0; at < part_; at += piece_) {
+      const size_t summed = at < taken.count ? std::min(piece_, taken.count - at) : 0;
       const void *inputs[kMaxGroupSize];
-      for (int i = 0; i < n_; ++i) inputs[i] = place(lane, area, in_own_slot, i) + at * b_.item;
-      inputs[self_] = input(self_, span) + at * b_.item;
-      if (taken != 0) reduce_(output(0, span) + at * b_.item, inputs, n_, taken, n_, scale_);
-      for (int peer = 0; peer < n_; ++peer)
-        if (peer != self_ && left != 0)
-          copy_bytes(place(lane, area, in_own_slot, peer) + at * b_.item, input(peer, next) + at * b_.item,
-                     left * b_.item);
+      for (int i = 0; i < n_; ++i) inputs[i] = place(lane, chunk, in_own_slot, i) + at * b_.item;
+      if (summed != 0) {
+        inputs[self_] = own(taken.begin + at, summed);
+        reduce_(b_.out + (taken.begin + at) * b_.item, inputs, n_, summed, n_, scale_);
+      }
+      for (int peer = 0; peer < n_; ++peer) {
+        const Span left = clip(in_.count(peer), next);
+        if (peer == self_ || at >= left.count) continue;
+        char *const to = place(lane, chunk, in_own_slot, peer) + at * b_.item;
+        in_.copy_to(to, peer, left.begin + at, std::min(piece_, left.count - at));
+      }
     }
+  }
+
+  // This rank's own input, side by side.
+  const char *own(size_t begin, size_t count) {
+    if (const char *const at = in_.dense(self_, begin)) return at;
+    rows_.resize(piece_ * b_.item);
+    in_.copy_to(rows_.data(), self_, begin, count);
+    return rows_.data();
   }
 
   const bool streaming_;
   const kernels::ReduceFn reduce_;
   const double scale_;
-  const size_t piece_bytes_;
+  const size_t piece_;      // elements
+  std::vector<char> rows_;  // a piece of an input that lies in rows
 };
 
 }  // namespace
 
-bool exchange_pays(const Plan &plan, size_t bytes) {
+size_t least_exchanged(const Plan &plan) {
   // If each rank has its own core, 4 KiB blocks of two ranks take 0.36 us without an exchange and 0.41 us with it.
-  const size_t least = plan.tuning.one_shot_bytes * (plan.lane.ranks_share_cores() ? 1 : 2);
-  return plan.lane.group_size() > 1 && bytes > least;
+  return plan.tuning.one_shot_bytes * (plan.lane.ranks_share_cores() ? 1 : 2);
 }
 
-OperationPtr make_exchange(const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<ExchangeCopy>(plan, buffers, buffers.count * buffers.item * plan.lane.group_size(),
-                                        buffers.count);
+bool exchange_pays(const Plan &plan, size_t bytes) {
+  return plan.lane.group_size() > 1 && bytes > least_exchanged(plan);
 }
 
-OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  return std::make_unique<ExchangeReduce>(plan, buffers, reduction);
+OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out) {
+  return std::make_unique<ExchangeCopy>(plan, buffers, largest, std::move(in), std::move(out));
 }
 
-OperationPtr make_exchange_of_two(const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<ExchangeCopy>(plan, buffers, buffers.count * buffers.item, 0);
+OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction) {
+  const size_t largest = in.largest();
+  return std::make_unique<ExchangeReduce>(plan, buffers, largest, std::move(in), reduction);
 }
 
 }  // namespace phx

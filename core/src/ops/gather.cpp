@@ -6,7 +6,6 @@
 
 #include "group/lane.h"
 #include "ops/areas.h"
-#include "ops/blocks.h"
 #include "ops/operation.h"
 
 namespace phx {
@@ -16,44 +15,46 @@ namespace {
 class Gather final : public Operation {
  public:
   // reader: the group rank that receives the blocks; -1: all ranks do.
-  Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader)
-      : Operation(buffers, buffers.count_of(plan.lane.group_rank()) * buffers.item),
-        blocks_(buffers, plan.lane.group_size()),
+  Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader, Blocks out)
+      : Operation(buffers, out.count(plan.lane.group_rank()) * buffers.item),
+        out_(std::move(out)),
         reader_(reader),
         chunk_(chunk),
-        streaming_(blocks_.total() * buffers.item >= plan.tuning.streaming_bytes) {
-    rounds = rounds_for(blocks_.largest(), chunk_);
-    reach = std::min(buffers.count_of(plan.lane.group_rank()), chunk_) * b_.item;
+        streaming_(out_.total() * buffers.item >= plan.tuning.streaming_bytes) {
+    rounds = rounds_for(out_.largest(), chunk_);
+    reach = std::min(out_.count(plan.lane.group_rank()), chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
-    const size_t bytes = length(self, round);
+    const size_t bytes = length(self, round) * b_.item;
     if (bytes == 0) return;
     const char *from = b_.in + round * chunk_ * b_.item;
     if (reader_ < 0)
       put_bytes(lane.data(self, epoch), from, bytes);
     else if (reader_ != self)
       put_one_way(lane.data(self, epoch), from, bytes);
-    if (reads(self)) deliver_bytes(output(self, round), from, bytes, streaming_);
+    if (reads(self)) deliver(self, round, from);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (!reads(lane.group_rank())) return PHX_OK;
     for (int i = 1; i < lane.group_size(); ++i) {
       const int from = (lane.group_rank() + i) % lane.group_size();  // so that ranks do not all read from the same one
-      const size_t bytes = length(from, round);
-      if (bytes != 0) deliver_bytes(output(from, round), lane.data(from, epoch), bytes, streaming_);
+      deliver(from, round, lane.data(from, epoch));
     }
     return PHX_OK;
   }
 
  private:
   bool reads(int group_rank) const { return reader_ < 0 || reader_ == group_rank; }
-  size_t length(int of, uint32_t round) const { return elements_of_round(blocks_.count(of), chunk_, round) * b_.item; }
-  char *output(int of, uint32_t round) const { return b_.out + (blocks_.start(of) + round * chunk_) * b_.item; }
+  size_t length(int of, uint32_t round) const { return elements_of_round(out_.count(of), chunk_, round); }
+  void deliver(int of, uint32_t round, const char *from) const {
+    out_.each(of, round * chunk_, length(of, round),
+              [&](char *to, size_t done, size_t bytes) { deliver_bytes(to, from + done, bytes, streaming_); });
+  }
 
-  const Blocks blocks_;
+  const Blocks out_;
   const int reader_;
   const size_t chunk_;
   const bool streaming_;
@@ -98,15 +99,20 @@ class Broadcast final : public Operation {
 }  // namespace
 
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
+  const int n = plan.lane.group_size(), self = plan.lane.group_rank();
+  Blocks out = output_blocks(buffers, n);
+  const size_t largest = out.largest();
   // Two ranks send each other one block, which is an exchange.
-  if (buffers.counts == nullptr && plan.lane.group_size() == 2 && exchange_pays(plan, buffers.count * buffers.item))
-    return make_exchange_of_two(plan, buffers);
-  return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1);
+  if (n == 2 && exchange_pays(plan, largest * buffers.item)) {
+    Blocks in = Blocks::shared(buffers.in, out.count(self), buffers.item, n);
+    return make_exchange(plan, buffers, largest, std::move(in), std::move(out));
+  }
+  return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1, std::move(out));
 }
 
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root) {
   const size_t chunk = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
-  return std::make_unique<Gather>(plan, buffers, chunk, root);
+  return std::make_unique<Gather>(plan, buffers, chunk, root, output_blocks(buffers, plan.lane.group_size()));
 }
 
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root) {

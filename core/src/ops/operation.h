@@ -21,15 +21,19 @@ class Group;
 class Lane;
 class Symm;
 
+// Blocks of an input or output that differ in size, or do not lie one after another. What is NULL follows from Buffers.
+struct Lists {
+  const size_t *in_counts = nullptr, *out_counts = nullptr;
+  const phx_block *in = nullptr,
+                  *out = nullptr;  // then Buffers::in and out are NULL, unless they lie one after another
+};
+
 struct Buffers {
   const char *in = nullptr;
   char *out = nullptr;
-  size_t count = 0;  // elements, as in the public call
-  size_t item = 0;   // bytes of an element
-  // In all_gather_v and reduce_scatter_v, one count for each group rank instead of `count`. The list is the caller's,
-  // and valid until the operation is made.
-  const size_t *counts = nullptr;
-  size_t count_of(int group_rank) const { return counts == nullptr ? count : counts[group_rank]; }
+  size_t count = 0;              // elements, as in the public call; not of unequal blocks
+  size_t item = 0;               // bytes of an element
+  const Lists *lists = nullptr;  // the caller's, and valid until the operation is made
 };
 
 struct Reduction {
@@ -84,10 +88,10 @@ class Operation {
 
  protected:
   Buffers b_;
+  std::vector<char> kept_;
 
  private:
   const size_t in_bytes_;  // what `b_.in` points to on this rank
-  std::vector<char> kept_;
 };
 
 // What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
@@ -128,20 +132,21 @@ OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Red
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers);
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
 OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers);
-OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers, const size_t *in_counts,
-                               const size_t *out_counts);
+OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers);
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
-// Makes a collective with one count for all ranks. `algo`: for all_reduce only. Inline for callers with a constant
-// kind.
+// Makes a collective whose ranks know each other's counts. `algo`: for all_reduce only. Inline for callers with a
+// constant kind.
 inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                    int root, int32_t algo = PHX_ALGO_AUTO) {
   switch (kind) {
     case Kind::kAllReduce: return make_all_reduce(plan, buffers, reduction, algo);
-    case Kind::kAllGather: return make_all_gather(plan, buffers);
-    case Kind::kReduceScatter: return make_reduce_scatter(plan, buffers, reduction);
+    case Kind::kAllGather:
+    case Kind::kAllGatherV: return make_all_gather(plan, buffers);
+    case Kind::kReduceScatter:
+    case Kind::kReduceScatterV: return make_reduce_scatter(plan, buffers, reduction);
     case Kind::kAllToAll: return make_all_to_all(plan, buffers);
     case Kind::kBroadcast: return make_broadcast(plan, buffers, root);
     case Kind::kReduce: return make_reduce(plan, buffers, reduction, root);
@@ -177,7 +182,6 @@ SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, 
                                      const Tuning &tuning);
 // `name`: the name of the call, for errors. `round`: the round in which the counts are exchanged.
 SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
-                                        const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
-                                        uint32_t round);
+                                        const Buffers &buffers, uint32_t round);
 
 }  // namespace phx

@@ -29,98 +29,139 @@ class Segmented : public Operation {
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     char *slot = lane.data(lane.group_rank(), epoch);
     for (int to = 0; to < lane.group_size(); ++to)
-      if (to != lane.group_rank() || !blocking_) put_bytes(slot + place(to), input(round, to), bytes(round, to));
+      if (to != lane.group_rank() || !reads_own_) put_block(slot + place(to), round, to);
   }
+  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
 
  protected:
-  Segmented(const Plan &plan, const Buffers &buffers, Blocks blocks, size_t segment, bool has_input = true)
-      : Operation(buffers, has_input ? blocks.total() * buffers.item : 0),
-        blocks_(std::move(blocks)),
-        blocking_(plan.blocking),
-        segment_(segment) {
-    rounds = rounds_for(blocks_.largest(), segment_);
-    reach = place(plan.lane.group_size());
+  // reads_own: this rank's own block is read from the input itself, which cannot change before.
+  Segmented(const Buffers &buffers, Blocks in, size_t segment, int n, bool reads_own)
+      : Operation(buffers, 0), in_(std::move(in)), reads_own_(reads_own), segment_(segment) {
+    rounds = rounds_for(in_.largest(), segment_);
+    reach = place(n);
   }
 
   size_t clip(size_t count, uint32_t round) const { return elements_of_round(count, segment_, round); }
   size_t place(int group_rank) const { return group_rank * segment_ * b_.item; }  // bytes into a slot
-  const char *input(uint32_t round, int to) const { return b_.in + (blocks_.start(to) + round * segment_) * b_.item; }
-  size_t bytes(uint32_t round, int to) const { return clip(blocks_.count(to), round) * b_.item; }
+  void put_block(char *to, uint32_t round, int rank) const {
+    in_.each(rank, round * segment_, clip(in_.count(rank), round),
+             [&](const char *from, size_t done, size_t bytes) { put_bytes(to + done, from, bytes); });
+  }
 
-  const Blocks blocks_;
-  const bool blocking_;   // this rank's own block is read from the input itself
+  Blocks in_;
+  const bool reads_own_;
   const size_t segment_;  // elements
 };
 
-class AllToAll : public Segmented {
+class AllToAll final : public Segmented {
  public:
-  // out: the blocks of the output; NULL: the same as those of the input.
-  AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, const Blocks *out, size_t segment)
-      : Segmented(plan, buffers, std::move(in), segment), out_(out != nullptr ? *out : blocks_) {}
+  AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, size_t segment)
+      : Segmented(buffers, std::move(in), segment, plan.lane.group_size(), plan.blocking),
+        out_(output_blocks(buffers, plan.lane.group_size())) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
     for (int i = 0; i < lane.group_size(); ++i) {
       const int from = (self + i) % lane.group_size();  // so that ranks do not all read from the same one
-      const char *source = from == self && blocking_ ? input(round, self) : lane.data(from, epoch) + place(self);
-      copy_bytes(b_.out + (out_.start(from) + round * segment_) * b_.item, source,
-                 clip(out_.count(from), round) * b_.item);
+      const char *const slot = lane.data(from, epoch) + place(self);
+      const size_t first = round * segment_;
+      out_.each(from, first, clip(out_.count(from), round), [&](char *to, size_t done, size_t bytes) {
+        if (from == self && reads_own_)
+          in_.copy_to(to, self, first + done / b_.item, bytes / b_.item);
+        else
+          copy_bytes(to, slot + done, bytes);
+      });
     }
     return PHX_OK;
   }
 
  private:
-  const Blocks &out_;
+  const Blocks out_;
 };
 
-// Round 0 publishes the counts; then all ranks know how many rounds of data follow, and whether there is an error.
-class AllToAllV final : public AllToAll {
+// Round 0 publishes the counts and, if none is large, the blocks beside them. Otherwise the blocks follow: then all
+// ranks know how many rounds there are, and whether there is an error.
+class AllToAllV final : public Operation {
  public:
-  AllToAllV(Group &group, const Plan &plan, const Buffers &buffers, Blocks in, Blocks out)
-      : AllToAll(plan, buffers, std::move(in), &expected_,
-                 elements_in(plan.lane.slot_bytes() / plan.lane.group_size(), buffers.item)),
-        expected_(std::move(out)),
-        counts_(group, "all_to_all_v", blocks_, expected_) {
+  AllToAllV(Group &group, const Plan &plan, const Buffers &buffers)
+      : Operation(buffers, 0),
+        plan_(plan),
+        in_(input_blocks(buffers, plan.lane.group_size())),
+        out_(output_blocks(buffers, plan.lane.group_size())),
+        counts_(group, "all_to_all_v", in_, out_),
+        segment_(segment_beside(plan, counts_.bytes(), buffers.item)) {
     rounds = 2;  // at least; round 0 sets it, and later operations must not be published before that
   }
 
-  bool takes_input_at_once() const override { return false; }  // data moves only after round 0
+  bool takes_input_at_once() const override { return false; }
+  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
+  bool exclusive() const override { return rest_ != nullptr && rest_->exclusive(); }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (round == 0)
-      counts_.put(lane, epoch);
-    else
-      AllToAll::put(lane, round - 1, epoch);
+    if (round != 0) return rest_->put(lane, round - 1, epoch);
+    counts_.put(lane, epoch);
+    if (std::max(in_.largest(), out_.largest()) > segment_) return;
+    char *const slot = lane.data(lane.group_rank(), epoch);
+    for (int to = 0; to < lane.group_size(); ++to)
+      in_.each(to, 0, in_.count(to),
+               [&](const char *from, size_t done, size_t bytes) { put_bytes(slot + place(to) + done, from, bytes); });
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (round != 0) return AllToAll::take(lane, round - 1, epoch);
+    if (round != 0) return rest_->take(lane, round - 1, epoch);
     if (const phx_status status = counts_.read(lane, epoch); status != PHX_OK) return status;
+    const int n = lane.group_size(), self = lane.group_rank();
     const size_t most = counts_.most_sent();
-    if (most / segment_ >= UINT32_MAX)
-      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %zu is more than memory can hold", most);
-    rounds = 1 + static_cast<uint32_t>((most + segment_ - 1) / segment_);
+    rounds = 1;
+    if (most > segment_) return begin_rest(most);
+    for (int i = 0; i < n; ++i) {
+      const int from = (self + i) % n;
+      const char *const slot = lane.data(from, epoch) + place(self);
+      out_.each(from, 0, out_.count(from),
+                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, slot + done, bytes); });
+    }
     return PHX_OK;
   }
 
  private:
-  const Blocks expected_;
+  // Elements of a segment for each rank, beside the counts in a slot. Larger blocks are exchanged.
+  static size_t segment_beside(const Plan &plan, size_t counts_bytes, size_t item) {
+    const size_t room = (plan.lane.slot_bytes() - counts_bytes) / plan.lane.group_size();
+    return elements_in(std::min(room, least_exchanged(plan)), item);
+  }
+  size_t place(int group_rank) const { return counts_.bytes() + group_rank * segment_ * b_.item; }
+
+  phx_status begin_rest(size_t most) {
+    if (most / elements_in(kLine * 2, b_.item) >= UINT32_MAX)
+      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %zu is more than memory can hold", most);
+    rest_ = make_exchange(plan_, b_, most, in_, out_);
+    rest_->first_epoch = first_epoch + 1;
+    rounds = 1 + rest_->rounds;
+    return PHX_OK;
+  }
+
+  const Plan plan_;
+  Blocks in_;
+  const Blocks out_;
   CountMatrix counts_;
+  const size_t segment_;
+  OperationPtr rest_;
 };
 
 class ReduceScatter final : public Segmented {
  public:
-  ReduceScatter(const Plan &plan, const Buffers &buffers, const Blocks &blocks, const Reduction &reduction)
-      : Segmented(plan, buffers, blocks, segment_for(plan, buffers, blocks)), reduction_(reduction) {}
+  ReduceScatter(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction, size_t segment,
+                bool reads_own)
+      : Segmented(buffers, std::move(in), segment, plan.lane.group_size(), reads_own), reduction_(reduction) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size();
     const int self = lane.group_rank();
-    const size_t count = clip(blocks_.count(self), round);
+    const size_t count = clip(in_.count(self), round);
     if (count == 0) return PHX_OK;
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + place(self);
-    if (blocking_) inputs[self] = input(round, self);
+    if (reads_own_) inputs[self] = in_.dense(self, round * segment_);
     reduction_.fn(b_.out + round * segment_ * b_.item, inputs, n, count, n, reduction_.scale);
     return PHX_OK;
   }
@@ -131,32 +172,38 @@ class ReduceScatter final : public Segmented {
 
 class Scatter final : public Segmented {
  public:
-  Scatter(const Plan &plan, const Buffers &buffers, const Blocks &blocks, int root)
-      : Segmented(
-            plan, buffers, blocks,
-            segment_for(plan, buffers, blocks, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
-            plan.lane.group_rank() == root),
-        root_(root) {}
+  Scatter(const Plan &plan, const Buffers &buffers, Blocks in, size_t segment, int root)
+      : Segmented(buffers, std::move(in), segment, plan.lane.group_size(), true),
+        root_(root),
+        is_root_(plan.lane.group_rank() == root) {}
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_) return;
-    for (int to = 0; to < lane.group_size(); ++to)
+    if (!is_root_) return;
+    for (int to = 0; to < lane.group_size(); ++to) {
+      char *const slot = lane.data(root_, epoch) + place(to);
       if (to == root_)
-        copy_bytes(output(round), input(round, to), bytes(round, to));
+        in_.copy_to(output(round), to, round * segment_, clip(in_.count(to), round));
       else
-        put_one_way(lane.data(root_, epoch) + place(to), input(round, to), bytes(round, to));
+        in_.each(to, round * segment_, clip(in_.count(to), round),
+                 [&](const char *from, size_t done, size_t bytes) { put_one_way(slot + done, from, bytes); });
+    }
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
-    if (self != root_) copy_bytes(output(round), lane.data(root_, epoch) + place(self), bytes(round, self));
+    if (!is_root_)
+      copy_bytes(output(round), lane.data(root_, epoch) + place(self), clip(in_.count(self), round) * b_.item);
     return PHX_OK;
+  }
+  void keep_input(size_t limit) override {
+    if (is_root_) Segmented::keep_input(limit);
   }
 
  private:
   char *output(uint32_t round) const { return b_.out + round * segment_ * b_.item; }
 
   const int root_;
+  const bool is_root_;
 };
 
 class Reduce final : public Operation {
@@ -199,25 +246,32 @@ class Reduce final : public Operation {
 }  // namespace
 
 OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers) {
-  if (exchange_pays(plan, buffers.count * buffers.item)) return make_exchange(plan, buffers);
-  const Blocks blocks(buffers, plan.lane.group_size());
-  return std::make_unique<AllToAll>(plan, buffers, blocks, nullptr, segment_for(plan, buffers, blocks));
+  const int n = plan.lane.group_size();
+  Blocks in = input_blocks(buffers, n);
+  if (exchange_pays(plan, buffers.count * buffers.item))
+    return make_exchange(plan, buffers, buffers.count, std::move(in), output_blocks(buffers, n));
+  const size_t segment = segment_for(plan, buffers, in);
+  return std::make_unique<AllToAll>(plan, buffers, std::move(in), segment);
 }
 
-OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers, const size_t *in_counts,
-                               const size_t *out_counts) {
-  const int n = plan.lane.group_size();
-  return std::make_unique<AllToAllV>(group, plan, buffers, Blocks(in_counts, n), Blocks(out_counts, n));
+OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers) {
+  return std::make_unique<AllToAllV>(group, plan, buffers);
 }
 
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  if (buffers.counts == nullptr && exchange_pays(plan, buffers.count * buffers.item))
-    return make_exchange_reduce(plan, buffers, reduction);
-  return std::make_unique<ReduceScatter>(plan, buffers, Blocks(buffers, plan.lane.group_size()), reduction);
+  Blocks in = input_blocks(buffers, plan.lane.group_size());
+  if (exchange_pays(plan, in.largest() * buffers.item))
+    return make_exchange_reduce(plan, buffers, std::move(in), reduction);
+  const size_t segment = segment_for(plan, buffers, in);
+  const bool reads_own = plan.blocking && in.dense(plan.lane.group_rank(), 0) != nullptr;
+  return std::make_unique<ReduceScatter>(plan, buffers, std::move(in), reduction, segment, reads_own);
 }
 
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<Scatter>(plan, buffers, Blocks(buffers, plan.lane.group_size()), root);
+  Blocks in = input_blocks(buffers, plan.lane.group_size());
+  const size_t most = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
+  const size_t segment = segment_for(plan, buffers, in, most);
+  return std::make_unique<Scatter>(plan, buffers, std::move(in), segment, root);
 }
 
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {

@@ -41,9 +41,15 @@ class OnSymm : public SymmOperation {
     return symm->buffer(group_rank) + offsets_[group_rank] + element * b_.item;
   }
   char *output(size_t element) const { return b_.out + element * b_.item; }
-  // Copies `count` elements of a rank's input, from its element `begin` on, to the element `to` of the output.
-  void fetch(int group_rank, size_t begin, size_t to, size_t count, bool streaming) const {
-    deliver_bytes(output(to), at(group_rank, begin), count * b_.item, streaming);
+  // Copies `count` elements of a rank's input, from its element `begin` on, to the output.
+  void fetch(int group_rank, size_t begin, size_t count, bool streaming) const {
+    deliver_bytes(b_.out, at(group_rank, begin), count * b_.item, streaming);
+  }
+  // The same to the block of the output that is for that rank.
+  void fetch(int group_rank, size_t begin, const Blocks &out, bool streaming) const {
+    out.each(group_rank, 0, out.count(group_rank), [&](char *to, size_t done, size_t bytes) {
+      deliver_bytes(to, at(group_rank, begin) + done, bytes, streaming);
+    });
   }
 
   void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool streaming) const {
@@ -69,13 +75,14 @@ class Symmetric final : public OnSymm {
         kind_(kind),
         reduction_(reduction),
         root_(root),
-        blocks_(buffers, n_),
+        in_(input_blocks(buffers, n_)),
+        out_(output_blocks(buffers, n_)),
         push_(std::max<size_t>(tuning.push_bytes / buffers.item, 1)),
         streaming_bytes_(tuning.streaming_bytes) {}
 
  private:
   size_t input_bytes(int group_rank) const override {
-    return b_.item * (traits_of(kind_).in == Parts::kOne ? blocks_.count(group_rank) : blocks_.total());
+    return b_.item * (traits_of(kind_).in == Parts::kOne ? out_.count(group_rank) : in_.total());
   }
   void move() const override {
     switch (kind_) {
@@ -87,7 +94,7 @@ class Symmetric final : public OnSymm {
         return;
       case Kind::kReduceScatter:
       case Kind::kReduceScatterV:
-        reduce(reduction_, b_.out, blocks_.start(self_), blocks_.count(self_), is_large(blocks_.total()));
+        reduce(reduction_, b_.out, in_.start(self_), in_.count(self_), is_large(in_.total()));
         return;
       case Kind::kReduce:
         if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, is_large(b_.count));
@@ -97,10 +104,10 @@ class Symmetric final : public OnSymm {
       case Kind::kGather:
         if (self_ == root_) gather(0);
         return;
-      case Kind::kAllToAll: gather(blocks_.start(self_)); return;
-      case Kind::kScatter: fetch(root_, blocks_.start(self_), 0, blocks_.count(self_), is_large(b_.count)); return;
+      case Kind::kAllToAll: gather(in_.start(self_)); return;
+      case Kind::kScatter: fetch(root_, in_.start(self_), b_.count, is_large(b_.count)); return;
       case Kind::kBroadcast:  // out of place: the receivers' buffers may lie anywhere
-        if (self_ != root_) fetch(root_, 0, 0, b_.count, is_large(b_.count));
+        if (self_ != root_) fetch(root_, 0, b_.count, is_large(b_.count));
         return;
       default: return;
     }
@@ -108,10 +115,10 @@ class Symmetric final : public OnSymm {
 
   // Fetches the block of every rank that begins at `element` of its input.
   void gather(size_t element) const {
-    const bool large = is_large(blocks_.total());
+    const bool large = is_large(out_.total());
     for (int i = 0; i < n_; ++i) {
       const int from = (self_ + i) % n_;  // so that ranks do not all read from the same one
-      fetch(from, element, blocks_.start(from), blocks_.count(from), large);
+      fetch(from, element, out_, large);
     }
   }
   // Whether so many elements do not stay in the cache.
@@ -139,8 +146,8 @@ class Symmetric final : public OnSymm {
   const Kind kind_;
   const Reduction reduction_;
   const int root_;
-  const Blocks blocks_;
-  const size_t push_;  // elements
+  const Blocks in_, out_;  // of a collective that has blocks there
+  const size_t push_;      // elements
   const size_t streaming_bytes_;
 };
 
@@ -243,15 +250,15 @@ class SymmetricBroadcast final : public OnSymm {
 class SymmetricAllToAllV final : public OnSymm {
  public:
   SymmetricAllToAllV(Group &group, const char *name, std::shared_ptr<Symm> handle, size_t offset,
-                     const Buffers &buffers, const size_t *in_counts, const size_t *out_counts, uint32_t round)
+                     const Buffers &buffers, uint32_t round)
       : OnSymm(std::move(handle), offset, buffers),
         round_(round),
-        in_(in_counts, n_),
-        out_(out_counts, n_),
+        in_(input_blocks(buffers, n_)),
+        out_(output_blocks(buffers, n_)),
         counts_(group, name, in_, out_),
         streaming_(out_.total() * b_.item >= group.tuning().streaming_bytes) {
     rounds = round + 2;
-    reach = n_ * 2 * sizeof(size_t);
+    reach = counts_.bytes();
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -266,7 +273,7 @@ class SymmetricAllToAllV final : public OnSymm {
     for (int from = 0; from < n_; ++from) {
       size_t begin = 0;
       for (int to = 0; to < self_; ++to) begin += counts_.sent(from, to);
-      fetch(from, begin, out_.start(from), out_.count(from), streaming_);
+      fetch(from, begin, out_, streaming_);
     }
     return PHX_OK;
   }
@@ -298,10 +305,8 @@ SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, 
 }
 
 SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
-                                        const Buffers &buffers, const size_t *in_counts, const size_t *out_counts,
-                                        uint32_t round) {
-  return std::make_unique<SymmetricAllToAllV>(group, name, std::move(symm), offset, buffers, in_counts, out_counts,
-                                              round);
+                                        const Buffers &buffers, uint32_t round) {
+  return std::make_unique<SymmetricAllToAllV>(group, name, std::move(symm), offset, buffers, round);
 }
 
 }  // namespace phx

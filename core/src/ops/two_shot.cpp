@@ -18,7 +18,7 @@ namespace {
 class TwoShot final : public ThroughAreas {
  public:
   TwoShot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
-      : ThroughAreas(plan, buffers, buffers.count * buffers.item, plan.lane.group_size()),
+      : ThroughAreas(plan, buffers, buffers.count, buffers.count * buffers.item, plan.lane.group_size()),
         reduction_(reduction),
         root_(root),
         blocking_(plan.blocking),

@@ -239,7 +239,6 @@ class ZeroCopy final : public Operation {
   const int n_, self_;
   std::vector<CoalescedCall> calls_;
   std::vector<Candidate> candidates_;
-  std::vector<char> kept_;
   OperationPtr staged_;  // stages all calls, or the rest
   size_t left_;          // the number of calls that are not done directly
   bool by_places_ = false;
@@ -291,15 +290,15 @@ bool may_find_input(const Group &group, size_t in_bytes) {
   return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
 }
 
-OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root,
-                            const size_t *in_counts, const size_t *out_counts) {
+OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
   const Group &group = call.group();
   const Kind kind = call.kind();
   if (call.options().algo != PHX_ALGO_AUTO) return staged;
   // The caller may change an input of at most this size as soon as the start returns, so peers cannot read it later.
   if (!blocking && in_bytes <= group.eager_bytes()) return staged;
   const bool reads = only_root_gives(kind) && group.group_rank() != root;  // this rank has no input
-  const Buffers &buffers = call.buffers();
+  Buffers buffers = call.buffers();
+  if (!reads && buffers.in == nullptr) return staged;  // a list of blocks
   std::shared_ptr<Symm> symm = reads ? nullptr : find_input(group, buffers.in, in_bytes);
   if (reads ? !may_find_input(group, in_bytes) : symm == nullptr) return staged;
   const Plan plan = call.plan(nullptr);
@@ -310,10 +309,10 @@ OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr stag
     const size_t offset = offset_in(*symm, buffers.in);
     candidates[0].place = place_in(*symm, kind, buffers);
     candidates[0].direct = kind == Kind::kAllToAllV
-                               ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers,
-                                                        in_counts, out_counts, 1)
+                               ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers, 1)
                                : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
   }
+  buffers.lists = nullptr;  // valid only now
   candidates[0].call = {kind, buffers, call.reduction(), root, call.record()};
   return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
 }

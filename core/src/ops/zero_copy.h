@@ -15,12 +15,11 @@ std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_b
 bool may_find_input(const Group &group, size_t in_bytes);
 
 // The operation to run instead of `staged`, or `staged` itself. `in_bytes`: the size of the input on a rank that has
-// one. in_counts and out_counts are for all_to_all_v only.
+// one.
 //
 // Whether the inputs of the other ranks lie in the same allocation is known when all have arrived (see zero_copy.cpp).
 // If they do not, `staged` runs after all.
-OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1,
-                            const size_t *in_counts = nullptr, const size_t *out_counts = nullptr);
+OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1);
 // The same for a list of calls.
 OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
 
