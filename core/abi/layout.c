@@ -21,6 +21,7 @@ PHX_FROZEN(offsetof(phx_allocator_ops, import_handle) == 40);
 PHX_FROZEN(offsetof(phx_allocator_ops, unmap) == 48);
 PHX_FROZEN(offsetof(phx_allocator_ops, destroy) == 56);
 
+PHX_FROZEN(sizeof(phx_block) == 32);
 PHX_FROZEN(sizeof(phx_call) == 48);
 PHX_FROZEN(offsetof(phx_call, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_call, kind) == 4);

@@ -37,6 +37,7 @@ constexpr StructRow kStructs[] = {
     {"phx_symm_info", sizeof(phx_symm_info)},
     {"phx_team", sizeof(phx_team)},
     {"phx_options", sizeof(phx_options)},
+    {"phx_block", sizeof(phx_block)},
     {"phx_call", sizeof(phx_call)},
     {"phx_message", sizeof(phx_message)},
     {"phx_gpu_options", sizeof(phx_gpu_options)},
