@@ -74,16 +74,35 @@ bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_
   return false;
 }
 
+Blocks::Blocks(const void *base, const size_t *counts, size_t item, int n)
+    : base_(address(base)), item_(item), list_(new phx_block[n]), n_(n) {
+  char *at = base_;
+  for (int i = 0; i < n; ++i) {
+    list_[i] = {at, counts[i], 0, 0};
+    at += counts[i] * item;
+    largest_ = std::max(largest_, counts[i]);
+  }
+}
+
+Blocks::Blocks(const void *base, const phx_block *blocks, size_t item, int n)
+    : base_(address(base)), item_(item), list_(new phx_block[n]), n_(n) {
+  for (int i = 0; i < n; ++i) {
+    phx_block &block = list_[i] = blocks[i];
+    if (block.count <= block.row || block.stride == block.row) block.row = block.stride = 0;
+    if (block.count == 0) block.data = base_;
+    largest_ = std::max(largest_, block.count);
+  }
+}
+
 void Blocks::keep(size_t limit, std::vector<char> *copies) {
-  const size_t bytes = total_ * item_;
+  const size_t bytes = total() * item_;
   if (bytes == 0 || bytes > limit) return;
   copies->resize(bytes);
   char *to = copies->data();
-  if (list_.empty()) std::memcpy(to, base_, bytes);
-  for (size_t i = 0; i < list_.size(); ++i) {
+  if (list_ == nullptr) std::memcpy(to, base_, bytes);
+  for (int i = 0; list_ != nullptr && i < n_; ++i) {
     phx_block &block = list_[i];
-    each(static_cast<int>(i), 0, block.count,
-         [&](const char *at, size_t done, size_t size) { std::memcpy(to + done, at, size); });
+    each(i, 0, block.count, [&](const char *at, size_t done, size_t size) { std::memcpy(to + done, at, size); });
     block = {to, block.count, 0, 0};
     to += block.count * item_;
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "ops/operation.h"
@@ -14,43 +15,33 @@ namespace phx {
 class Blocks {
  public:
   Blocks(const void *base, size_t count, size_t item, int n)
-      : base_(address(base)), item_(item), largest_(count), step_(count), total_(count * n) {}
+      : base_(address(base)), item_(item), largest_(count), step_(count), n_(n) {}
   // The same block for every rank.
-  static Blocks shared(const void *base, size_t count, size_t item, int n) {
-    Blocks blocks(base, count, item, n);
+  static Blocks shared(const void *base, size_t count, size_t item) {
+    Blocks blocks(base, count, item, 1);
     blocks.step_ = 0;
-    blocks.total_ = count;
     return blocks;
   }
-  Blocks(const void *base, const size_t *counts, size_t item, int n) : base_(address(base)), item_(item), list_(n) {
-    for (int i = 0; i < n; ++i) {
-      list_[i] = {base_ + total_ * item, counts[i], 0, 0};
-      total_ += counts[i];
-      largest_ = std::max(largest_, counts[i]);
-    }
-  }
+  Blocks(const void *base, const size_t *counts, size_t item, int n);
   // `base`: where the first of them lies, if they lie one after another; otherwise `start` may not be called.
-  Blocks(const void *base, const phx_block *blocks, size_t item, int n)
-      : base_(address(base)), item_(item), list_(blocks, blocks + n) {
-    for (phx_block &block : list_) {
-      if (block.count <= block.row || block.stride == block.row) block.row = block.stride = 0;
-      if (block.count == 0) block.data = base_;
-      total_ += block.count;
-      largest_ = std::max(largest_, block.count);
-    }
-  }
+  Blocks(const void *base, const phx_block *blocks, size_t item, int n);
 
-  size_t count(int rank) const { return list_.empty() ? largest_ : list_[rank].count; }
+  size_t count(int rank) const { return list_ == nullptr ? largest_ : list_[rank].count; }
   size_t largest() const { return largest_; }
-  size_t total() const { return total_; }
+  size_t total() const {
+    if (list_ == nullptr) return largest_ * static_cast<size_t>(n_);
+    size_t total = 0;
+    for (int i = 0; i < n_; ++i) total += list_[i].count;
+    return total;
+  }
   // Where a rank's block begins, if the blocks lie one after another.
   size_t start(int rank) const {
-    return list_.empty() ? rank * step_ : static_cast<size_t>(static_cast<char *>(list_[rank].data) - base_) / item_;
+    return list_ == nullptr ? rank * step_ : static_cast<size_t>(static_cast<char *>(list_[rank].data) - base_) / item_;
   }
 
   // `count` elements of a rank's block, from `first` on, lie side by side: where. NULL: they lie in rows.
   char *dense(int rank, size_t first) const {
-    if (list_.empty()) return base_ + (rank * step_ + first) * item_;
+    if (list_ == nullptr) return base_ + (rank * step_ + first) * item_;
     const phx_block &block = list_[rank];
     return block.row == 0 ? static_cast<char *>(block.data) + first * item_ : nullptr;
   }
@@ -60,7 +51,28 @@ class Blocks {
   void each(int rank, size_t first, size_t count, const Each &each) const {
     if (count == 0) return;
     if (char *const at = dense(rank, first); at != nullptr) return each(at, size_t{0}, count * item_);
-    const phx_block &block = list_[rank];
+    each_row(list_[rank], first, count, each);
+  }
+  // Copies `count` elements of a rank's block, from `first` on.
+  void copy_to(char *to, int rank, size_t first, size_t count, bool streaming = false) const {
+    each(rank, first, count,
+         [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, streaming); });
+  }
+  // Copies `count` elements of a rank's block of `from` to the same place of its block here.
+  void copy_from(const Blocks &from, int rank, size_t first, size_t count, bool streaming = false) const {
+    char *const at = dense(rank, first), *const source = from.dense(rank, first);
+    if (at != nullptr && source != nullptr) return deliver_bytes(at, source, count * item_, streaming);
+    each(rank, first, count, [&](char *to, size_t done, size_t bytes) {
+      from.copy_to(to, rank, first + elements_of(done, item_), elements_of(bytes, item_), streaming);
+    });
+  }
+  // Copies the blocks, of at most `limit` bytes together, into `copies`, because the caller may change them.
+  void keep(size_t limit, std::vector<char> *copies);
+
+ private:
+  // Kept out of the way of dense blocks, which are common and may be small.
+  template <class Each>
+  [[gnu::noinline]] void each_row(const phx_block &block, size_t first, size_t count, const Each &each) const {
     for (size_t done = 0; done < count;) {
       const size_t row = (first + done) / block.row, column = (first + done) % block.row;
       const size_t some = std::min(block.row - column, count - done);
@@ -68,23 +80,14 @@ class Blocks {
       done += some;
     }
   }
-  // Copies `count` elements of a rank's block, from `first` on.
-  void copy_to(char *to, int rank, size_t first, size_t count, bool streaming = false) const {
-    each(rank, first, count,
-         [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, streaming); });
-  }
-  // Copies the blocks, of at most `limit` bytes together, into `copies`, because the caller may change them.
-  void keep(size_t limit, std::vector<char> *copies);
-
- private:
   static char *address(const void *base) { return const_cast<char *>(static_cast<const char *>(base)); }
 
   char *base_;
   size_t item_;  // bytes of an element
   size_t largest_ = 0;
-  size_t step_ = 0;  // from one block to the next, if there is no list
-  size_t total_ = 0;
-  std::vector<phx_block> list_;  // empty: one count for all
+  size_t step_ = 0;                    // from one block to the next, if there is no list
+  std::unique_ptr<phx_block[]> list_;  // NULL: one count for all
+  int n_;                              // blocks
 };
 
 // Where the blocks of a list lie one after another. NULL: they do not, or are empty.
@@ -105,6 +108,14 @@ inline Blocks output_blocks(const Buffers &buffers, int n) {
   if (lists != nullptr && lists->out != nullptr) return Blocks(buffers.out, lists->out, buffers.item, n);
   if (lists != nullptr && lists->out_counts != nullptr) return Blocks(buffers.out, lists->out_counts, buffers.item, n);
   return Blocks(buffers.out, buffers.count, buffers.item, n);
+}
+
+// The elements of the largest block on that side.
+inline size_t largest_input(const Buffers &buffers, int n) {
+  return buffers.lists == nullptr ? buffers.count : input_blocks(buffers, n).largest();
+}
+inline size_t largest_output(const Buffers &buffers, int n) {
+  return buffers.lists == nullptr ? buffers.count : output_blocks(buffers, n).largest();
 }
 
 // How many elements every rank of an all_to_all_v sends to every other rank. A rank knows only its own counts, so the

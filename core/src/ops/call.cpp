@@ -13,6 +13,9 @@
 
 namespace phx {
 
+// Elements of one rank in a list. Sums of such counts, and their bytes on all ranks, are far from overflow.
+constexpr size_t kMost = size_t{1} << 48;
+
 Call::Call(Kind kind, phx_group *group, const phx_options *options, bool is_part)
     : Call(kind, group == nullptr ? nullptr : group->ptr.get(), options, is_part, false, false) {}
 Call::Call(Kind kind, phx_symm *symm, const phx_options *options)
@@ -68,7 +71,7 @@ Call &Call::data(const void *in, size_t in_parts, void *out, size_t out_parts, s
   const size_t item = phx_dtype_size(dtype);
   if (item == 0) return set(fail(PHX_ERR_INVALID, name(), "%s: %d is no dtype", name(), dtype));
   // Limited by the group size and not by this rank's parts, so that all ranks refuse the same calls.
-  if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item / group_size())
+  if (count > kMost && count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item / group_size())
     return set(fail(PHX_ERR_INVALID, name(), "%s: %zu elements for each of %d ranks is more than memory can hold",
                     name(), count, group_size()));
   if (count != 0 && ((in == nullptr && in_parts != 0) || (out == nullptr && out_parts != 0)))
@@ -126,8 +129,6 @@ Call &Call::own_counts(const size_t *counts, size_t *total) {
     if (!add(counts[i], total)) break;
   return *this;
 }
-
-constexpr size_t kMost = size_t{1} << 48;  // elements of a count; keeps sums far from overflow
 
 bool Call::add(size_t count, size_t *total) {
   if (count > kMost) return set(fail(PHX_ERR_INVALID, name(), "%s: a count is more than memory can hold", name())).ok();

@@ -81,11 +81,7 @@ class ExchangeCopy final : public Exchange {
         streaming_(out_.total() * b_.item >= plan.tuning.streaming_bytes) {}
 
  private:
-  void keep_own() override {
-    out_.each(self_, 0, out_.count(self_), [&](char *to, size_t done, size_t bytes) {
-      in_.copy_to(to, self_, done / b_.item, bytes / b_.item, streaming_);
-    });
-  }
+  void keep_own() override { out_.copy_from(in_, self_, 0, out_.count(self_), streaming_); }
 
   void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
     for (int i = 1; i < n_; ++i) {
@@ -94,9 +90,10 @@ class ExchangeCopy final : public Exchange {
       const Span taken = clip(out_.count(peer), take), left = clip(in_.count(peer), next);
       const size_t both = std::min(taken.count, left.count);
       out_.each(peer, taken.begin, both, [&](char *to, size_t done, size_t bytes) {
-        in_.each(peer, left.begin + done / b_.item, bytes / b_.item, [&](const char *from, size_t before, size_t some) {
-          kernels::exchange(to + before, at + done + before, from, some, streaming_);
-        });
+        in_.each(peer, left.begin + elements_of(done, b_.item), elements_of(bytes, b_.item),
+                 [&](const char *from, size_t before, size_t some) {
+                   kernels::exchange(to + before, at + done + before, from, some, streaming_);
+                 });
       });
       char *const rest = at + both * b_.item;  // of the longer span
       out_.each(peer, taken.begin + both, taken.count - both, [&](char *to, size_t done, size_t bytes) {

@@ -15,14 +15,16 @@ namespace {
 class Gather final : public Operation {
  public:
   // reader: the group rank that receives the blocks; -1: all ranks do.
-  Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader, Blocks out)
-      : Operation(buffers, out.count(plan.lane.group_rank()) * buffers.item),
-        out_(std::move(out)),
+  Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader)
+      : Operation(buffers, 0),
+        out_(output_blocks(buffers, plan.lane.group_size())),
         reader_(reader),
         chunk_(chunk),
         streaming_(out_.total() * buffers.item >= plan.tuning.streaming_bytes) {
+    const size_t own = out_.count(plan.lane.group_rank());
+    in_bytes_ = own * b_.item;
     rounds = rounds_for(out_.largest(), chunk_);
-    reach = std::min(out_.count(plan.lane.group_rank()), chunk_) * b_.item;
+    reach = std::min(own, chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -99,20 +101,21 @@ class Broadcast final : public Operation {
 }  // namespace
 
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
-  const int n = plan.lane.group_size(), self = plan.lane.group_rank();
-  Blocks out = output_blocks(buffers, n);
-  const size_t largest = out.largest();
   // Two ranks send each other one block, which is an exchange.
-  if (n == 2 && exchange_pays(plan, largest * buffers.item)) {
-    Blocks in = Blocks::shared(buffers.in, out.count(self), buffers.item, n);
-    return make_exchange(plan, buffers, largest, std::move(in), std::move(out));
+  if (plan.lane.group_size() == 2) {
+    const size_t largest = largest_output(buffers, 2);
+    if (exchange_pays(plan, largest * buffers.item)) {
+      Blocks out = output_blocks(buffers, 2);
+      Blocks in = Blocks::shared(buffers.in, out.count(plan.lane.group_rank()), buffers.item);
+      return make_exchange(plan, buffers, largest, std::move(in), std::move(out));
+    }
   }
-  return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1, std::move(out));
+  return std::make_unique<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1);
 }
 
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root) {
   const size_t chunk = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
-  return std::make_unique<Gather>(plan, buffers, chunk, root, output_blocks(buffers, plan.lane.group_size()));
+  return std::make_unique<Gather>(plan, buffers, chunk, root);
 }
 
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root) {

@@ -8,12 +8,6 @@
 
 namespace phx {
 
-size_t part_elements(size_t count, size_t item, int parts) {
-  const size_t per_line = kLine / item;
-  const size_t even = (count + parts - 1) / parts;
-  return (even + per_line - 1) / per_line * per_line;
-}
-
 size_t Plan::chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tuning.chunk_bytes); }
 size_t Plan::chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
 
@@ -21,10 +15,6 @@ size_t Plan::pipelined_elements(size_t bytes, size_t item) const {
   // An additional barrier must pay for itself; one_shot_bytes says how many bytes a barrier is worth.
   if (bytes / 16 < tuning.one_shot_bytes) return chunk_elements(item);
   return std::min(chunk_elements(item), part_elements(bytes / item, item, 2));
-}
-
-uint32_t rounds_for(size_t count, size_t chunk) {
-  return std::max<uint32_t>(1, static_cast<uint32_t>((count + chunk - 1) / chunk));
 }
 
 namespace {

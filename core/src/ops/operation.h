@@ -88,10 +88,8 @@ class Operation {
 
  protected:
   Buffers b_;
+  size_t in_bytes_;  // what `b_.in` points to on this rank
   std::vector<char> kept_;
-
- private:
-  const size_t in_bytes_;  // what `b_.in` points to on this rank
 };
 
 // What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
@@ -111,12 +109,19 @@ struct Plan {
 
 // ---- arithmetic that several operations share
 
-// Elements per part when `count` elements are divided into `parts`: whole cache lines, so that no line has two owners.
-size_t part_elements(size_t count, size_t item, int parts);
+// The elements of `bytes`. The sizes of all dtypes are powers of two, and a division would take longer.
+inline size_t elements_of(size_t bytes, size_t item) { return bytes >> __builtin_ctzll(item); }
 // Elements of whole cache lines that fit in `bytes`.
-inline size_t elements_in(size_t bytes, size_t item) { return bytes / kLine * (kLine / item); }
+inline size_t elements_in(size_t bytes, size_t item) { return elements_of(bytes & ~(kLine - 1), item); }
+// Elements per part when `count` elements are divided into `parts`: whole cache lines, so that no line has two owners.
+inline size_t part_elements(size_t count, size_t item, int parts) {
+  const size_t even = parts == 1 ? count : (count + parts - 1) / parts;
+  return elements_in(even * item + kLine - 1, item);
+}
 // The rounds that move `count` elements, `chunk` at a time; at least one, because every collective is also a barrier.
-uint32_t rounds_for(size_t count, size_t chunk);
+inline uint32_t rounds_for(size_t count, size_t chunk) {
+  return count <= chunk ? 1 : static_cast<uint32_t>((count + chunk - 1) / chunk);
+}
 // How many of these elements move in `round`.
 inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
   const size_t done = round * chunk;

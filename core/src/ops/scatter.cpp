@@ -34,11 +34,14 @@ class Segmented : public Operation {
   void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
 
  protected:
-  // reads_own: this rank's own block is read from the input itself, which cannot change before.
-  Segmented(const Buffers &buffers, Blocks in, size_t segment, int n, bool reads_own)
-      : Operation(buffers, 0), in_(std::move(in)), reads_own_(reads_own), segment_(segment) {
+  // `most`: the elements of the largest segment.
+  Segmented(const Plan &plan, const Buffers &buffers, size_t most = SIZE_MAX)
+      : Operation(buffers, 0),
+        in_(input_blocks(buffers, plan.lane.group_size())),
+        reads_own_(plan.blocking),
+        segment_(segment_for(plan, buffers, in_, most)) {
     rounds = rounds_for(in_.largest(), segment_);
-    reach = place(n);
+    reach = place(plan.lane.group_size());
   }
 
   size_t clip(size_t count, uint32_t round) const { return elements_of_round(count, segment_, round); }
@@ -49,28 +52,24 @@ class Segmented : public Operation {
   }
 
   Blocks in_;
-  const bool reads_own_;
+  bool reads_own_;        // this rank's own block is read from the input itself, which cannot change before
   const size_t segment_;  // elements
 };
 
 class AllToAll final : public Segmented {
  public:
-  AllToAll(const Plan &plan, const Buffers &buffers, Blocks in, size_t segment)
-      : Segmented(buffers, std::move(in), segment, plan.lane.group_size(), plan.blocking),
-        out_(output_blocks(buffers, plan.lane.group_size())) {}
+  AllToAll(const Plan &plan, const Buffers &buffers)
+      : Segmented(plan, buffers), out_(output_blocks(buffers, plan.lane.group_size())) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    const int self = lane.group_rank();
-    for (int i = 0; i < lane.group_size(); ++i) {
-      const int from = (self + i) % lane.group_size();  // so that ranks do not all read from the same one
-      const char *const slot = lane.data(from, epoch) + place(self);
-      const size_t first = round * segment_;
-      out_.each(from, first, clip(out_.count(from), round), [&](char *to, size_t done, size_t bytes) {
-        if (from == self && reads_own_)
-          in_.copy_to(to, self, first + done / b_.item, bytes / b_.item);
-        else
-          copy_bytes(to, slot + done, bytes);
-      });
+    const int n = lane.group_size(), self = lane.group_rank();
+    const size_t first = round * segment_, in_slot = place(self);
+    if (reads_own_) out_.copy_from(in_, self, first, clip(out_.count(self), round));
+    for (int i = reads_own_ ? 1 : 0; i < n; ++i) {
+      const int from = self + i < n ? self + i : self + i - n;  // so that ranks do not all read from the same one
+      const char *const slot = lane.data(from, epoch) + in_slot;
+      out_.each(from, first, clip(out_.count(from), round),
+                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, slot + done, bytes); });
     }
     return PHX_OK;
   }
@@ -134,15 +133,14 @@ class AllToAllV final : public Operation {
   phx_status begin_rest(size_t most) {
     if (most / elements_in(kLine * 2, b_.item) >= UINT32_MAX)
       return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %zu is more than memory can hold", most);
-    rest_ = make_exchange(plan_, b_, most, in_, out_);
+    rest_ = make_exchange(plan_, b_, most, std::move(in_), std::move(out_));
     rest_->first_epoch = first_epoch + 1;
     rounds = 1 + rest_->rounds;
     return PHX_OK;
   }
 
   const Plan plan_;
-  Blocks in_;
-  const Blocks out_;
+  Blocks in_, out_;  // until rest_ has them
   CountMatrix counts_;
   const size_t segment_;
   OperationPtr rest_;
@@ -150,9 +148,10 @@ class AllToAllV final : public Operation {
 
 class ReduceScatter final : public Segmented {
  public:
-  ReduceScatter(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction, size_t segment,
-                bool reads_own)
-      : Segmented(buffers, std::move(in), segment, plan.lane.group_size(), reads_own), reduction_(reduction) {}
+  ReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
+      : Segmented(plan, buffers), reduction_(reduction) {
+    reads_own_ = reads_own_ && in_.dense(plan.lane.group_rank(), 0) != nullptr;
+  }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size();
@@ -172,8 +171,8 @@ class ReduceScatter final : public Segmented {
 
 class Scatter final : public Segmented {
  public:
-  Scatter(const Plan &plan, const Buffers &buffers, Blocks in, size_t segment, int root)
-      : Segmented(buffers, std::move(in), segment, plan.lane.group_size(), true),
+  Scatter(const Plan &plan, const Buffers &buffers, int root)
+      : Segmented(plan, buffers, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         root_(root),
         is_root_(plan.lane.group_rank() == root) {}
 
@@ -247,11 +246,9 @@ class Reduce final : public Operation {
 
 OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers) {
   const int n = plan.lane.group_size();
-  Blocks in = input_blocks(buffers, n);
   if (exchange_pays(plan, buffers.count * buffers.item))
-    return make_exchange(plan, buffers, buffers.count, std::move(in), output_blocks(buffers, n));
-  const size_t segment = segment_for(plan, buffers, in);
-  return std::make_unique<AllToAll>(plan, buffers, std::move(in), segment);
+    return make_exchange(plan, buffers, buffers.count, input_blocks(buffers, n), output_blocks(buffers, n));
+  return std::make_unique<AllToAll>(plan, buffers);
 }
 
 OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers) {
@@ -259,19 +256,14 @@ OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &bu
 }
 
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  Blocks in = input_blocks(buffers, plan.lane.group_size());
-  if (exchange_pays(plan, in.largest() * buffers.item))
-    return make_exchange_reduce(plan, buffers, std::move(in), reduction);
-  const size_t segment = segment_for(plan, buffers, in);
-  const bool reads_own = plan.blocking && in.dense(plan.lane.group_rank(), 0) != nullptr;
-  return std::make_unique<ReduceScatter>(plan, buffers, std::move(in), reduction, segment, reads_own);
+  const int n = plan.lane.group_size();
+  if (exchange_pays(plan, largest_input(buffers, n) * buffers.item))
+    return make_exchange_reduce(plan, buffers, input_blocks(buffers, n), reduction);
+  return std::make_unique<ReduceScatter>(plan, buffers, reduction);
 }
 
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {
-  Blocks in = input_blocks(buffers, plan.lane.group_size());
-  const size_t most = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
-  const size_t segment = segment_for(plan, buffers, in, most);
-  return std::make_unique<Scatter>(plan, buffers, std::move(in), segment, root);
+  return std::make_unique<Scatter>(plan, buffers, root);
 }
 
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
