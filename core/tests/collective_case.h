@@ -247,7 +247,7 @@ class Part {
   }
 
   // What is wrong with the result, or nothing.
-  std::string check() {
+  std::string check() const {
     if (case_.where == Where::kBlocks) {
       if (!destroyed_ && !aliased_) in_spread_.fetch_to_buffer();
       out_spread_.fetch_to_buffer();
@@ -529,7 +529,7 @@ class Part {
   Storage storage_in_, storage_out_;
   Region in_region_, out_region_;
   char *in_ = nullptr, *out_ = nullptr;
-  Spread in_spread_, out_spread_;
+  mutable Spread in_spread_, out_spread_;  // `check` collects what lies in them
   char *shared_begin_ = nullptr, *shared_end_ = nullptr;  // what the case uses of the symmetric block
 };
 

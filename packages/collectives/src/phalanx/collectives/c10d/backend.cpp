@@ -200,13 +200,6 @@ C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector
   });
 }
 
-C10dWork Backend::exchange(const Plan &plan, Buffers buffers, const void *in, const std::vector<size_t> &in_counts,
-                           void *out, const std::vector<size_t> &out_counts, int32_t dtype) {
-  return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
-    return core().all_to_all_v(group, in, in_counts.data(), out, out_counts.data(), dtype, options, work);
-  });
-}
-
 C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
                                 std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) {
   const char *const what = "all_to_all_single";
@@ -251,7 +244,10 @@ C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vect
   void *out = writable(output, buffers);
   const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
   const Plan plan{OpType::ALLTOALL_BASE, "phalanx:all_to_all_single", opts.timeout, opts.asyncOp};
-  return exchange(plan, std::move(buffers), in, in_counts, out, out_counts, elements_of(input).dtype);
+  return issue(plan, std::move(buffers),
+               [&, dtype = elements_of(input).dtype](auto *group, auto *options, auto **work) {
+                 return core().all_to_all_v(group, in, in_counts.data(), out, out_counts.data(), dtype, options, work);
+               });
 }
 
 C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) {
@@ -259,21 +255,22 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
   check_list(inputs.size(), "all_to_all");
   Buffers buffers;
   buffers.outputs = outputs;
-  std::vector<size_t> out_counts, in_counts;
   for (const Tensors *list : {&outputs, &inputs})
     for (const at::Tensor &each : *list) {
       check_tensor(each, "all_to_all");
       check_same_dtype(each, outputs[0]);
-      (list == &outputs ? out_counts : in_counts).push_back(elements_of(each).count);
     }
   const Recording recording =
       record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
-  void *out = writable(outputs, buffers);
-  const int32_t dtype = elements_of(outputs[0]).dtype;
-  const auto bytes = [&](const Tensors &list) { return static_cast<size_t>(numel_of(list)) * list[0].element_size(); };
-  const void *in = apart(readable(inputs, buffers), bytes(inputs), out, bytes(outputs), buffers);
+  const List out = writable(outputs, buffers);
+  List in = readable(inputs, buffers);
+  keep_apart(in, out, -1, buffers);
   const Plan plan{OpType::ALLTOALL, "phalanx:all_to_all", opts.timeout, opts.asyncOp};
-  return exchange(plan, std::move(buffers), in, in_counts, out, out_counts, dtype);
+  return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
+    if (!in.flat) return core().all_to_all_blocks(group, in.blocks.data(), out.blocks.data(), out.dtype, options, work);
+    return core().all_to_all_v(group, in.start(), in.counts().data(), out.start(), out.counts().data(), out.dtype,
+                               options, work);
+  });
 }
 
 // Each rank's indices and values, gathered and added up. It runs to its end at once.

@@ -93,8 +93,6 @@ class Backend : public c10d::Backend {
   [[noreturn]] void fail(const Plan &plan, phx_status status);  // what the core said of the call
   void coalesce(const C10dWork &work);
   C10dWork issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls);
-  C10dWork exchange(const Plan &plan, Buffers buffers, const void *in, const std::vector<size_t> &in_counts, void *out,
-                    const std::vector<size_t> &out_counts, int32_t dtype);
   C10dWork message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag);
   // Messages of a GPU go on streams of their own, so that what is computed meanwhile does not wait for another rank:
   // one for each rank and direction, and one for batches.

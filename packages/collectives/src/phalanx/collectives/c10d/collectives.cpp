@@ -32,16 +32,6 @@ phx_call call_of(int32_t kind, const void *in, void *out, const Elements &elemen
   return call;
 }
 
-std::vector<size_t> counts_of(const Tensors &tensors) {
-  std::vector<size_t> counts;
-  for (const at::Tensor &tensor : tensors) counts.push_back(elements_of(tensor).count);
-  return counts;
-}
-
-bool all_equal(const std::vector<size_t> &counts) {
-  return std::all_of(counts.begin(), counts.end(), [&](size_t count) { return count == counts[0]; });
-}
-
 void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *what) {
   for (const at::Tensor &tensor : tensors) {
     check_tensor(tensor, what);
@@ -52,11 +42,6 @@ void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *w
 // Whether two pairs of an output and an input are the same.
 MayShare repeated(const Tensors &outputs, const Tensors &inputs) {
   return [&](size_t i, size_t j) { return same_view(outputs[i], outputs[j]) && same_view(inputs[i], inputs[j]); };
-}
-
-// The bytes that the blocks of all ranks have together.
-size_t total_bytes(const Tensors &tensors) {
-  return static_cast<size_t>(numel_of(tensors)) * tensors[0].element_size();
 }
 
 }  // namespace
@@ -157,12 +142,14 @@ C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::A
       record([&] { return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = list;
-  void *out = writable(list, buffers);
-  const std::vector<size_t> counts = counts_of(list);
-  const void *in = apart(readable(input, buffers), input.nbytes(), out, total_bytes(list), buffers);
-  const auto call = [&, elements = elements_of(input)](auto *group, auto *options, auto **work) {
-    if (all_equal(counts)) return core().all_gather(group, in, out, elements.count, elements.dtype, options, work);
-    return core().all_gather_v(group, in, out, counts.data(), elements.dtype, options, work);
+  const List out = writable(list, buffers);
+  List in = alone(input, readable(input, buffers));
+  keep_apart(in, out, rank_, buffers);
+  const auto call = [&](auto *group, auto *options, auto **work) {
+    const void *from = in.blocks[0].data;
+    if (!out.flat) return core().all_gather_blocks(group, from, out.blocks.data(), in.dtype, options, work);
+    if (!out.even()) return core().all_gather_v(group, from, out.start(), out.counts().data(), in.dtype, options, work);
+    return core().all_gather(group, from, out.start(), in.blocks[0].count, in.dtype, options, work);
   };
   return issue({OpType::ALLGATHER, "phalanx:all_gather", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }
@@ -220,7 +207,7 @@ C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, con
   for (size_t i = 0; i < count; ++i) {
     Tensors blocks;
     for (const Tensors &list : outputs) blocks.push_back(list[i]);
-    void *out = writable(blocks, buffers);
+    void *out = in_one_buffer(blocks, buffers).start();
     const void *in = readable(inputs[i], buffers);
     calls.push_back(call_of(PHX_CALL_ALL_GATHER, in, out, elements_of(inputs[i]), 0));
   }
@@ -265,8 +252,7 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
                  opts.asyncOp, to};
   });
   Buffers buffers;
-  void *out = nullptr;
-  const void *in = readable(input, buffers);
+  List out, in = alone(input, readable(input, buffers));
   if (to == rank_) {
     TORCH_CHECK_VALUE(outputs.size() == 1, "gather: the root needs one list of outputs, not ", outputs.size());
     check_list(outputs[0].size(), "gather");
@@ -276,12 +262,15 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
                         " elements, and the input ", input.numel());
     buffers.outputs = outputs[0];
     out = writable(outputs[0], buffers);
-    in = apart(in, input.nbytes(), out, total_bytes(outputs[0]), buffers);
+    keep_apart(in, out, rank_, buffers);
   } else {
     TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: outputs on a rank that is not the root");
   }
-  const auto call = [&, elements = elements_of(input)](auto *group, auto *options, auto **work) {
-    return core().gather(group, in, out, elements.count, elements.dtype, to, options, work);
+  const auto call = [&](auto *group, auto *options, auto **work) {
+    const phx_block &from = in.blocks[0];
+    if (!input.is_cuda())
+      return core().gather_blocks(group, from.data, out.blocks.data(), from.count, in.dtype, to, options, work);
+    return core().gather(group, from.data, out.start(), from.count, in.dtype, to, options, work);
   };
   return issue({OpType::GATHER, "phalanx:gather", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }
@@ -296,8 +285,8 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
   });
   Buffers buffers;
   buffers.outputs = outputs;
-  void *out = writable(output, buffers);
-  const void *in = nullptr;
+  const List out = alone(output, writable(output, buffers));
+  List in;
   if (from == rank_) {
     TORCH_CHECK_VALUE(inputs.size() == 1, "scatter: the root needs one list of inputs, not ", inputs.size());
     check_list(inputs[0].size(), "scatter");
@@ -305,12 +294,16 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
     for (const at::Tensor &each : inputs[0])
       TORCH_CHECK_VALUE(each.numel() == output.numel(), "scatter: an input has ", each.numel(),
                         " elements, and the output ", output.numel());
-    in = apart(readable(inputs[0], buffers), total_bytes(inputs[0]), out, output.nbytes(), buffers);
+    in = readable(inputs[0], buffers);
+    keep_apart(in, out, rank_, buffers);
   } else {
     TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: inputs on a rank that is not the root");
   }
-  const auto call = [&, elements = elements_of(output)](auto *group, auto *options, auto **work) {
-    return core().scatter(group, in, out, elements.count, elements.dtype, from, options, work);
+  const auto call = [&](auto *group, auto *options, auto **work) {
+    const phx_block &to = out.blocks[0];
+    if (!output.is_cuda())
+      return core().scatter_blocks(group, in.blocks.data(), to.data, to.count, out.dtype, from, options, work);
+    return core().scatter(group, in.start(), to.data, to.count, out.dtype, from, options, work);
   };
   return issue({OpType::SCATTER, "phalanx:scatter", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }
@@ -329,12 +322,15 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
       record([&] { return Comms{"reduce_scatter", list, outputs, numel_of(list), output.numel(), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = outputs;
-  void *out = writable(output, buffers);
-  const void *in = apart(readable(list, buffers), total_bytes(list), out, output.nbytes(), buffers);
-  const std::vector<size_t> counts = counts_of(list);
+  const List out = alone(output, writable(output, buffers));
+  List in = readable(list, buffers);
+  keep_apart(in, out, rank_, buffers);
   const auto call = [&](auto *group, auto *options, auto **work) {
-    if (all_equal(counts)) return core().reduce_scatter(group, in, out, counts[0], dtype, reduction.op, options, work);
-    return core().reduce_scatter_v(group, in, out, counts.data(), dtype, reduction.op, options, work);
+    void *const to = out.start();
+    if (!in.flat) return core().reduce_scatter_blocks(group, in.blocks.data(), to, dtype, reduction.op, options, work);
+    if (!in.even())
+      return core().reduce_scatter_v(group, in.start(), to, in.counts().data(), dtype, reduction.op, options, work);
+    return core().reduce_scatter(group, in.start(), to, in.blocks[0].count, dtype, reduction.op, options, work);
   };
   const Plan plan{OpType::REDUCE_SCATTER, "phalanx:reduce_scatter", opts.timeout, opts.asyncOp, reduction.scale};
   return issue(plan, std::move(buffers), call);

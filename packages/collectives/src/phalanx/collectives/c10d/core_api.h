@@ -13,15 +13,20 @@ namespace phalanx {
 #define PHALANX_CORE_FUNCTIONS(X) \
   X(all_reduce)                   \
   X(all_gather)                   \
+  X(all_gather_blocks)            \
   X(all_gather_v)                 \
   X(reduce_scatter)               \
+  X(reduce_scatter_blocks)        \
   X(reduce_scatter_v)             \
   X(all_to_all)                   \
+  X(all_to_all_blocks)            \
   X(all_to_all_v)                 \
   X(broadcast)                    \
   X(reduce)                       \
   X(gather)                       \
+  X(gather_blocks)                \
   X(scatter)                      \
+  X(scatter_blocks)               \
   X(coalesced)                    \
   X(send)                         \
   X(recv)                         \

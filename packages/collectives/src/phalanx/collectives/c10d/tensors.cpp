@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 namespace phalanx {
@@ -75,6 +76,71 @@ const at::Tensor &first_of(const std::vector<at::Tensor> &tensors) {
   return tensors.front();
 }
 
+// A list of tensors that lie one after another from `start` on, in memory that `keep` holds.
+List in_one_buffer(const std::vector<at::Tensor> &tensors, void *start, const std::vector<at::Tensor> &keep,
+                   Buffers &buffers) {
+  buffers.keep.insert(buffers.keep.end(), keep.begin(), keep.end());
+  List list{{}, elements_of(tensors[0]).dtype, true};
+  char *at = static_cast<char *>(start);
+  for (const at::Tensor &tensor : tensors) {
+    list.blocks.push_back({at, elements_of(tensor).count, 0, 0});
+    at += tensor.nbytes();
+  }
+  return list;
+}
+
+// Shorter rows are copied faster by torch, into a tensor of their own.
+constexpr size_t kShortestRow = 32;  // bytes
+
+// Whether the elements of a tensor lie side by side, or in rows that do and begin one stride apart: then the length of
+// a row and the stride, in elements, else a length of 0.
+struct Rows {
+  size_t row = 0, stride = 0;
+};
+Rows rows_of(const at::Tensor &tensor) {
+  int64_t row = 1, stride = 0, count = 1, dim = tensor.dim() - 1;
+  for (; dim >= 0 && (tensor.size(dim) == 1 || tensor.stride(dim) == row); --dim) row *= tensor.size(dim);
+  for (; dim >= 0; --dim) {
+    if (tensor.size(dim) == 1) continue;
+    if (stride == 0) stride = tensor.stride(dim);
+    if (stride < row || tensor.stride(dim) != stride * count) return {};
+    count *= tensor.size(dim);
+  }
+  return {static_cast<size_t>(row), static_cast<size_t>(stride == 0 ? row : stride)};
+}
+
+// Whether the core reads and writes a tensor where it lies.
+bool is_direct(const at::Tensor &tensor) {
+  if (is_plain(tensor)) return true;
+  return !tensor.is_conj() && !tensor.is_neg() && rows_of(tensor).row * tensor.element_size() >= kShortestRow;
+}
+
+// The block of such a tensor.
+phx_block block_of(const at::Tensor &tensor) {
+  const Elements elements = elements_of(tensor);
+  phx_block block{const_cast<void *>(tensor.const_data_ptr()), elements.count, 0, 0};
+  if (tensor.is_contiguous()) return block;
+  const Rows rows = rows_of(tensor);
+  const size_t times = elements.count / static_cast<size_t>(tensor.numel());  // of what the core takes in an element
+  block.row = rows.row * times;
+  block.stride = rows.stride * times;
+  return block;
+}
+
+// Adds memory to `keep` that is copied to the tensor when the operation is complete.
+void writable_copy(const at::Tensor &tensor, Buffers &buffers) {
+  buffers.keep.push_back(at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
+  buffers.copies.emplace_back(tensor, buffers.keep.back());
+}
+
+const char *begin_of(const phx_block &block) { return static_cast<const char *>(block.data); }
+// Behind the last row.
+const char *end_of(const phx_block &block, size_t item) {
+  if (block.count == 0) return begin_of(block);
+  const size_t row = block.row == 0 ? block.count : block.row, last = (block.count - 1) / row;
+  return begin_of(block) + (last * block.stride + block.count - last * row) * item;
+}
+
 // The memory between the first and the last element of a tensor of a list.
 struct Span {
   const char *begin, *end;
@@ -88,8 +154,28 @@ Span span_of(const at::Tensor &tensor, size_t position) {
   return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size()), position};
 }
 
+// Whether the tensors are columns of one matrix, side by side.
+bool are_columns(const std::vector<at::Tensor> &tensors, const Span *first, const Span *last) {
+  size_t stride = 0;
+  std::vector<std::pair<size_t, size_t>> columns;  // from which byte of a row of the matrix to which
+  for (const Span *span = first; span != last; ++span) {
+    const at::Tensor &tensor = tensors[span->position];
+    const Rows rows = rows_of(tensor);
+    const size_t item = tensor.element_size();
+    if (span == first) stride = rows.stride * item;
+    if (rows.row == 0 || rows.stride * item != stride) return false;
+    const size_t begin = static_cast<size_t>(span->begin - first->begin) % stride;
+    columns.emplace_back(begin, begin + rows.row * item);
+  }
+  std::sort(columns.begin(), columns.end());
+  for (size_t i = 1; i < columns.size(); ++i)
+    if (columns[i].first < columns[i - 1].second) return false;
+  return columns.back().second <= stride;
+}
+
 // Whether two tensors have a byte in common. Their spans, ordered by beginning, have no gap.
 bool have_common_bytes(const std::vector<at::Tensor> &tensors, const Span *first, const Span *last) {
+  if (are_columns(tensors, first, last)) return false;
   const char *end = first->end;
   int64_t unit = 0;
   for (const Span *span = first; span != last; ++span) {
@@ -211,12 +297,10 @@ const void *readable(const at::Tensor &tensor, Buffers &buffers) {
 
 void *writable(const at::Tensor &tensor, Buffers &buffers) {
   at::assert_no_internal_overlap(tensor);
-  if (is_plain(tensor) && !buffers.staged) {
+  if (is_plain(tensor) && !buffers.staged)
     buffers.keep.push_back(tensor);
-  } else {
-    buffers.keep.push_back(at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
-    buffers.copies.emplace_back(tensor, buffers.keep.back());
-  }
+  else
+    writable_copy(tensor, buffers);
   return buffers.keep.back().data_ptr();
 }
 
@@ -228,24 +312,44 @@ void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers) {
   return buffers.keep.back().data_ptr();
 }
 
-const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
-  if (adjacent(tensors)) {
-    buffers.keep.insert(buffers.keep.end(), tensors.begin(), tensors.end());
-    return first_of(tensors).const_data_ptr();
-  }
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor &tensor : tensors) flat.push_back(plain(tensor).view({-1}));
-  buffers.keep.push_back(at::cat(flat));
-  return buffers.keep.back().const_data_ptr();
+bool List::even() const {
+  return std::all_of(blocks.begin(), blocks.end(), [&](auto &block) { return block.count == blocks[0].count; });
 }
 
-void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
-  for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
-  if (!buffers.staged && adjacent(tensors)) {
-    buffers.keep.insert(buffers.keep.end(), tensors.begin(), tensors.end());
-    return first_of(tensors).data_ptr();
+std::vector<size_t> List::counts() const {
+  std::vector<size_t> counts;
+  for (const phx_block &block : blocks) counts.push_back(block.count);
+  return counts;
+}
+
+List alone(const at::Tensor &tensor, const void *data) {
+  const Elements elements = elements_of(tensor);
+  return {{{const_cast<void *>(data), elements.count, 0, 0}}, elements.dtype};
+}
+
+List readable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+  if (tensors[0].is_cuda()) {
+    if (adjacent(tensors)) return in_one_buffer(tensors, first_of(tensors).data_ptr(), tensors, buffers);
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor &tensor : tensors) flat.push_back(plain(tensor).view({-1}));
+    const at::Tensor all = at::cat(flat);
+    return in_one_buffer(tensors, all.data_ptr(), {all}, buffers);
   }
+  List list{{}, elements_of(tensors[0]).dtype};
+  list.blocks.reserve(tensors.size());
+  buffers.keep.reserve(buffers.keep.size() + tensors.size());
+  for (const at::Tensor &tensor : tensors) {
+    buffers.keep.push_back(is_direct(tensor) ? tensor : plain(tensor));
+    list.blocks.push_back(block_of(buffers.keep.back()));
+  }
+  return list;
+}
+
+List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+  for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
+  if (!buffers.staged && adjacent(tensors))
+    return in_one_buffer(tensors, first_of(tensors).data_ptr(), tensors, buffers);
   if (!buffers.staged) share_memory(tensors, [](size_t a, size_t b) { return a == b; });
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(tensors[0].scalar_type()).device(tensors[0].device());
@@ -255,8 +359,51 @@ void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
     buffers.copies.emplace_back(tensor, flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
     begin += tensor.numel();
   }
-  buffers.keep.push_back(flat);
-  return flat.data_ptr();
+  return in_one_buffer(tensors, flat.data_ptr(), {flat}, buffers);
+}
+
+List writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+  if (tensors[0].is_cuda()) return in_one_buffer(tensors, buffers);
+  for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
+  if (!buffers.staged && !adjacent(tensors)) share_memory(tensors, [](size_t a, size_t b) { return a == b; });
+  List list{{}, elements_of(tensors[0]).dtype};
+  list.blocks.reserve(tensors.size());
+  buffers.keep.reserve(buffers.keep.size() + tensors.size());
+  for (const at::Tensor &tensor : tensors) {
+    if (!buffers.staged && is_direct(tensor))
+      buffers.keep.push_back(tensor);
+    else
+      writable_copy(tensor, buffers);
+    list.blocks.push_back(block_of(buffers.keep.back()));
+  }
+  return list;
+}
+
+void keep_apart(List &inputs, const List &outputs, int own, Buffers &buffers) {
+  const size_t item = dtype_size(inputs.dtype);
+  const auto is_own = [&](const List &list, size_t i) {
+    return list.blocks.size() == 1 || i == static_cast<size_t>(own);
+  };
+  for (size_t i = 0; i < inputs.blocks.size(); ++i) {
+    phx_block &in = inputs.blocks[i];
+    bool overlaps = false;
+    for (size_t j = 0; j < outputs.blocks.size() && !overlaps; ++j) {
+      const phx_block &out = outputs.blocks[j];
+      const bool same = in.data == out.data && in.count == out.count && in.row == 0 && out.row == 0;
+      overlaps = begin_of(in) < end_of(out, item) && begin_of(out) < end_of(in, item) &&
+                 !(same && own >= 0 && is_own(inputs, i) && is_own(outputs, j));
+    }
+    if (!overlaps) continue;
+    const at::NoGradGuard no_grad;
+    at::Tensor copy = at::empty({static_cast<int64_t>(in.count * item)}, at::kByte);
+    char *to = static_cast<char *>(copy.data_ptr());
+    const size_t row = in.row == 0 ? in.count : in.row;
+    for (size_t done = 0; done < in.count; done += row)
+      std::memcpy(to + done * item, begin_of(in) + done / row * in.stride * item,
+                  std::min(row, in.count - done) * item);
+    in = {to, in.count, 0, 0};
+    buffers.keep.push_back(std::move(copy));
+  }
 }
 
 const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers) {

@@ -50,11 +50,26 @@ bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_sh
 const void *readable(const at::Tensor &tensor, Buffers &buffers);
 void *writable(const at::Tensor &tensor, Buffers &buffers);  // its old contents are not needed
 void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers);
-// Of several tensors of one dtype, one after another.
-const void *readable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
-void *writable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
 // The input, or a copy of it if it overlaps the output.
 const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
+
+// The tensors of a list, of one dtype, as the core takes them: on the CPU where they lie, rows included; on GPUs, where
+// the core takes no lists of blocks, one after another in one buffer.
+struct List {
+  std::vector<phx_block> blocks;
+  int32_t dtype = 0;
+  bool flat = false;  // they lie in one buffer
+  void *start() const { return blocks.empty() ? nullptr : blocks[0].data; }
+  bool even() const;  // whether all have the same number of elements
+  std::vector<size_t> counts() const;
+};
+List readable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
+List writable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
+List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers);  // written, on the CPU too
+// Copies inputs that overlap the outputs, but for one that is just the output `own` where that is not negative.
+void keep_apart(List &inputs, const List &outputs, int own, Buffers &buffers);
+// One tensor, of which `data` is the address, as a list.
+List alone(const at::Tensor &tensor, const void *data);
 
 // Where all of it is; the CPU where there is nothing. Raises ValueError where that is several devices.
 at::Device device_of(const Buffers &buffers, const char *what);
