@@ -53,6 +53,29 @@ void exercise(const Form &form, int self, Issue issue) {
   std::vector<int32_t> three = of(self, 3), back(3);
   issue(form.all_to_all_v(three, one, back, one));
   CHECK(back[2] == 200 + self);
+
+  // The same on blocks that lie anywhere: three buffers, and the columns of a matrix of 2 x 7.
+  std::vector<int32_t> a(4), b(4), c(4), matrix(14, -1);
+  issue(form.all_gather_blocks(in, {a, b, c}));
+  CHECK(a[3] == 3 && b[0] == 100 && c[2] == 202);
+  phalanx::Blocks columns;
+  for (size_t i = 0; i < 3; ++i) columns.add({&matrix[2 * i], 4, phalanx::Dtype::i32}, 2, 7);
+  issue(form.all_gather_blocks(in, columns));
+  CHECK(matrix[0] == 0 && matrix[3] == 101 && matrix[6] == -1 && matrix[7] == 2 && matrix[12] == 203 &&
+        matrix[13] == -1);
+  issue(form.reduce_scatter_blocks({a, b, c}, part));
+  CHECK(part[1] == 3 * (self * 100 + 1));
+  std::vector<int32_t> from0(1), from1(1), from2(1);
+  issue(form.all_to_all_blocks(
+      {phalanx::ConstBuffer(&in[0], 1, phalanx::Dtype::i32), phalanx::ConstBuffer(&in[2], 1, phalanx::Dtype::i32),
+       phalanx::ConstBuffer(&in[3], 1, phalanx::Dtype::i32)},
+      {from0, from1, from2}));
+  const int given = self == 0 ? 0 : self + 1;  // which element everybody sent here
+  CHECK(from0[0] == given && from1[0] == 100 + given && from2[0] == 200 + given);
+  issue(form.gather_blocks(in, self == 2 ? phalanx::Blocks{c, b, a} : phalanx::Blocks(), 2));
+  if (self == 2) CHECK(c[1] == 1 && b[1] == 101 && a[1] == 201);
+  issue(form.scatter_blocks(self == 0 ? phalanx::ConstBlocks{a, b, c} : phalanx::ConstBlocks(), part, 0));
+  CHECK(part[3] == self * 100 + 3);
 }
 
 }  // namespace

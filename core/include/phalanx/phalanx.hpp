@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -343,6 +344,37 @@ class Buffer {
   size_t count_ = 0;
   Dtype dtype_ = Dtype::u8;
 };
+
+// Buffers, one for each rank, for the collectives on blocks: of type Buffer where a call writes, else ConstBuffer.
+template <class B>
+class BlockList {
+ public:
+  BlockList() = default;
+  BlockList(std::initializer_list<B> blocks) {
+    for (const B &block : blocks) add(block);
+  }
+  BlockList &add(const B &block) { return add(block, 0, 0); }
+  // The elements of `block` lie in rows of `row` elements, which begin `stride` elements apart: see phx_block.
+  BlockList &add(const B &block, size_t row, size_t stride) {
+    if (list_.empty()) dtype_ = block.dtype();
+    if (dtype_ != block.dtype()) uniform_ = false;
+    list_.push_back({const_cast<void *>(static_cast<const void *>(block.data())), block.count(), row, stride});
+    return *this;
+  }
+
+  const phx_block *data() const { return list_.data(); }
+  size_t size() const { return list_.size(); }
+  Dtype dtype() const { return dtype_; }
+  phx_dtype code() const { return static_cast<phx_dtype>(dtype_); }
+  bool is_uniform() const { return uniform_; }  // all blocks have that dtype
+
+ private:
+  std::vector<phx_block> list_;
+  Dtype dtype_ = Dtype::u8;
+  bool uniform_ = true;
+};
+using Blocks = BlockList<Buffer>;
+using ConstBlocks = BlockList<ConstBuffer>;
 
 // How a call is made: phx_options.
 struct Options {
@@ -670,6 +702,15 @@ inline std::string misfit(span<const size_t> counts, size_t size, size_t count, 
          std::to_string(count) + " elements";
 }
 
+// `other`: the dtype of the other side.
+template <class B>
+std::string misfit(const BlockList<B> &blocks, size_t size, Dtype other) {
+  if (blocks.size() != size)
+    return "there are " + std::to_string(blocks.size()) + " blocks for a group of " + std::to_string(size);
+  if (blocks.is_uniform() && blocks.dtype() == other) return {};
+  return std::string("a block is not ") + name_of(other) + ", as the other side is; give all the same dtype";
+}
+
 // The collectives of a group, in one of the two ways.
 template <class Form>
 class Collectives {
@@ -748,6 +789,39 @@ class Collectives {
     const bool root = root_group_rank == phx_group_rank(group_);
     return call("scatter", options, root ? misfit(in, size(), out, 1) : "", [&](auto *o, auto **work) {
       return phx_scatter(group_, in.data(), out.data(), out.count(), out.code(), root_group_rank, o, work);
+    });
+  }
+
+  // The same with each rank's block where it lies.
+  Type all_gather_blocks(ConstBuffer in, const Blocks &out, const Options &options = {}) const {
+    return call("all_gather", options, misfit(out, size(), in.dtype()), [&](auto *o, auto **work) {
+      return phx_all_gather_blocks(group_, in.data(), out.data(), in.code(), o, work);
+    });
+  }
+  Type reduce_scatter_blocks(const ConstBlocks &in, Buffer out, Op op = Op::sum, const Options &options = {}) const {
+    return call("reduce_scatter", options, misfit(in, size(), out.dtype()), [&](auto *o, auto **work) {
+      return phx_reduce_scatter_blocks(group_, in.data(), out.data(), out.code(), static_cast<phx_op>(op), o, work);
+    });
+  }
+  Type all_to_all_blocks(const ConstBlocks &in, const Blocks &out, const Options &options = {}) const {
+    std::string wrong = misfit(in, size(), out.dtype());
+    if (wrong.empty()) wrong = misfit(out, size(), in.dtype());
+    return call("all_to_all_v", options, std::move(wrong), [&](auto *o, auto **work) {
+      return phx_all_to_all_blocks(group_, in.data(), out.data(), in.code(), o, work);
+    });
+  }
+  // `out` may be empty where this is not the root.
+  Type gather_blocks(ConstBuffer in, const Blocks &out, int32_t root_group_rank, const Options &options = {}) const {
+    const bool root = root_group_rank == phx_group_rank(group_);
+    return call("gather", options, root ? misfit(out, size(), in.dtype()) : "", [&](auto *o, auto **work) {
+      return phx_gather_blocks(group_, in.data(), out.data(), in.count(), in.code(), root_group_rank, o, work);
+    });
+  }
+  // `in` may be empty where this is not the root.
+  Type scatter_blocks(const ConstBlocks &in, Buffer out, int32_t root_group_rank, const Options &options = {}) const {
+    const bool root = root_group_rank == phx_group_rank(group_);
+    return call("scatter", options, root ? misfit(in, size(), out.dtype()) : "", [&](auto *o, auto **work) {
+      return phx_scatter_blocks(group_, in.data(), out.data(), out.count(), out.code(), root_group_rank, o, work);
     });
   }
 

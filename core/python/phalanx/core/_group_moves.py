@@ -5,6 +5,7 @@ from typing import Any
 
 from phalanx.core import _arguments
 from phalanx.core._arguments import c_counts, c_root, resolve, resolve_buffer
+from phalanx.core._blocks import is_list, resolve_blocks
 from phalanx.core._group_base import GroupBase
 from phalanx.core._lib import lib
 from phalanx.core._operand import operand, resolve_dtype
@@ -35,8 +36,8 @@ class Moves(GroupBase):
 
         Args:
             source: `count` elements.
-            out: group_size * `count` elements.
-            count: Elements of one rank.
+            out: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
+            count: Elements of one rank; None with a list.
             dtype: Their type.
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
@@ -53,9 +54,13 @@ class Moves(GroupBase):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
+        if is_list(out):
+            listed = resolve_blocks(_arguments.ALL_GATHER, self, source, out, count, dtype)
+            given = (listed.source, listed.out, listed.dtype, made)
+            return self._issue(lib.phx_all_gather_blocks, given, listed.operands, blocking)
         sides = resolve(_arguments.ALL_GATHER, self, source, out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype)
-        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_all_gather, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_gather_v(
@@ -125,8 +130,9 @@ class Moves(GroupBase):
 
         Args:
             source: group_size * `count` elements.
-            out: Likewise; block r comes from group rank r.
-            count: Elements of one block.
+            out: Likewise; block r comes from group rank r. Or both are lists of buffers, one for each rank, which may
+                differ in length.
+            count: Elements of one block; None with lists.
             dtype: Their type.
             algo: The same on all ranks.
             channel: Below `channels`; the same on all ranks.
@@ -143,9 +149,13 @@ class Moves(GroupBase):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
+        if is_list(source) or is_list(out):
+            listed = resolve_blocks(_arguments.ALL_TO_ALL, self, source, out, count, dtype)
+            given = (listed.source, listed.out, listed.dtype, made)
+            return self._issue(lib.phx_all_to_all_blocks, given, listed.operands, blocking)
         sides = resolve(_arguments.ALL_TO_ALL, self, source, out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype)
-        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_all_to_all, (*arguments, made), (sides.source, sides.out), blocking)
 
     def all_to_all_v(
@@ -260,8 +270,9 @@ class Moves(GroupBase):
 
         Args:
             source: `count` elements.
-            out: group_size * `count` elements on the root; not looked at elsewhere.
-            count: Elements of one rank.
+            out: group_size * `count` elements on the root, or a list of buffers, one for each rank; not looked at
+                elsewhere.
+            count: Elements of one rank; None with a list.
             dtype: Their type.
             root_group_rank: Who gets the result.
             algo: The same on all ranks.
@@ -280,9 +291,13 @@ class Moves(GroupBase):
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
         root = c_root(root_group_rank, self)
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
+        if is_list(out):
+            listed = resolve_blocks(_arguments.GATHER, self, source, out, count, dtype, root)
+            given = (listed.source, listed.out, listed.n, listed.dtype, root, made)
+            return self._issue(lib.phx_gather_blocks, given, listed.operands, blocking)
         sides = resolve(_arguments.GATHER, self, source, out, count, dtype, root)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, root)
-        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_gather, (*arguments, made), (sides.source, sides.out), blocking)
 
     def scatter(
@@ -303,9 +318,10 @@ class Moves(GroupBase):
         """Give block r of the root's input to group rank r. Collective.
 
         Args:
-            source: group_size * `count` elements on the root; not looked at elsewhere, where it may be None.
+            source: group_size * `count` elements on the root, or a list of buffers, one for each rank; not looked at
+                elsewhere, where it may be None.
             out: `count` elements.
-            count: Elements of one block.
+            count: Elements of one block; None with a list.
             dtype: Their type.
             root_group_rank: Whose blocks they are.
             algo: The same on all ranks.
@@ -324,7 +340,11 @@ class Moves(GroupBase):
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
         root = c_root(root_group_rank, self)
+        made = options(algo, channel, timeout_ms, stream=stream, device=device)
+        if is_list(source):
+            listed = resolve_blocks(_arguments.SCATTER, self, source, out, count, dtype, root)
+            given = (listed.source, listed.out, listed.n, listed.dtype, root, made)
+            return self._issue(lib.phx_scatter_blocks, given, listed.operands, blocking)
         sides = resolve(_arguments.SCATTER, self, source, out, count, dtype, root)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, root)
-        made = options(algo, channel, timeout_ms, stream=stream, device=device)
         return self._issue(lib.phx_scatter, (*arguments, made), (sides.source, sides.out), blocking)

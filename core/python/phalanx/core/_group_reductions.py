@@ -5,6 +5,7 @@ from typing import Any
 
 from phalanx.core import _arguments
 from phalanx.core._arguments import c_counts, c_root, resolve
+from phalanx.core._blocks import is_list, resolve_blocks
 from phalanx.core._group_base import GroupBase
 from phalanx.core._lib import lib
 from phalanx.core._operand import operand, resolve_dtype
@@ -81,9 +82,9 @@ class Reductions(GroupBase):
         """Reduce over all ranks and give block r of the result to group rank r. Collective.
 
         Args:
-            source: group_size * `count` elements.
+            source: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
             out: `count` elements.
-            count: Elements of one block.
+            count: Elements of one block; None with a list.
             dtype: Their type.
             op: The reduction.
             algo: The same on all ranks.
@@ -102,9 +103,13 @@ class Reductions(GroupBase):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
+        made = options(algo, channel, timeout_ms, scale, stream, device)
+        if is_list(source):
+            listed = resolve_blocks(_arguments.REDUCE_SCATTER, self, source, out, count, dtype)
+            given = (listed.source, listed.out, listed.dtype, reduce_op_of(op), made)
+            return self._issue(lib.phx_reduce_scatter_blocks, given, listed.operands, blocking)
         sides = resolve(_arguments.REDUCE_SCATTER, self, source, out, count, dtype)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, reduce_op_of(op))
-        made = options(algo, channel, timeout_ms, scale, stream, device)
         return self._issue(lib.phx_reduce_scatter, (*arguments, made), (sides.source, sides.out), blocking)
 
     def reduce_scatter_v(

@@ -1,0 +1,109 @@
+"""The collectives on lists of buffers, one for each rank, that lie anywhere."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from phalanx.core._arguments import Form, Ranks
+from phalanx.core._handle import c_integer
+from phalanx.core._lib import ffi
+from phalanx.core._operand import Operand, operand, resolve_dtype
+from phalanx.core.dtypes import DType
+from phalanx.core.errors import InvalidArgumentError
+
+
+class BlockSides(NamedTuple):
+    """Both sides of a collective on blocks, checked.
+
+    Attributes:
+        source, out: For C: a pointer, or an array of phx_block.
+        n: Elements of the side that is no list.
+        dtype: Their type.
+        operands: What must stay alive.
+    """
+
+    source: Any
+    out: Any
+    n: int
+    dtype: DType
+    operands: tuple[Operand, ...]
+
+
+def is_list(value: Any) -> bool:
+    """Whether an argument is a list of buffers rather than one buffer."""
+    return isinstance(value, list | tuple)
+
+
+def resolve_blocks(
+    form: Form,
+    ranks: Ranks,
+    source: Any,
+    out: Any,
+    count: int | None,
+    dtype: DType | int | str | None,
+    root: int | None = None,
+) -> BlockSides:
+    """Check both sides of a collective of which one or both are lists.
+
+    Args:
+        form: Which collective.
+        ranks: The group.
+        source, out: Buffers, or lists of them where the collective has a block for each rank.
+        count: Must be None: the buffers say it.
+        dtype: Their type, or None.
+        root: Group rank of the root, if there is one.
+
+    Raises:
+        InvalidArgumentError: Something is wrong or missing.
+    """
+    if count is not None:
+        raise InvalidArgumentError("count goes with one buffer; the buffers of a list say how many elements they have")
+    elsewhere = root is not None and root != ranks.group_rank
+    given = [] if form.source_on_root and elsewhere else _operands(source, "source", form.source_blocks, False, ranks)
+    taken = [] if form.out_on_root and elsewhere else _operands(out, "out", form.out_blocks, True, ranks)
+    kind = resolve_dtype(dtype, (*given, *taken))
+    sent, received = [_elements(given, "source", kind), _elements(taken, "out", kind)]
+    n = 0
+    if not (form.source_blocks and form.out_blocks):
+        n, listed, name = (sent[0], received, "out") if form.out_blocks else (received[0], sent, "source")
+        wrong = [i for i, m in enumerate(listed) if m != n and (root is not None or i == ranks.group_rank)]
+        if wrong:
+            raise InvalidArgumentError(f"{name}[{wrong[0]}] has {listed[wrong[0]]} elements, the other side {n}")
+    return BlockSides(
+        _c_side(given, sent, form.source_blocks), _c_side(taken, received, form.out_blocks), n, kind, (*given, *taken)
+    )
+
+
+def _operands(value: Any, name: str, blocks: bool, writable: bool, ranks: Ranks) -> list[Operand]:
+    if not blocks:
+        return [_sized(value, name, writable)]
+    if not is_list(value) or len(value) != ranks.group_size:
+        what = f"a list of {len(value)}" if is_list(value) else f"{value!r:.40}"
+        raise InvalidArgumentError(f"{name} is {what}; give a list of {ranks.group_size} buffers, one for each rank")
+    return [_sized(each, f"{name}[{i}]", writable) for i, each in enumerate(value)]
+
+
+def _sized(value: Any, name: str, writable: bool) -> Operand:
+    made = operand(value, name, writable)
+    if made.nbytes is None:
+        raise InvalidArgumentError(f"{name} is a bare address, whose length nobody knows; give a buffer or a Memory")
+    return made
+
+
+def _elements(operands: Sequence[Operand], name: str, dtype: DType) -> list[int]:
+    counts = []
+    for i, each in enumerate(operands):
+        n, rest = divmod(c_integer(each.nbytes, name, 0, 2**63 - 1), dtype.itemsize)
+        if rest:
+            raise InvalidArgumentError(
+                f"{name}[{i}] has {each.nbytes} bytes, which is no multiple of the {dtype.itemsize} of an element"
+            )
+        counts.append(n)
+    return counts
+
+
+def _c_side(operands: Sequence[Operand], counts: Sequence[int], blocks: bool) -> Any:
+    if not blocks:
+        return operands[0].pointer
+    if not operands:
+        return ffi.NULL  # the list of another rank
+    return ffi.new("phx_block[]", [(each.pointer, n, 0, 0) for each, n in zip(operands, counts, strict=True)])
