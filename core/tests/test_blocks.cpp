@@ -1,0 +1,83 @@
+// Lists of blocks: which are refused. That the others give the right values, test_matrix shows.
+#include "ops/blocks.h"
+
+#include <cstring>
+#include <vector>
+
+#include "ranks.h"
+
+namespace {
+
+using phx::blocks_overlap;
+
+constexpr size_t kNobody = SIZE_MAX;
+
+void refuses(phx_status status, const char *words) {
+  CHECK(status == PHX_ERR_INVALID);
+  if (std::strstr(phx_last_error(), words) == nullptr) check::failed(__FILE__, __LINE__, phx_last_error());
+}
+
+}  // namespace
+
+TEST(only_outputs_that_share_bytes_overlap) {
+  float data[64];
+  const auto dense = [&](size_t at, size_t count) { return phx_block{data + at, count, 0, 0}; };
+  const auto rows = [&](size_t at, size_t count, size_t row, size_t stride) {
+    return phx_block{data + at, count, row, stride};
+  };
+  const auto overlap = [&](const std::vector<phx_block> &in, const std::vector<phx_block> &out, size_t self = kNobody) {
+    return blocks_overlap(in.data(), in.size(), out.data(), out.size(), sizeof(float), self);
+  };
+  CHECK(!overlap({dense(0, 8)}, {dense(8, 8), dense(16, 8)}));
+  CHECK(overlap({dense(0, 9)}, {dense(8, 8), dense(16, 8)}));
+  CHECK(overlap({dense(32, 8)}, {dense(8, 9), dense(16, 8)}));
+  CHECK(!overlap({dense(0, 8), dense(4, 8)}, {dense(16, 8), dense(24, 8)}));  // inputs may
+  CHECK(!overlap({dense(0, 8)}, {dense(4, 0), dense(8, 8)}));                 // nothing overlaps nothing
+
+  // This rank's own block, and just that.
+  CHECK(!overlap({dense(8, 8)}, {dense(0, 8), dense(8, 8)}, 1));
+  CHECK(overlap({dense(8, 8)}, {dense(0, 8), dense(8, 8)}, 0));
+  CHECK(overlap({dense(8, 8)}, {dense(0, 8), dense(8, 8)}));
+  CHECK(overlap({dense(9, 7)}, {dense(0, 8), dense(8, 8)}, 1));
+  CHECK(!overlap({dense(0, 8), dense(8, 8)}, {dense(0, 8)}, 0));
+
+  // Columns of one matrix.
+  CHECK(!overlap({}, {rows(0, 8, 2, 8), rows(2, 8, 2, 8), rows(4, 16, 4, 8)}));
+  CHECK(overlap({}, {rows(0, 8, 2, 8), rows(1, 8, 2, 8)}));
+  CHECK(overlap({}, {rows(6, 8, 2, 8), rows(7, 8, 2, 8)}));
+  CHECK(overlap({}, {rows(1, 32, 8, 9), rows(9, 16, 2, 9)}));  // the end of a row reaches into the next one
+  CHECK(!overlap({}, {rows(0, 8, 2, 8), dense(10, 6)}));       // between two rows
+  CHECK(overlap({}, {rows(0, 8, 2, 8), dense(10, 7)}));
+  CHECK(overlap({}, {rows(0, 8, 2, 8), rows(2, 8, 2, 12)}));  // other strides are not looked into
+}
+
+TEST(wrong_lists_are_refused) {
+  ranks::as_threads(1, [](int, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    std::vector<float> in(16), out(16);
+    const auto gather = [&](phx_block block) {
+      return phx_all_gather_blocks(group, in.data(), &block, PHX_DTYPE_F32, nullptr, nullptr);
+    };
+    refuses(phx_all_gather_blocks(group, in.data(), nullptr, PHX_DTYPE_F32, nullptr, nullptr),
+            "list of blocks is NULL");
+    refuses(gather({nullptr, 4, 0, 0}), "block 0 is NULL");
+    refuses(gather({out.data(), 4, 0, 1}), "rows must not overlap");
+    refuses(gather({out.data(), 4, 2, 1}), "rows must not overlap");
+    refuses(gather({out.data(), size_t{1} << 49, 0, 0}), "more than memory can hold");
+    refuses(gather({out.data(), size_t{1} << 48, 1, size_t{1} << 40}), "more than memory can hold");
+    refuses(gather({in.data() + 1, 4, 0, 0}), "overlaps");
+    phx_block block{out.data(), 4, 0, 0};
+    refuses(phx_all_gather_blocks(nullptr, in.data(), &block, PHX_DTYPE_F32, nullptr, nullptr), "NULL");
+    refuses(phx_all_gather_blocks(group, in.data(), &block, 99, nullptr, nullptr), "no dtype");
+    refuses(phx_all_gather_blocks(group, nullptr, &block, PHX_DTYPE_F32, nullptr, nullptr), "a buffer is NULL");
+    refuses(phx_gather_blocks(group, in.data(), &block, 5, PHX_DTYPE_F32, 0, nullptr, nullptr), "`count`");
+    refuses(phx_scatter_blocks(group, &block, in.data(), 4, PHX_DTYPE_F32, 7, nullptr, nullptr),
+            "root is group rank 7");
+    refuses(phx_reduce_scatter_blocks(group, &block, in.data(), PHX_DTYPE_F32, 99, nullptr, nullptr),
+            "reduce operation");
+    CHECK_OK(gather({out.data(), 4, 2, 5}));  // the group is as before
+    phx_group_release(group);
+  });
+}
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }
