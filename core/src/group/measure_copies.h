@@ -1,7 +1,8 @@
 // Measures which candidates copy fastest between two ranks (kernels/copy_plan.h).
 //
 // Group ranks 0 and 1 move data through slots of a new group as collectives do, before the group uses them: rank 0
-// says what comes next, both copy, and rank 0 takes the time. It ends after kMeasureCopiesMs whatever the other does.
+// says what comes next, both copy, and rank 0 takes the time. It ends kMeasureCopiesMs after both have come. Neither
+// waits for the other for more than 20 ms.
 #pragma once
 
 #include <cstddef>

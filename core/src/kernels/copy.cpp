@@ -3,11 +3,13 @@
 // No processor's name decides. On some, one string instruction is faster than any loop: its stores need not fetch the
 // lines that they fill, nor wait for another core to give them up one after the other. On others loops are faster, and
 // stores that bypass the cache fill lines that lie in the caches of others. See docs/explanation/algorithms.
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <sstream>
 
 #include "base/sanitizers.h"
+#include "base/ticks.h"
 #include "kernels/copy_plan.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
@@ -103,6 +105,8 @@ void copy_plain(void *to, const void *from, size_t size) {
 
 bool always() { return true; }
 
+constexpr size_t kSlotBytes = size_t{256} << 10;  // a copy of more than this is not from or to a slot
+
 constexpr uint32_t bit(CopyUse use) { return uint32_t{1} << static_cast<uint32_t>(use); }
 
 struct Candidate {
@@ -136,16 +140,17 @@ bool has_strings() { return true; }
 #endif
 
 constexpr uint32_t kInCache = bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kReadOneWay);
+constexpr uint32_t kExchanges = bit(CopyUse::kExchange) | bit(CopyUse::kExchangeAround);
 constexpr uint32_t kAround = bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache);
 
 // Strings may not read what one rank writes again and again and others only read. Now and then, for seconds, some
 // processors fall into a state in which such a reader takes twice as long, which no measurement of milliseconds shows.
 constexpr Candidate kCandidates[kCopyCount] = {
     {Copy::kMemcpy, "memcpy", &copy_plain, &always, kInCache},
-    {Copy::kPages, "pages", &aligned<copy_lines<false>>, &always, kInCache | bit(CopyUse::kExchange)},
+    {Copy::kPages, "pages", &aligned<copy_lines<false>>, &always, kInCache | kExchanges},
     {Copy::kLines, "lines", &aligned<copy_lines_avx512>, &has_avx512, kInCache},
     {Copy::kString, "string", &aligned<copy_string>, &has_strings,
-     bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache) | bit(CopyUse::kExchange)},
+     bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache) | kExchanges},
     {Copy::kStream, "stream", &aligned<copy_lines<true>>, &always, kAround},
     {Copy::kStreamLines, "stream_lines", &aligned<stream_lines_avx512>, &has_avx512, kAround},
 };
@@ -166,11 +171,55 @@ constexpr Candidate kCandidates[kCopyCount] = {
 
 #endif
 
-constexpr const char *kUseNames[kCopyUses] = {"any", "put_one_way", "read_one_way", "around_cache", "exchange"};
+constexpr const char *kUseNames[kCopyUses] = {"any",          "put_one_way", "read_one_way",
+                                              "around_cache", "exchange",    "exchange_around"};
 
 const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(copy)]; }
 
 std::atomic<CopyOrigin> origin_of_plan{CopyOrigin::kFeatures};
+
+// Two candidates for one use, each of which is the faster one for a while. What fills a slot that lies in the caches of
+// others takes three to eight times as long where cores share no third-level cache, and stores that bypass the cache
+// always take the same; and the processors of a virtual machine move between the caches of the host, unseen. So every
+// kTriedEvery-th copy is done by the rival, and whoever is clearly faster twice does the copies from then on. Threads
+// that copy at the same time may lose an observation of each other.
+class Rivals {
+ public:
+  void copy(Copy first, Copy second, void *to, const void *from, size_t size) {
+    const uint32_t number = number_.load(std::memory_order_relaxed) + 1;
+    number_.store(number, std::memory_order_relaxed);
+    const bool swapped = swapped_.load(std::memory_order_relaxed), tries = number % kTriedEvery == 0;
+    const uint64_t begin = ticks();
+    copy_with(swapped != tries ? second : first, to, from, size);
+    const uint64_t cost = ((ticks() - begin) << 10) / size;
+    if (!tries) {
+      const uint64_t usual = usual_.load(std::memory_order_relaxed);
+      // Without the copies in whose middle another thread had the core.
+      usual_.store(usual == 0 || cost < usual ? cost : usual + (std::min(cost, 4 * usual) - usual) / 8 + 1,
+                   std::memory_order_relaxed);
+      return;
+    }
+    const bool wins = cost < usual_.load(std::memory_order_relaxed) / 4 * 3;
+    const uint32_t wins_before = wins_.load(std::memory_order_relaxed);
+    wins_.store(wins ? wins_before + 1 : 0, std::memory_order_relaxed);
+    if (!wins || wins_before == 0) return;
+    swapped_.store(!swapped, std::memory_order_relaxed);
+    usual_.store(cost, std::memory_order_relaxed);
+    wins_.store(0, std::memory_order_relaxed);
+  }
+  void restart() {
+    swapped_.store(false, std::memory_order_relaxed);
+    usual_.store(0, std::memory_order_relaxed);
+    wins_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr uint32_t kTriedEvery = 64;
+  std::atomic<uint32_t> number_{0}, wins_{0};  // wins_: of the rival, without one of the other between them
+  std::atomic<bool> swapped_{false};
+  std::atomic<uint64_t> usual_{0};  // ticks for 1 KiB, of whoever does the copies
+};
+Rivals putting[kCopyClasses];
 
 [[maybe_unused]] const bool begins_by_features = (use_plan(plan_by_features(), CopyOrigin::kFeatures), true);
 
@@ -192,14 +241,15 @@ bool is_usable(const CopyPlan &plan) {
 CopyPlan plan_by_features() {
   CopyPlan plan{};
 #if defined(__x86_64__)
-  const bool strings = has_strings() && has_short_strings() && has_avx512();
+  const bool strings = has_strings() && has_short_strings();
   const Copy around = has_avx512() ? Copy::kStreamLines : Copy::kStream;
   for (size_t i = 0; i < kCopyClasses; ++i) {
     plan.at(CopyUse::kAny, i) = strings ? Copy::kString : i == 0 ? Copy::kMemcpy : Copy::kPages;
     plan.at(CopyUse::kPutOneWay, i) = strings || has_avx512() ? plan.at(CopyUse::kAny, i) : around;
-    plan.at(CopyUse::kReadOneWay, i) = strings ? Copy::kLines : i == 0 ? Copy::kMemcpy : Copy::kPages;
+    plan.at(CopyUse::kReadOneWay, i) = strings && has_avx512() ? Copy::kLines : i == 0 ? Copy::kMemcpy : Copy::kPages;
     plan.at(CopyUse::kAroundCache, i) = strings && i == kCopyClasses - 1 ? Copy::kString : around;
     plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;
+    plan.at(CopyUse::kExchangeAround, i) = plan.at(CopyUse::kExchange, i);
   }
 #endif
   return plan;
@@ -217,6 +267,7 @@ CopyOrigin copy_origin() { return origin_of_plan.load(std::memory_order_relaxed)
 void use_plan(const CopyPlan &plan, CopyOrigin origin) {
   for (size_t use = 0; use < kCopyUses; ++use)
     for (size_t i = 0; i < kCopyClasses; ++i) chosen_copies[use][i].store(plan.of[use][i], std::memory_order_relaxed);
+  for (Rivals &rivals : putting) rivals.restart();
   origin_of_plan.store(origin, std::memory_order_relaxed);
 }
 
@@ -262,7 +313,13 @@ void copy_one_way(void *to, const void *from, size_t size) {
 }
 
 void put_one_way(void *to, const void *from, size_t size) {
-  copy_with(chosen_copy(CopyUse::kPutOneWay, size), to, from, size);
+  const Copy first = chosen_copy(CopyUse::kPutOneWay, size),
+             around = chosen_copy(CopyUse::kAroundCache, std::min(size, kSlotBytes));
+  const Copy second = first == around ? chosen_copy(CopyUse::kAny, size) : around;
+  if (first == second)
+    copy_with(first, to, from, size);
+  else
+    putting[copy_class(size)].copy(first, second, to, from, size);
 }
 
 }  // namespace phx::kernels

@@ -24,13 +24,14 @@ enum class Copy : uint8_t {
 inline constexpr size_t kCopyCount = 6;
 
 enum class CopyUse : uint8_t {
-  kAny,          // into slots that are exchanged, out of slots, within a rank
-  kPutOneWay,    // into a slot that others only read
-  kReadOneWay,   // out of such a slot
-  kAroundCache,  // results that would not stay in the cache until they are read
-  kExchange,     // both copies of an exchange; kPages: in one pass over the slot
+  kAny,             // into slots that are exchanged, out of slots, within a rank
+  kPutOneWay,       // into a slot that others only read; where to begin, see Rivals in copy.cpp
+  kReadOneWay,      // out of such a slot
+  kAroundCache,     // results that would not stay in the cache until they are read
+  kExchange,        // both copies of an exchange; kPages: in one pass over the slot
+  kExchangeAround,  // the same where the result would not stay in the cache; kPages: with stores that bypass it
 };
-inline constexpr size_t kCopyUses = 5;
+inline constexpr size_t kCopyUses = 6;
 
 // Below kSmallCopyBytes every copy is memcpy, inlined by the caller.
 inline constexpr size_t kSmallCopyBytes = size_t{16} << 10;
@@ -68,7 +69,7 @@ bool plan_of_words(const std::map<std::string, std::string> &words, CopyPlan *ou
 
 // Copies with that candidate, which copy_is_for allows for some use. Later stores are not reordered before it.
 void copy_with(Copy copy, void *to, const void *from, size_t size);
-// An exchange (kernels.h) with that candidate for CopyUse::kExchange.
+// An exchange (kernels.h) with that candidate for CopyUse::kExchange, or kExchangeAround if it is `streaming`.
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming);
 
 extern std::atomic<Copy> chosen_copies[kCopyUses][kCopyClasses];

@@ -76,7 +76,8 @@ size_t lines(char *, char *, const char *, size_t, bool) { return 0; }
 }  // namespace
 
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming) {
-  exchange_with(chosen_copy(CopyUse::kExchange, size), out, slot, next, size, streaming);
+  exchange_with(chosen_copy(streaming ? CopyUse::kExchangeAround : CopyUse::kExchange, size), out, slot, next, size,
+                streaming);
 }
 
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming) {
