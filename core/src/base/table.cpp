@@ -6,7 +6,7 @@
 //
 // The file of what was measured since the host was booted has rows of the same form,
 //
-//   host=1f3a... boot=5b1c... build=0123456789abcdef any=memcpy,pages,pages exchange=pages,pages,pages ...
+//   host=1f3a... boot=0b5e0c5a-... cpu=5b1c... build=0123... any=memcpy,pages,pages exchange=pages,pages,pages ...
 //
 // Unknown keys are ignored, so that an older library can read a newer table.
 #include <fcntl.h>
@@ -80,11 +80,13 @@ std::string host_key() {
 
 // A row of this boot, by this build, for a processor with these features. Empty if the kernel does not tell the boot.
 Key key_of_boot() {
-  const std::string boot = read_start("/proc/sys/kernel/random/boot_id");
+  std::string boot = read_start("/proc/sys/kernel/random/boot_id");
+  while (!boot.empty() && boot.back() <= ' ') boot.pop_back();
   if (boot.empty()) return {};
   const Build &build = this_build();
   return {{"host", host_key()},
-          {"boot", digits_of(boot + processor_line(read_start("/proc/cpuinfo"), "flags"))},
+          {"boot", boot},
+          {"cpu", digits_of(processor_line(read_start("/proc/cpuinfo"), "flags"))},
           {"build", std::string(build.fingerprint, strnlen(build.fingerprint, sizeof build.fingerprint))}};
 }
 

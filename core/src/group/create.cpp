@@ -335,7 +335,9 @@ struct GroupMaker {
 
   // All ranks come to the same plan, which came from one measurement. `first`: what group rank 0 has.
   phx_status agree_copies(Copies first, size_t slot_bytes) {
-    if (first.measures != 0 && group.size() > 1 && !group.is_crowded() && slot_bytes >= kMeasuredSlotBytes) {
+    const bool possible = group.size() > 1 && !group.is_crowded() && slot_bytes >= kMeasuredSlotBytes &&
+                          !(group.records_[0].process == group.records_[1].process);
+    if (first.measures != 0 && possible) {
       Copies mine{kernels::plan_by_features(), kernels::CopyOrigin::kFeatures, 0};
       if (group.group_rank() < 2 && measure(slot_bytes, &mine.plan)) mine.origin = kernels::CopyOrigin::kMeasured;
       std::vector<Copies> all;
