@@ -27,6 +27,7 @@ constexpr double kGain = 0.9;      // what replaces the choice by features must 
 constexpr double kHopeless = 1.6;  // what takes this much longer than the best in the first round is not tried again
 constexpr double kSlowAround = 3;
 constexpr int kRounds = 8;  // if time allows
+constexpr size_t kPage = 4096;
 constexpr double kNever = 1e30;
 
 constexpr uint32_t kOver = uint32_t{1} << 30;  // in place of the number of a trial: there will be no more
@@ -58,8 +59,9 @@ class Measuring {
         mine_(leads ? board_.of_leader : board_.of_follower),
         theirs_(leads ? board_.of_follower : board_.of_leader),
         end_ns_(now_ns() + kFollowMs * kMsNs),
-        source_(kMeasuredSlotBytes, 1),
-        out_(kMeasuredSlotBytes, 2) {}
+        memory_(2 * kMeasuredSlotBytes + kPage, 1),
+        source_(memory_.data() + kPage - reinterpret_cast<uintptr_t>(memory_.data()) % kPage),
+        out_(source_ + kMeasuredSlotBytes) {}
 
   bool lead(CopyPlan *plan) {
     bool any = await(board_.present, 1);
@@ -107,12 +109,12 @@ class Measuring {
       const uint32_t needed = swaps ? i : leads_ ? (i < 2 ? 0 : i - 1) : i + 1;
       if (!await(theirs_, before + needed)) return false;
       if (swaps)
-        kernels::exchange_with(trial.put, out_.data(), slots_[(i + (leads_ ? 0 : 1)) % 2], source_.data(), trial.bytes,
+        kernels::exchange_with(trial.put, out_, slots_[(i + (leads_ ? 0 : 1)) % 2], source_, trial.bytes,
                                trial.streaming);
       else if (leads_)
-        kernels::copy_with(trial.put, slots_[i % 2], source_.data(), trial.bytes);
+        kernels::copy_with(trial.put, slots_[i % 2], source_, trial.bytes);
       else
-        kernels::copy_with(trial.read, out_.data(), slots_[i % 2], trial.bytes);
+        kernels::copy_with(trial.read, out_, slots_[i % 2], trial.bytes);
       mine_.store(before + i + 1, std::memory_order_release);
     }
     return !leads_ || await(theirs_, done_);
@@ -212,7 +214,9 @@ class Measuring {
   std::atomic<uint32_t> &mine_;
   const std::atomic<uint32_t> &theirs_;
   int64_t end_ns_;
-  std::vector<char> source_, out_;
+  // Both begin a page, as large tensors do: some stores make loads from the same offset in another page wait.
+  std::vector<char> memory_;
+  char *const source_, *const out_;
   uint32_t trials_ = 0, done_ = 0;
   int64_t begin_ns_ = 0;
 };

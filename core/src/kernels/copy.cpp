@@ -248,8 +248,8 @@ CopyPlan plan_by_features() {
     plan.at(CopyUse::kPutOneWay, i) = strings || has_avx512() ? plan.at(CopyUse::kAny, i) : around;
     plan.at(CopyUse::kReadOneWay, i) = strings && has_avx512() ? Copy::kLines : i == 0 ? Copy::kMemcpy : Copy::kPages;
     plan.at(CopyUse::kAroundCache, i) = strings && i == kCopyClasses - 1 ? Copy::kString : around;
-    plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;
-    plan.at(CopyUse::kExchangeAround, i) = plan.at(CopyUse::kExchange, i);
+    plan.at(CopyUse::kExchange, i) = strings && has_avx512() ? Copy::kString : Copy::kPages;
+    plan.at(CopyUse::kExchangeAround, i) = strings ? Copy::kString : Copy::kPages;
   }
 #endif
   return plan;
