@@ -350,7 +350,10 @@ struct GroupMaker {
         (void)save_for_boot(kernels::words_of_plan(first.plan));
       }
     }
-    if (first.origin != kernels::CopyOrigin::kFeatures && kernels::is_usable(first.plan))
+    const kernels::CopyPlan present = kernels::current_plan();
+    const bool is_new = kernels::copy_origin() == kernels::CopyOrigin::kFeatures ||
+                        std::memcmp(&present, &first.plan, sizeof present) != 0;
+    if (first.origin != kernels::CopyOrigin::kFeatures && is_new && kernels::is_usable(first.plan))
       kernels::use_plan(first.plan, first.origin);
     return PHX_OK;
   }

@@ -241,15 +241,16 @@ bool is_usable(const CopyPlan &plan) {
 CopyPlan plan_by_features() {
   CopyPlan plan{};
 #if defined(__x86_64__)
-  const bool strings = has_strings() && has_short_strings();
+  const bool short_strings = has_strings() && has_short_strings(), strings = short_strings && has_avx512();
   const Copy around = has_avx512() ? Copy::kStreamLines : Copy::kStream;
   for (size_t i = 0; i < kCopyClasses; ++i) {
-    plan.at(CopyUse::kAny, i) = strings ? Copy::kString : i == 0 ? Copy::kMemcpy : Copy::kPages;
-    plan.at(CopyUse::kPutOneWay, i) = strings || has_avx512() ? plan.at(CopyUse::kAny, i) : around;
-    plan.at(CopyUse::kReadOneWay, i) = strings && has_avx512() ? Copy::kLines : i == 0 ? Copy::kMemcpy : Copy::kPages;
+    const Copy loop = i == 0 ? Copy::kMemcpy : Copy::kPages;
+    plan.at(CopyUse::kAny, i) = strings ? Copy::kString : loop;
+    plan.at(CopyUse::kPutOneWay, i) = has_avx512() ? plan.at(CopyUse::kAny, i) : around;
+    plan.at(CopyUse::kReadOneWay, i) = strings ? Copy::kLines : loop;
     plan.at(CopyUse::kAroundCache, i) = strings && i == kCopyClasses - 1 ? Copy::kString : around;
-    plan.at(CopyUse::kExchange, i) = strings && has_avx512() ? Copy::kString : Copy::kPages;
-    plan.at(CopyUse::kExchangeAround, i) = strings ? Copy::kString : Copy::kPages;
+    plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;
+    plan.at(CopyUse::kExchangeAround, i) = short_strings ? Copy::kString : Copy::kPages;
   }
 #endif
   return plan;

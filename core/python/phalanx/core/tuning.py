@@ -107,7 +107,7 @@ def measured_copies() -> dict[str, str] | None:
     key = (_host(), boot, build)
     for line in path.read_text(errors="replace").splitlines():
         row = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if tuple(row.pop(name, None) for name in ("host", "boot", "build")) == key and row.pop("cpu", None):
+        if tuple(row.pop(name, "") for name in ("host", "boot", "build")) == key and row.pop("cpu", ""):
             return row
     return None
 
