@@ -203,8 +203,10 @@ class Measuring {
       plan->at(CopyUse::kExchange, i) = swap;
       plan->at(CopyUse::kExchangeAround, i) = plan->at(CopyUse::kExchangeAround, 0);
     }
-    // Strings that are faster between caches are faster from memory, too, than stores that bypass the cache.
-    plan->at(CopyUse::kAroundCache, last) = many == Copy::kString ? Copy::kString : plan->at(CopyUse::kAroundCache, 0);
+    // Strings that are faster between caches are faster from memory, too, than stores that bypass the cache. So are
+    // they where loads wait for such stores: large inputs and outputs have the same offsets in their pages.
+    const bool strings = many == Copy::kString || plan->at(CopyUse::kExchangeAround, 0) == Copy::kString;
+    plan->at(CopyUse::kAroundCache, last) = strings ? Copy::kString : plan->at(CopyUse::kAroundCache, 0);
     return any;
   }
 

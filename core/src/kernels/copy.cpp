@@ -248,7 +248,7 @@ CopyPlan plan_by_features() {
     plan.at(CopyUse::kAny, i) = strings ? Copy::kString : loop;
     plan.at(CopyUse::kPutOneWay, i) = has_avx512() ? plan.at(CopyUse::kAny, i) : around;
     plan.at(CopyUse::kReadOneWay, i) = strings ? Copy::kLines : loop;
-    plan.at(CopyUse::kAroundCache, i) = strings && i == kCopyClasses - 1 ? Copy::kString : around;
+    plan.at(CopyUse::kAroundCache, i) = short_strings && i == kCopyClasses - 1 ? Copy::kString : around;
     plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;
     plan.at(CopyUse::kExchangeAround, i) = short_strings ? Copy::kString : Copy::kPages;
   }
