@@ -214,7 +214,7 @@ class Rivals {
   }
 
  private:
-  static constexpr uint32_t kTriedEvery = 64;
+  static constexpr uint32_t kTriedEvery = 256;
   std::atomic<uint32_t> number_{0}, wins_{0};  // wins_: of the rival, without one of the other between them
   std::atomic<bool> swapped_{false};
   std::atomic<uint64_t> usual_{0};  // ticks for 1 KiB, of whoever does the copies
