@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "kernels/copy_plan.h"
 #include "kernels/kernels.h"
 
 namespace {
@@ -29,7 +30,8 @@ std::vector<size_t> lengths() {
   return found;
 }
 
-void expect_copied(void (*copy)(void *, const void *, size_t)) {
+template <class Function>
+void expect_copied(const Function &copy) {
   for (const size_t size : lengths())
     for (const size_t to_offset : {size_t{0}, size_t{1}, size_t{40}})
       for (const size_t from_offset : {size_t{0}, size_t{64}, size_t{7}}) {
@@ -43,11 +45,37 @@ void expect_copied(void (*copy)(void *, const void *, size_t)) {
 
 }  // namespace
 
-TEST(a_wide_copy_moves_its_bytes_and_no_others) { expect_copied(phx::kernels::copy_wide); }
-TEST(a_one_way_copy_moves_its_bytes_and_no_others) { expect_copied(phx::kernels::copy_one_way); }
-TEST(a_streaming_copy_moves_its_bytes_and_no_others) { expect_copied(phx::kernels::copy_streaming); }
+using phx::kernels::Copy;
+using phx::kernels::CopyPlan;
+using phx::kernels::CopyUse;
 
-TEST(an_exchange_takes_what_lies_there_and_leaves_what_comes_next) {
+// Calls `body` once for each candidate that may serve `use`.
+template <class Body>
+void for_each_candidate(CopyUse use, const Body &body) {
+  int count = 0;
+  for (size_t i = 0; i < phx::kernels::kCopyCount; ++i) {
+    if (!phx::kernels::copy_is_for(static_cast<Copy>(i), use)) continue;
+    body(static_cast<Copy>(i));
+    ++count;
+  }
+  CHECK(count > 0);
+}
+
+TEST(every_candidate_moves_its_bytes_and_no_others) {
+  for (size_t use = 0; use < static_cast<size_t>(CopyUse::kExchange); ++use)
+    for_each_candidate(static_cast<CopyUse>(use), [](Copy copy) {
+      expect_copied([=](void *to, const void *from, size_t size) { phx::kernels::copy_with(copy, to, from, size); });
+    });
+}
+
+TEST(copies_by_the_plan_move_their_bytes_and_no_others) {
+  expect_copied(phx::kernels::copy_wide);
+  expect_copied(phx::kernels::put_one_way);
+  expect_copied(phx::kernels::copy_one_way);
+  expect_copied(phx::kernels::copy_streaming);
+}
+
+void expect_exchanged(Copy copy) {
   for (const bool streaming : {false, true})
     for (const size_t size : lengths())
       for (const size_t offset : {size_t{0}, size_t{1}, size_t{40}}) {
@@ -56,21 +84,28 @@ TEST(an_exchange_takes_what_lies_there_and_leaves_what_comes_next) {
         Bytes slot_after = slot, out_after = out;
         std::copy_n(slot.begin() + kEdge, size, out_after.begin() + offset);
         std::copy_n(next.begin() + offset, size, slot_after.begin() + kEdge);
-        phx::kernels::exchange(out.data() + offset, slot.data() + kEdge, next.data() + offset, size, streaming);
+        phx::kernels::exchange_with(copy, out.data() + offset, slot.data() + kEdge, next.data() + offset, size,
+                                    streaming);
         CHECK(out == out_after);
         CHECK(slot == slot_after);
       }
 }
 
+TEST(an_exchange_takes_what_lies_there_and_leaves_what_comes_next) {
+  for_each_candidate(CopyUse::kExchange, expect_exchanged);
+}
+
 TEST(an_exchange_for_nothing_leaves_what_lies_there) {
-  for (const bool streaming : {false, true})
-    for (const size_t size : lengths()) {
-      const Bytes before = random_bytes(size);
-      Bytes slot = before, out(size);
-      phx::kernels::exchange(out.data(), slot.data(), nullptr, size, streaming);
-      CHECK(out == before);
-      CHECK(slot == before);
-    }
+  for_each_candidate(CopyUse::kExchange, [](Copy copy) {
+    for (const bool streaming : {false, true})
+      for (const size_t size : lengths()) {
+        const Bytes before = random_bytes(size);
+        Bytes slot = before, out(size);
+        phx::kernels::exchange_with(copy, out.data(), slot.data(), nullptr, size, streaming);
+        CHECK(out == before);
+        CHECK(slot == before);
+      }
+  });
 }
 
 int main(int argc, char **argv) { return check::run_all(argc, argv); }

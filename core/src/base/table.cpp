@@ -4,6 +4,10 @@
 //   host=1f3a... ranks=2 one_shot_bytes=512 chunk_bytes=131072 ...
 //   gpu=NVIDIA_H100_80GB_HBM3 ranks=8 shared=0 line_bytes=32768 two_shot_bytes=262144 ...
 //
+// The file of what was measured since the host was booted has rows of the same form,
+//
+//   host=1f3a... boot=0b5e0c5a-... cpu=5b1c... build=0123... any=memcpy,pages,pages exchange=pages,pages,pages ...
+//
 // Unknown keys are ignored, so that an older library can read a newer table.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/build.h"
 #include "base/fd.h"
 #include "base/hash.h"
 #include "base/tuning.h"
@@ -29,8 +34,9 @@ namespace phx {
 namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 20;
+constexpr size_t kMostRows = 64;  // of the file for the boot: containers that share it each have another name
 
-using Row = std::map<std::string, std::string>;
+using Row = Words;
 
 // The words at the beginning of a row that identify it.
 using Key = std::vector<std::pair<std::string, std::string>>;
@@ -45,19 +51,48 @@ std::string read_all(int fd) {
   }
 }
 
+// The first 4 KiB of a file of /proc, which have all about the first processor: to list hundreds takes the kernel long.
+std::string read_start(const char *path) {
+  const Fd fd(open(path, O_RDONLY | O_CLOEXEC));
+  char buffer[4096];
+  const ssize_t got = fd.valid() ? read(fd.get(), buffer, sizeof buffer) : 0;
+  return std::string(buffer, got > 0 ? static_cast<size_t>(got) : 0);
+}
+
+std::string digits_of(const std::string &facts) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016" PRIx64, hash_bytes(facts.data(), facts.size()));
+  return digits;
+}
+
+// The lines of /proc/cpuinfo that begin so, of the first processor.
+std::string processor_line(const std::string &text, const char *begin) {
+  const size_t at = text.find(begin);
+  return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
+}
+
 // Identifies this host by its name and its processor: several hosts may share a home directory and so the table.
 std::string host_key() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
-  std::string facts = name;
-  if (Fd fd(open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC)); fd.valid()) {
-    const std::string text = read_all(fd.get());
-    const size_t at = text.find("model name");
-    if (at != std::string::npos) facts += text.substr(at, text.find('\n', at) - at);
-  }
-  char key[17];
-  std::snprintf(key, sizeof key, "%016" PRIx64, hash_bytes(facts.data(), facts.size()));
-  return key;
+  return digits_of(name + processor_line(read_start("/proc/cpuinfo"), "model name"));
+}
+
+// A row of this boot, by this build, for a processor with these features. Empty if the kernel does not tell the boot.
+Key key_of_boot() {
+  std::string boot = read_start("/proc/sys/kernel/random/boot_id");
+  while (!boot.empty() && boot.back() <= ' ') boot.pop_back();
+  if (boot.empty()) return {};
+  const Build &build = this_build();
+  return {{"host", host_key()},
+          {"boot", boot},
+          {"cpu", digits_of(processor_line(read_start("/proc/cpuinfo"), "flags"))},
+          {"build", std::string(build.fingerprint, strnlen(build.fingerprint, sizeof build.fingerprint))}};
+}
+
+std::string path_for_boot() {
+  const std::string path = tuning_path();
+  return path.empty() ? path : path + ".copies";
 }
 
 Row parse(const std::string &line) {
@@ -167,6 +202,44 @@ std::string tuning_path() {
   if (const char *home = std::getenv("HOME"); home != nullptr && *home == '/')
     return std::string(home) + "/.cache/phalanx/tuning";
   return "";
+}
+
+bool may_keep_for_boot() {
+  const std::string table = tuning_path();
+  if (table.empty()) return false;
+  struct stat info;
+  for (const std::string &path : {table, path_for_boot()})
+    if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return false;
+  return !key_of_boot().empty();
+}
+
+Words load_for_boot() {
+  const std::string path = path_for_boot(), text = path.empty() ? path : read_table(path);
+  if (text.empty()) return {};
+  const Key key = key_of_boot();
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (Row row = parse(line); !key.empty() && is_for(row, key)) return row;
+  return {};
+}
+
+phx_status save_for_boot(const Words &words) {
+  const Key key = key_of_boot();
+  if (key.empty()) return fail(PHX_ERR_UNSUPPORTED, "group_create", "group_create: the kernel does not tell the boot");
+  std::vector<std::string> kept;
+  std::istringstream lines(read_table(path_for_boot()));
+  for (std::string line; std::getline(lines, line);) {
+    const Row row = parse(line);
+    const auto boot = row.find("boot");
+    const bool of_earlier_boot = is_for(row, {key[0]}) && (boot == row.end() || boot->second != key[1].second);
+    if (!row.empty() && !of_earlier_boot && !is_for(row, key)) kept.push_back(line + "\n");
+  }
+  std::string text;
+  for (size_t i = kept.size() < kMostRows ? 0 : kept.size() - kMostRows + 1; i < kept.size(); ++i) text += kept[i];
+  for (const auto &[name, value] : key) text.append(name).append("=").append(value).append(" ");
+  for (const auto &[name, value] : words) text.append(name).append("=").append(value).append(" ");
+  text.back() = '\n';
+  return write_table("group_create", path_for_boot(), text);
 }
 
 Tuning load_tuning(int group_size) {

@@ -1,7 +1,5 @@
 #include "base/tuning.h"
 
-#include "base/processor.h"
-
 namespace phx {
 namespace {
 
@@ -11,23 +9,19 @@ constexpr uint64_t kMiB = 1024 * kKiB;
 }  // namespace
 
 // Measured with `phalanx tune` on two cores of a Xeon with AVX-512 and 2 MiB of second-level cache per core, and of an
-// EPYC with AVX-512, 1 MiB per core and 32 MiB that they share: see docs/explanation/algorithms.
+// EPYC with AVX-512, 1 MiB per core and 32 MiB that they share: see docs/explanation/algorithms. Where the two differ,
+// the value with which the worse of them loses less: `phalanx tune` finds the rest.
 Tuning builtin_tuning(int group_size, int cores) {
   Tuning tuning;
   // A barrier takes a rank with a core of its own a quarter of a microsecond, and one that shares its core several:
-  // there the algorithms with fewer barriers win up to larger sizes.
+  // there the algorithms with fewer barriers win up to larger sizes. Without sharing, all_reduce of 2 KiB on the EPYC
+  // takes 0.32 us with one-shot and 0.40 with two-shot.
   const bool crowded = group_size > cores;
-  tuning.one_shot_bytes = crowded ? 8 * kKiB : 512;
+  tuning.one_shot_bytes = crowded ? 8 * kKiB : 2 * kKiB;
   tuning.chunk_bytes = crowded ? 256 * kKiB : 128 * kKiB;
-  tuning.streaming_bytes = 4 * kMiB;
-  tuning.push_bytes = 16 * kKiB;
-  if (is_amd()) {
-    // Non-temporal stores cost more on AMD: without them all_gather of 4 MiB takes 269 us instead of 451.
-    tuning.streaming_bytes = 8 * kMiB;
-    tuning.push_bytes = 8 * kKiB;
-    // all_reduce of 2 KiB takes 0.32 us with one-shot and 0.40 with two-shot; without a shared cache 0.38 and 0.50.
-    if (!crowded) tuning.one_shot_bytes = 2 * kKiB;
-  }
+  // On the EPYC, with 4 MiB, all_gather of 4 MiB takes 451 us instead of 269.
+  tuning.streaming_bytes = 8 * kMiB;
+  tuning.push_bytes = 8 * kKiB;
   return tuning;
 }
 

@@ -1,26 +1,28 @@
-// Copies that keep several pages in flight (pages.h).
+// The candidates for large copies, and the plan that says which of them serves what.
 //
-// Where string instructions are fast, one of them is faster than any of these loops: its stores need not fetch the
-// lines that they fill, nor wait for another core to give them up one after the other. There, stores that bypass the
-// cache are faster only if the source lies in a cache; and if one rank writes what others only read, the times of the
-// readers vary less without string instructions. See docs/explanation/algorithms.
+// No processor's name decides. On some, one string instruction is faster than any loop: its stores need not fetch the
+// lines that they fill, nor wait for another core to give them up one after the other. On others loops are faster, and
+// stores that bypass the cache fill lines that lie in the caches of others. See docs/explanation/algorithms.
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
-#include "base/processor.h"
+#include "base/sanitizers.h"
+#include "base/ticks.h"
+#include "kernels/copy_plan.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 namespace phx::kernels {
-
-#if defined(__x86_64__)
-
 namespace {
 
-constexpr size_t kSlotBytes = size_t{256} << 10;  // a copy of more than this reads from memory, and not from a slot
+#if defined(__x86_64__)
 
 template <bool kStreaming>
 inline void copy_line(char *to, const char *from) {
@@ -74,12 +76,6 @@ __attribute__((target("avx512f"))) size_t stream_lines_avx512(char *to, const ch
   return done;
 }
 
-// Whether this processor has fast string instructions and AVX-512.
-bool has_strings_and_avx512() {
-  static const bool avx512 = has_fast_strings() && __builtin_cpu_supports("avx512f") != 0;
-  return avx512;
-}
-
 // Copies with `lines`, which copies whole lines to an aligned target and returns how many bytes are done.
 template <class Lines>
 void copy_aligned(void *to, const void *from, size_t size, const Lines &lines) {
@@ -96,37 +92,235 @@ void copy_aligned(void *to, const void *from, size_t size, const Lines &lines) {
   std::memcpy(target + done, source + done, size - done);
 }
 
-}  // namespace
-
-void copy_streaming(void *to, const void *from, size_t size) {
-  copy_aligned(to, from, size, [](char *target, const char *source, size_t bytes) {
-    if (has_fast_strings() && bytes > kSlotBytes) return copy_string(target, source, bytes);
-    return has_strings_and_avx512() ? stream_lines_avx512(target, source, bytes)
-                                    : copy_lines<true>(target, source, bytes);
-  });
-}
-
-void copy_wide(void *to, const void *from, size_t size) {
-  copy_aligned(to, from, size, [](char *target, const char *source, size_t bytes) {
-    return has_fast_strings() ? copy_string(target, source, bytes) : copy_lines<false>(target, source, bytes);
-  });
-}
-
-void copy_one_way(void *to, const void *from, size_t size) {
-  if (!has_strings_and_avx512()) return copy_wide(to, from, size);
-  copy_aligned(to, from, size, copy_lines_avx512);
-}
-
-#else
-
-void copy_one_way(void *to, const void *from, size_t size) { copy_wide(to, from, size); }
-
-void copy_streaming(void *to, const void *from, size_t size) { copy_wide(to, from, size); }
-
-void copy_wide(void *to, const void *from, size_t size) {
-  if (size != 0) std::memcpy(to, from, size);
+template <size_t (*lines)(char *, const char *, size_t)>
+void aligned(void *to, const void *from, size_t size) {
+  copy_aligned(to, from, size, lines);
 }
 
 #endif
+
+void copy_plain(void *to, const void *from, size_t size) {
+  if (size != 0) std::memcpy(to, from, size);
+}
+
+bool always() { return true; }
+
+constexpr size_t kSlotBytes = size_t{256} << 10;  // a copy of more than this is not from or to a slot
+
+constexpr uint32_t bit(CopyUse use) { return uint32_t{1} << static_cast<uint32_t>(use); }
+
+struct Candidate {
+  Copy copy;
+  const char *name;
+  void (*function)(void *to, const void *from, size_t size);
+  bool (*available)();
+  uint32_t uses;
+};
+
+#if defined(__x86_64__)
+
+bool has_avx512() {
+  static const bool has = __builtin_cpu_supports("avx512f") != 0;
+  return has;
+}
+
+// FSRM: string instructions that are not slow to start. The processor says so whether or not they beat loops.
+bool has_short_strings() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & 1u << 4) != 0;
+  }();
+  return has;
+}
+
+#if defined(PHX_SANITIZED)  // sanitizers do not see the accesses of inline assembly
+bool has_strings() { return false; }
+#else
+bool has_strings() { return true; }
+#endif
+
+constexpr uint32_t kInCache = bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kReadOneWay);
+constexpr uint32_t kExchanges = bit(CopyUse::kExchange) | bit(CopyUse::kExchangeAround);
+constexpr uint32_t kAround = bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache);
+
+// Strings may not read what one rank writes again and again and others only read. Now and then, for seconds, some
+// processors fall into a state in which such a reader takes twice as long, which no measurement of milliseconds shows.
+constexpr Candidate kCandidates[kCopyCount] = {
+    {Copy::kMemcpy, "memcpy", &copy_plain, &always, kInCache},
+    {Copy::kPages, "pages", &aligned<copy_lines<false>>, &always, kInCache | kExchanges},
+    {Copy::kLines, "lines", &aligned<copy_lines_avx512>, &has_avx512, kInCache},
+    {Copy::kString, "string", &aligned<copy_string>, &has_strings,
+     bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache) | kExchanges},
+    {Copy::kStream, "stream", &aligned<copy_lines<true>>, &always, kAround},
+    {Copy::kStreamLines, "stream_lines", &aligned<stream_lines_avx512>, &has_avx512, kAround},
+};
+
+#else
+
+constexpr uint32_t kAllUses = (uint32_t{1} << kCopyUses) - 1;
+bool never() { return false; }
+
+constexpr Candidate kCandidates[kCopyCount] = {
+    {Copy::kMemcpy, "memcpy", &copy_plain, &always, kAllUses},
+    {Copy::kPages, "pages", &copy_plain, &never, 0},
+    {Copy::kLines, "lines", &copy_plain, &never, 0},
+    {Copy::kString, "string", &copy_plain, &never, 0},
+    {Copy::kStream, "stream", &copy_plain, &never, 0},
+    {Copy::kStreamLines, "stream_lines", &copy_plain, &never, 0},
+};
+
+#endif
+
+constexpr const char *kUseNames[kCopyUses] = {"any",          "put_one_way", "read_one_way",
+                                              "around_cache", "exchange",    "exchange_around"};
+
+const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(copy)]; }
+
+std::atomic<CopyOrigin> origin_of_plan{CopyOrigin::kFeatures};
+
+// Two candidates for one use, each of which is the faster one for a while. What fills a slot that lies in the caches of
+// others takes three to eight times as long where cores share no third-level cache, and stores that bypass the cache
+// always take the same; and the processors of a virtual machine move between the caches of the host, unseen. So every
+// kTriedEvery-th copy is done by the rival, and whoever is clearly faster twice does the copies from then on. Threads
+// that copy at the same time may lose an observation of each other.
+class Rivals {
+ public:
+  void copy(Copy first, Copy second, void *to, const void *from, size_t size) {
+    const uint32_t number = number_.load(std::memory_order_relaxed) + 1;
+    number_.store(number, std::memory_order_relaxed);
+    const bool swapped = swapped_.load(std::memory_order_relaxed), tries = number % kTriedEvery == 0;
+    const uint64_t begin = ticks();
+    copy_with(swapped != tries ? second : first, to, from, size);
+    const uint64_t cost = ((ticks() - begin) << 10) / size;
+    if (!tries) {
+      const uint64_t usual = usual_.load(std::memory_order_relaxed);
+      // Without the copies in whose middle another thread had the core.
+      usual_.store(usual == 0 || cost < usual ? cost : usual + (std::min(cost, 4 * usual) - usual) / 8 + 1,
+                   std::memory_order_relaxed);
+      return;
+    }
+    const bool wins = cost < usual_.load(std::memory_order_relaxed) / 4 * 3;
+    const uint32_t wins_before = wins_.load(std::memory_order_relaxed);
+    wins_.store(wins ? wins_before + 1 : 0, std::memory_order_relaxed);
+    if (!wins || wins_before == 0) return;
+    swapped_.store(!swapped, std::memory_order_relaxed);
+    usual_.store(cost, std::memory_order_relaxed);
+    wins_.store(0, std::memory_order_relaxed);
+  }
+  void restart() {
+    swapped_.store(false, std::memory_order_relaxed);
+    usual_.store(0, std::memory_order_relaxed);
+    wins_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr uint32_t kTriedEvery = 256;
+  std::atomic<uint32_t> number_{0}, wins_{0};  // wins_: of the rival, without one of the other between them
+  std::atomic<bool> swapped_{false};
+  std::atomic<uint64_t> usual_{0};  // ticks for 1 KiB, of whoever does the copies
+};
+Rivals putting[kCopyClasses];
+
+[[maybe_unused]] const bool begins_by_features = (use_plan(plan_by_features(), CopyOrigin::kFeatures), true);
+
+}  // namespace
+
+std::atomic<Copy> chosen_copies[kCopyUses][kCopyClasses];  // memcpy until this library is initialized
+
+bool copy_is_for(Copy copy, CopyUse use) {
+  return (candidate(copy).uses & bit(use)) != 0 && candidate(copy).available();
+}
+
+bool is_usable(const CopyPlan &plan) {
+  for (size_t use = 0; use < kCopyUses; ++use)
+    for (const Copy copy : plan.of[use])
+      if (static_cast<size_t>(copy) >= kCopyCount || !copy_is_for(copy, static_cast<CopyUse>(use))) return false;
+  return true;
+}
+
+CopyPlan plan_by_features() {
+  CopyPlan plan{};
+#if defined(__x86_64__)
+  const bool short_strings = has_strings() && has_short_strings(), strings = short_strings && has_avx512();
+  const Copy around = has_avx512() ? Copy::kStreamLines : Copy::kStream;
+  for (size_t i = 0; i < kCopyClasses; ++i) {
+    const Copy loop = i == 0 ? Copy::kMemcpy : Copy::kPages;
+    plan.at(CopyUse::kAny, i) = strings ? Copy::kString : loop;
+    plan.at(CopyUse::kPutOneWay, i) = has_avx512() ? plan.at(CopyUse::kAny, i) : around;
+    plan.at(CopyUse::kReadOneWay, i) = strings ? Copy::kLines : loop;
+    plan.at(CopyUse::kAroundCache, i) = short_strings && i == kCopyClasses - 1 ? Copy::kString : around;
+    plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;
+    plan.at(CopyUse::kExchangeAround, i) = short_strings ? Copy::kString : Copy::kPages;
+  }
+#endif
+  return plan;
+}
+
+CopyPlan current_plan() {
+  CopyPlan plan{};
+  for (size_t use = 0; use < kCopyUses; ++use)
+    for (size_t i = 0; i < kCopyClasses; ++i) plan.of[use][i] = chosen_copies[use][i].load(std::memory_order_relaxed);
+  return plan;
+}
+
+CopyOrigin copy_origin() { return origin_of_plan.load(std::memory_order_relaxed); }
+
+void use_plan(const CopyPlan &plan, CopyOrigin origin) {
+  for (size_t use = 0; use < kCopyUses; ++use)
+    for (size_t i = 0; i < kCopyClasses; ++i) chosen_copies[use][i].store(plan.of[use][i], std::memory_order_relaxed);
+  for (Rivals &rivals : putting) rivals.restart();
+  origin_of_plan.store(origin, std::memory_order_relaxed);
+}
+
+std::map<std::string, std::string> words_of_plan(const CopyPlan &plan) {
+  std::map<std::string, std::string> words;
+  for (size_t use = 0; use < kCopyUses; ++use)
+    for (const Copy copy : plan.of[use]) {
+      std::string &word = words[kUseNames[use]];
+      word.append(word.empty() ? "" : ",").append(candidate(copy).name);
+    }
+  return words;
+}
+
+bool plan_of_words(const std::map<std::string, std::string> &words, CopyPlan *out) {
+  for (size_t use = 0; use < kCopyUses; ++use) {
+    const auto word = words.find(kUseNames[use]);
+    if (word == words.end()) return false;
+    std::istringstream names(word->second);
+    std::string name;
+    size_t i = 0;
+    for (; std::getline(names, name, ','); ++i) {
+      const Candidate *found = std::begin(kCandidates);
+      while (found != std::end(kCandidates) && name != found->name) ++found;
+      if (i == kCopyClasses || found == std::end(kCandidates)) return false;
+      if (!copy_is_for(found->copy, static_cast<CopyUse>(use))) return false;
+      out->of[use][i] = found->copy;
+    }
+    if (i != kCopyClasses) return false;
+  }
+  return true;
+}
+
+void copy_with(Copy copy, void *to, const void *from, size_t size) { candidate(copy).function(to, from, size); }
+
+void copy_streaming(void *to, const void *from, size_t size) {
+  copy_with(chosen_copy(CopyUse::kAroundCache, size), to, from, size);
+}
+
+void copy_wide(void *to, const void *from, size_t size) { copy_with(chosen_copy(CopyUse::kAny, size), to, from, size); }
+
+void copy_one_way(void *to, const void *from, size_t size) {
+  copy_with(chosen_copy(CopyUse::kReadOneWay, size), to, from, size);
+}
+
+void put_one_way(void *to, const void *from, size_t size) {
+  const Copy first = chosen_copy(CopyUse::kPutOneWay, size),
+             around = chosen_copy(CopyUse::kAroundCache, std::min(size, kSlotBytes));
+  const Copy second = first == around ? chosen_copy(CopyUse::kAny, size) : around;
+  if (first == second)
+    copy_with(first, to, from, size);
+  else
+    putting[copy_class(size)].copy(first, second, to, from, size);
+}
 
 }  // namespace phx::kernels

@@ -5,11 +5,11 @@
 // read fetches it once for both (measured on two cores that share a third-level cache: 27 GB/s to read and write,
 // against 28 to read and then 22 to write). The pass walks through four pages side by side (pages.h).
 //
-// A string instruction takes lines over without fetching them or waiting for each. Two of them, one after the other,
-// are faster than one pass of stores.
+// A string instruction takes lines over without fetching them or waiting for each. On some processors two of them, one
+// after the other, are faster than one pass of stores: the plan of this process says which (copy_plan.h).
 #include <cstring>
 
-#include "base/processor.h"
+#include "kernels/copy_plan.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
 
@@ -28,8 +28,8 @@ size_t strings(char *out, char *slot, const char *next, size_t size) {
   size_t at = 0;
   while (size - at >= kStringBytes) {
     const size_t piece = size - at < kPieceBytes ? size - at : kPieceBytes;
-    copy_wide(out + at, slot + at, piece);
-    if (next != slot) copy_wide(slot + at, next + at, piece);
+    copy_with(Copy::kString, out + at, slot + at, piece);
+    if (next != slot) copy_with(Copy::kString, slot + at, next + at, piece);
     at += piece;
   }
   return at;
@@ -76,10 +76,15 @@ size_t lines(char *, char *, const char *, size_t, bool) { return 0; }
 }  // namespace
 
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming) {
+  exchange_with(chosen_copy(streaming ? CopyUse::kExchangeAround : CopyUse::kExchange, size), out, slot, next, size,
+                streaming);
+}
+
+void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming) {
   if (size == 0) return;
   char *to = static_cast<char *>(out), *middle = static_cast<char *>(slot);
   const char *from = static_cast<const char *>(next == nullptr ? slot : next);
-  size_t done = has_fast_strings() ? strings(to, middle, from, size) : 0;
+  size_t done = copy == Copy::kString ? strings(to, middle, from, size) : 0;
   streaming = streaming && done == 0;
   if (streaming) {
     done = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;

@@ -51,12 +51,12 @@ inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size
 #endif
 }
 
-// memcpy for 100 KiB and more (8 where string instructions are fast) from memory or from another core's cache.
+// Copies of kSmallCopyBytes and more, with what the plan of this process has for each use (copy_plan.h).
 void copy_wide(void *to, const void *from, size_t size);
-// The same for memory that one rank writes again and again and others only read, while it stays in the cache. String
-// instructions that read lines while others write them fall into a state in which both take twice as long.
+// The same for memory that one rank writes again and again and others only read, while it stays in the cache.
+void put_one_way(void *to, const void *from, size_t size);
 void copy_one_way(void *to, const void *from, size_t size);
-// As copy_wide, with stores that bypass the cache if that is faster: for results that would not stay there until read.
+// The same with stores that bypass the cache if that is faster: for results that would not stay there until read.
 void copy_streaming(void *to, const void *from, size_t size);
 // Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
 // data. `streaming`: stores to `out` bypass the cache. The three must not overlap.
