@@ -22,6 +22,11 @@ PHX_FROZEN(offsetof(phx_allocator_ops, unmap) == 48);
 PHX_FROZEN(offsetof(phx_allocator_ops, destroy) == 56);
 
 PHX_FROZEN(sizeof(phx_block) == 32);
+PHX_FROZEN(offsetof(phx_block, data) == 0);
+PHX_FROZEN(offsetof(phx_block, count) == 8);
+PHX_FROZEN(offsetof(phx_block, row) == 16);
+PHX_FROZEN(offsetof(phx_block, stride) == 24);
+
 PHX_FROZEN(sizeof(phx_call) == 48);
 PHX_FROZEN(offsetof(phx_call, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_call, kind) == 4);
