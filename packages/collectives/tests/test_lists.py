@@ -187,7 +187,7 @@ def shared(rank, size):
     join(rank, size)
     for count in (1, 100, 50_000):
         x = torch.full((count,), float(rank))
-        outs = separate(count, torch.float32, size)
+        outs = [torch.zeros(count) for _ in range(size)]
         dist.all_to_all(outs, [x] * size)  # one tensor for everybody
         assert [out[-1].item() for out in outs] == list(range(size))
         out = torch.zeros(count)
@@ -232,7 +232,7 @@ def other_forms(rank, size):
     join(rank, size)
     for count in (3, 5000):
         mine, whole = torch.full((count,), float(rank)), torch.zeros(size * count)
-        outs = separate(count, torch.float32, size) if rank == 0 else list(whole.chunk(size))
+        outs = [torch.zeros(count) for _ in range(size)] if rank == 0 else list(whole.chunk(size))
         if rank == 0:
             dist.all_gather(outs, mine)
         else:
@@ -246,7 +246,7 @@ def other_forms(rank, size):
             dist.reduce_scatter_tensor(out, sent)
         assert (out == sum(10 * r + rank for r in range(size))).all()
         if rank == 0:
-            outs = separate(count, torch.float32, size)
+            outs = [torch.zeros(count) for _ in range(size)]
             dist.all_to_all(outs, [x.clone() for x in sent.chunk(size)])
         else:
             dist.all_to_all_single(whole, sent)
