@@ -21,7 +21,7 @@ _CHOICES = ("auto", "cpp", "python")
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _MODULE = "phalanx_c10d"  # as module.cpp says
-_STRUCTS = ("phx_options", "phx_gpu_options", "phx_call", "phx_error_info")
+_STRUCTS = ("phx_options", "phx_gpu_options", "phx_block", "phx_call", "phx_error_info")
 _OPS_FUNCTIONS = ("phxt_set_around", "phxt_group_find")
 
 

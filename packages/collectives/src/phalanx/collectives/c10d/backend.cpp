@@ -262,8 +262,8 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
     }
   const Recording recording =
       record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
-  const List out = writable(outputs, buffers);
-  List in = readable(inputs, buffers);
+  const List out = writable(outputs, written_, buffers);
+  List in = readable(inputs, read_, buffers);
   keep_apart(in, out, -1, buffers);
   const Plan plan{OpType::ALLTOALL, "phalanx:all_to_all", opts.timeout, opts.asyncOp};
   return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {

@@ -15,6 +15,7 @@
 
 #include "engine.h"
 #include "record.h"
+#include "tensors.h"
 
 namespace phalanx {
 
@@ -128,6 +129,7 @@ class Backend : public c10d::Backend {
     at::Device device;
   };
   std::vector<Posted> posted_;
+  Scratch read_, written_;
   std::mutex beside_mutex_;
   std::map<std::pair<int, int>, c10::Stream> beside_;  // by number of the GPU and road
 };

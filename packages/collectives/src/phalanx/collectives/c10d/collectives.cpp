@@ -142,7 +142,7 @@ C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::A
       record([&] { return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp}; });
   Buffers buffers;
   buffers.outputs = list;
-  const List out = writable(list, buffers);
+  const List out = writable(list, written_, buffers);
   List in = alone(input, readable(input, buffers));
   keep_apart(in, out, rank_, buffers);
   const auto call = [&](auto *group, auto *options, auto **work) {
@@ -261,7 +261,7 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
       TORCH_CHECK_VALUE(each.numel() == input.numel(), "gather: an output has ", each.numel(),
                         " elements, and the input ", input.numel());
     buffers.outputs = outputs[0];
-    out = writable(outputs[0], buffers);
+    out = writable(outputs[0], written_, buffers);
     keep_apart(in, out, rank_, buffers);
   } else {
     TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: outputs on a rank that is not the root");
@@ -294,7 +294,7 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
     for (const at::Tensor &each : inputs[0])
       TORCH_CHECK_VALUE(each.numel() == output.numel(), "scatter: an input has ", each.numel(),
                         " elements, and the output ", output.numel());
-    in = readable(inputs[0], buffers);
+    in = readable(inputs[0], read_, buffers);
     keep_apart(in, out, rank_, buffers);
   } else {
     TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: inputs on a rank that is not the root");
@@ -323,7 +323,7 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
   Buffers buffers;
   buffers.outputs = outputs;
   const List out = alone(output, writable(output, buffers));
-  List in = readable(list, buffers);
+  List in = readable(list, read_, buffers);
   keep_apart(in, out, rank_, buffers);
   const auto call = [&](auto *group, auto *options, auto **work) {
     void *const to = out.start();

@@ -66,6 +66,7 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
 #undef X
   const bool fits = core.abi_version() == PHX_ABI_VERSION && core.struct_size("phx_options") == sizeof(phx_options) &&
                     core.struct_size("phx_gpu_options") == sizeof(phx_gpu_options) &&
+                    core.struct_size("phx_block") == sizeof(phx_block) &&
                     core.struct_size("phx_call") == sizeof(phx_call) &&
                     core.struct_size("phx_message") == sizeof(phx_message);
   TORCH_CHECK(fits, "phalanx: the library was built from another phalanx.h than this module; reinstall phalanx-core");

@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 
@@ -125,6 +126,33 @@ phx_block block_of(const at::Tensor &tensor) {
   block.row = rows.row * times;
   block.stride = rows.stride * times;
   return block;
+}
+
+// What a backend keeps of each scratch.
+constexpr size_t kKept = size_t{32} << 20;  // bytes
+
+// Lets the tensors at `positions` of a list lie in `scratch`: what they hold is copied there now, or, if they are
+// `written`, to them when the operation is complete.
+void put_in_scratch(const std::vector<at::Tensor> &tensors, const c10::SmallVectorImpl<size_t> &positions, bool written,
+                    Scratch &scratch, List &list, Buffers &buffers) {
+  if (positions.empty()) return;
+  size_t bytes = 0;
+  for (const size_t i : positions) bytes += tensors[i].nbytes();
+  const at::NoGradGuard no_grad;
+  const at::Tensor memory = scratch.take(bytes);
+  int64_t begin = 0;
+  for (const size_t i : positions) {
+    const at::Tensor &tensor = tensors[i];
+    const auto size = static_cast<int64_t>(tensor.nbytes());
+    const at::Tensor place = memory.narrow(0, begin, size).view(tensor.scalar_type()).view(tensor.sizes());
+    begin += size;
+    list.blocks[i] = {place.data_ptr(), elements_of(tensor).count, 0, 0};
+    if (written)
+      buffers.copies.emplace_back(tensor, place);
+    else
+      place.copy_(tensor);
+  }
+  buffers.keep.push_back(memory);
 }
 
 // Adds memory to `keep` that is copied to the tensor when the operation is complete.
@@ -312,6 +340,19 @@ void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers) {
   return buffers.keep.back().data_ptr();
 }
 
+at::Tensor Scratch::take(size_t bytes) {
+  const auto size = static_cast<int64_t>(bytes);
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const bool is_free = !kept_.defined() || kept_.storage().use_count() == 1;
+  std::atomic_thread_fence(std::memory_order_acquire);  // after what the last work did there, in any thread
+  if (!is_free || !kept_.defined() || kept_.numel() < size) {
+    at::Tensor made = at::empty({size}, at::kByte);
+    if (!is_free || bytes > kKept) return made;
+    kept_ = std::move(made);
+  }
+  return kept_.narrow(0, 0, size);
+}
+
 bool List::even() const {
   return std::all_of(blocks.begin(), blocks.end(), [&](auto &block) { return block.count == blocks[0].count; });
 }
@@ -327,7 +368,7 @@ List alone(const at::Tensor &tensor, const void *data) {
   return {{{const_cast<void *>(data), elements.count, 0, 0}}, elements.dtype};
 }
 
-List readable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+List readable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers) {
   if (tensors[0].is_cuda()) {
     if (adjacent(tensors)) return in_one_buffer(tensors, first_of(tensors).data_ptr(), tensors, buffers);
     const at::NoGradGuard no_grad;
@@ -337,12 +378,18 @@ List readable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
     return in_one_buffer(tensors, all.data_ptr(), {all}, buffers);
   }
   List list{{}, elements_of(tensors[0]).dtype};
-  list.blocks.reserve(tensors.size());
-  buffers.keep.reserve(buffers.keep.size() + tensors.size());
-  for (const at::Tensor &tensor : tensors) {
-    buffers.keep.push_back(is_direct(tensor) ? tensor : plain(tensor));
-    list.blocks.push_back(block_of(buffers.keep.back()));
+  list.blocks.resize(tensors.size());
+  buffers.keep.reserve(buffers.keep.size() + tensors.size() + 1);
+  c10::SmallVector<size_t, 8> others;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (is_direct(tensors[i])) {
+      buffers.keep.push_back(tensors[i]);
+      list.blocks[i] = block_of(tensors[i]);
+    } else {
+      others.push_back(i);
+    }
   }
+  put_in_scratch(tensors, others, false, scratch, list, buffers);
   return list;
 }
 
@@ -362,20 +409,38 @@ List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
   return in_one_buffer(tensors, flat.data_ptr(), {flat}, buffers);
 }
 
-List writable(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
+List writable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers) {
   if (tensors[0].is_cuda()) return in_one_buffer(tensors, buffers);
   for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
   if (!buffers.staged && !adjacent(tensors)) share_memory(tensors, [](size_t a, size_t b) { return a == b; });
   List list{{}, elements_of(tensors[0]).dtype};
-  list.blocks.reserve(tensors.size());
-  buffers.keep.reserve(buffers.keep.size() + tensors.size());
-  for (const at::Tensor &tensor : tensors) {
-    if (!buffers.staged && is_direct(tensor))
-      buffers.keep.push_back(tensor);
-    else
-      writable_copy(tensor, buffers);
-    list.blocks.push_back(block_of(buffers.keep.back()));
+  list.blocks.resize(tensors.size());
+  buffers.keep.reserve(buffers.keep.size() + tensors.size() + 1);
+  c10::SmallVector<size_t, 8> others;
+  const size_t item = dtype_size(list.dtype);
+  // Rows with one stride may lie between each other; the core does not look whether those with several strides do.
+  const auto crosses = [&](const phx_block &a, const phx_block &b) {
+    return a.row != 0 && b.row != 0 && a.stride != b.stride && begin_of(a) < end_of(b, item) &&
+           begin_of(b) < end_of(a, item);
+  };
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    phx_block &block = list.blocks[i];
+    if (is_direct(tensors[i])) {
+      block = block_of(tensors[i]);
+      block.data = tensors[i].data_ptr();  // which makes a lazy clone's memory its own
+    }
+    const auto before = list.blocks.begin() + static_cast<std::ptrdiff_t>(i);
+    if (block.data == nullptr && tensors[i].numel() != 0) {
+      others.push_back(i);
+    } else if (std::any_of(list.blocks.begin(), before,
+                           [&](const phx_block &other) { return crosses(block, other); })) {
+      others.push_back(i);
+      block = {};
+    } else {
+      buffers.keep.push_back(tensors[i]);
+    }
   }
+  put_in_scratch(tensors, others, true, scratch, list, buffers);
   return list;
 }
 

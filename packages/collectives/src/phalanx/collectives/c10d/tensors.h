@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <functional>
+#include <mutex>
 #include <vector>
 
 #include "work.h"
@@ -53,6 +54,17 @@ void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers);
 // The input, or a copy of it if it overlaps the output.
 const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
 
+// Memory for the tensors of lists that the core cannot take where they lie. It is kept for later calls, up to a limit;
+// a work that is not complete has it to itself.
+class Scratch {
+ public:
+  at::Tensor take(size_t bytes);
+
+ private:
+  std::mutex mutex_;
+  at::Tensor kept_;
+};
+
 // The tensors of a list, of one dtype, as the core takes them: on the CPU where they lie, rows included; on GPUs, where
 // the core takes no lists of blocks, one after another in one buffer.
 struct List {
@@ -63,8 +75,8 @@ struct List {
   bool even() const;  // whether all have the same number of elements
   std::vector<size_t> counts() const;
 };
-List readable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
-List writable(const std::vector<at::Tensor> &tensors, Buffers &buffers);
+List readable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers);
+List writable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers);
 List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers);  // written, on the CPU too
 // Copies inputs that overlap the outputs, but for one that is just the output `own` where that is not negative.
 void keep_apart(List &inputs, const List &outputs, int own, Buffers &buffers);
