@@ -529,7 +529,7 @@ class Part {
   Storage storage_in_, storage_out_;
   Region in_region_, out_region_;
   char *in_ = nullptr, *out_ = nullptr;
-  mutable Spread in_spread_, out_spread_;  // `check` collects what lies in them
+  mutable Spread in_spread_, out_spread_;                 // `check` collects what lies in them
   char *shared_begin_ = nullptr, *shared_end_ = nullptr;  // what the case uses of the symmetric block
 };
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from phalanx.core._arguments import Form, Ranks
-from phalanx.core._handle import c_integer
 from phalanx.core._lib import ffi
 from phalanx.core._operand import Operand, operand, resolve_dtype
 from phalanx.core.dtypes import DType
@@ -92,7 +91,7 @@ def _sized(value: Any, name: str, writable: bool) -> Operand:
 def _elements(operands: Sequence[Operand], name: str, dtype: DType) -> list[int]:
     counts = []
     for i, each in enumerate(operands):
-        n, rest = divmod(c_integer(each.nbytes, name, 0, 2**63 - 1), dtype.itemsize)
+        n, rest = divmod(each.nbytes or 0, dtype.itemsize)
         if rest:
             raise InvalidArgumentError(
                 f"{name}[{i}] has {each.nbytes} bytes, which is no multiple of the {dtype.itemsize} of an element"
