@@ -181,7 +181,7 @@ def test_counts_that_would_take_for_ever_end_at_the_deadline():
 
 
 def test_counts_that_overflow_the_rounds_lose_no_data_between_the_others():
-    victim, _, bystander = run_ranks(exchange_counts, 3, SEGMENT * ((1 << 32) - 1), 1500)
+    victim, _, bystander = run_ranks(exchange_counts, 3, 2 * SEGMENT * ((1 << 32) - 1), 1500)  # two at once
     assert victim[0] == "MismatchError" and "more than memory can hold" in victim[2], victim
     assert bystander[0] == "MismatchError" and "more than memory can hold" in bystander[2], bystander
 

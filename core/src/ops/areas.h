@@ -7,6 +7,11 @@
 
 namespace phx {
 
+// The most elements of a part of a chunk, of which a slot has one for each rank.
+inline size_t largest_part(const Plan &plan, size_t item) {
+  return std::max(elements_in(plan.chunk_bytes() / plan.lane.group_size(), item), kLine / item);
+}
+
 // Moves chunks through two areas of the slots, which alternate. A cache line of an area carries input to a peer, and
 // then the peer's data back. There is one more round than there are chunks, because the data that comes back for a
 // chunk is fetched in the round in which the next chunk has arrived.
@@ -22,7 +27,7 @@ class ThroughAreas : public Operation {
   // for each rank.
   ThroughAreas(const Plan &plan, const Buffers &buffers, size_t count, size_t in_bytes, int parts)
       : Operation(buffers, in_bytes), n_(plan.lane.group_size()), self_(plan.lane.group_rank()) {
-    const size_t line = kLine / b_.item, most = std::max(elements_in(plan.chunk_bytes() / n_, b_.item), line) * parts;
+    const size_t line = kLine / b_.item, most = largest_part(plan, b_.item) * parts;
     const size_t chunks = std::max<size_t>(1, (count + most - 1) / most);  // of equal size
     part_ = std::max(std::min(most / parts, part_elements((count + chunks - 1) / chunks, b_.item, parts)), line);
     chunks_ = rounds_for(count, part_ * parts);

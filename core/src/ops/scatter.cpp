@@ -131,7 +131,7 @@ class AllToAllV final : public Operation {
   size_t place(int group_rank) const { return counts_.bytes() + group_rank * segment_ * b_.item; }
 
   phx_status begin_rest(size_t most) {
-    if (most / elements_in(kLine * 2, b_.item) >= UINT32_MAX)
+    if (most / (2 * largest_part(plan_, b_.item)) >= UINT32_MAX - 1)
       return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %zu is more than memory can hold", most);
     rest_ = make_exchange(plan_, b_, most, std::move(in_), std::move(out_));
     rest_->first_epoch = first_epoch + 1;
