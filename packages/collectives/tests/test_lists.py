@@ -286,6 +286,9 @@ def refused(rank, size):
     call = wrong["elements"] if rank == 1 else lambda: dist.all_gather([x.clone() for _ in range(size)], x)
     with pytest.raises(RuntimeError, match="elements" if rank == 1 else "rank 1 .*refused its own call"):
         call()
+    store = options._get_default_store()  # a rank that leaves now could be what the others report
+    store.set(f"caught {rank}", "")
+    store.wait([f"caught {other}" for other in range(size)])
     dist.destroy_process_group()
 
 
