@@ -58,7 +58,7 @@ bool is_usable(const CopyPlan &plan);  // on this processor; the plan may come f
 // The plan for a processor with these features, of which nothing was measured.
 CopyPlan plan_by_features();
 
-// Those of this process. Relaxed loads and stores.
+// The plan of this process and where it came from. Loads and stores are relaxed.
 CopyPlan current_plan();
 CopyOrigin copy_origin();
 void use_plan(const CopyPlan &plan, CopyOrigin origin);

@@ -22,10 +22,10 @@ class Lane;
 class Symm;
 
 // Blocks of an input or output that differ in size, or do not lie one after another. What is NULL follows from Buffers.
+// With `in` or `out` set, that pointer of Buffers is NULL unless the blocks lie one after another.
 struct Lists {
   const size_t *in_counts = nullptr, *out_counts = nullptr;
-  const phx_block *in = nullptr,
-                  *out = nullptr;  // then Buffers::in and out are NULL, unless they lie one after another
+  const phx_block *in = nullptr, *out = nullptr;
 };
 
 struct Buffers {

@@ -43,13 +43,8 @@ def resolve_blocks(
 ) -> BlockSides:
     """Check both sides of a collective of which one or both are lists.
 
-    Args:
-        form: Which collective.
-        ranks: The group.
-        source, out: Buffers, or lists of them where the collective has a block for each rank.
-        count: Must be None: the buffers say it.
-        dtype: Their type, or None.
-        root: Group rank of the root, if there is one.
+    The arguments are those of `resolve`, with a list of buffers on a side that has a block for each rank. `count` must
+    be None: the buffers say it.
 
     Raises:
         InvalidArgumentError: Something is wrong or missing.
