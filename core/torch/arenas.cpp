@@ -23,7 +23,7 @@ struct Row {
   size_t plan_bytes;
   ArenaRef arena;
 };
-struct Registry {
+struct Arenas {
   phx::AcrossForks<std::shared_mutex> mutex;
   std::vector<Row> rows;
   int64_t next_number = kFirstNumber;
@@ -37,8 +37,8 @@ struct Registry {
     return nullptr;
   }
 };
-Registry &registry() {
-  static Registry *const made = new Registry;
+Arenas &all_arenas() {
+  static Arenas *const made = new Arenas;
   return *made;
 }
 
@@ -60,7 +60,7 @@ ArenaRef make_arena(const Call &call, std::string_view plan, size_t bytes) {
 }  // namespace
 
 int64_t arena_number(const Call &call, std::string_view plan, size_t bytes) {
-  Registry &all = registry();
+  Arenas &all = all_arenas();
   size_t before = 0;
   {
     const std::shared_lock lock(all.mutex);
@@ -82,7 +82,7 @@ int64_t arena_number(const Call &call, std::string_view plan, size_t bytes) {
 }
 
 ArenaRef find_arena(int64_t number) {
-  Registry &all = registry();
+  Arenas &all = all_arenas();
   const std::shared_lock lock(all.mutex);
   for (const Row &row : all.rows)
     if (row.number == number) return row.arena;
@@ -91,7 +91,7 @@ ArenaRef find_arena(int64_t number) {
 
 void arenas_leave(const Group *group) {
   std::vector<Row> gone;  // released after the lock: that may unmap memory
-  Registry &all = registry();
+  Arenas &all = all_arenas();
   const std::unique_lock lock(all.mutex);
   const auto keep = std::stable_partition(all.rows.begin(), all.rows.end(),
                                           [=](const Row &row) { return row.arena->group.get() != group; });

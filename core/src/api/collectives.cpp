@@ -95,27 +95,26 @@ phx_status issue_blocks(Kind kind, phx_group *group, Side in, Side out, size_t c
       return refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: a block has not the %zu elements that `count` says",
                               call.name(), count));
     const phx_block buffer{const_cast<void *>(in_is_list ? out.buffer : in.buffer), count, 0, 0};
-    if (!in_is_list) in.list = &buffer;
-    if (!out_is_list) out.list = &buffer;
+    const phx_block *const from = in_is_list ? in.list : &buffer, *const to = out_is_list ? out.list : &buffer;
 
     const bool uneven = kind == Kind::kAllGatherV || kind == Kind::kReduceScatterV;
     const size_t item = phx_dtype_size(dtype), recorded = kind == Kind::kAllToAllV ? 0 : uneven ? 1 : count;
-    void *const in_at = phx::adjacent(in.list, static_cast<int>(ins), item);
-    void *const out_at = phx::adjacent(out.list, static_cast<int>(outs), item);
+    void *const in_at = phx::adjacent(from, static_cast<int>(ins), item);
+    void *const out_at = phx::adjacent(to, static_cast<int>(outs), item);
     call.data(in_at, in_is_list || count == 0 ? 0 : 1, out_at, out_is_list || count == 0 ? 0 : 1, recorded, dtype);
     if (uneven) {
       std::vector<size_t> counts(n);
       for (size_t i = 0; i < n; ++i) counts[i] = list[i].count;
       call.counts(counts.data(), &count);
     }
-    call.apart(in.list, ins, out.list, outs, traits.in_place != phx::InPlace::kNever);
+    call.apart(from, ins, to, outs, traits.in_place != phx::InPlace::kNever);
     if (traits.reduces) call.reduce(op);
     if (!call.ok()) return call.status();
     // Blocks that lie like those of the plain form need no list.
     const bool plain = traits.in_place != phx::InPlace::kNever && !uneven;
     phx::Lists lists;
-    if (in_is_list && ins != 0 && !(plain && in_at != nullptr)) lists.in = in.list;
-    if (out_is_list && outs != 0 && !(plain && out_at != nullptr)) lists.out = out.list;
+    if (in_is_list && ins != 0 && !(plain && in_at != nullptr)) lists.in = from;
+    if (out_is_list && outs != 0 && !(plain && out_at != nullptr)) lists.out = to;
     const size_t in_bytes = !in_is_list                       ? count * item
                             : traits.root == phx::Root::kNone ? total_in * item
                                                               : n * count * item;

@@ -11,7 +11,7 @@ namespace {
 static_assert(kMaxGroupSize + 2 < 1 << kRoundBits);
 static_assert(sizeof(Vote) <= kMaxPayload);
 
-const std::atomic<int32_t> kNever{0};  // never set: a failure of the group does not end these waits
+const std::atomic<int32_t> kNoFailure{0};  // never set: a failure of the group does not end these waits
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void Group::send_vote(const Vote &vote, uint64_t ordinal, const Deadline &deadli
     if (!links_[i] || links_[i]->state.load() != LinkState::kAlive) continue;
     // Absent ranks get it too, so that they learn of it if they resume, but this rank does not wait for them to have
     // room. A failure to send shows in the wait for the answer.
-    (void)send(i, envelope, &vote, nullptr, vote.absent[i] ? Deadline::after_ms(0) : deadline, kNever);
+    (void)send(i, envelope, &vote, nullptr, vote.absent[i] ? Deadline::after_ms(0) : deadline, kNoFailure);
   }
 }
 
@@ -31,7 +31,7 @@ bool Group::receive_vote(int i, uint64_t ordinal, const Deadline &deadline, Vote
   // If this process was stopped, the deadline may have passed while messages arrived that are still in the sockets.
   if (deadline.passed()) world_->monitor().catch_up();
   const phx_status status = world_->progress().keep_going(deadline, [&](const Deadline &until) {
-    return world_->monitor().take(records_[i].uuid, id_, ordinal, until, kNever, &message);
+    return world_->monitor().take(records_[i].uuid, id_, ordinal, until, kNoFailure, &message);
   });
   if (status != PHX_OK || message.payload.size() != sizeof *out) return false;
   std::memcpy(out, message.payload.data(), sizeof *out);

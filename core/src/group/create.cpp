@@ -22,7 +22,7 @@
 namespace phx {
 namespace {
 
-constexpr const char *kOperation = "group_create";
+constexpr const char *kGroupCreate = "group_create";
 constexpr int64_t kTidyMs = 1000;  // in case the store hangs
 
 // The plan of a rank's copies. Those of group rank 0 become the plan of all.
@@ -82,8 +82,8 @@ phx_status read_first_count(uint32_t *out) {
   errno = 0;
   const unsigned long long value = std::strtoull(text, &end, 10);
   if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
-    return fail(PHX_ERR_INVALID, kOperation, "%s: PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u",
-                kOperation, text, UINT32_MAX);
+    return fail(PHX_ERR_INVALID, kGroupCreate, "%s: PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u",
+                kGroupCreate, text, UINT32_MAX);
   *out = static_cast<uint32_t>(value);
   return PHX_OK;
 }
@@ -115,14 +115,14 @@ struct GroupMaker {
     group.records_[group.group_rank()] = group.world_->record();
     group.links_.resize(group.size());
     if (group.size() == 1) return PHX_OK;
-    PHX_FAILPOINT(kOperation, 1);
+    PHX_FAILPOINT(kGroupCreate, 1);
     phx_store *store = group.params_.store.get();
     PeerRecord mine = group.world_->record();
     mine.rank = group.self_rank();
     const store::CallTimeout call_timeout(deadline.left_ms());
     const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
     if (status != PHX_OK) return status;
-    PHX_FAILPOINT(kOperation, 2);
+    PHX_FAILPOINT(kGroupCreate, 2);
     std::string late;
     int first_late = -1;
     for (int i = 0; i < group.size(); ++i) {
@@ -138,13 +138,13 @@ struct GroupMaker {
       const phx_status read = read_record(value, i);
       if (read != PHX_OK) return read;
     }
-    PHX_FAILPOINT(kOperation, 3);
+    PHX_FAILPOINT(kGroupCreate, 3);
     if (first_late < 0) {
       if (group.group_rank() == 0) forget_failures();
       return PHX_OK;
     }
-    return fail(PHX_ERR_TIMEOUT, kOperation, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
-                kOperation, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
+    return fail(PHX_ERR_TIMEOUT, kGroupCreate, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
+                kGroupCreate, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
                 late.c_str())
         .peer(group.rank_of(first_late));
   }
@@ -172,7 +172,7 @@ struct GroupMaker {
   phx_status look_at_rank(int rank) {
     if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
     const ErrorInfo gone = last_error();
-    return fail(gone.status, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), gone.text).peer(rank);
+    return fail(gone.status, kGroupCreate, "%s '%s': %s", kGroupCreate, group.name().c_str(), gone.text).peer(rank);
   }
 
   phx_status look() {
@@ -189,19 +189,20 @@ struct GroupMaker {
       constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character is the version of the layout
       if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
           value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
-        return fail(PHX_ERR_ABI, kOperation,
+        return fail(PHX_ERR_ABI, kGroupCreate,
                     "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install one build "
                     "of phalanx-core for all ranks.",
-                    kOperation, group.name().c_str(), group.rank_of(i), group.self_rank(),
+                    kGroupCreate, group.name().c_str(), group.rank_of(i), group.self_rank(),
                     text_of(this_build()).c_str());
-      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': the store holds something else than rank %d's record under %s",
-                  kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+      return fail(PHX_ERR_INVALID, kGroupCreate,
+                  "%s '%s': the store holds something else than rank %d's record under %s", kGroupCreate,
+                  group.name().c_str(), group.rank_of(i), member_key(i).c_str());
     }
     if (theirs.build != this_build()) return attempt.refuse_build(theirs);
     if (value.size() != sizeof record)
-      return fail(PHX_ERR_INVALID, kOperation, "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu",
-                  kOperation, group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(),
-                  sizeof record);
+      return fail(PHX_ERR_INVALID, kGroupCreate,
+                  "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu", kGroupCreate,
+                  group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(), sizeof record);
     std::memcpy(&record, value.data(), sizeof record);
     if (group.params_.of_world) group.world_->know_rank(group.rank_of(i), record);
     return PHX_OK;
@@ -212,7 +213,7 @@ struct GroupMaker {
     for (int i = 1; i < group.size(); ++i) {
       const std::string why = why_apart(group.records_[0], group.rank_of(0), group.records_[i], group.rank_of(i));
       if (!why.empty())
-        return fail(PHX_ERR_UNSUPPORTED, kOperation, "%s '%s': %s", kOperation, group.name().c_str(), why.c_str())
+        return fail(PHX_ERR_UNSUPPORTED, kGroupCreate, "%s '%s': %s", kGroupCreate, group.name().c_str(), why.c_str())
             .peer(group.rank_of(i));
     }
     return PHX_OK;
@@ -248,7 +249,7 @@ struct GroupMaker {
       if (i == group.group_rank()) continue;
       status = group.world_->connect(
           group.records_[i], deadline, [this] { return look(); }, &group.links_[i]);
-      PHX_FAILPOINT(kOperation, 4);
+      PHX_FAILPOINT(kGroupCreate, 4);
     }
     return status;
   }
@@ -273,15 +274,15 @@ struct GroupMaker {
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());
     Fd own;
-    phx_status status = create_segment(kOperation, "phalanx-group", size, &own);
-    if (status == PHX_OK) status = map_segment(kOperation, own.get(), size, 0, &segments[group.group_rank()]);
+    phx_status status = create_segment(kGroupCreate, "phalanx-group", size, &own);
+    if (status == PHX_OK) status = map_segment(kGroupCreate, own.get(), size, 0, &segments[group.group_rank()]);
     // Makes resident only the slot headers where peers wait for the first call of most groups: the rank that touches a
     // page first decides on which NUMA node it lies.
     for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
-      status = populate(kOperation, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
+      status = populate(kGroupCreate, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
                         sizeof(SlotHeader));
     if (status != PHX_OK) return status;
-    PHX_FAILPOINT(kOperation, 5);
+    PHX_FAILPOINT(kGroupCreate, 5);
     auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
     header->magic = kControlMagic;
     header->slot_bytes = slot_bytes;
@@ -317,14 +318,14 @@ struct GroupMaker {
     mine.quota = group.world_->cpu_quota();
     std::vector<Geometry> all;
     std::vector<Parcel> parcels;
-    status = group.exchange_all(kOperation, mine, deadline, &all, {own.get()}, &parcels);
-    PHX_FAILPOINT(kOperation, 6);
+    status = group.exchange_all(kGroupCreate, mine, deadline, &all, {own.get()}, &parcels);
+    PHX_FAILPOINT(kGroupCreate, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (i != group.group_rank()) status = map_peer(i, mine, all[i], parcels[i], size, &segments[i]);
-    PHX_FAILPOINT(kOperation, 7);
-    status = group.confirm(kOperation, status, deadline);
-    PHX_FAILPOINT(kOperation, 8);
+    PHX_FAILPOINT(kGroupCreate, 7);
+    status = group.confirm(kGroupCreate, status, deadline);
+    PHX_FAILPOINT(kGroupCreate, 8);
     if (status != PHX_OK) return status;
     adopt(all);
     status = agree_copies(all[0].copies, slot_bytes);
@@ -341,7 +342,7 @@ struct GroupMaker {
       Copies mine{kernels::plan_by_features(), kernels::CopyOrigin::kFeatures, 0};
       if (group.group_rank() < 2 && measure(slot_bytes, &mine.plan)) mine.origin = kernels::CopyOrigin::kMeasured;
       std::vector<Copies> all;
-      const phx_status status = group.exchange_all(kOperation, mine, deadline, &all);
+      const phx_status status = group.exchange_all(kGroupCreate, mine, deadline, &all);
       if (status != PHX_OK) return status;
       first = all[0];
       copies_were_measured.store(true);
@@ -401,7 +402,7 @@ struct GroupMaker {
     group.cores_ = cores_of(ranks);
     const Tuning builtin = builtin_tuning(group.size(), group.cores_);
     const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
-    if (check_tuning(kOperation, merged) == PHX_OK) return group.tuning_.publish(merged);
+    if (check_tuning(kGroupCreate, merged) == PHX_OK) return group.tuning_.publish(merged);
     PHX_LOG(PHX_LOG_WARNING, "group '%s': the tuning table of rank %d is not valid: %s Built-in values are used.",
             group.name().c_str(), group.rank_of(0), last_error().text);
     group.tuning_.publish(builtin);
@@ -409,32 +410,32 @@ struct GroupMaker {
 
   phx_status map_peer(int i, const Geometry &mine, const Geometry &theirs, const Parcel &parcel, size_t size,
                       SharedMappingRef *out) {
-    if (parcel.fds.size() != 1) return group.raise_malformed(kOperation, i);
+    if (parcel.fds.size() != 1) return group.raise_malformed(kGroupCreate, i);
     if (theirs.channels != mine.channels)
-      return fail(PHX_ERR_MISMATCH, kOperation,
+      return fail(PHX_ERR_MISMATCH, kGroupCreate,
                   "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",
-                  kOperation, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(),
+                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(),
                   mine.channels);
     if (theirs.recorder_entries != mine.recorder_entries)
       return fail(
-          PHX_ERR_MISMATCH, kOperation,
+          PHX_ERR_MISMATCH, kGroupCreate,
           "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; the same number is needed",
-          kOperation, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
+          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
           mine.recorder_entries);
     if (theirs.first_count != mine.first_count)
-      return fail(PHX_ERR_MISMATCH, kOperation,
+      return fail(PHX_ERR_MISMATCH, kGroupCreate,
                   "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
-                  kOperation, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
+                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
                   mine.first_count);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
       return fail(
-          PHX_ERR_MISMATCH, kOperation,
+          PHX_ERR_MISMATCH, kGroupCreate,
           "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d with %llu",
-          kOperation, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
+          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
           static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
           static_cast<unsigned long long>(mine.slot_bytes));
-    const phx_status status = verify_segment(kOperation, parcel.fds[0].get(), size);
-    return status != PHX_OK ? status : map_segment(kOperation, parcel.fds[0].get(), size, 0, out);
+    const phx_status status = verify_segment(kGroupCreate, parcel.fds[0].get(), size);
+    return status != PHX_OK ? status : map_segment(kGroupCreate, parcel.fds[0].get(), size, 0, out);
   }
 };
 
@@ -448,7 +449,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
-  if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kOperation);
+  if (status == PHX_ERR_TIMEOUT && interrupt_requested()) status = group->raise_interrupted(kGroupCreate);
   const bool store_failed = status != PHX_OK && std::strncmp(last_error().operation, "store_", 6) == 0;
   if (group->size() > 1 && !store_failed) {
     if (status != PHX_OK) maker.attempt.give_up(group->records_);

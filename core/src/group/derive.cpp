@@ -13,7 +13,8 @@ struct SplitChoice {  // sent by each rank in a split
   int32_t key;
 };
 
-constexpr const char *kSameGroup = "group with a call that makes a group or agrees. Make such calls from one thread";
+constexpr const char *kSameDerivation =
+    "group with a call that makes a group or agrees. Make such calls from one thread";
 
 int64_t left_ms(const Deadline &deadline) { return std::max<int64_t>(deadline.left_ms(), 1); }
 // The rest of the deadline, at least 1 ms.
@@ -39,7 +40,7 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   Turn turn(derive_mutex_, std::defer_lock);
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
-    return raise_turn(operation, kSameGroup, timeout_ms, true);
+    return raise_turn(operation, kSameDerivation, timeout_ms, true);
   const SplitChoice mine{color, key};
   std::vector<SplitChoice> all;
   const phx_status status = exchange_all(operation, mine, deadline, &all);
@@ -60,7 +61,7 @@ phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   Turn turn(derive_mutex_, std::defer_lock);
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
-    return raise_turn("group_agree", kSameGroup, timeout_ms, false);
+    return raise_turn("group_agree", kSameDerivation, timeout_ms, false);
   Vote vote{*bits, 0, {}};
   const phx_status status = agree("group_agree", left(deadline), &vote);
   if (status != PHX_OK) return status;
@@ -74,7 +75,7 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   Turn turn(derive_mutex_, std::defer_lock);
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
-    return raise_turn(operation, kSameGroup, timeout_ms, false);
+    return raise_turn(operation, kSameDerivation, timeout_ms, false);
   for (;;) {
     Vote survivors{~uint64_t{0}, 0, {}};
     phx_status status = agree(operation, left(deadline), &survivors);

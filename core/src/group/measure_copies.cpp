@@ -32,10 +32,10 @@ constexpr double kNever = 1e30;
 
 constexpr uint32_t kOver = uint32_t{1} << 30;  // in place of the number of a trial: there will be no more
 
-enum Kind : uint32_t { kOneWay = 1, kSwap };
+enum Pattern : uint32_t { kOneWay = 1, kSwap };
 
 struct Trial {
-  Kind kind;
+  Pattern pattern;
   Copy put, read;  // kSwap: both exchange with `put`
   size_t bytes;
   bool streaming;  // kSwap
@@ -104,7 +104,7 @@ class Measuring {
     done_ += kChunks;
     for (uint32_t i = 0; i < kChunks; ++i) {
       if (i == kUntimed) begin_ns_ = now_ns();
-      const bool swaps = trial.kind == kSwap;
+      const bool swaps = trial.pattern == kSwap;
       // The writer fills a slot once it has been read, and a swap is of the slot that the other has left.
       const uint32_t needed = swaps ? i : leads_ ? (i < 2 ? 0 : i - 1) : i + 1;
       if (!await(theirs_, before + needed)) return false;

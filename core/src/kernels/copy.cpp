@@ -103,7 +103,7 @@ void copy_plain(void *to, const void *from, size_t size) {
   if (size != 0) std::memcpy(to, from, size);
 }
 
-bool always() { return true; }
+bool any_processor() { return true; }
 
 constexpr size_t kSlotBytes = size_t{256} << 10;  // a copy of more than this is not from or to a slot
 
@@ -119,7 +119,7 @@ struct Candidate {
 
 #if defined(__x86_64__)
 
-bool has_avx512() {
+bool has_avx512f() {
   static const bool has = __builtin_cpu_supports("avx512f") != 0;
   return has;
 }
@@ -146,13 +146,13 @@ constexpr uint32_t kAround = bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCach
 // Strings may not read what one rank writes again and again and others only read. Now and then, for seconds, some
 // processors fall into a state in which such a reader takes twice as long, which no measurement of milliseconds shows.
 constexpr Candidate kCandidates[kCopyCount] = {
-    {Copy::kMemcpy, "memcpy", &copy_plain, &always, kInCache},
-    {Copy::kPages, "pages", &aligned<copy_lines<false>>, &always, kInCache | kExchanges},
-    {Copy::kLines, "lines", &aligned<copy_lines_avx512>, &has_avx512, kInCache},
+    {Copy::kMemcpy, "memcpy", &copy_plain, &any_processor, kInCache},
+    {Copy::kPages, "pages", &aligned<copy_lines<false>>, &any_processor, kInCache | kExchanges},
+    {Copy::kLines, "lines", &aligned<copy_lines_avx512>, &has_avx512f, kInCache},
     {Copy::kString, "string", &aligned<copy_string>, &has_strings,
      bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache) | kExchanges},
-    {Copy::kStream, "stream", &aligned<copy_lines<true>>, &always, kAround},
-    {Copy::kStreamLines, "stream_lines", &aligned<stream_lines_avx512>, &has_avx512, kAround},
+    {Copy::kStream, "stream", &aligned<copy_lines<true>>, &any_processor, kAround},
+    {Copy::kStreamLines, "stream_lines", &aligned<stream_lines_avx512>, &has_avx512f, kAround},
 };
 
 #else
@@ -161,7 +161,7 @@ constexpr uint32_t kAllUses = (uint32_t{1} << kCopyUses) - 1;
 bool never() { return false; }
 
 constexpr Candidate kCandidates[kCopyCount] = {
-    {Copy::kMemcpy, "memcpy", &copy_plain, &always, kAllUses},
+    {Copy::kMemcpy, "memcpy", &copy_plain, &any_processor, kAllUses},
     {Copy::kPages, "pages", &copy_plain, &never, 0},
     {Copy::kLines, "lines", &copy_plain, &never, 0},
     {Copy::kString, "string", &copy_plain, &never, 0},
@@ -241,12 +241,12 @@ bool is_usable(const CopyPlan &plan) {
 CopyPlan plan_by_features() {
   CopyPlan plan{};
 #if defined(__x86_64__)
-  const bool short_strings = has_strings() && has_short_strings(), strings = short_strings && has_avx512();
-  const Copy around = has_avx512() ? Copy::kStreamLines : Copy::kStream;
+  const bool short_strings = has_strings() && has_short_strings(), strings = short_strings && has_avx512f();
+  const Copy around = has_avx512f() ? Copy::kStreamLines : Copy::kStream;
   for (size_t i = 0; i < kCopyClasses; ++i) {
     const Copy loop = i == 0 ? Copy::kMemcpy : Copy::kPages;
     plan.at(CopyUse::kAny, i) = strings ? Copy::kString : loop;
-    plan.at(CopyUse::kPutOneWay, i) = has_avx512() ? plan.at(CopyUse::kAny, i) : around;
+    plan.at(CopyUse::kPutOneWay, i) = has_avx512f() ? plan.at(CopyUse::kAny, i) : around;
     plan.at(CopyUse::kReadOneWay, i) = strings ? Copy::kLines : loop;
     plan.at(CopyUse::kAroundCache, i) = short_strings && i == kCopyClasses - 1 ? Copy::kString : around;
     plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;

@@ -21,7 +21,7 @@ struct SwitchReducer {
   int32_t dtype;
   size_t times;
 };
-SwitchReducer reducer_of(int32_t dtype, int32_t op) {
+SwitchReducer switch_reducer_of(int32_t dtype, int32_t op) {
   const bool wide =
       dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_I64 || dtype == PHX_DTYPE_U64;
   const bool half = dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16;
@@ -132,7 +132,7 @@ class Chooser {
   MultimemWay reduce() {
     const Buffers &buffers = call_.buffers();
     const int32_t dtype = call_.reduction().dtype, op = call_.reduction().op;
-    const SwitchReducer reducer = reducer_of(dtype, op);
+    const SwitchReducer reducer = switch_reducer_of(dtype, op);
     const char *const op_name = phx_op_name(op);
     if (reducer.dtype == 0)
       return refuse("%s: switches do not do %s of %s; phalanx.h says what they do", op_name, phx_dtype_name(dtype));

@@ -9,7 +9,7 @@
 namespace phx::store {
 namespace {
 
-constexpr char kMagic[kMagicBytes + 1] = "PHXTCPS2";
+constexpr char kProtocol[kMagicBytes + 1] = "PHXTCPS2";
 
 template <class T>
 void put(std::string *bytes, T value) {
@@ -53,7 +53,7 @@ Digest make_proof(Side side, const std::string &token, const Greeting &greeting,
 }
 
 std::string encode(const Greeting &greeting) {
-  std::string bytes(kMagic, kMagicBytes);
+  std::string bytes(kProtocol, kMagicBytes);
   put_bytes(&bytes, greeting.nonce);
   put_bytes(&bytes, greeting.server_id);
   return bytes;
@@ -73,7 +73,7 @@ std::string encode(const Verdict &verdict) {
 }
 
 bool decode(const std::string &bytes, Greeting *greeting) {
-  if (bytes.size() != kGreetingBytes || bytes.compare(0, kMagicBytes, kMagic) != 0) return false;
+  if (bytes.size() != kGreetingBytes || bytes.compare(0, kMagicBytes, kProtocol) != 0) return false;
   greeting->nonce = get_bytes(bytes, kMagicBytes);
   greeting->server_id = get_bytes(bytes, kMagicBytes + 32);
   return true;

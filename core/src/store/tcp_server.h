@@ -19,7 +19,7 @@ struct TcpLimits {
   int64_t crowded_ms = 250;     // the same while `handshakes` of them wait, so that newcomers get their turn
 };
 
-class TcpServer : private EventLoop {
+class TcpServer final : private EventLoop {
  public:
   static phx_status start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                           std::unique_ptr<TcpServer> *out);

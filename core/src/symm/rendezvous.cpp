@@ -8,9 +8,6 @@
 #include "symm/table.h"
 
 namespace phx {
-namespace {
-
-constexpr const char *kOperation = "symm_rendezvous";
 
 // The description of its block that a rank sends to the others. Descriptors go with it: that of a new segment of pads,
 // then that of the block if its allocator has one, then that of the pad on its GPU.
@@ -27,6 +24,10 @@ struct SymmParcel {
   char handle[PHX_ALLOCATOR_HANDLE_BYTES];
   DeviceFacts device;
 };
+
+namespace {
+
+constexpr const char *kRendezvous = "symm_rendezvous";
 
 // "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by value.
 template <class Value>
@@ -77,7 +78,7 @@ struct Rendezvous {
     const int odd = rank_with_rarest(all, value);
     if (odd < 0) return PHX_OK;
     return group
-        .raise(PHX_ERR_MISMATCH, kOperation,
+        .raise(PHX_ERR_MISMATCH, kRendezvous,
                "the ranks offer blocks with different %s: %s. Every rank must offer the same.", property,
                list_values(group, all, value).c_str())
         .peer(group.rank_of(odd));
@@ -106,7 +107,7 @@ struct Rendezvous {
   }
 
   phx_status prepare(Fd *pad, std::vector<int> *fds) {
-    phx_status status = symm.take_pad(kOperation, pad);
+    phx_status status = symm.take_pad(kRendezvous, pad);
     if (status != PHX_OK) return status;
     mine.pad = symm.pad_places_[symm.group_rank()];
     if (group.first_count() != 0) symm.begin_at(group.first_count());
@@ -127,23 +128,23 @@ struct Rendezvous {
     mine.handle_size = static_cast<uint32_t>(handle_size);
     if (pad->valid()) fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    status = symms_of(group).make_device()(kOperation, block, symm.size(), symm.group_rank(), symm.channels(),
+    status = symms_of(group).make_device()(kRendezvous, block, symm.size(), symm.group_rank(), symm.channels(),
                                            group.first_count(), &symm.device_);
     if (status != PHX_OK || !symm.device_) return status;
     mine.device = symm.device_->facts();
-    status = symm.device_->export_fd(kOperation, &fd);
+    status = symm.device_->export_fd(kRendezvous, &fd);
     if (status == PHX_OK) fds->push_back(fd);
     return status;
   }
 
   phx_status exchange(const std::vector<int> &fds, const Deadline &deadline, std::vector<Parcel> *parcels) {
-    const phx_status status = group.exchange_all(kOperation, mine, deadline, &all, fds, parcels);
+    const phx_status status = group.exchange_all(kRendezvous, mine, deadline, &all, fds, parcels);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size(); ++i) {
       if (i == symm.group_rank()) continue;
       const size_t count = (*parcels)[static_cast<size_t>(i)].fds.size();
       if (count > (symm.device_ ? 3 : 2) || (all[i].pad.made != 0 && count == 0))
-        return group.raise_malformed(kOperation, i);
+        return group.raise_malformed(kRendezvous, i);
       all[i].handle_size = std::min<uint32_t>(all[i].handle_size, sizeof all[i].handle);
     }
     return PHX_OK;
@@ -152,7 +153,7 @@ struct Rendezvous {
   // Makes the last error one about the memory of rank i.
   phx_status blame(int i) const {
     ErrorInfo info = last_error();
-    const std::string text = std::string(kOperation) + " on group '" + group.name() + "': the memory of " +
+    const std::string text = std::string(kRendezvous) + " on group '" + group.name() + "': the memory of " +
                              group.describe(i) + " cannot be used: " + info.text;
     copy_text(info.text, sizeof info.text, text.c_str());
     copy_text(info.group, sizeof info.group, group.name().c_str());
@@ -164,7 +165,7 @@ struct Rendezvous {
   phx_status map(int i, const Parcel &parcel) {
     size_t next = 0;
     const auto fd_of = [&] { return next < parcel.fds.size() ? parcel.fds[next++].get() : -1; };
-    phx_status status = symm.find_pad(kOperation, i, all[i].pad, all[i].pad.made != 0 ? fd_of() : -1);
+    phx_status status = symm.find_pad(kRendezvous, i, all[i].pad, all[i].pad.made != 0 ? fd_of() : -1);
     if (status != PHX_OK) return status;
 
     const Block &block = symm.block();
@@ -177,7 +178,7 @@ struct Rendezvous {
     symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
     symm.buffers_[i] = base;
     if (!symm.device_) return PHX_OK;
-    return symm.device_->adopt(kOperation, i, all[i].device, fd_of());
+    return symm.device_->adopt(kRendezvous, i, all[i].device, fd_of());
   }
 
   // Makes the rendezvous succeed on all ranks, or fail on all. Each rank writes its result into its pad, so that
@@ -194,19 +195,19 @@ struct Rendezvous {
       const WaitResult result = wait_reached(theirs.met, ok, theirs.sleepers, group.interruption(i), until);
       if (result == WaitResult::kInterrupted) {
         group.withdraw();
-        return group.raise_in_flight(kOperation, 0);
+        return group.raise_in_flight(kRendezvous, 0);
       }
       if (result == WaitResult::kTimeout) {
         group
-            .raise(PHX_ERR_TIMEOUT, kOperation, "%s: rank %d still waits for %s to map the memory of all ranks.",
+            .raise(PHX_ERR_TIMEOUT, kRendezvous, "%s: rank %d still waits for %s to map the memory of all ranks.",
                    group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(), group.describe(i).c_str())
             .peer(group.rank_of(i));
         group.fail_with(last_error(), true);
-        return group.raise_in_flight(kOperation, 0);
+        return group.raise_in_flight(kRendezvous, 0);
       }
       all_met = all_met && theirs.met.load(std::memory_order_relaxed) == ok;
     }
-    return all_met ? PHX_OK : group.confirm(kOperation, status, deadline);
+    return all_met ? PHX_OK : group.confirm(kRendezvous, status, deadline);
   }
 
   std::vector<DeviceFacts> devices() const {
@@ -217,12 +218,12 @@ struct Rendezvous {
 
   phx_status finish() {
     if (!symm.device_) return PHX_OK;
-    return symm.device_->finish(kOperation, group, symm.block_, symm.buffers(), devices());
+    return symm.device_->finish(kRendezvous, group, symm.block_, symm.buffers(), devices());
   }
 
   phx_status agree_on_device(const Deadline &deadline) {
     if (!symm.device_) return PHX_OK;
-    return symm.device_->agree(kOperation, group, symm.block(), devices(), deadline);
+    return symm.device_->agree(kRendezvous, group, symm.block(), devices(), deadline);
   }
 };
 
@@ -231,22 +232,22 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   Rendezvous steps{group, *symm, {}, {}};
   Fd pad;
   std::vector<int> fds;
-  PHX_FAILPOINT(kOperation, 1);
+  PHX_FAILPOINT(kRendezvous, 1);
   phx_status status = steps.prepare(&pad, &fds);
-  PHX_FAILPOINT(kOperation, 2);
+  PHX_FAILPOINT(kRendezvous, 2);
   if (status != PHX_OK) return group.fail_with(last_error(), true);  // the others wait for this rank, or will
   std::vector<Parcel> parcels;
   status = steps.exchange(fds, deadline, &parcels);
-  PHX_FAILPOINT(kOperation, 3);
+  PHX_FAILPOINT(kRendezvous, 3);
   if (status != PHX_OK) return status;
   status = steps.agree();
   if (status == PHX_ERR_MISMATCH) return status;  // the same on every rank, so there is nothing to confirm
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
     if (i != group.group_rank() && steps.map(i, parcels[i]) != PHX_OK) status = steps.blame(i);
   if (status == PHX_OK) status = steps.finish();
-  PHX_FAILPOINT(kOperation, 4);
+  PHX_FAILPOINT(kRendezvous, 4);
   status = steps.confirm(status, deadline);
-  PHX_FAILPOINT(kOperation, 5);
+  PHX_FAILPOINT(kRendezvous, 5);
   if (status != PHX_OK) return status;
   if (symm->pad_places_[group.group_rank()].segment != Pads::kOwn)
     symms_of(group).pads().keep(symm->pad_places_, symm->pad_segments_);

@@ -66,7 +66,7 @@ struct Message {
 
 enum class LinkState : int { kAlive = 0, kLeft = 1, kDead = 2 };
 
-struct Link : private ForkHook {
+struct Link final : private ForkHook {
   Link(const Uuid &peer, int32_t peer_rank, int32_t peer_pid, Fd connected);
 
   const Uuid uuid;

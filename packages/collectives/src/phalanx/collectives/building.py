@@ -90,11 +90,12 @@ def load_file(module: str, path: Path) -> Any:
 
 
 def compile_file(path: Path, sources: Sequence[Path], flags: Sequence[str], without: str) -> None:
-    """Compile a Python module for this torch and this Python, several sources at a time.
+    """Compile a Python module for this torch and this Python, on every core.
 
     Args:
         path: Where it shall be. It appears there at once, when it is complete.
-        sources: C++ files.
+        sources: C++ files. A core compiles its share of them as one, since torch's headers take most of the time: what
+            stands in an unnamed namespace needs a name that no other of them has.
         flags: Of the compiler, besides those that torch and Python need.
         without: What happens where there is no compiler, for the text of the error.
 
@@ -126,9 +127,13 @@ def compile_file(path: Path, sources: Sequence[Path], flags: Sequence[str], with
             raise RuntimeError(f"{compiler} failed (exit status {done.returncode}):\n{done.stdout}")
 
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        objects = [str(Path(scratch, f"{source.stem}.o")) for source in sources]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(lambda one, to: run(*common, "-c", str(one), "-o", to), sources, objects))
+        cores = min(len(os.sched_getaffinity(0)), len(sources))
+        units = [Path(scratch, f"unit{i}.cpp") for i in range(cores)]
+        for i, unit in enumerate(units):
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources[i::cores]))
+        objects = [str(unit.with_suffix(".o")) for unit in units]
+        with ThreadPoolExecutor(cores) as pool:
+            list(pool.map(lambda unit, to: run(*common, "-c", str(unit), "-o", to), units, objects))
         made = Path(scratch, path.name)
         libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_python", "-lc10"]
         run("-shared", "-o", str(made), *objects, *libraries)

@@ -12,7 +12,7 @@ namespace {
 using c10d::OpType;
 
 // Coalesced works that are kept though they are complete.
-constexpr size_t kKept = 64;
+constexpr size_t kMostPending = 64;
 
 // What an answer may take that was given in time.
 constexpr auto kDelay = std::chrono::seconds(2);
@@ -115,7 +115,7 @@ C10dWork Backend::endCoalescing() {
 
 // If an exception kept torch from ending it, this goes on; so what is complete is not kept for ever.
 void Backend::coalesce(const C10dWork &work) {
-  if (coalesced_.size() >= kKept) {
+  if (coalesced_.size() >= kMostPending) {
     const auto complete = [](const C10dWork &each) { return each->isCompleted() && each->isSuccess(); };
     coalesced_.erase(std::remove_if(coalesced_.begin(), coalesced_.end(), complete), coalesced_.end());
   }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "record.h"
+#include "tensors.h"
 
 namespace py = pybind11;
 
@@ -27,8 +28,8 @@ struct Library {
 } library;
 
 // From the start of an op to the completion of its collective, which may come after the op, in another thread.
-struct Span {
-  Span(std::string name, const Tensors &tensors) : title(std::move(name)), function(at::RecordScope::USER_SCOPE) {
+struct OpSpan {
+  OpSpan(std::string name, const Tensors &tensors) : title(std::move(name)), function(at::RecordScope::USER_SCOPE) {
     if (!function.isActive()) return;
     function._setAsync();
     for (const at::Tensor &tensor : tensors) inputs.emplace_back(tensor);
@@ -38,7 +39,7 @@ struct Span {
   std::vector<c10::IValue> inputs;
   at::RecordFunction function;
 };
-void end_span(void *span) { delete static_cast<Span *>(span); }
+void end_span(void *span) { delete static_cast<OpSpan *>(span); }
 
 // The arguments of an op on its stack, which still owns them.
 class Arguments {
@@ -90,12 +91,6 @@ class Arguments {
   const c10::FunctionSchema &schema_;
   const StableIValue *const stack_;
 };
-
-int64_t numel_of(const Tensors &tensors) {
-  int64_t numel = 0;
-  for (const at::Tensor &tensor : tensors) numel += tensor.numel();
-  return numel;
-}
 
 bool begins(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
 bool ends(std::string_view text, std::string_view with) {
@@ -179,7 +174,7 @@ phx_status around(const char *op, Kernel kernel, StableIValue *stack, uint64_t i
     void **span;
     ~Opened() { end_span(std::exchange(*span, nullptr)); }  // what no pending collective has taken over
   } opened{span};
-  *span = new Span(std::string("phalanx:") + op, tensors);
+  *span = new OpSpan(std::string("phalanx:") + op, tensors);
   return kernel(stack, inputs, outputs);
 }
 
@@ -202,7 +197,7 @@ class Block {
   const Comms comms_;
   const int64_t sequence_;
   std::optional<Recording> recording_;
-  std::optional<Span> span_;
+  std::optional<OpSpan> span_;
 };
 
 }  // namespace

@@ -129,7 +129,7 @@ phx_block block_of(const at::Tensor &tensor) {
 }
 
 // What a backend keeps of each scratch.
-constexpr size_t kKept = size_t{32} << 20;  // bytes
+constexpr size_t kKeptBytes = size_t{32} << 20;  // bytes
 
 // Lets the tensors at `positions` of a list lie in `scratch`: what they hold is copied there now, or, if they are
 // `written`, to them when the operation is complete.
@@ -347,7 +347,7 @@ at::Tensor Scratch::take(size_t bytes) {
   std::atomic_thread_fence(std::memory_order_acquire);  // after what the last work did there, in any thread
   if (!is_free || !kept_.defined() || kept_.numel() < size) {
     at::Tensor made = at::empty({size}, at::kByte);
-    if (!is_free || bytes > kKept) return made;
+    if (!is_free || bytes > kKeptBytes) return made;
     kept_ = std::move(made);
   }
   return kept_.narrow(0, 0, size);

@@ -41,8 +41,8 @@ struct Known {
 using KnownPtr = std::shared_ptr<const Known>;
 
 // Never destroyed: at exit Python is gone before they could be.
-auto &known = *new std::unordered_map<PyObject *, KnownPtr>;
-constexpr size_t kMostKept = 4096;
+auto &known_specs = *new std::unordered_map<PyObject *, KnownPtr>;
+constexpr size_t kMostSpecs = 4096;
 
 // Nodes are freed by threads of autograd, too, and at exit.
 void free_known(const Known *one) {
@@ -53,15 +53,15 @@ void free_known(const Known *one) {
 
 // Null: its sizes are symbolic.
 KnownPtr know(PyObject *spec) {
-  if (const auto found = known.find(spec); found != known.end()) return found->second;
+  if (const auto found = known_specs.find(spec); found != known_specs.end()) return found->second;
   auto shape = shape_of(spec);
   if (!shape) return nullptr;
   auto gradient = shape_of(py::reinterpret_borrow<py::object>(gradient_of)(py::handle(spec)));
   if (!gradient) return nullptr;
   static uint64_t made_so_far = 0;
   KnownPtr made(new Known{std::move(*shape), std::move(*gradient), std::to_string(++made_so_far)}, free_known);
-  if (known.size() >= kMostKept) forget_gradients();
-  return known.emplace(spec, made).first->second;  // it holds the spec, so the address stays its own
+  if (known_specs.size() >= kMostSpecs) forget_gradients();
+  return known_specs.emplace(spec, made).first->second;  // it holds the spec, so the address stays its own
 }
 
 // ---- whether it is for us -------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ at::Tensor view_of(const at::Tensor &local) {
 void forget_gradients() {
   // What they hold goes last: to free it may run Python, which may call this.
   std::unordered_map<PyObject *, KnownPtr> old;
-  std::swap(old, known);
+  std::swap(old, known_specs);
 }
 
 PyObject *record(PyObject *, PyObject *given) {
