@@ -29,7 +29,7 @@ from ranks import run_ranks, scratch
 
 __all__ = ["has_compiler", "implementations", "join", "native_folder", "run_groups"]
 
-implementations = pytest.mark.parametrize("how", ["cpp", pytest.param("python", marks=pytest.mark.slow)])
+implementations = pytest.mark.parametrize("how", ["cpp", pytest.param("python", marks=pytest.mark.thorough)])
 
 
 def has_compiler() -> bool:

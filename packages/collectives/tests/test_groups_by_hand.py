@@ -83,7 +83,7 @@ def test_a_group_made_by_hand_has_its_own_ranks(kind):
     run_groups(kind, 3, "cpp", "phalanx")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_made_by_hand_has_its_own_ranks_in_python(kind):
     run_groups(kind, 3, "python", "phalanx")

@@ -125,8 +125,9 @@ def sizes(rank, size, ways):
             check(torch.mm, tensors, mesh, (rows, rows), compiled)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ways", [(None,), (True, False)])
+@pytest.mark.parametrize(
+    "ways", [pytest.param((None,), marks=pytest.mark.slow), pytest.param((True, False), marks=pytest.mark.thorough)]
+)
 def test_sizes_may_change_and_be_cut_unevenly(ways):
     run_ranks(sizes, 2, ways, start_torch=True, timeout=280)
 
@@ -264,19 +265,22 @@ def test_inductor_keeps_what_kernels_read_that_come_before_the_first_collective(
 # ---- a sample of the sweep -------------------------------------------------------------------------------------------
 
 
+def _sampled(mesh, names, backends, mark=pytest.mark.thorough):
+    return pytest.param(mesh, names, backends, marks=mark)
+
+
 @pytest.mark.parametrize(
     ("mesh", "names", "backends"),
     [
-        ("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
-        ("2x2", "block mlp,block llama", "aot_eager"),
-        ("2x2", "block squeeze", "aot_eager:dynamic"),  # exchanges in its backward
-        ("2", "block mlp", "phalanx"),
+        _sampled("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic", pytest.mark.slow),
+        _sampled("2x2", "block mlp,block llama", "aot_eager"),
+        _sampled("2x2", "block squeeze", "aot_eager:dynamic"),  # exchanges in its backward
+        _sampled("2", "block mlp", "phalanx", pytest.mark.slow),
         # Zeros on one rank, an agreement next to an arena, a stride that only a gradient has.
-        ("2", "matrix_exp,nn.functional.margin_ranking_loss,diag_embed", "phalanx:dynamic"),
-        ("3", SOME_OPS, "aot_eager,aot_eager:dynamic"),
+        _sampled("2", "matrix_exp,nn.functional.margin_ranking_loss,diag_embed", "phalanx:dynamic"),
+        _sampled("3", SOME_OPS, "aot_eager,aot_eager:dynamic"),
     ],
 )
-@pytest.mark.slow
 def test_blocks_and_ops_are_right_when_compiled(mesh, names, backends, tmp_path):
     if importlib.util.find_spec("expecttest") is None:
         pytest.skip("torch's OpInfo database needs expecttest")

@@ -154,8 +154,10 @@ def trained(rank, size, way, backend, dynamic, batches, graphs):
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["by hand", "styles, on sequences"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("by hand", marks=pytest.mark.thorough), pytest.param("styles, on sequences", marks=pytest.mark.slow)],
+)
 def test_one_graph_serves_a_block_for_all_batch_sizes(name):
     run_ranks(trained, 2, name, "aot_eager", True, (4, 6, 5), 1, start_torch=True, timeout=280)
 

@@ -66,7 +66,7 @@ def losses(rank, size, backend):
         compared(mesh, [Shard(0)], [Shard(0)], backend)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
 def test_compiled_losses_are_those_of_one_process(backend, tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run_ranks(losses, 2, backend, start_torch=True, timeout=500, env=env)

@@ -221,9 +221,10 @@ def test_two_mesh_dims_every_pair(mesh_shape):  # D4
         check(mesh_shape, source, target, (7, 4))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 3), (3, 2)])
-@pytest.mark.parametrize("size", [12, 3])
+@pytest.mark.parametrize(
+    "size", [pytest.param(12, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_two_mesh_dims_every_pair_of_other_sizes(size, mesh_shape):
     for source, target in itertools.product(tuples((size, 4), mesh_shape), repeat=2):
         check(mesh_shape, source, target, (size, 4), backwards=True)
