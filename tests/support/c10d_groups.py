@@ -57,7 +57,8 @@ def run_groups(
             pytest.skip("needs a C++ compiler")
         folder = native_folder()
     told = {"PHALANX_C10D": how, "PHALANX_NATIVE": folder, **(env or {})}
-    return run_ranks(fn, size, *args, env=told, **more)
+    # The folder has the backend alone, which is looked for at the first use.
+    return run_ranks(fn, size, *args, env=told, loaded=True, **more)
 
 
 def join(rank: int, size: int, seconds: float = 30, backend: str = "phalanx", name: str = "store") -> None:

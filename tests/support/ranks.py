@@ -10,9 +10,10 @@
         assert run_ranks(sums, 2) == [3.0, 3.0]
 
 Every rank is a process of its own. Where torch is installed, ranks are forked from a *template*: a process that has
-imported torch and nothing of ours, and has started no thread pool. That saves a second of imports for each rank, and
-most of another at its end: such a rank runs its atexit functions and leaves, without taking every module apart.
-Otherwise, and with fresh=True, each rank is a new interpreter with an ordinary end.
+imported torch and the package whose tests these are, and has started no thread pool. That saves a second of imports
+for each rank, and most of another at its end: such a rank runs its atexit functions and leaves, without taking every
+module apart. A rank whose environment has what our packages read when they are imported comes from a template without
+them. Otherwise, and with fresh=True, each rank is a new interpreter with an ordinary end.
 
 This file is three things: the module that tests import, a pytest plugin (the fixture `nothing_left_behind`, which is
 active for every test), and the program that ranks and the template run.
@@ -54,6 +55,7 @@ GRACE_SECONDS = 10.0
 # Every rank starts with these, unless the test's env says otherwise: ranks share few cores, and gloo shall not ask DNS.
 DEFAULT_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 # Read when a library is loaded, so a process that is forked from the template would not see a change of them.
+READ_AT_IMPORT = ("PHALANX_NATIVE", "PHALANX_LIBRARY")  # the same, of our packages
 READ_AT_LOAD = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH_", "MALLOC_", "GLIBC_", "ASAN_")
 
 _PR_SET_PDEATHSIG = 1
@@ -79,6 +81,7 @@ def run_ranks(
     expect_exit: Mapping[int, int] | None = None,
     check_leaks: bool = False,
     fresh: bool = False,
+    loaded: bool | None = None,
 ) -> list[Any]:
     """Calls fn(rank, world_size, *args) in `world_size` processes and returns what they return, in rank order.
 
@@ -94,6 +97,8 @@ def run_ranks(
             meant to die before it returns, and has None as its result.
         check_leaks: each rank also fails if fn left behind an open file descriptor or a shared mapping.
         fresh: start new interpreters even if a template could be forked.
+        loaded: whether ranks may have imported the package of this test when they begin; None: unless env has what it
+            reads then.
 
     Raises:
         RanksFailed: with the traceback and the output of every rank that raised, died, hung, or left a process behind.
@@ -107,7 +112,9 @@ def run_ranks(
         raise ValueError(f"expect_exit names the ranks {bad}, but there are only {world_size}")
     rank_envs = _rank_envs(env, world_size)
     fresh = fresh or any(key.startswith(READ_AT_LOAD) for rank_env in rank_envs for key in rank_env)
-    template = None if fresh else _Template.get()
+    if loaded is None:
+        loaded = not any(key in rank_env for rank_env in rank_envs for key in READ_AT_IMPORT)
+    template = None if fresh else _Template.get(_package_of(_module_file(fn)) if loaded else "")
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="phx-ranks-", ignore_cleanup_errors=True) as directory:
@@ -169,6 +176,15 @@ def _module_file(fn: Callable[..., Any]) -> str:
     if not getattr(module, "__file__", None):
         raise ValueError(f"the module {fn.__module__} has no file, so other processes cannot import it")
     return str(module.__file__)
+
+
+def _package_of(file: str) -> str:
+    """The module that the template imports for tests in this file; "" for none."""
+    parts = Path(file).parts
+    folder = parts[parts.index("packages") + 1] if "packages" in parts else ""
+    # That of the plug-in takes a second and reads the environment; a test of it needs this much of it.
+    name = {"inductor_plugin": "collectives"}.get(folder, folder)
+    return f"phalanx.{name}" if name and importlib.util.find_spec(f"phalanx.{name}") is not None else ""
 
 
 def _describe(fn: Callable[..., Any], world_size: int) -> str:
@@ -304,28 +320,31 @@ def _read_result(path: Path) -> tuple[str, Any]:
 
 
 class _Template:
-    """A process that has imported torch and forks ranks on demand."""
+    """A process that has imported torch, and perhaps a package of ours, and forks ranks on demand."""
 
-    current: _Template | None = None
+    current: dict[str, _Template] = {}  # by the package: one at most, and one without  # noqa: RUF012
 
     @classmethod
-    def get(cls) -> _Template | None:
-        """The template of this process, started at the first call. None where there is no torch to save time on.
+    def get(cls, package: str) -> _Template | None:
+        """The template of this process with that package, started at the first call. None where there is no torch.
 
         Nor where importing torch has started a driver of GPUs, which does not work in a process that is forked then.
         """
-        if cls.current is not None and cls.current.owner != os.getpid():
-            cls.current = None  # a fork of the test process: the template is not its own
-        if cls.current is None and importlib.util.find_spec("torch") is not None:
-            cls.current = cls()
-        return cls.current if cls.current is None or cls.current.can_fork else None
+        if any(each.owner != os.getpid() for each in cls.current.values()):
+            cls.current.clear()  # a fork of the test process: the templates are not its own
+        if package not in cls.current and importlib.util.find_spec("torch") is not None:
+            for other in [name for name in cls.current if name and package]:  # of tests that are done
+                cls.current.pop(other).end()
+            cls.current[package] = cls(package)
+        found = cls.current.get(package)
+        return found if found is None or found.can_fork else None
 
-    def __init__(self) -> None:
+    def __init__(self, package: str) -> None:
         self.owner = os.getpid()
         self.socket, other = socket.socketpair()
         with other:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, "template", str(other.fileno()), str(self.owner)],
+                [sys.executable, __file__, "template", str(other.fileno()), str(self.owner), package, *sys.path],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 # So torch asks without starting the driver, if it asks whether there is a GPU.
@@ -345,7 +364,7 @@ class _Template:
         return int(answer)
 
     def end(self) -> None:
-        if self.owner == os.getpid():
+        if self.owner == os.getpid() and not self.file.closed:
             self.file.close()
             self.socket.close()
             self.process.wait()
@@ -357,7 +376,7 @@ class _Template:
 def _main(role: str, *arguments: str) -> None:
     sys.modules["ranks"] = sys.modules["__main__"]  # modules of tests import this file, which need not be read again
     if role == "template":
-        request = _serve_template(int(arguments[0]), int(arguments[1]))
+        request = _serve_template(int(arguments[0]), int(arguments[1]), arguments[2], arguments[3:])
         if request is None:
             return
         spec_path, rank = request
@@ -383,7 +402,7 @@ def _main(role: str, *arguments: str) -> None:
     sys.exit(status)
 
 
-def _serve_template(fd: int, parent: int) -> tuple[str, int] | None:
+def _serve_template(fd: int, parent: int, package: str, path: Sequence[str]) -> tuple[str, int] | None:
     """Answers requests until the parent is gone. Returns, with the request, only in a newly forked rank."""
     _end_with_parent(parent)
     # The second is what torch imports with the first collective or mesh, and takes as long as the first. The others are
@@ -391,6 +410,9 @@ def _serve_template(fd: int, parent: int) -> tuple[str, int] | None:
     for name in ("torch", "torch._dynamo", "pytest", "hypothesis", "numpy", "expecttest"):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
+    if package:
+        sys.path[:] = path
+        importlib.import_module(package)
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page of these modules, which takes longer than most tests
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -515,15 +537,15 @@ def _processes() -> Iterator[tuple[int, _Stat]]:
 
 
 def _descendants() -> dict[int, str]:
-    """Every process under this one, with its command line, but for the template."""
+    """Every process under this one, with its command line, but for the templates."""
     processes = dict(_processes())
-    template = _Template.current.process.pid if _Template.current is not None else None
+    known = {os.getpid(), *(each.process.pid for each in _Template.current.values())}
     found: dict[int, str] = {}
     for pid in processes:
         ancestor = pid
         while ancestor in processes and ancestor != os.getpid():
             ancestor = processes[ancestor].parent
-        if ancestor == os.getpid() and pid not in (os.getpid(), template):
+        if ancestor == os.getpid() and pid not in known:
             with contextlib.suppress(OSError):
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() or "(ended)"
     return found
@@ -538,10 +560,10 @@ def _is_of_gpu_driver(fd: str) -> bool:
 
 def _fds() -> set[str]:
     found = set()
-    template = _Template.current.socket.fileno() if _Template.current is not None else -1
+    templates = [each.socket.fileno() for each in _Template.current.values()]
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that listed the directory is closed by now
-            if int(name) != template and not _is_of_gpu_driver(name):
+            if int(name) not in templates and not _is_of_gpu_driver(name):
                 found.add(f"fd {name} -> {os.readlink(f'/proc/self/fd/{name}')}")
     return found
 

@@ -48,6 +48,7 @@ void *adjacent(const phx_block *blocks, int n, size_t item) {
     const phx_block &block = blocks[i];
     if (block.count == 0) continue;
     char *const at = static_cast<char *>(block.data);
+    if (at == nullptr) return nullptr;  // refused later
     if (block.row != 0 && block.count > block.row && block.row != block.stride) return nullptr;
     if (base == nullptr) base = next = at;
     if (at != next) return nullptr;

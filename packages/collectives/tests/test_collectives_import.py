@@ -27,7 +27,7 @@ def import_first(rank, size):
 
 
 def test_each_public_module_can_be_the_first_to_be_imported():  # F20
-    assert run_ranks(import_first, len(FIRST)) == [False] * len(FIRST)  # and leaves a GPU alone
+    assert run_ranks(import_first, len(FIRST), loaded=False) == [False] * len(FIRST)  # and leaves a GPU alone
 
 
 def without_cuda(rank, size):
@@ -41,7 +41,7 @@ def without_cuda(rank, size):
 
 
 def test_it_works_without_cuda():  # F20
-    run_ranks(without_cuda, 2, start_torch=True, env={"CUDA_VISIBLE_DEVICES": ""})
+    run_ranks(without_cuda, 2, start_torch=True, env={"CUDA_VISIBLE_DEVICES": ""}, loaded=False)
 
 
 def no_native_ops():
@@ -76,4 +76,4 @@ def without_ops(rank, size):
 
 
 def test_where_ops_cannot_be_registered_it_warns_and_every_call_says_why():  # F20
-    run_ranks(without_ops, len(DAMAGES))
+    run_ranks(without_ops, len(DAMAGES), loaded=False)
