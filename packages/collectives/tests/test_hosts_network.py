@@ -97,7 +97,7 @@ def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["cut", "gloo cut"])
+@pytest.mark.parametrize("what", ["cut", pytest.param("gloo cut", marks=pytest.mark.thorough)])
 def test_a_cable_that_is_cut_in_a_collective_is_an_error_on_every_rank(hosts, tmp_path, what):
     started = launch(hosts, tmp_path, what)
     await_files(tmp_path, [f"ready.{rank}" for rank in range(4)], started)

@@ -272,7 +272,7 @@ def _sampled(mesh, names, backends, mark=pytest.mark.thorough):
 @pytest.mark.parametrize(
     ("mesh", "names", "backends"),
     [
-        _sampled("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic", pytest.mark.slow),
+        _sampled("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
         _sampled("2x2", "block mlp,block llama", "aot_eager"),
         _sampled("2x2", "block squeeze", "aot_eager:dynamic"),  # exchanges in its backward
         _sampled("2", "block mlp", "phalanx", pytest.mark.slow),

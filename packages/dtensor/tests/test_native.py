@@ -388,7 +388,17 @@ def test_modes_errors_autograd_and_threads_find_no_difference(built):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["algorithms", "parallel_styles", "random", "debug", "dtensor_sweep", "factories"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "random",
+        "dtensor_sweep",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("algorithms", "parallel_styles", "debug", "factories")
+        ),
+    ],
+)
 def test_what_holds_in_python_holds_with_it(built, name):
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(TESTS / f"test_{name}.py")]
     done = program(words, built)

@@ -128,7 +128,7 @@ def each_route(rank, size, wrapper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapper", ["python", pytest.param("cpp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wrapper", ["python", pytest.param("cpp", marks=pytest.mark.thorough)])
 def test_every_route_gives_what_eager_gives(wrapper):
     run_ranks(each_route, 2, wrapper, timeout=280)
 
