@@ -172,7 +172,7 @@ Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, 
   msghdr header{};
   header.msg_iov = parts;
   header.msg_iovlen = envelope.payload_bytes > 0 ? 2 : 1;
-  if (envelope.fd_count > 0) {
+  if (fds != nullptr && envelope.fd_count > 0) {
     std::memset(control, 0, sizeof control);
     header.msg_control = control;
     header.msg_controllen = CMSG_SPACE(sizeof(int) * envelope.fd_count);
