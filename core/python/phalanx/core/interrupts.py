@@ -6,6 +6,7 @@ handler raises ends the wait and is raised by the call, instead of the error of 
 """
 
 import atexit
+import os
 import threading
 from typing import Any
 
@@ -35,6 +36,12 @@ def install(ffi: Any, lib: Any) -> None:
 
     _hook.append(ffi.callback("phx_interrupt_fn", asked, error=1, onerror=raised))
     lib.phx_set_interrupt(_hook[0], null)
+
+    def in_child() -> None:  # the hook is of the process that set it; the thread that forked is the main one now
+        _slots[1], _slots[2] = null, ffi.cast("void *", threading.get_ident())
+        lib.phx_set_interrupt(_hook[0], null)
+
+    os.register_at_fork(after_in_child=in_child)
     atexit.register(lib.phx_set_interrupt, null, null)
 
 
