@@ -44,9 +44,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+
+import proc
 
 __all__ = ["RanksFailed", "run_ranks", "scratch"]
 
@@ -54,8 +56,9 @@ __all__ = ["RanksFailed", "run_ranks", "scratch"]
 GRACE_SECONDS = 10.0
 # Every rank starts with these, unless the test's env says otherwise: ranks share few cores, and gloo shall not ask DNS.
 DEFAULT_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-# Read when a library is loaded, so a process that is forked from the template would not see a change of them.
-READ_AT_IMPORT = ("PHALANX_NATIVE", "PHALANX_LIBRARY")  # the same, of our packages
+# Read when our packages are imported: a process that is forked from a template with them would not see a change.
+READ_AT_IMPORT = ("PHALANX_NATIVE", "PHALANX_LIBRARY")
+# The same of other libraries, and of any template.
 READ_AT_LOAD = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH_", "MALLOC_", "GLIBC_", "ASAN_")
 
 _PR_SET_PDEATHSIG = 1
@@ -182,7 +185,7 @@ def _package_of(file: str) -> str:
     """The module that the template imports for tests in this file; "" for none."""
     parts = Path(file).parts
     folder = parts[parts.index("packages") + 1] if "packages" in parts else ""
-    # That of the plug-in takes a second and reads the environment; a test of it needs this much of it.
+    # The plug-in itself takes a second to import, and reads the environment.
     name = {"inductor_plugin": "collectives"}.get(folder, folder)
     return f"phalanx.{name}" if name and importlib.util.find_spec(f"phalanx.{name}") is not None else ""
 
@@ -247,7 +250,7 @@ class _Rank:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
             return []
-        pids = [pid for pid, stat in _processes() if stat.group == self.pid and stat.state != "Z"]
+        pids = [pid for pid, stat in proc.processes() if stat.group == self.pid and stat.state != "Z"]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         return pids
@@ -322,7 +325,7 @@ def _read_result(path: Path) -> tuple[str, Any]:
 class _Template:
     """A process that has imported torch, and perhaps a package of ours, and forks ranks on demand."""
 
-    current: dict[str, _Template] = {}  # by the package: one at most, and one without  # noqa: RUF012
+    current: ClassVar[dict[str, _Template]] = {}  # by the package: one at most, and one without
 
     @classmethod
     def get(cls, package: str) -> _Template | None:
@@ -428,7 +431,7 @@ def _serve_template(fd: int, parent: int, package: str, path: Sequence[str]) -> 
                     _end_with_parent(template)
                     break  # out of the with block, so that the rank does not keep the connection
             elif "holds_gpus" in request:
-                answer = int(any(_is_of_gpu_driver(fd) for fd in os.listdir("/proc/self/fd")))
+                answer = int(any(proc.is_of_gpu_driver(fd) for fd in os.listdir("/proc/self/fd")))
             elif "reap" in request:
                 answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
             file.write(f"{answer}\n")
@@ -460,10 +463,10 @@ def _run_rank(spec: dict[str, Any], rank: int) -> int:
         for name in spec["name"].split("."):
             fn = getattr(fn, name)
         args = pickle.loads(spec["args"])
-        before = _held() if spec["check_leaks"] else set()
+        before = proc.held(()) if spec["check_leaks"] else set()
         with _torch_distributed(spec, rank) if spec["start_torch"] else contextlib.nullcontext():
             value = fn(rank, spec["world_size"], *args)
-        if spec["check_leaks"] and (left := _settled(lambda: _held() - before)):
+        if spec["check_leaks"] and (left := proc.settled(lambda: proc.held(()) - before)):
             raise AssertionError(f"fn left open or mapped: {sorted(left)}")
         answer = pickle.dumps("value") + pickle.dumps(value)
         status = 0
@@ -520,88 +523,10 @@ def _torch_distributed(spec: dict[str, Any], rank: int) -> Iterator[None]:
 # ---- what is left behind ----------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Stat:
-    state: str
-    parent: int
-    group: int
-
-
-def _processes() -> Iterator[tuple[int, _Stat]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                text = Path("/proc", name, "stat").read_text()
-                state, parent, group = text[text.rindex(")") + 2 :].split()[:3]
-                yield int(name), _Stat(state, int(parent), int(group))
-
-
-def _descendants() -> dict[int, str]:
-    """Every process under this one, with its command line, but for the templates."""
-    processes = dict(_processes())
-    known = {os.getpid(), *(each.process.pid for each in _Template.current.values())}
-    found: dict[int, str] = {}
-    for pid in processes:
-        ancestor = pid
-        while ancestor in processes and ancestor != os.getpid():
-            ancestor = processes[ancestor].parent
-        if ancestor == os.getpid() and pid not in known:
-            with contextlib.suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip() or "(ended)"
-    return found
-
-
-def _is_of_gpu_driver(fd: str) -> bool:
-    """What a driver of GPUs opens when somebody asks how many there are, it keeps."""
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia")
-    return False
-
-
-def _fds() -> set[str]:
-    found = set()
-    templates = [each.socket.fileno() for each in _Template.current.values()]
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that listed the directory is closed by now
-            if int(name) not in templates and not _is_of_gpu_driver(name):
-                found.add(f"fd {name} -> {os.readlink(f'/proc/self/fd/{name}')}")
-    return found
-
-
-def _held() -> set[str]:
-    """What this process holds open, and the memory that it shares with others."""
-    gc.collect()
-    held = _fds()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith(("/memfd:", "/dev/shm/", "/dev/zero")):
-            held.add(f"mapping {fields[5]}")
-    return held
-
-
-def _shared_memory_files() -> set[str]:
-    return {entry.name for entry in os.scandir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
-
-
-def _in_use(name: str) -> bool:
-    """Whether a process holds this file of /dev/shm. Others than this test's may run on the machine."""
-    path = f"/dev/shm/{name}"
-    for pid, _ in _processes():
-        with contextlib.suppress(OSError):
-            if path in Path(f"/proc/{pid}/maps").read_text():
-                return True
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{fd}") == path:
-                    return True
-    return False
-
-
-def _settled(look: Callable[[], set[str]], seconds: float = 2.0) -> set[str]:
-    """look() when it is empty, else what it still finds after a while: the kernel frees some things a little later."""
-    deadline = time.monotonic() + seconds
-    while (found := look()) and time.monotonic() < deadline:
-        select.select([], [], [], 0.02)
-    return found
+def _of_templates() -> tuple[set[int], set[int]]:
+    """The processes of the templates, and the descriptors of the connections to them."""
+    templates = _Template.current.values()
+    return {each.process.pid for each in templates}, {each.socket.fileno() for each in templates}
 
 
 def pytest_collection_finish() -> None:
@@ -614,19 +539,21 @@ def pytest_collection_finish() -> None:
 def nothing_left_behind() -> Iterator[None]:
     """A test that ran ranks leaves no process, no file descriptor and no file in /dev/shm."""
     runs = _runs
-    fds, shared, processes = _fds(), _shared_memory_files(), set(_descendants())
+    pids, sockets = _of_templates()
+    fds, shared, processes = proc.fds(sockets), proc.shared_memory_files(), set(proc.descendants(pids))
     yield
     if _runs == runs:
         return
     gc.collect()
 
     def left() -> set[str]:
-        new = {f"process {pid}: {command}" for pid, command in _descendants().items() if pid not in processes}
-        new |= _fds() - fds
-        new |= {f"/dev/shm/{name}" for name in _shared_memory_files() - shared if not _in_use(name)}
+        pids, sockets = _of_templates()
+        new = {f"process {pid}: {command}" for pid, command in proc.descendants(pids).items() if pid not in processes}
+        new |= proc.fds(sockets) - fds
+        new |= {f"/dev/shm/{name}" for name in proc.shared_memory_files() - shared if not proc.in_use(name)}
         return new
 
-    found = _settled(left)
+    found = proc.settled(left)
     assert not found, f"the test left behind: {sorted(found)}"
 
 

@@ -15,6 +15,8 @@
 
 namespace phx {
 
+inline constexpr const char *kGroupCreate = "group_create";  // for errors
+
 class Attempt {
  public:
   Attempt(World &world, phx_store *store, const std::string &key)

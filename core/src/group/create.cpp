@@ -22,7 +22,6 @@
 namespace phx {
 namespace {
 
-constexpr const char *kGroupCreate = "group_create";
 constexpr int64_t kTidyMs = 1000;  // in case the store hangs
 
 // The plan of a rank's copies. Those of group rank 0 become the plan of all.

@@ -103,7 +103,11 @@ def hear_all(rank, world_size):
 
 @pytest.mark.parametrize("wait", [functional, op, blocking_op, in_place], ids=lambda wait: wait.__name__)
 def test_ctrl_c_ends_a_functional_collective(wait):
-    run_ranks(interrupt, 2, "gloo", wait.__name__)
+    run_ranks(interrupt, 2, "gloo", wait.__name__, loaded=False)
+
+
+def test_ctrl_c_ends_a_wait_in_a_process_that_was_forked_after_the_import():
+    run_ranks(interrupt, 2, "gloo", functional.__name__, loaded=True)
 
 
 @implementations

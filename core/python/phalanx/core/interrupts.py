@@ -38,6 +38,7 @@ def install(ffi: Any, lib: Any) -> None:
     lib.phx_set_interrupt(_hook[0], null)
 
     def in_child() -> None:  # the hook is of the process that set it; the thread that forked is the main one now
+        kept.clear()
         _slots[1], _slots[2] = null, ffi.cast("void *", threading.get_ident())
         lib.phx_set_interrupt(_hook[0], null)
 
