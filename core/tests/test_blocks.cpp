@@ -1,10 +1,28 @@
 // Lists of blocks: which are refused. That the others give the right values, test_matrix shows.
 #include "ops/blocks.h"
 
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <new>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "ranks.h"
+
+namespace {
+
+thread_local size_t allocated_bytes = 0;  // by this thread
+
+}  // namespace
+
+void *operator new(size_t size) {
+  allocated_bytes += size;
+  if (void *const made = std::malloc(size)) return made;
+  throw std::bad_alloc();
+}
+void operator delete(void *at) noexcept { std::free(at); }
+void operator delete(void *at, size_t) noexcept { std::free(at); }
 
 namespace {
 
@@ -76,6 +94,56 @@ TEST(wrong_lists_are_refused) {
     refuses(phx_reduce_scatter_blocks(group, &block, in.data(), PHX_DTYPE_F32, 99, nullptr, nullptr),
             "reduce operation");
     CHECK_OK(gather({out.data(), 4, 2, 5}));  // the group is as before
+    phx_group_release(group);
+  });
+}
+
+TEST(lists_copy_what_the_plain_form_copies_and_allocate_no_data) {
+  constexpr int kRanks = 2;
+  constexpr size_t kCount = size_t{128} << 10;  // elements of a block
+  ranks::as_threads(kRanks, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    std::vector<float> from(kRanks * 2 * kCount), to(from);
+    phx_block in[kRanks], out[kRanks];
+    for (int i = 0; i < kRanks; ++i) {
+      in[i] = {&from[(2 * i + 1) * kCount], kCount, 0, 0};
+      out[i] = {&to[(2 * i + 1) * kCount], kCount, 0, 0};
+    }
+    struct Spent {
+      size_t copied, allocated;
+    };
+    const auto spent = [&](const std::function<phx_status()> &call) {
+      CHECK_OK(call());  // the first one may map what later ones use again
+      const size_t copied = phx::kernels::copied_bytes, allocated = allocated_bytes;
+      CHECK_OK(call());
+      return Spent{phx::kernels::copied_bytes - copied, allocated_bytes - allocated};
+    };
+    const auto compare = [&](const char *name, const std::function<phx_status()> &plain,
+                             const std::function<phx_status()> &list) {
+      const Spent expected = spent(plain), found = spent(list);
+      if (expected.copied != 0 && found.copied == expected.copied && found.allocated < 4096) return;
+      std::fprintf(stderr, "%s, rank %d: %zu bytes copied instead of %zu, %zu allocated\n", name, rank, found.copied,
+                   expected.copied, found.allocated);
+      check::failed(__FILE__, __LINE__, name);
+    };
+    const void *x = from.data();
+    void *y = to.data();
+    const auto type = PHX_DTYPE_F32;
+    compare(
+        "all_gather", [&] { return phx_all_gather(group, x, y, kCount, type, nullptr, nullptr); },
+        [&] { return phx_all_gather_blocks(group, x, out, type, nullptr, nullptr); });
+    compare(
+        "all_to_all", [&] { return phx_all_to_all(group, x, y, kCount, type, nullptr, nullptr); },
+        [&] { return phx_all_to_all_blocks(group, in, out, type, nullptr, nullptr); });
+    compare(
+        "reduce_scatter", [&] { return phx_reduce_scatter(group, x, y, kCount, type, PHX_OP_SUM, nullptr, nullptr); },
+        [&] { return phx_reduce_scatter_blocks(group, in, y, type, PHX_OP_SUM, nullptr, nullptr); });
+    compare(
+        "gather", [&] { return phx_gather(group, x, y, kCount, type, 0, nullptr, nullptr); },
+        [&] { return phx_gather_blocks(group, x, out, kCount, type, 0, nullptr, nullptr); });
+    compare(
+        "scatter", [&] { return phx_scatter(group, x, y, kCount, type, 0, nullptr, nullptr); },
+        [&] { return phx_scatter_blocks(group, in, y, kCount, type, 0, nullptr, nullptr); });
     phx_group_release(group);
   });
 }

@@ -1,4 +1,5 @@
 // all_reduce and reduce_scatter_tensor, each also into memory of the caller.
+#include "host_memory.h"
 #include "output.h"
 #include "phalanx_torch.h"
 #include "rows.h"

@@ -5,10 +5,6 @@
 
 namespace phxt {
 
-// Asks for huge pages under a fresh result that is large: its first touch is in the collective, and one fault for each
-// 4 KiB would cost as much as moving the data. A hint: nothing depends on it.
-void expect_first_touch(void *data, size_t size);
-
 // A tensor that was just made to hold `numel` elements like those of `like`.
 inline Operand fresh_output(const Tensor &made, const Operand &like, int64_t numel) {
   Operand result;
@@ -17,7 +13,6 @@ inline Operand fresh_output(const Tensor &made, const Operand &like, int64_t num
   result.dtype = like.dtype;
   result.gpu = like.gpu;
   result.numel = numel;
-  if (like.gpu == kHost) expect_first_touch(result.data, result.bytes());
   return result;
 }
 

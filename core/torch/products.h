@@ -54,9 +54,7 @@ struct Block {
   Block() = default;
   Block(const Call &call, int64_t count, const Matrix &columns_of, const Matrix &like)
       : tensor(empty({count, columns_of.columns}, like.dtype, call.gpu)),
-        data(static_cast<char *>(mutable_data(tensor))) {
-    if (call.gpu == kHost) expect_first_touch(data, columns_of.bytes(count));
-  }
+        data(static_cast<char *>(mutable_data(tensor))) {}
 };
 
 }  // namespace phxt

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "gpu.h"
+#include "host_memory.h"
 #include "pending.h"
 #include "phalanx/phalanx.h"
 
@@ -163,16 +164,22 @@ Tensor empty(const int64_t *sizes, int64_t dims, int32_t torch_dtype, int32_t gp
     many.resize(static_cast<size_t>(dims));
     strides = many.data();
   }
-  int64_t stride = 1;
+  int64_t stride = 1, numel = 1;
   for (int64_t dim = dims - 1; dim >= 0; --dim) {
     strides[dim] = stride;
     stride *= sizes[dim] > 1 ? sizes[dim] : 1;  // as torch counts them, also where a size is 0
+    numel *= sizes[dim];
   }
+  const size_t bytes = static_cast<size_t>(numel) * element_type(torch_dtype).bytes;
+  if (gpu == kHost && bytes >= kLargeTensor)
+    if (Tensor kept = large_tensor(sizes, strides, dims, torch_dtype, bytes)) return kept;
   AtenTensorHandle made = nullptr;
   const int32_t device = gpu == kHost ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   check_torch(aoti_torch_empty_strided(dims, sizes, strides, torch_dtype, device, gpu == kHost ? 0 : gpu, &made),
               "allocate a tensor");
-  return Tensor(made);
+  Tensor result(made);
+  if (gpu == kHost) expect_first_touch(mutable_data(result), bytes);
+  return result;
 }
 
 std::vector<int64_t> with_dim0(const Operand &like, int64_t dim0) {

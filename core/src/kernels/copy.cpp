@@ -303,17 +303,25 @@ bool plan_of_words(const std::map<std::string, std::string> &words, CopyPlan *ou
 
 void copy_with(Copy copy, void *to, const void *from, size_t size) { candidate(copy).function(to, from, size); }
 
+thread_local size_t copied_bytes = 0;
+
 void copy_streaming(void *to, const void *from, size_t size) {
+  copied_bytes += size;
   copy_with(chosen_copy(CopyUse::kAroundCache, size), to, from, size);
 }
 
-void copy_wide(void *to, const void *from, size_t size) { copy_with(chosen_copy(CopyUse::kAny, size), to, from, size); }
+void copy_wide(void *to, const void *from, size_t size) {
+  copied_bytes += size;
+  copy_with(chosen_copy(CopyUse::kAny, size), to, from, size);
+}
 
 void copy_one_way(void *to, const void *from, size_t size) {
+  copied_bytes += size;
   copy_with(chosen_copy(CopyUse::kReadOneWay, size), to, from, size);
 }
 
 void put_one_way(void *to, const void *from, size_t size) {
+  copied_bytes += size;
   const Copy first = chosen_copy(CopyUse::kPutOneWay, size),
              around = chosen_copy(CopyUse::kAroundCache, std::min(size, kSlotBytes));
   const Copy second = first == around ? chosen_copy(CopyUse::kAny, size) : around;

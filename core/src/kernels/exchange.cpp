@@ -76,6 +76,7 @@ size_t lines(char *, char *, const char *, size_t, bool) { return 0; }
 }  // namespace
 
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming) {
+  copied_bytes += next == nullptr ? size : 2 * size;
   exchange_with(chosen_copy(streaming ? CopyUse::kExchangeAround : CopyUse::kExchange, size), out, slot, next, size,
                 streaming);
 }

@@ -61,5 +61,7 @@ void copy_streaming(void *to, const void *from, size_t size);
 // Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
 // data. `streaming`: stores to `out` bypass the cache. The three must not overlap.
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming);
+// For tests: the bytes that this thread has copied with the functions above.
+extern thread_local size_t copied_bytes;
 
 }  // namespace phx::kernels

@@ -85,7 +85,9 @@ def await_files(folder, names, started):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["whole", "gloo", "gpus"])  # over connections of our own; by a backend, as on GPUs
+@pytest.mark.parametrize(  # over connections of our own; by a backend, as on GPUs
+    "what", ["whole", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gloo", "gpus"))]
+)
 def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_path, what):
     if what == "gpus":
         fake_torch_cuda.needs_cuda()

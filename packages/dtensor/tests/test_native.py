@@ -392,10 +392,9 @@ def test_modes_errors_autograd_and_threads_find_no_difference(built):
     "name",
     [
         "random",
-        "dtensor_sweep",
         *(
             pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("algorithms", "parallel_styles", "debug", "factories")
+            for name in ("algorithms", "parallel_styles", "debug", "dtensor_sweep", "factories")
         ),
     ],
 )

@@ -221,7 +221,9 @@ def test_two_mesh_dims_every_pair(mesh_shape):  # D4
         check(mesh_shape, source, target, (7, 4))
 
 
-@pytest.mark.parametrize("mesh_shape", [(2, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    "mesh_shape", [(2, 3), *(pytest.param(shape, marks=pytest.mark.thorough) for shape in ((2, 2), (3, 2)))]
+)
 @pytest.mark.parametrize(
     "size", [pytest.param(12, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.slow)]
 )

@@ -30,6 +30,7 @@ __all__ = ["compile_file", "file_of", "folder", "is_trusted", "load_file", "turn
 
 _PATIENCE_S = 600.0  # how long to wait for another rank of the host that compiles
 _PAUSE_S = 0.1
+_WORTH_A_UNIT = 40_000  # bytes of sources: what takes about as long as torch's headers
 
 
 def folder() -> Path | None:
@@ -94,8 +95,8 @@ def compile_file(path: Path, sources: Sequence[Path], flags: Sequence[str], with
 
     Args:
         path: Where it shall be. It appears there at once, when it is complete.
-        sources: C++ files. A core compiles its share of them as one, since torch's headers take most of the time: what
-            stands in an unnamed namespace needs a name that no other of them has.
+        sources: C++ files. A core compiles its share of them as one, and one core all if they are short, as torch's
+            headers take most of the time: what stands in an unnamed namespace needs a name that no other of them has.
         flags: Of the compiler, besides those that torch and Python need.
         without: What happens where there is no compiler, for the text of the error.
 
@@ -127,12 +128,13 @@ def compile_file(path: Path, sources: Sequence[Path], flags: Sequence[str], with
             raise RuntimeError(f"{compiler} failed (exit status {done.returncode}):\n{done.stdout}")
 
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        cores = min(len(os.sched_getaffinity(0)), len(sources))
-        units = [Path(scratch, f"unit{i}.cpp") for i in range(cores)]
+        pays = 1 + sum(source.stat().st_size for source in sources) // _WORTH_A_UNIT
+        count = min(len(os.sched_getaffinity(0)), len(sources), pays)
+        units = [Path(scratch, f"unit{i}.cpp") for i in range(count)]
         for i, unit in enumerate(units):
-            unit.write_text("".join(f'#include "{source}"\n' for source in sources[i::cores]))
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources[i::count]))
         objects = [str(unit.with_suffix(".o")) for unit in units]
-        with ThreadPoolExecutor(cores) as pool:
+        with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda unit, to: run(*common, "-c", str(unit), "-o", to), units, objects))
         made = Path(scratch, path.name)
         libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_python", "-lc10"]
