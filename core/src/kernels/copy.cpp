@@ -13,6 +13,7 @@
 #include "kernels/copy_plan.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
+#include "kernels/rivals.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -178,47 +179,6 @@ const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(c
 
 std::atomic<CopyOrigin> origin_of_plan{CopyOrigin::kFeatures};
 
-// Two candidates for one use, each of which is the faster one for a while. What fills a slot that lies in the caches of
-// others takes three to eight times as long where cores share no third-level cache, and stores that bypass the cache
-// always take the same; and the processors of a virtual machine move between the caches of the host, unseen. So every
-// kTriedEvery-th copy is done by the rival, and whoever is clearly faster twice does the copies from then on. Threads
-// that copy at the same time may lose an observation of each other.
-class Rivals {
- public:
-  void copy(Copy first, Copy second, void *to, const void *from, size_t size) {
-    const uint32_t number = number_.load(std::memory_order_relaxed) + 1;
-    number_.store(number, std::memory_order_relaxed);
-    const bool swapped = swapped_.load(std::memory_order_relaxed), tries = number % kTriedEvery == 0;
-    const uint64_t begin = ticks();
-    copy_with(swapped != tries ? second : first, to, from, size);
-    const uint64_t cost = ((ticks() - begin) << 10) / size;
-    if (!tries) {
-      const uint64_t usual = usual_.load(std::memory_order_relaxed);
-      // Without the copies in whose middle another thread had the core.
-      usual_.store(usual == 0 || cost < usual ? cost : usual + (std::min(cost, 4 * usual) - usual) / 8 + 1,
-                   std::memory_order_relaxed);
-      return;
-    }
-    const bool wins = cost < usual_.load(std::memory_order_relaxed) / 4 * 3;
-    const uint32_t wins_before = wins_.load(std::memory_order_relaxed);
-    wins_.store(wins ? wins_before + 1 : 0, std::memory_order_relaxed);
-    if (!wins || wins_before == 0) return;
-    swapped_.store(!swapped, std::memory_order_relaxed);
-    usual_.store(cost, std::memory_order_relaxed);
-    wins_.store(0, std::memory_order_relaxed);
-  }
-  void restart() {
-    swapped_.store(false, std::memory_order_relaxed);
-    usual_.store(0, std::memory_order_relaxed);
-    wins_.store(0, std::memory_order_relaxed);
-  }
-
- private:
-  static constexpr uint32_t kTriedEvery = 256;
-  std::atomic<uint32_t> number_{0}, wins_{0};  // wins_: of the rival, without one of the other between them
-  std::atomic<bool> swapped_{false};
-  std::atomic<uint64_t> usual_{0};  // ticks for 1 KiB, of whoever does the copies
-};
 Rivals putting[kCopyClasses];
 
 [[maybe_unused]] const bool begins_by_features = (use_plan(plan_by_features(), CopyOrigin::kFeatures), true);
@@ -325,10 +285,12 @@ void put_one_way(void *to, const void *from, size_t size) {
   const Copy first = chosen_copy(CopyUse::kPutOneWay, size),
              around = chosen_copy(CopyUse::kAroundCache, std::min(size, kSlotBytes));
   const Copy second = first == around ? chosen_copy(CopyUse::kAny, size) : around;
-  if (first == second)
-    copy_with(first, to, from, size);
-  else
-    putting[copy_class(size)].copy(first, second, to, from, size);
+  if (first == second) return copy_with(first, to, from, size);
+  Rivals &rivals = putting[copy_class(size)];
+  const Rivals::Turn turn = rivals.next();
+  const uint64_t begin = ticks();
+  copy_with(turn.second ? second : first, to, from, size);
+  rivals.took(turn, ((ticks() - begin) << 10) / size);
 }
 
 }  // namespace phx::kernels
