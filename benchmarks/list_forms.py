@@ -95,6 +95,19 @@ def rank_main(rank: int, ranks: int, path: str, options: argparse.Namespace, ans
     dist.destroy_process_group()
 
 
+def answer_of(body: Callable[..., None], ranks: int, *given: Any) -> Any:
+    """What one of the ranks put into the queue. Each runs `body(rank, ranks, path of a store, *given, queue)`."""
+    with tempfile.TemporaryDirectory() as folder:
+        answers = mp.get_context("spawn").SimpleQueue()
+        started = mp.spawn(body, (ranks, f"{folder}/store", *given, answers), ranks, join=False)
+        while not started.join(0.1) and answers.empty():
+            pass
+        answer = answers.get()
+        while not started.join():
+            pass
+    return answer
+
+
 def size_of(text: str) -> int:
     """Bytes of 256, 64k or 8m."""
     return int(text[:-1]) * SUFFIXES[text[-1].lower()] if text[-1].lower() in SUFFIXES else int(text)
@@ -128,14 +141,7 @@ def main() -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     rows: list[dict[str, Any]] = []
     for ranks in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            answers = mp.get_context("spawn").SimpleQueue()
-            started = mp.spawn(rank_main, (ranks, f"{folder}/store", options, answers), ranks, join=False)
-            while not started.join(0.1) and answers.empty():
-                pass
-            rows += answers.get()
-            while not started.join():
-                pass
+        rows += answer_of(rank_main, ranks, options)
     show(rows)
     if options.json:
         about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0]}

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from list_forms import took
+from list_forms import answer_of, took
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _update_default_pg
 
@@ -132,14 +130,7 @@ def main() -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     rows: list[dict[str, Any]] = []
     for ranks in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            answers = mp.get_context("spawn").SimpleQueue()
-            started = mp.spawn(rank_main, (ranks, f"{folder}/store", options.rounds, answers), ranks, join=False)
-            while not started.join(0.1) and answers.empty():
-                pass
-            rows += answers.get()
-            while not started.join():
-                pass
+        rows += answer_of(rank_main, ranks, options.rounds)
     print(f"{'ranks':>5} {'case':32}{'moved':>14}{'phalanx us':>12}{'gloo us':>12}{'gloo/phalanx':>14}")
     for row in rows:
         print(
