@@ -151,6 +151,7 @@ def test_the_report_of_the_file_is_the_table_of_the_run(run, capsys):
     assert sum(line.split()[1:2] == ["symmetric"] for line in lines) == 21
 
 
+@pytest.mark.slow
 def test_four_ranks_share_the_cores_that_there_are(capsys):
     assert _main.main([*TINY, "--ranks", "4", "--collectives", "all_reduce,all_to_all", "--buffers", "user"]) == 0
     assert "# 4 ranks" in capsys.readouterr().out

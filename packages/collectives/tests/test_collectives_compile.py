@@ -169,7 +169,10 @@ def runs(rank, size, backend, dynamic):
     torch.testing.assert_close(torch.as_tensor(result), pending.wait() * 2)
 
 
-@pytest.mark.parametrize(("backend", "dynamic"), [("eager", False), ("aot_eager", True), ("inductor", False)])
+@pytest.mark.parametrize(
+    ("backend", "dynamic"),
+    [("eager", False), ("aot_eager", True), pytest.param("inductor", False, marks=pytest.mark.slow)],
+)
 def test_compiled_graphs_compute_what_eager_computes(backend, dynamic, tmp_path):
     # One new cache for both ranks: a rank may get what the other has compiled. CI: torch's warnings become errors.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "CI": "1"}

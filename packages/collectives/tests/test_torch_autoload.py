@@ -85,6 +85,7 @@ def test_a_group_of_gloo_keeps_its_default_backend_beside_us(tmp_path):
     assert run(tmp_path, code) == "0"
 
 
+@pytest.mark.slow
 def test_importing_our_package_before_or_after_a_group_changes_nothing(tmp_path):
     code = (
         "import torch, torch.distributed as dist\nif sys.argv[2] == 'before': import phalanx.collectives\n"
@@ -182,6 +183,7 @@ def test_the_entry_point_of_torch_2_14_registers_at_once(tmp_path):
     assert run(tmp_path, code) == "True []"
 
 
+@pytest.mark.slow
 def test_it_warns_where_ignite_would_train_without_synchronising(tmp_path):
     code = (
         "import types; sys.modules['ignite.distributed'] = types.ModuleType('ignite.distributed')\n"

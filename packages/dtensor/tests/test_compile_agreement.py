@@ -94,7 +94,8 @@ def listed(rank, size, dynamic):
     return found
 
 
-@pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [True, None])
 def test_ranks_with_other_sizes_compile_the_same_collectives(dynamic):
     first, *others = run_ranks(listed, 4, dynamic, start_torch=True, timeout=280)
     assert all(one == first for one in others)
@@ -173,6 +174,7 @@ def again(rank, size):
                 torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
+@pytest.mark.slow
 def test_a_checkpointed_block_is_the_first_that_a_process_compiles():
     run_ranks(again, 2, start_torch=True, timeout=200, fresh=True)
 

@@ -174,6 +174,8 @@ def test_inductor_compiles_a_block(tmp_path):
     run_ranks(trained, 2, "styles", "inductor", True, (4, 7), 1, start_torch=True, timeout=400, env=env)
 
 
-@pytest.mark.parametrize("name", list(WAYS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if WAYS[name][1] else []) for name in WAYS]
+)
 def test_a_block_on_one_rank_is_the_block(name):
     run_ranks(trained, 1, name, "aot_eager", False, (4,), 1, start_torch=True, timeout=280)

@@ -75,7 +75,14 @@ def numbers(rank, size, backend):
     return found
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "eager",
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("inductor", marks=pytest.mark.thorough),
+    ],
+)
 def test_compiled_functions_draw_what_eager_draws_on_every_mesh(backend, tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     [expected] = run_ranks(numbers, 1, "aot_eager", start_torch=True, timeout=200)

@@ -169,7 +169,7 @@ def test_what_the_demo_cannot_do_is_refused_before_ranks_start(words, text, caps
     assert text in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_rank_ends_the_demo_and_is_named(victim: int) -> None:
     before = shared_memory_files()
     with training_demo(*FOREVER) as (demo, ranks):

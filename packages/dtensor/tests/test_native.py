@@ -359,27 +359,32 @@ def with_threads(rank, size):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_every_kind_of_call_gives_what_python_gives(built):
     (only,) = run_ranks(compared, 1, start_torch=True, env={"PHALANX_NATIVE": built})
     assert only[1] > 30
     run_ranks(compared, 3, start_torch=True, env={"PHALANX_NATIVE": built})
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_one_process(built):
     assert all(here > 10 for here in run_ranks(compared_backward, 2, start_torch=True, env={"PHALANX_NATIVE": built}))
 
 
+@pytest.mark.slow
 def test_tensors_of_gpus_take_it_too(built):
     fake_torch_cuda.needs_cuda()
     for calls_here, steps_here in run_ranks(compared_on_gpus, 2, env={"PHALANX_NATIVE": built}, timeout=280):
         assert calls_here > 25 and steps_here > 10
 
 
+@pytest.mark.slow
 def test_gradients_cross_to_plain_tensors_as_without_it(built):  # D3 D5 D11
     run_ranks(compared_boundaries, 1, start_torch=True, env={"PHALANX_NATIVE": built})
     run_ranks(compared_boundaries, 2, start_torch=True, env={"PHALANX_NATIVE": built})
 
 
+@pytest.mark.slow
 def test_modes_errors_autograd_and_threads_find_no_difference(built):
     run_ranks(beside, 1, start_torch=True, env={"PHALANX_NATIVE": built})
     run_ranks(beside, 2, start_torch=True, env={"PHALANX_NATIVE": built})

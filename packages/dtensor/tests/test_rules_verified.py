@@ -94,6 +94,7 @@ nn.functional.mse_loss tril cumsum
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="torch's OpInfo database needs expecttest")
 def test_rules_are_right_on_what_opinfo_samples_call_and_the_sweep_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "sweep.json"

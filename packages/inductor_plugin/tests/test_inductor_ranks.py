@@ -148,6 +148,7 @@ def other_shapes(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_one_graph_serves_every_shape_and_its_arenas_grow():  # I3
     run_ranks(other_shapes, 2, timeout=250)
 

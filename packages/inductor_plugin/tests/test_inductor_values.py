@@ -180,6 +180,7 @@ def fused_with_the_sum(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_residual_activation_and_norms_are_in_the_kernel_that_reads_the_peers():
     run_ranks(fused_with_the_sum, 2, timeout=250)
 
