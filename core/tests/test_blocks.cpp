@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "kernels/kernels.h"
 #include "ranks.h"
 
@@ -16,6 +17,7 @@ thread_local size_t allocated_bytes = 0;  // by this thread
 
 }  // namespace
 
+#ifndef PHX_SANITIZED  // a sanitizer has operators of its own
 void *operator new(size_t size) {
   allocated_bytes += size;
   if (void *const made = std::malloc(size)) return made;
@@ -23,6 +25,7 @@ void *operator new(size_t size) {
 }
 void operator delete(void *at) noexcept { std::free(at); }
 void operator delete(void *at, size_t) noexcept { std::free(at); }
+#endif
 
 namespace {
 
