@@ -65,10 +65,7 @@ def took(form: Form, group: Any, flight: bool) -> float:
 
 def rank_main(rank: int, ranks: int, path: str, options: argparse.Namespace, answers: Any) -> None:
     """One rank, from its start to its end."""
-    cores = sorted(os.sched_getaffinity(0))
-    if ranks <= len(cores) and ranks == 2:
-        os.sched_setaffinity(0, {cores[rank]})
-    torch.set_num_threads(1)
+    pin(rank, ranks)
     from phalanx.collectives import c10d
 
     c10d.register()
@@ -108,6 +105,21 @@ def answer_of(body: Callable[..., None], ranks: int, *given: Any) -> Any:
     return answer
 
 
+def save(rows: list[dict[str, Any]], path: Path | None) -> None:
+    """Write the file, if one was asked for."""
+    if path is not None:
+        about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        path.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+
+
+def pin(rank: int, ranks: int) -> None:
+    """Give each of two ranks a core and a thread; more ranks run on any core."""
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks == 2 <= len(cores):
+        os.sched_setaffinity(0, {cores[rank]})
+    torch.set_num_threads(1)
+
+
 def size_of(text: str) -> int:
     """Bytes of 256, 64k or 8m."""
     return int(text[:-1]) * SUFFIXES[text[-1].lower()] if text[-1].lower() in SUFFIXES else int(text)
@@ -143,9 +155,7 @@ def main() -> int:
     for ranks in options.ranks:
         rows += answer_of(rank_main, ranks, options)
     show(rows)
-    if options.json:
-        about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+    save(rows, options.json)
     return 0
 
 

@@ -8,7 +8,6 @@ phalanx.dtensor beside torch's DTensor on gloo.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from list_forms import answer_of, took
+from list_forms import answer_of, pin, save, took
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _update_default_pg
 
@@ -98,10 +97,7 @@ def redistributions(rank: int, ranks: int) -> Iterator[Case]:
 
 
 def rank_main(rank: int, ranks: int, path: str, rounds: int, answers: Any) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    if ranks <= len(cores) and ranks == 2:
-        os.sched_setaffinity(0, {cores[rank]})
-    torch.set_num_threads(1)
+    pin(rank, ranks)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
     gloo, ours = dist.group.WORLD, dist.new_group(backend="phalanx")
@@ -137,9 +133,7 @@ def main() -> int:
             f"{row['ranks']:5} {row['case']:32}{row['moved']:>14}{row['phalanx']:12.1f}{row['gloo']:12.1f}"
             f"{row['gloo'] / row['phalanx']:14.2f}"
         )
-    if options.json:
-        about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+    save(rows, options.json)
     return 0
 
 

@@ -1,4 +1,4 @@
-// Lists of blocks: which are refused. That the others give the right values, test_matrix shows.
+// Lists of blocks: which are refused, and what the others copy and allocate. Their values are in test_matrix.
 #include "ops/blocks.h"
 
 #include <cstdlib>

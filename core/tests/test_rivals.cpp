@@ -1,4 +1,4 @@
-// Of two candidates for a copy, the one that is faster makes the copies, also when that changes.
+// The faster one of two candidates makes the copies, also when that changes.
 #include "kernels/rivals.h"
 
 #include "check.h"

@@ -60,10 +60,11 @@ def libraries() -> tuple[Path, Path]:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     torch_headers = ["-isystem", str(home / "include"), "-isystem", str(home / "include/torch/csrc/api/include")]
     # One unit, because torch's headers take most of the time.
-    others = [word for name in ("graph", "memory", "ops") for word in ("-include", str(_HERE / f"{name}.cpp"))]
+    first, *rest = sorted(_HERE.glob("*.cpp"))
+    others = [word for source in rest for word in ("-include", str(source))]
     _once(
         device,
-        [_HERE / "device.cpp"],
+        [first],
         compiler.split(),
         [*_DEVICE_FLAGS, abi, *shared, *torch_headers, *others],
         [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", str(driver)],
