@@ -124,6 +124,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
                             rank_of(i), pid_of(i), name_of(message.envelope.call), self_rank(), operation)
                           .peer(rank_of(i)));
     parcels[i].bytes = std::move(message.payload);
+    if (!hosts_.is_here(i)) continue;  // descriptors stay on their host
     descriptors_follow[i] = (message.envelope.call & kWithDescriptors) != 0;
     if (fds.empty()) continue;
     // Rank i is in the same call, so it will receive the descriptors: none stays unread in a socket or a queue.

@@ -17,6 +17,7 @@
 #include "base/progress.h"
 #include "store/store.h"
 #include "world/allocator.h"
+#include "world/carrier.h"
 #include "world/identity.h"
 #include "world/monitor.h"
 
@@ -61,6 +62,7 @@ class World : public std::enable_shared_from_this<World> {
 
   Monitor &monitor() { return monitor_; }
   AllocatorRegistry &allocators() { return allocators_; }
+  CarrierSlot &carrier() { return carrier_; }
   BlockTable &blocks() { return blocks_; }
   Progress &progress() { return progress_; }
   bool allows_fences() const { return allows_fences_; }
@@ -112,6 +114,7 @@ class World : public std::enable_shared_from_this<World> {
   AllocatorRegistry allocators_;
   BlockTable blocks_;
   Progress progress_;
+  CarrierSlot carrier_;
   std::mutex dial_mutex_;
   std::map<Uuid, Dial> dials_;  // of peers that have not answered yet
   mutable std::mutex mutex_;
