@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "kernels/kernels.h"
+#include "phalanx/carrier.h"
 #include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
 #include "phalanx/tuning.h"
@@ -44,6 +45,7 @@ constexpr StructRow kStructs[] = {
     {"phx_group_stats", sizeof(phx_group_stats)},
     {"phx_tuning", sizeof(phx_tuning)},
     {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
+    {"phx_carrier_ops", sizeof(phx_carrier_ops)},
 };
 
 constexpr const char *kFeatures[] = {
@@ -134,6 +136,10 @@ const char *phx_last_error(void) { return phx::last_error().text; }
 phx_status phx_last_error_info(phx_error_info *out) {
   const phx::ErrorInfo info = phx::last_error();  // copied, because a failing copy_error_out overwrites it
   return phx::copy_error_out(info, out, "last_error_info");
+}
+
+phx_status phx_set_error(phx_status status, const char *text) {
+  return phx::fail(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {
