@@ -103,7 +103,7 @@ std::string group_json(Group &group, const TickScale &scale) {
                       const auto member = static_cast<int>(i);
                       return "{\"rank\": " + number(group.rank_of(member)) +
                              ", \"pid\": " + number(group.pid_of(member)) +
-                             ", \"process\": " + quoted(process_state(group.pid_of(member))) + ", \"channels\": " +
+                             ", \"process\": " + quoted(group.process_of(member)) + ", \"channels\": " +
                              array_json(group.channels(),
                                         [&](size_t channel) {
                                           const auto index = static_cast<uint32_t>(channel);
