@@ -278,7 +278,7 @@ def make_group(port):
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"PHXPEER2", b"PHXPEER2" + bytes(63), bytes(72), NOISE],
+    [b"", b"PHXPEER3", b"PHXPEER3" + bytes(63), bytes(72), NOISE],
     ids=["nothing", "a magic number", "most of one", "zeros", "noise"],
 )
 def test_a_record_that_is_none_is_refused(value):

@@ -245,7 +245,7 @@ struct GroupMaker {
     for (const auto &attachment : group.attachments_)
       if (mine.status == PHX_OK) mine.status = attachment->prepare();
     phx_store *store = group.params_.store.get();
-    if (mine.status == PHX_OK) mine.status = group.world_->listen_for_hosts(store->server(), &mine.address);
+    if (mine.status == PHX_OK) mine.status = group.world_->listen_for_hosts(&mine.address);
     if (mine.status != PHX_OK) copy_text(mine.why, sizeof mine.why, last_error().text);
     const store::CallTimeout call_timeout(deadline.left_ms());
     phx_status status = store->set(reach_key(group.group_rank()).c_str(), &mine, sizeof mine);

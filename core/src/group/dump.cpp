@@ -105,9 +105,7 @@ std::string group_json(Group &group, const TickScale &scale) {
                       const int position = group.hosts().position(member);
                       return "{\"rank\": " + number(group.rank_of(member)) +
                              ", \"pid\": " + number(group.pid_of(member)) +
-                             ", \"process\": " +
-                             quoted(is_here ? process_state(group.pid_of(member)) : "on another host") +
-                             ", \"channels\": " +
+                             ", \"process\": " + quoted(group.process_of(member)) + ", \"channels\": " +
                              array_json(is_here ? group.channels() : 0,
                                         [&](size_t channel) {
                                           const auto index = static_cast<uint32_t>(channel);

@@ -120,11 +120,14 @@ phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
       .sequence(sequence);
 }
 
+const char *Group::process_of(int group_rank) const {
+  const LinkRef &link = links_[group_rank];
+  return link ? link->process_state_text() : process_state(pid_of(group_rank));
+}
+
 std::string Group::describe(int group_rank) const {
-  char text[96];
-  const int32_t pid = pid_of(group_rank);
-  std::snprintf(text, sizeof text, "rank %d (pid %d, %s)", rank_of(group_rank), pid, process_state(pid));
-  return text;
+  return "rank " + std::to_string(rank_of(group_rank)) + " (pid " + std::to_string(pid_of(group_rank)) + ", " +
+         process_of(group_rank) + ")";
 }
 
 std::string Group::describe(int group_rank, const Lane &lane) const {

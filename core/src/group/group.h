@@ -83,6 +83,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   int32_t self_rank() const { return params_.ranks[params_.group_rank]; }
   const std::vector<int32_t> &ranks() const { return params_.ranks; }
   int32_t pid_of(int group_rank) const;
+  const char *process_of(int group_rank) const;  // "running", "stopped" and so on, or "on host NAME"
   uint64_t id() const { return id_; }
   // A hash of the processes of its ranks, in order (of their worlds, if two ranks are in one process).
   uint64_t members() const { return members_; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/entropy.h"
@@ -39,6 +40,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   record.uuid = names[0];
   record.token = names[1];
   record.process = process_uuid();
+  read_hostname(&record.hostname);
 
   std::shared_ptr<World> world(new World(record, params.size));
   world->store_ = StoreRef(params.store);
@@ -70,8 +72,60 @@ phx_status World::refuse_to_wait(const char *operation, int64_t timeout_ms) cons
               operation);
 }
 
+phx_status World::listen_for_hosts(HostAddress *out) {
+  const std::lock_guard<std::mutex> lock(listen_mutex_);
+  if (!listens_.load(std::memory_order_relaxed)) {
+    std::string hint = store_ ? store_->server() : "";
+    const char *const master = std::getenv("MASTER_ADDR");
+    if (hint.empty() && master != nullptr) hint = master;
+    Fd listener;
+    phx_status status = choose_address("group_create", hint, &address_);
+    if (status == PHX_OK) status = listen_at("group_create", &address_, &listener);
+    if (status != PHX_OK) return status;
+    if (finalized()) return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+    if (!monitor_.listen_for_hosts(std::move(listener)))
+      return fail_errno(errno, "group_create", "group_create: could not watch a listening socket");
+    listens_.store(true, std::memory_order_release);
+  }
+  *out = address_;
+  return PHX_OK;
+}
+
+phx_status World::dial_host(const PeerRecord &peer) {
+  const bool dials = peer.uuid < record_.uuid;
+  if (dials && peer.address.family == 0)
+    return fail(PHX_ERR_UNSUPPORTED, "group_create",
+                "group_create: rank %d (pid %d, %s) accepts no connections of other hosts", peer.rank, peer.pid,
+                process_text(record_, peer).c_str())
+        .peer(peer.rank);
+  if (!dials && address().family == 0)
+    return fail(PHX_ERR_UNSUPPORTED, "group_create",
+                "group_create: rank %d accepts no connections of other hosts, and rank %d (pid %d, %s) is to connect",
+                rank(), peer.rank, peer.pid, process_text(record_, peer).c_str())
+        .peer(peer.rank);
+  if (!dials || monitor_.dial_host(peer) == PHX_OK) return PHX_OK;
+  return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+}
+
+// The error of a peer that was not connected by the deadline.
+phx_status World::raise_late(const PeerRecord &peer, const Deadline &deadline, const char *what) const {
+  std::string why;
+  if (on_another_host(record_, peer)) {
+    why = peer.uuid < record_.uuid ? monitor_.host_waits_for(peer.uuid)
+                                   : "this rank listens at " + text_of(address()) +
+                                         ". See whether that rank is stopped or a firewall drops the packets, or name "
+                                         "another interface in PHALANX_SOCKET_IFNAME here";
+    if (!why.empty()) why.insert(0, ": ");
+  }
+  return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) %s%s",
+              timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_text(record_, peer).c_str(), what,
+              why.c_str())
+      .peer(peer.rank);
+}
+
 // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
 phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadline) {
+  if (on_another_host(record_, peer)) return dial_host(peer);
   if (record_.uuid < peer.uuid) return PHX_OK;
   for (;;) {
     // In slices, between which others may dial: theirs may be shorter deadlines, and peers that answer.
@@ -86,9 +140,7 @@ phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadl
     }
     if (status != PHX_ERR_TIMEOUT) return status;
     if (!deadline.passed()) continue;
-    return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
-                timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid))
-        .peer(peer.rank);
+    return raise_late(peer, deadline, "accepted no connection");
   }
 }
 
@@ -124,6 +176,11 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
     fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
     return PHX_ERR_SYSTEM;
   }
+  if (on_another_host(record_, peer)) {
+    const phx_status status = monitor_.await_host(peer.uuid, until, out);
+    if (status != PHX_ERR_REVOKED) return status;
+    return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+  }
   for (Backoff backoff(50, 1000);; backoff.pause(until)) {  // without the lock: others connect to other peers
     {
       std::lock_guard<std::mutex> lock(dial_mutex_);
@@ -152,9 +209,7 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, cons
     status = look();
     if (status != PHX_OK) return status;
     if (!deadline.passed()) continue;
-    return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) did not connect",
-                timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid))
-        .peer(peer.rank);
+    return raise_late(peer, deadline, "did not connect");
   }
 }
 
