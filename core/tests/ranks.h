@@ -20,6 +20,8 @@ struct Options {
   uint64_t staging_bytes = 0;
   int64_t timeout_ms = 20000;
   uint64_t host_id = 0;
+  std::vector<uint64_t> host_ids = {};               // by rank, for ranks that are to count as those of several hosts
+  std::function<void(phx_world *)> prepare = nullptr;  // called with each new world
 };
 
 inline phx_world *make_world(int rank, int size, phx_store *store, const Options &options = {}) {
@@ -30,9 +32,10 @@ inline phx_world *make_world(int rank, int size, phx_store *store, const Options
   params.store = store;
   params.timeout_ms = options.timeout_ms;
   params.staging_bytes = options.staging_bytes;
-  params.host_id = options.host_id;
+  params.host_id = options.host_ids.empty() ? options.host_id : options.host_ids[rank];
   phx_world *world = nullptr;
   CHECK_OK(phx_world_create(&params, &world));
+  if (options.prepare) options.prepare(world);
   return world;
 }
 

@@ -25,7 +25,8 @@ typedef struct phx_carrier_ops {
   /* Begins to connect. The same process may be connected several times: transfers name the one that they belong to. */
   phx_status (*connect)(void *endpoint, const void *address, size_t bytes, void **peer);
   /* A message goes into the receive of its tag. Tags are unique among what is under way to one endpoint. *transfer: NULL
-   * if it is complete. The data must stay until it is. A receive may be posted before or after its message has come. */
+   * if it is complete. The data must stay until it is. A receive may be posted before or after its message has come, also when
+   * the peer is lost since: what has come is received. */
   phx_status (*send)(void *endpoint, void *peer, uint64_t tag, const void *data, size_t bytes, void **transfer);
   phx_status (*recv)(void *endpoint, void *peer, uint64_t tag, void *data, size_t capacity, void **transfer);
   /* *done: whether it is complete. If so, or after an error, the transfer is gone. *bytes: of a receive, how many came;
@@ -39,7 +40,8 @@ typedef struct phx_carrier_ops {
   /* *fd: becomes readable when there is something for `progress` to do. Returns 1 if it is worth waiting for that, 0 if
    * there is something to do already. NULL: there is no such descriptor, and the core looks now and then. */
   int32_t (*arm)(void *endpoint, int32_t *fd);
-  /* Ends the connection. `flush`: what was sent still goes, for a second at most; receives must be cancelled before. */
+  /* Ends the connection. `flush`: what was sent still goes, for a second at most; receives must be cancelled before.
+   * Otherwise transfers of the connection that are left end with PHX_ERR_PEER_DEAD, or are cancelled. */
   void (*disconnect)(void *endpoint, void *peer, int32_t flush);
   void (*close)(void *endpoint);
   void (*release)(void *self); /* may be NULL */
