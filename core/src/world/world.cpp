@@ -162,7 +162,7 @@ phx_status World::look_at_rank(int32_t rank) {
   const LinkRef link = monitor_.find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kAlive) return PHX_OK;
-  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : "died";
+  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
   return fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
       .rank(record_.rank)
       .peer(rank);
