@@ -347,6 +347,20 @@ TEST(a_peer_that_does_not_dial_is_named_at_the_deadline) {
   CHECK_FAILS(PHX_ERR_TIMEOUT, text.c_str(), rank.connect(peer, 100, &link));
 }
 
+TEST(a_peer_that_ended_before_it_dialed_counts_as_dead) {
+  const Rank rank(0);
+  HostAddress address;
+  Fd listener = listen_somewhere(&address);
+  PeerRecord peer = stranger_at(address);
+  peer.uuid = {UINT64_MAX, UINT64_MAX};
+  LinkRef link;
+  // While it listens, it may still come.
+  CHECK_FAILS(PHX_ERR_TIMEOUT, "did not connect", rank.connect(peer, 2000, &link));
+  listener.reset();
+  CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 5 (pid 4123, on host nodeb) died, or its world was finalized",
+              rank.connect(peer, kLongMs, &link));
+}
+
 TEST(a_peer_without_an_address_is_refused) {
   const Rank rank(0);
   LinkRef link;

@@ -64,6 +64,10 @@ phx_status Attempt::look_at(const PeerRecord &record) {
     return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "%s: rank %d (pid %d) has left: its world was finalized", kGroupCreate,
                 record.rank, record.pid)
         .peer(record.rank);
+  if (state == LinkState::kDead && link->remote)
+    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "%s: rank %d (pid %d) %s", kGroupCreate, record.rank, record.pid,
+                link->fate())
+        .peer(record.rank);
   if (state == LinkState::kDead || (!link && !on_another_host(world_.record(), record) && has_ended(record)))
     return died(record);
   return PHX_OK;

@@ -106,6 +106,7 @@ HostDial::Step HostDial::advance() {
     socklen_t length = sizeof error;
     getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error == 0 && store::connected_to_itself(socket_.get())) error = ECONNREFUSED;
+    if (error == 0 && only_asks_) return Step::kDone;
     const Step step = error != 0 ? lost(error) : connected();
     if (step != Step::kWaits) return step;
   }
@@ -171,6 +172,7 @@ HostDial::Step HostDial::lost(int error) {
                         "at %s any more",
                         peer_.rank, peer_.pid, peer_.hostname, address.c_str())
                        .peer(peer_.rank));
+  if (only_asks_) return Step::kDone;
   if (error == ETIMEDOUT && phase_ == Phase::kConnecting) return pause(address + " did not answer");
   if (error == 0 || error == ECONNRESET || error == EPIPE || error == ETIMEDOUT) {
     if (++losses_ < kMostLosses) return pause(address + " closed the connection during the handshake");

@@ -50,7 +50,8 @@ class HostStranger final : private ForkHook {
   HostStranger(Fd socket, const PeerRecord &self) : self_(self), socket_(std::move(socket)) {}
 
   enum class Step { kWaits, kProven, kRefused };
-  Step advance();                                    // takes in what has come; never waits
+  Step advance();  // takes in what has come; never waits
+  bool said_nothing() const { return input_.empty() && !challenged_; }
   const HostHello &hello() const { return hello_; }  // true once the step is kProven
   LinkRef make_link();                               // of one that is proven: takes the socket
 
@@ -65,10 +66,12 @@ class HostStranger final : private ForkHook {
   HostChallenge challenge_{};
 };
 
-// A connection to a rank of another host that is being made. The monitor's thread advances it.
+// A connection to a rank of another host that is being made. The monitor's thread advances it. One that only asks is
+// done once the other host has answered: it fails if the rank listens no more, and never for another reason.
 class HostDial final : private ForkHook {
  public:
-  HostDial(const PeerRecord &self, const PeerRecord &peer) : self_(self), peer_(peer) {
+  HostDial(const PeerRecord &self, const PeerRecord &peer, bool only_asks)
+      : self_(self), peer_(peer), only_asks_(only_asks) {
     peer_.hostname[sizeof peer_.hostname - 1] = '\0';  // it came from the store
   }
 
@@ -78,6 +81,7 @@ class HostDial final : private ForkHook {
   Step begin();    // starts to connect; never waits
   Step advance();  // takes in what has happened; never waits
   const PeerRecord &peer() const { return peer_; }
+  bool only_asks() const { return only_asks_; }
   int socket() const { return socket_.get(); }
   uint32_t events() const;  // of epoll, for which advance() waits
   int64_t again_ns() const { return again_ns_; }
@@ -99,6 +103,7 @@ class HostDial final : private ForkHook {
 
   const PeerRecord &self_;
   PeerRecord peer_;
+  const bool only_asks_;
   Fd socket_;
   Phase phase_ = Phase::kConnecting;
   std::string input_;

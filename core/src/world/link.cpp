@@ -194,8 +194,8 @@ ssize_t send_some(Link &link, iovec *parts, size_t part_count, int *error) {
 }
 
 Sent try_send_stream(Link &link, const Envelope &envelope, const void *payload, int *error) {
-  *error = EPIPE;
-  if (!link.socket.valid()) return Sent::kFailed;
+  *error = envelope.fd_count != 0 ? EOPNOTSUPP : EPIPE;
+  if (!link.socket.valid() || envelope.fd_count != 0) return Sent::kFailed;
   if (!link.outbox.empty()) flush_outbox_locked(link);
   if (!link.outbox.empty()) return Sent::kFull;
   iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},

@@ -228,7 +228,7 @@ void Monitor::greet_host(int fd) {
   const bool valid = step == HostStranger::Step::kProven;
   const LinkRef known = valid ? find_link(stranger.hello().from) : nullptr;
   const bool connected = known && known->state.load() == LinkState::kAlive;
-  if (!valid)
+  if (!valid && !stranger.said_nothing())
     PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from %s", address_of_peer(fd).c_str());
   else if (connected)
     PHX_LOG(PHX_LOG_WARNING, "refused a handshake from %s: rank %d (pid %d) is connected already",
@@ -252,12 +252,21 @@ bool Monitor::listen_for_hosts(Fd listener) {
 phx_status Monitor::dial_host(const PeerRecord &peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopping_.load()) return PHX_ERR_REVOKED;
-  if (links_.count(peer.uuid) != 0) return PHX_OK;
-  std::unique_ptr<HostDial> &dial = host_dials_[peer.uuid];
-  if (dial && !dial->failed()) return PHX_OK;
-  dial = std::make_unique<HostDial>(self_, peer);
-  after_step(*dial, dial->begin(), -1);
+  begin_dial(peer, false);
   return PHX_OK;
+}
+
+void Monitor::ask_host(const PeerRecord &peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!stopping_.load()) begin_dial(peer, true);
+}
+
+void Monitor::begin_dial(const PeerRecord &peer, bool only_asks) {
+  if (links_.count(peer.uuid) != 0) return;
+  std::unique_ptr<HostDial> &dial = host_dials_[peer.uuid];
+  if (dial && !dial->failed()) return;
+  dial = std::make_unique<HostDial>(self_, peer, only_asks);
+  after_step(*dial, dial->begin(), -1);
 }
 
 // `watched`: the socket that epoll watches for this connection, -1 if none. It is closed if the connection was lost.
@@ -273,6 +282,11 @@ void Monitor::after_step(HostDial &dial, HostDial::Step step, int watched) {
       wake();
       return;
     case HostDial::Step::kDone: {
+      if (dial.only_asks()) {
+        if (watched >= 0) unwatch_fd(watched);
+        host_dials_.erase(Uuid(dial.peer().uuid));
+        return;
+      }
       const LinkRef link = dial.make_link();
       host_dials_.erase(link->uuid);
       change_events(watched, EPOLLIN);
@@ -311,11 +325,10 @@ phx_status Monitor::await_host(const Uuid &uuid, const Deadline &deadline, LinkR
     if (link != links_.end()) {
       *out = link->second;
       status = PHX_OK;
-    } else if (dial == host_dials_.end()) {
+    } else if (stopping_.load()) {
       status = PHX_ERR_REVOKED;
-    } else if (dial->second->failed()) {
+    } else if (dial != host_dials_.end() && dial->second->failed()) {
       status = set_last_error(dial->second->error());
-      host_dials_.erase(dial);
     } else if (broken_.status != PHX_OK) {
       status = set_last_error(broken_);
     }

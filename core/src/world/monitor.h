@@ -53,9 +53,11 @@ class Monitor : private EventLoop {
   // Begins to connect to a rank of another host, unless that was begun before or there is a link. The thread goes on
   // with it, whether or not anyone waits. PHX_ERR_REVOKED, without a text: the world was finalized.
   phx_status dial_host(const PeerRecord &peer);
-  // Waits for a connection that was begun. PHX_ERR_TIMEOUT, without a text: it is not there yet; PHX_ERR_REVOKED,
-  // without a text: there is none, because the world was finalized. Another error is that of the connection, which
-  // is forgotten, so that the next dial_host() begins anew.
+  // Begins to ask a host whether that rank, which is to dial this one, still listens. If not, await_host() fails.
+  void ask_host(const PeerRecord &peer);
+  // Waits for a connection to a rank of another host, whichever dials. PHX_ERR_TIMEOUT, without a text: it is not there
+  // yet; PHX_ERR_REVOKED, without a text: the world was finalized. Another error is that of the connection, and the
+  // next dial_host() begins anew.
   phx_status await_host(const Uuid &uuid, const Deadline &deadline, LinkRef *out);
   // What a connection that was begun waits for, for errors; empty if there is none.
   std::string host_waits_for(const Uuid &uuid) const;
@@ -111,6 +113,7 @@ class Monitor : private EventLoop {
   void greet_host(int fd);
   void close_stranger(int fd);
   void advance_dial(int fd);
+  void begin_dial(const PeerRecord &peer, bool only_asks);
   void after_step(HostDial &dial, HostDial::Step step, int watched);  // with the mutex held
   void redial();
   void keep(const LinkRef &link);  // with the mutex held

@@ -18,6 +18,8 @@ namespace phx {
 namespace {
 
 constexpr int64_t kDialSliceMs = 5;  // how long one call holds up others that connect to peers
+// How often a rank asks another host whether the peer that is to dial it has ended, which it sees in no other way.
+constexpr int64_t kAskNs = 500 * 1000000LL;
 
 }  // namespace
 
@@ -160,26 +162,32 @@ phx_status World::look_at_rank(int32_t rank) {
   const LinkRef link = monitor_.find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kAlive) return PHX_OK;
-  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : "died";
+  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
   return fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
       .rank(record_.rank)
       .peer(rank);
 }
 
+// PHX_ERR_TIMEOUT, without a text: the last connection was accepted.
+phx_status World::raise_accept_error() const {
+  const int error = monitor_.accept_error();
+  if (error == 0) return PHX_ERR_TIMEOUT;
+  fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
+  return PHX_ERR_SYSTEM;
+}
+
 // One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
 phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out) {
-  if (record_.uuid < peer.uuid) {
-    *out = monitor_.await_link(peer.uuid, until);
-    if (*out) return PHX_OK;
-    const int error = monitor_.accept_error();
-    if (error == 0) return PHX_ERR_TIMEOUT;
-    fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
-    return PHX_ERR_SYSTEM;
-  }
+  const bool dials = peer.uuid < record_.uuid;
   if (on_another_host(record_, peer)) {
     const phx_status status = monitor_.await_host(peer.uuid, until, out);
-    if (status != PHX_ERR_REVOKED) return status;
-    return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+    if (status == PHX_ERR_REVOKED)
+      return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+    return status != PHX_ERR_TIMEOUT || dials ? status : raise_accept_error();
+  }
+  if (!dials) {
+    *out = monitor_.await_link(peer.uuid, until);
+    return *out ? PHX_OK : raise_accept_error();
   }
   for (Backoff backoff(50, 1000);; backoff.pause(until)) {  // without the lock: others connect to other peers
     {
@@ -202,14 +210,17 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
 
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                           LinkRef *out) {
-  for (;;) {
+  const bool asks = record_.uuid < peer.uuid && peer.address.family != 0 && on_another_host(record_, peer);
+  for (int64_t ask_at_ns = now_ns() + kAskNs;;) {
     const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
     phx_status status = try_connecting(peer, until, out);
     if (status != PHX_ERR_TIMEOUT) return status;
     status = look();
     if (status != PHX_OK) return status;
-    if (!deadline.passed()) continue;
-    return raise_late(peer, deadline, "did not connect");
+    if (deadline.passed()) return raise_late(peer, deadline, "did not connect");
+    if (!asks || now_ns() < ask_at_ns) continue;
+    monitor_.ask_host(peer);
+    ask_at_ns = now_ns() + kAskNs;
   }
 }
 

@@ -103,6 +103,7 @@ class World : public std::enable_shared_from_this<World> {
   // The error of resolve_timeout.
   phx_status refuse_to_wait(const char *operation, int64_t timeout_ms) const;
   phx_status dial_host(const PeerRecord &peer);
+  phx_status raise_accept_error() const;
   phx_status raise_late(const PeerRecord &peer, const Deadline &deadline, const char *what) const;
   phx_status try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out);
   World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
