@@ -509,7 +509,8 @@ struct HubTable {
     if (Peer *const other = peer->other; other != nullptr) {
       if (!other->lost) {
         call.hub.drop_messages(other, true);
-        call.hub.lose_end(other);
+        // As with UCX over TCP, the other end may learn of it only when the endpoint is closed.
+        if (Hub::below(call.self, 2) == 0) call.hub.lose_end(other);
       }
       other->other = nullptr;
     }

@@ -13,6 +13,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "net/dead_sockets.h"
 #include "net/ucx_api.h"
 #include "net/ucx_library.h"
 
@@ -23,13 +24,28 @@ namespace {
 constexpr const char *kName = "ucx";
 constexpr int64_t kPatienceNs = 1000000000;  // how long a connection may take to end
 
+constexpr int64_t kLookNs = 1000000000;  // between two looks for hosts that are gone
+
 // What the core sets; a variable UCX_<name> in the environment wins.
 struct Setting {
-  const char *name, *value;
+  std::string name, value;
 };
-constexpr Setting kSettings[] = {
-    {"TLS", "^sm"},  // ranks of one host have the core's own shared memory
-};
+std::vector<Setting> settings(unsigned minor) {
+  return {
+      // Ranks of one host have the core's own shared memory, and the carrier is given host memory alone. Before 1.18,
+      // UCX prints a warning about a transport that is excluded and not there.
+      {"TLS", minor < 18 ? "^sm" : "^sm,cuda"},
+      // A host that is gone is noticed in about 10 s: see dead_sockets.h for TCP; elsewhere UCX's messages tell.
+      {"TCP_KEEPIDLE", std::to_string(kKeepIdleSeconds) + "s"},
+      {"TCP_KEEPINTVL", std::to_string(kKeepIntervalSeconds) + "s"},
+      {"TCP_KEEPCNT", std::to_string(kKeepCount)},
+      {"KEEPALIVE_INTERVAL", "3s"},
+  };
+}
+// The name by which ucp_config_modify knows a setting: before 1.17, those of transports lack the transport's name.
+const char *name_in(const std::string &name, unsigned minor) {
+  return name.c_str() + (minor < 17 && name.rfind("TCP_", 0) == 0 ? 4 : 0);
+}
 
 struct Transfer;
 
@@ -65,6 +81,7 @@ struct Endpoint {
   ucx::Context context = nullptr;
   ucx::Worker worker = nullptr;
   int fd = -1;
+  int64_t look_at_ns = 0;  // when `arm` looks next for hosts that are gone
   std::unordered_set<Peer *> peers;
   std::vector<Transfer *> unused;
   std::vector<void *> orphans;  // requests that UCX has not ended; nothing can touch their data any more
@@ -114,7 +131,7 @@ struct Endpoint {
 };
 
 phx_status failed(const ucx::Api &api, const char *what, ucx::Status status) {
-  return fail(status == -4 ? PHX_ERR_NO_MEMORY : PHX_ERR_SYSTEM, kName, "UCX: %s failed: %s", what,
+  return fail(status == ucx::kNoMemory ? PHX_ERR_NO_MEMORY : PHX_ERR_SYSTEM, kName, "UCX: %s failed: %s", what,
               api.status_text(status));
 }
 phx_status lost(const ucx::Api &api, const Peer &peer) {
@@ -137,16 +154,18 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-phx_status make_context(const ucx::Api &api, ucx::Context *out) {
+phx_status make_context(const ucx::Library &library, ucx::Context *out) {
+  const ucx::Api &api = library.api;
   ucx::Config config = nullptr;
   ucx::Status status = api.config_read(nullptr, nullptr, &config);
   if (status != ucx::kOk) return failed(api, "reading its configuration", status);
-  for (const Setting &setting : kSettings) {
-    const std::string variable = std::string("UCX_") + setting.name;
+  for (const Setting &setting : settings(library.minor)) {
+    const std::string variable = "UCX_" + setting.name;
     if (std::getenv(variable.c_str()) != nullptr) continue;
-    status = api.config_modify(config, setting.name, setting.value);
+    status = api.config_modify(config, name_in(setting.name, library.minor), setting.value.c_str());
     if (status != ucx::kOk)
-      PHX_LOG(PHX_LOG_WARNING, "UCX refuses %s=%s: %s", variable.c_str(), setting.value, api.status_text(status));
+      PHX_LOG(PHX_LOG_WARNING, "UCX refuses %s=%s: %s", variable.c_str(), setting.value.c_str(),
+              api.status_text(status));
   }
   ucx::Parameters parameters{};
   parameters.mask = ucx::Parameters::kFeatures | ucx::Parameters::kName;
@@ -164,7 +183,7 @@ phx_status open(void *, void **out) {
   const ucx::Api &api = library->api;
   const SignalsBlocked blocked;
   auto self = std::make_unique<Endpoint>(api);
-  if (const phx_status bad = make_context(api, &self->context); bad != PHX_OK) return bad;
+  if (const phx_status bad = make_context(*library, &self->context); bad != PHX_OK) return bad;
   ucx::WorkerParameters worker{};
   worker.mask = ucx::WorkerParameters::kThreadMode | ucx::WorkerParameters::kFlags;
   worker.thread_mode = ucx::WorkerParameters::kSerialized;
@@ -331,6 +350,10 @@ int32_t progress(void *endpoint) {
 int32_t arm(void *endpoint, int32_t *fd) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   *fd = self.fd;
+  if (const int64_t now = now_ns(); now >= self.look_at_ns && !self.peers.empty()) {
+    shut_dead_sockets();
+    self.look_at_ns = now + kLookNs;
+  }
   return self.api.worker_arm(self.worker) == ucx::kOk;
 }
 
@@ -440,7 +463,7 @@ UcxFacts ucx_facts() {
   const net::SignalsBlocked blocked;
   const KeptError kept;
   ucx::Context context = nullptr;
-  if (net::make_context(library->api, &context) != PHX_OK) {
+  if (net::make_context(*library, &context) != PHX_OK) {
     facts.problem = last_error().text;
     return facts;
   }

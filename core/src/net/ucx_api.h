@@ -13,7 +13,7 @@
 namespace phx::ucx {
 
 using Status = int8_t;  // 0: success; 1: in progress; negative: an error
-constexpr Status kOk = 0, kInProgress = 1, kTruncated = -9, kBusy = -15, kCanceled = -16;
+constexpr Status kOk = 0, kInProgress = 1, kNoMemory = -4, kTruncated = -9, kCanceled = -16, kFirstError = -100;
 
 struct OpaqueContext;
 using Context = OpaqueContext *;
@@ -97,7 +97,9 @@ struct RequestParameters {
 
 // What a function that starts an operation returns: NULL if it is complete, an error as a small negative number, or
 // else a request.
-inline bool is_error(const void *result) { return reinterpret_cast<uintptr_t>(result) >= static_cast<uintptr_t>(-100); }
+inline bool is_error(const void *result) {
+  return reinterpret_cast<uintptr_t>(result) >= static_cast<uintptr_t>(kFirstError);
+}
 inline Status error_of(const void *result) { return static_cast<Status>(reinterpret_cast<intptr_t>(result)); }
 
 #define PHX_UCX_FUNCTIONS(X)                                                                                         \
