@@ -337,22 +337,28 @@ TEST(a_cancelled_receive_leaves_its_message_to_the_next) {
 }
 
 TEST(a_receive_is_cancelled_in_the_middle_of_its_message) {
-  Pair pair;
-  const std::vector<char> data(16 << 20);
-  std::vector<char> received(16 << 20);
-  void *const receive = pair.receive(7, &received);
-  progress(pair.from_a, 20);
-  void *const send = pair.send(7, data);
-  for (int i = 0; i < 10; ++i)
-    for (const End *end : pair.from_a) ops().progress(end->self);
-  const auto begin = Clock::now();
-  ops().cancel(pair.b.self, receive);  // the sender does nothing meanwhile
-  CHECK(Clock::now() - begin < std::chrono::seconds(5));
-  std::fill(received.begin(), received.end(), 'x');
-  pair.disconnect();
-  if (send != nullptr) ops().cancel(pair.a.self, send);
-  progress(pair.from_b, 20);
-  CHECK(std::all_of(received.begin(), received.end(), [](char c) { return c == 'x'; }));
+  for (const size_t bytes : {size_t{60000}, size_t{1} << 20, size_t{16} << 20}) {
+    for (const int steps : {1, 4, 40}) {
+      Pair pair;
+      const std::vector<char> data(bytes);
+      std::vector<char> received(bytes);
+      void *const receive = pair.receive(7, &received);
+      progress(pair.from_a, 20);
+      void *const send = pair.send(7, data);
+      for (int i = 0; i < steps; ++i)
+        for (const End *end : pair.from_a) ops().progress(end->self);
+      const auto begin = Clock::now();
+      ops().cancel(pair.b.self, receive);  // the sender does nothing meanwhile
+      CHECK(Clock::now() - begin < std::chrono::seconds(8));
+      std::fill(received.begin(), received.end(), 'x');
+      progress(pair.from_a, 50);  // now it would go on
+      CHECK(std::all_of(received.begin(), received.end(), [](char c) { return c == 'x'; }));
+      pair.disconnect();
+      if (send != nullptr) ops().cancel(pair.a.self, send);
+      progress(pair.from_b, 20);
+      CHECK(std::all_of(received.begin(), received.end(), [](char c) { return c == 'x'; }));
+    }
+  }
 }
 
 TEST(a_flush_sends_what_was_sent) {

@@ -13,7 +13,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "net/dead_sockets.h"
+#include "net/tcp_sockets.h"
 #include "net/ucx_api.h"
 #include "net/ucx_library.h"
 
@@ -35,9 +35,10 @@ std::vector<Setting> settings(unsigned minor) {
       // Ranks of one host have the core's own shared memory, and the carrier is given host memory alone. Before 1.18,
       // UCX prints a warning about a transport that is excluded and not there.
       {"TLS", minor < 18 ? "^sm" : "^sm,cuda"},
-      // A host that is gone is noticed in about 10 s: see dead_sockets.h for TCP; elsewhere UCX's messages tell.
-      {"TCP_KEEPIDLE", std::to_string(kKeepIdleSeconds) + "s"},
-      {"TCP_KEEPINTVL", std::to_string(kKeepIntervalSeconds) + "s"},
+      // A host that is gone is noticed in about 10 s: see tcp_sockets.h for TCP; elsewhere UCX's messages tell. UCX
+      // cuts the times to whole seconds, with an error that may cost one more, so there are 500 ms to cut.
+      {"TCP_KEEPIDLE", std::to_string(kKeepIdleSeconds) + "500ms"},
+      {"TCP_KEEPINTVL", std::to_string(kKeepIntervalSeconds) + "500ms"},
       {"TCP_KEEPCNT", std::to_string(kKeepCount)},
       {"KEEPALIVE_INTERVAL", "3s"},
   };
@@ -52,7 +53,9 @@ struct Transfer;
 // A connection. It outlives its end for as long as transfers name it.
 struct Peer {
   ucx::Endpoint to = nullptr;  // NULL: closed
+  std::vector<char> address;
   ucx::Status lost = ucx::kOk;
+  bool broken = false;    // UCX says so: nothing comes from there any more
   bool connected = true;  // not yet disconnected by the core
   bool stuck = false;     // UCX did not end its requests in time
   size_t transfers = 0;
@@ -81,6 +84,7 @@ struct Endpoint {
   ucx::Context context = nullptr;
   ucx::Worker worker = nullptr;
   int fd = -1;
+  TcpSockets sockets;
   int64_t look_at_ns = 0;  // when `arm` looks next for hosts that are gone
   std::unordered_set<Peer *> peers;
   std::vector<Transfer *> unused;
@@ -188,10 +192,17 @@ phx_status open(void *, void **out) {
   worker.mask = ucx::WorkerParameters::kThreadMode | ucx::WorkerParameters::kFlags;
   worker.thread_mode = ucx::WorkerParameters::kSerialized;
   worker.flags = ucx::WorkerParameters::kIgnoreRequestLeak;
+  self->sockets.before_worker();
   ucx::Status status = api.worker_create(self->context, &worker, &self->worker);
   if (status != ucx::kOk) return failed(api, "making a worker", status);
   status = api.worker_fd(self->worker, &self->fd);
   if (status != ucx::kOk) return failed(api, "getting a worker's descriptor", status);
+  ucx::Address own = nullptr;
+  size_t size = 0;
+  status = api.worker_address(self->worker, &own, &size);
+  if (status != ucx::kOk) return failed(api, "getting a worker's address", status);
+  self->sockets.after_worker(own, size);
+  api.release_address(self->worker, own);
   *out = self.release();
   return PHX_OK;
 }
@@ -210,19 +221,24 @@ phx_status address(void *endpoint, void *out, size_t *bytes) {
   return fail(PHX_ERR_INVALID, kName, "the address takes %zu bytes; there is room for %zu", size, room);
 }
 
-void on_error(void *argument, ucx::Endpoint, ucx::Status status) {
-  Peer *const peer = static_cast<Peer *>(argument);
+void lose(Peer *peer, ucx::Status status) {
   if (peer->lost == ucx::kOk) peer->lost = status;
 }
+void on_error(void *argument, ucx::Endpoint, ucx::Status status) {
+  Peer *const peer = static_cast<Peer *>(argument);
+  lose(peer, status);
+  peer->broken = true;
+}
 
-phx_status connect(void *endpoint, const void *where, size_t, void **out) {
+phx_status connect(void *endpoint, const void *where, size_t bytes, void **out) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   const SignalsBlocked blocked;
   auto peer = std::make_unique<Peer>();
+  peer->address.assign(static_cast<const char *>(where), static_cast<const char *>(where) + bytes);
   ucx::EndpointParameters parameters{};
   parameters.mask = ucx::EndpointParameters::kRemoteAddress | ucx::EndpointParameters::kErrorMode |
                     ucx::EndpointParameters::kErrorHandler;
-  parameters.remote_address = where;
+  parameters.remote_address = peer->address.data();
   parameters.error_mode = ucx::EndpointParameters::kPeerErrors;
   parameters.error_handler = {&on_error, peer.get()};
   const ucx::Status status = self.api.endpoint_create(self.worker, &parameters, &peer->to);
@@ -243,7 +259,7 @@ phx_status send(void *endpoint, void *to, uint64_t tag, const void *data, size_t
   void *const request = self.api.send(peer->to, data, bytes, tag, &parameters);
   if (request == nullptr) return PHX_OK;
   if (ucx::is_error(request)) {
-    on_error(peer, nullptr, ucx::error_of(request));
+    lose(peer, ucx::error_of(request));
     return lost(self.api, *peer);
   }
   *transfer = self.begin(peer, request, false, bytes);
@@ -267,7 +283,7 @@ phx_status recv(void *endpoint, void *from, uint64_t tag, void *data, size_t cap
 // Closes a connection at once; UCX ends its requests with an error.
 void close_connection(Endpoint &self, Peer *peer) {
   if (peer->to == nullptr) return;
-  on_error(peer, nullptr, ucx::kCanceled);
+  lose(peer, ucx::kCanceled);
   ucx::RequestParameters parameters{};
   parameters.mask = ucx::RequestParameters::kFlags;
   parameters.flags = ucx::RequestParameters::kForce;
@@ -282,6 +298,18 @@ void close_connection(Endpoint &self, Peer *peer) {
   self.orphans.push_back(request);
 }
 
+// Makes sure that nothing more comes from a peer which has stopped in the middle of a message.
+void cut(Endpoint &self, Peer *peer) {
+  if (self.sockets.shut_to(peer->address.data(), peer->address.size()) == 0)
+    PHX_LOG(PHX_LOG_ERROR, "a receive is given up in the middle of its message, and its connection cannot be found");
+  // UCX reads to the end what the kernel had already received.
+  int idle = 0;
+  self.progress_until([&] {
+    idle = self.api.progress(self.worker) == 0 ? idle + 1 : 0;
+    return peer->broken || idle == 100;
+  });
+}
+
 // Ends a transfer whatever its state: afterwards, nothing touches its data. Returns how it ended.
 ucx::Status abandon(Endpoint &self, Transfer *transfer) {
   const auto ended = [&] { return !self.under_way(transfer->request); };
@@ -289,7 +317,7 @@ ucx::Status abandon(Endpoint &self, Transfer *transfer) {
   self.api.request_cancel(self.worker, transfer->request);
   if (!ended()) {
     // A receive whose message is arriving, or a send: it can only be completed, or else cut off.
-    if (peer->lost == ucx::kOk) self.progress_until(ended);
+    if (!peer->broken && !peer->stuck && !self.progress_until(ended) && transfer->receives) cut(self, peer);
     if (!ended()) close_connection(self, peer);
     if (!peer->stuck) peer->stuck = !self.progress_until(ended, kPatienceNs / 20);
   }
@@ -335,7 +363,7 @@ phx_status test(void *endpoint, void *which, int32_t *done, size_t *bytes) {
     result = fail(PHX_ERR_MISMATCH, kName, "a message of %zu bytes came for a receive of %zu bytes", info.bytes,
                   transfer->capacity);
   } else {
-    on_error(peer, nullptr, status);
+    lose(peer, status);
     result = lost(self.api, *peer);
   }
   self.end(transfer);
@@ -351,7 +379,7 @@ int32_t arm(void *endpoint, int32_t *fd) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   *fd = self.fd;
   if (const int64_t now = now_ns(); now >= self.look_at_ns && !self.peers.empty()) {
-    shut_dead_sockets();
+    self.sockets.shut_dead();
     self.look_at_ns = now + kLookNs;
   }
   return self.api.worker_arm(self.worker) == ucx::kOk;
