@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -432,7 +433,10 @@ struct HubTable {
       *done = 1;
       return PHX_OK;
     }
-    const bool has_come = call.self->completing.count(transfer) != 0;  // what has come is reported, if late
+    // What has come, or is on its way from a peer that has flushed it, is reported, if late.
+    const bool has_come = call.self->completing.count(transfer) != 0 ||
+                          std::any_of(call.self->coming.begin(), call.self->coming.end(),
+                                      [&](const Hub::Message &message) { return message.tag == transfer->tag; });
     if (has_come || !(transfer->peer->known_lost() || transfer->peer->state == Hub::kGone)) return PHX_OK;
     call.hub.end(transfer);
     return dead();
@@ -509,7 +513,8 @@ struct HubTable {
     if (Peer *const other = peer->other; other != nullptr) {
       if (!other->lost) {
         call.hub.drop_messages(other, true);
-        call.hub.lose_end(other);
+        // As with UCX over TCP, the other end may learn of it only when the endpoint is closed.
+        if (Hub::below(call.self, 2) == 0) call.hub.lose_end(other);
       }
       other->other = nullptr;
     }

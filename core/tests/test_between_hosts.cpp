@@ -92,7 +92,7 @@ TEST(split_phase) {
         std::vector<phx_work *> works(kCalls, nullptr);
         for (size_t i = 0; i < kCalls; ++i) {
           Case c = members::draw_case(draw, member.ranks.size(), 6000, false);
-          while (c.where == Where::kSymmetric) c = members::draw_case(draw, member.ranks.size(), 6000, false);
+          while (collective::in_block(c)) c = members::draw_case(draw, member.ranks.size(), 6000, false);
           c.channel = static_cast<uint32_t>(draw.below(2));
           parts.push_back(std::make_unique<Part>());
           parts.back()->prepare(member, c);

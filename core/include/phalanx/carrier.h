@@ -11,9 +11,10 @@ extern "C" {
 
 /* cdef: begin */
 
-/* A carrier. Of one endpoint at most one function runs at a time, in any thread, and none of them waits: deadlines are
- * the core's. A function that fails sets the error text by phx_set_error. An error of a peer stays with that peer:
- * PHX_ERR_PEER_DEAD from every function that names it or a transfer with it. */
+/* A carrier. At most one function of an endpoint runs at a time, in any thread. None of them waits, but for
+ * `disconnect`, `close` and a `cancel` in the middle of a message, which may take a second: deadlines are the core's. A
+ * function that fails sets the error text by phx_set_error. An error of a peer stays with that peer: PHX_ERR_PEER_DEAD
+ * from every `send` to it and from the `test` of every transfer with it that is not complete. */
 typedef struct phx_carrier_ops {
   uint32_t struct_size;
   uint32_t flags;   /* 0 */
@@ -24,24 +25,27 @@ typedef struct phx_carrier_ops {
   phx_status (*address)(void *endpoint, void *address, size_t *bytes);
   /* Begins to connect. The same process may be connected several times: transfers name the one that they belong to. */
   phx_status (*connect)(void *endpoint, const void *address, size_t bytes, void **peer);
-  /* A message goes into the receive of its tag. Tags are unique among what is under way to one endpoint. *transfer: NULL
-   * if it is complete. The data must stay until it is. A receive may be posted before or after its message has come, also when
-   * the peer is lost since: what has come is received. */
+  /* A message goes into the receive of its tag. Tags are unique among what is under way to one endpoint. *transfer:
+   * NULL if it is complete, which for a receive means that `capacity` bytes came. The data must stay until it is. A
+   * receive may be posted before or after its message has come, also when its peer is lost by then: `recv` names a peer
+   * so that `test` can report that it is. */
   phx_status (*send)(void *endpoint, void *peer, uint64_t tag, const void *data, size_t bytes, void **transfer);
   phx_status (*recv)(void *endpoint, void *peer, uint64_t tag, void *data, size_t capacity, void **transfer);
   /* *done: whether it is complete. If so, or after an error, the transfer is gone. *bytes: of a receive, how many came;
    * more than its capacity is PHX_ERR_MISMATCH. */
   phx_status (*test)(void *endpoint, void *transfer, int32_t *done, size_t *bytes);
-  /* Gives a transfer up: when this returns, it is gone, and its data is not touched any more. A receive at any time, a
-   * send only once its peer is disconnected. */
+  /* Gives a transfer up: when this returns, it is gone, and its data is not touched any more. A receive may be given up
+   * at any time, a send only once its peer is disconnected. In the middle of a message from a peer that does not go on,
+   * connections to that host may be lost by it. */
   void (*cancel)(void *endpoint, void *transfer);
   /* Moves what can be moved. Returns whether anything was. */
   int32_t (*progress)(void *endpoint);
   /* *fd: becomes readable when there is something for `progress` to do. Returns 1 if it is worth waiting for that, 0 if
-   * there is something to do already. NULL: there is no such descriptor, and the core looks now and then. */
+   * there is something to do already. While the core waits it calls this at least once a second, because a carrier may
+   * look here for hosts that are gone. NULL: there is no such descriptor, and the core looks now and then. */
   int32_t (*arm)(void *endpoint, int32_t *fd);
   /* Ends the connection. `flush`: what was sent still goes, for a second at most; receives must be cancelled before.
-   * Otherwise transfers of the connection that are left end with PHX_ERR_PEER_DEAD, or are cancelled. */
+   * The peer may learn of the end only when this endpoint is closed. */
   void (*disconnect)(void *endpoint, void *peer, int32_t flush);
   void (*close)(void *endpoint);
   void (*release)(void *self); /* may be NULL */

@@ -13,6 +13,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "net/tcp_sockets.h"
 #include "net/ucx_api.h"
 #include "net/ucx_library.h"
 
@@ -23,20 +24,38 @@ namespace {
 constexpr const char *kName = "ucx";
 constexpr int64_t kPatienceNs = 1000000000;  // how long a connection may take to end
 
+constexpr int64_t kLookNs = 1000000000;  // between two looks for hosts that are gone
+
 // What the core sets; a variable UCX_<name> in the environment wins.
 struct Setting {
-  const char *name, *value;
+  std::string name, value;
 };
-constexpr Setting kSettings[] = {
-    {"TLS", "^sm"},  // ranks of one host have the core's own shared memory
-};
+std::vector<Setting> settings(unsigned minor) {
+  return {
+      // Ranks of one host have the core's own shared memory, and the carrier is given host memory alone. Before 1.18,
+      // UCX prints a warning about a transport that is excluded and not there.
+      {"TLS", minor < 18 ? "^sm" : "^sm,cuda"},
+      // A host that is gone is noticed in about 10 s: see tcp_sockets.h for TCP; elsewhere UCX's messages tell. UCX
+      // cuts the times to whole seconds, with an error that may cost one more, so there are 500 ms to cut.
+      {"TCP_KEEPIDLE", std::to_string(kKeepIdleSeconds) + "500ms"},
+      {"TCP_KEEPINTVL", std::to_string(kKeepIntervalSeconds) + "500ms"},
+      {"TCP_KEEPCNT", std::to_string(kKeepCount)},
+      {"KEEPALIVE_INTERVAL", "3s"},
+  };
+}
+// The name by which ucp_config_modify knows a setting: before 1.17, those of transports lack the transport's name.
+const char *name_in(const std::string &name, unsigned minor) {
+  return name.c_str() + (minor < 17 && name.rfind("TCP_", 0) == 0 ? 4 : 0);
+}
 
 struct Transfer;
 
 // A connection. It outlives its end for as long as transfers name it.
 struct Peer {
   ucx::Endpoint to = nullptr;  // NULL: closed
+  std::vector<char> address;
   ucx::Status lost = ucx::kOk;
+  bool broken = false;    // UCX says so: nothing comes from there any more
   bool connected = true;  // not yet disconnected by the core
   bool stuck = false;     // UCX did not end its requests in time
   size_t transfers = 0;
@@ -65,6 +84,8 @@ struct Endpoint {
   ucx::Context context = nullptr;
   ucx::Worker worker = nullptr;
   int fd = -1;
+  TcpSockets sockets;
+  int64_t look_at_ns = 0;  // when `arm` looks next for hosts that are gone
   std::unordered_set<Peer *> peers;
   std::vector<Transfer *> unused;
   std::vector<void *> orphans;  // requests that UCX has not ended; nothing can touch their data any more
@@ -114,7 +135,7 @@ struct Endpoint {
 };
 
 phx_status failed(const ucx::Api &api, const char *what, ucx::Status status) {
-  return fail(status == -4 ? PHX_ERR_NO_MEMORY : PHX_ERR_SYSTEM, kName, "UCX: %s failed: %s", what,
+  return fail(status == ucx::kNoMemory ? PHX_ERR_NO_MEMORY : PHX_ERR_SYSTEM, kName, "UCX: %s failed: %s", what,
               api.status_text(status));
 }
 phx_status lost(const ucx::Api &api, const Peer &peer) {
@@ -137,16 +158,18 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-phx_status make_context(const ucx::Api &api, ucx::Context *out) {
+phx_status make_context(const ucx::Library &library, ucx::Context *out) {
+  const ucx::Api &api = library.api;
   ucx::Config config = nullptr;
   ucx::Status status = api.config_read(nullptr, nullptr, &config);
   if (status != ucx::kOk) return failed(api, "reading its configuration", status);
-  for (const Setting &setting : kSettings) {
-    const std::string variable = std::string("UCX_") + setting.name;
+  for (const Setting &setting : settings(library.minor)) {
+    const std::string variable = "UCX_" + setting.name;
     if (std::getenv(variable.c_str()) != nullptr) continue;
-    status = api.config_modify(config, setting.name, setting.value);
+    status = api.config_modify(config, name_in(setting.name, library.minor), setting.value.c_str());
     if (status != ucx::kOk)
-      PHX_LOG(PHX_LOG_WARNING, "UCX refuses %s=%s: %s", variable.c_str(), setting.value, api.status_text(status));
+      PHX_LOG(PHX_LOG_WARNING, "UCX refuses %s=%s: %s", variable.c_str(), setting.value.c_str(),
+              api.status_text(status));
   }
   ucx::Parameters parameters{};
   parameters.mask = ucx::Parameters::kFeatures | ucx::Parameters::kName;
@@ -164,15 +187,22 @@ phx_status open(void *, void **out) {
   const ucx::Api &api = library->api;
   const SignalsBlocked blocked;
   auto self = std::make_unique<Endpoint>(api);
-  if (const phx_status bad = make_context(api, &self->context); bad != PHX_OK) return bad;
+  if (const phx_status bad = make_context(*library, &self->context); bad != PHX_OK) return bad;
   ucx::WorkerParameters worker{};
   worker.mask = ucx::WorkerParameters::kThreadMode | ucx::WorkerParameters::kFlags;
   worker.thread_mode = ucx::WorkerParameters::kSerialized;
   worker.flags = ucx::WorkerParameters::kIgnoreRequestLeak;
+  self->sockets.before_worker();
   ucx::Status status = api.worker_create(self->context, &worker, &self->worker);
   if (status != ucx::kOk) return failed(api, "making a worker", status);
   status = api.worker_fd(self->worker, &self->fd);
   if (status != ucx::kOk) return failed(api, "getting a worker's descriptor", status);
+  ucx::Address own = nullptr;
+  size_t size = 0;
+  status = api.worker_address(self->worker, &own, &size);
+  if (status != ucx::kOk) return failed(api, "getting a worker's address", status);
+  self->sockets.after_worker(own, size);
+  api.release_address(self->worker, own);
   *out = self.release();
   return PHX_OK;
 }
@@ -191,19 +221,24 @@ phx_status address(void *endpoint, void *out, size_t *bytes) {
   return fail(PHX_ERR_INVALID, kName, "the address takes %zu bytes; there is room for %zu", size, room);
 }
 
-void on_error(void *argument, ucx::Endpoint, ucx::Status status) {
-  Peer *const peer = static_cast<Peer *>(argument);
+void lose(Peer *peer, ucx::Status status) {
   if (peer->lost == ucx::kOk) peer->lost = status;
 }
+void on_error(void *argument, ucx::Endpoint, ucx::Status status) {
+  Peer *const peer = static_cast<Peer *>(argument);
+  lose(peer, status);
+  peer->broken = true;
+}
 
-phx_status connect(void *endpoint, const void *where, size_t, void **out) {
+phx_status connect(void *endpoint, const void *where, size_t bytes, void **out) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   const SignalsBlocked blocked;
   auto peer = std::make_unique<Peer>();
+  peer->address.assign(static_cast<const char *>(where), static_cast<const char *>(where) + bytes);
   ucx::EndpointParameters parameters{};
   parameters.mask = ucx::EndpointParameters::kRemoteAddress | ucx::EndpointParameters::kErrorMode |
                     ucx::EndpointParameters::kErrorHandler;
-  parameters.remote_address = where;
+  parameters.remote_address = peer->address.data();
   parameters.error_mode = ucx::EndpointParameters::kPeerErrors;
   parameters.error_handler = {&on_error, peer.get()};
   const ucx::Status status = self.api.endpoint_create(self.worker, &parameters, &peer->to);
@@ -224,7 +259,7 @@ phx_status send(void *endpoint, void *to, uint64_t tag, const void *data, size_t
   void *const request = self.api.send(peer->to, data, bytes, tag, &parameters);
   if (request == nullptr) return PHX_OK;
   if (ucx::is_error(request)) {
-    on_error(peer, nullptr, ucx::error_of(request));
+    lose(peer, ucx::error_of(request));
     return lost(self.api, *peer);
   }
   *transfer = self.begin(peer, request, false, bytes);
@@ -248,7 +283,7 @@ phx_status recv(void *endpoint, void *from, uint64_t tag, void *data, size_t cap
 // Closes a connection at once; UCX ends its requests with an error.
 void close_connection(Endpoint &self, Peer *peer) {
   if (peer->to == nullptr) return;
-  on_error(peer, nullptr, ucx::kCanceled);
+  lose(peer, ucx::kCanceled);
   ucx::RequestParameters parameters{};
   parameters.mask = ucx::RequestParameters::kFlags;
   parameters.flags = ucx::RequestParameters::kForce;
@@ -263,6 +298,18 @@ void close_connection(Endpoint &self, Peer *peer) {
   self.orphans.push_back(request);
 }
 
+// Makes sure that nothing more comes from a peer which has stopped in the middle of a message.
+void cut(Endpoint &self, Peer *peer) {
+  if (self.sockets.shut_to(peer->address.data(), peer->address.size()) == 0)
+    PHX_LOG(PHX_LOG_ERROR, "a receive is given up in the middle of its message, and its connection cannot be found");
+  // UCX reads to the end what the kernel had already received.
+  int idle = 0;
+  self.progress_until([&] {
+    idle = self.api.progress(self.worker) == 0 ? idle + 1 : 0;
+    return peer->broken || idle == 100;
+  });
+}
+
 // Ends a transfer whatever its state: afterwards, nothing touches its data. Returns how it ended.
 ucx::Status abandon(Endpoint &self, Transfer *transfer) {
   const auto ended = [&] { return !self.under_way(transfer->request); };
@@ -270,7 +317,7 @@ ucx::Status abandon(Endpoint &self, Transfer *transfer) {
   self.api.request_cancel(self.worker, transfer->request);
   if (!ended()) {
     // A receive whose message is arriving, or a send: it can only be completed, or else cut off.
-    if (peer->lost == ucx::kOk) self.progress_until(ended);
+    if (!peer->broken && !peer->stuck && !self.progress_until(ended) && transfer->receives) cut(self, peer);
     if (!ended()) close_connection(self, peer);
     if (!peer->stuck) peer->stuck = !self.progress_until(ended, kPatienceNs / 20);
   }
@@ -316,7 +363,7 @@ phx_status test(void *endpoint, void *which, int32_t *done, size_t *bytes) {
     result = fail(PHX_ERR_MISMATCH, kName, "a message of %zu bytes came for a receive of %zu bytes", info.bytes,
                   transfer->capacity);
   } else {
-    on_error(peer, nullptr, status);
+    lose(peer, status);
     result = lost(self.api, *peer);
   }
   self.end(transfer);
@@ -331,6 +378,10 @@ int32_t progress(void *endpoint) {
 int32_t arm(void *endpoint, int32_t *fd) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   *fd = self.fd;
+  if (const int64_t now = now_ns(); now >= self.look_at_ns && !self.peers.empty()) {
+    self.sockets.shut_dead();
+    self.look_at_ns = now + kLookNs;
+  }
   return self.api.worker_arm(self.worker) == ucx::kOk;
 }
 
@@ -366,6 +417,22 @@ void disconnect(void *endpoint, void *which, int32_t flush) {
   self.forget(peer);
 }
 
+// Receives what came without a receive into nothing. Else UCX prints a warning about each message.
+void drop_unexpected(Endpoint &self) {
+  ucx::RequestParameters parameters{};
+  parameters.mask = ucx::RequestParameters::kNotAtOnce;
+  while (true) {
+    ucx::ReceiveInfo info{};
+    void *const message = self.api.probe(self.worker, 0, 0, 1, &info);
+    if (message == nullptr) return;
+    void *const request = self.api.receive_probed(self.worker, nullptr, 0, message, &parameters);
+    if (request == nullptr || ucx::is_error(request)) continue;
+    const bool ended = self.progress_until([&] { return !self.under_way(request); }, kPatienceNs / 20);
+    self.orphans.push_back(request);
+    if (!ended) return;  // a part of the message is missing
+  }
+}
+
 void close(void *endpoint) {
   const std::unique_ptr<Endpoint> self(static_cast<Endpoint *>(endpoint));
   while (true) {
@@ -375,6 +442,7 @@ void close(void *endpoint) {
     if (open == nullptr) break;
     disconnect(self.get(), open, 0);
   }
+  drop_unexpected(*self);
   for (void *request : self->orphans)
     if (!self->under_way(request)) self->api.request_free(request);
   self->orphans.clear();
@@ -440,7 +508,7 @@ UcxFacts ucx_facts() {
   const net::SignalsBlocked blocked;
   const KeptError kept;
   ucx::Context context = nullptr;
-  if (net::make_context(library->api, &context) != PHX_OK) {
+  if (net::make_context(*library, &context) != PHX_OK) {
     facts.problem = last_error().text;
     return facts;
   }

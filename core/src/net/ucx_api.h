@@ -13,7 +13,7 @@
 namespace phx::ucx {
 
 using Status = int8_t;  // 0: success; 1: in progress; negative: an error
-constexpr Status kOk = 0, kInProgress = 1, kTruncated = -9, kBusy = -15, kCanceled = -16;
+constexpr Status kOk = 0, kInProgress = 1, kNoMemory = -4, kTruncated = -9, kCanceled = -16, kFirstError = -100;
 
 struct OpaqueContext;
 using Context = OpaqueContext *;
@@ -97,36 +97,41 @@ struct RequestParameters {
 
 // What a function that starts an operation returns: NULL if it is complete, an error as a small negative number, or
 // else a request.
-inline bool is_error(const void *result) { return reinterpret_cast<uintptr_t>(result) >= static_cast<uintptr_t>(-100); }
+inline bool is_error(const void *result) {
+  return reinterpret_cast<uintptr_t>(result) >= static_cast<uintptr_t>(kFirstError);
+}
 inline Status error_of(const void *result) { return static_cast<Status>(reinterpret_cast<intptr_t>(result)); }
 
-#define PHX_UCX_FUNCTIONS(X)                                                                                         \
-  X(get_version, void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release))                       \
-  X(status_text, const char *, ucs_status_string, (Status status))                                                   \
-  X(config_read, Status, ucp_config_read, (const char *prefix, const char *file, Config *out))                       \
-  X(config_modify, Status, ucp_config_modify, (Config config, const char *name, const char *value))                  \
-  X(config_release, void, ucp_config_release, (Config config))                                                       \
-  X(init, Status, ucp_init_version,                                                                                  \
-    (unsigned major, unsigned minor, const Parameters *parameters, Config config, Context *out))                     \
-  X(cleanup, void, ucp_cleanup, (Context context))                                                                   \
-  X(context_print, void, ucp_context_print_info, (Context context, FILE * stream))                                   \
-  X(worker_create, Status, ucp_worker_create, (Context context, const WorkerParameters *parameters, Worker *out))    \
-  X(worker_destroy, void, ucp_worker_destroy, (Worker worker))                                                       \
-  X(worker_address, Status, ucp_worker_get_address, (Worker worker, Address * out, size_t * bytes))                  \
-  X(release_address, void, ucp_worker_release_address, (Worker worker, Address address))                             \
-  X(worker_fd, Status, ucp_worker_get_efd, (Worker worker, int *fd))                                                 \
-  X(worker_arm, Status, ucp_worker_arm, (Worker worker))                                                             \
-  X(progress, unsigned, ucp_worker_progress, (Worker worker))                                                        \
-  X(endpoint_create, Status, ucp_ep_create, (Worker worker, const EndpointParameters *parameters, Endpoint *out))    \
-  X(endpoint_flush, void *, ucp_ep_flush_nbx, (Endpoint endpoint, const RequestParameters *parameters))              \
-  X(endpoint_close, void *, ucp_ep_close_nbx, (Endpoint endpoint, const RequestParameters *parameters))              \
-  X(send, void *, ucp_tag_send_nbx,                                                                                  \
-    (Endpoint endpoint, const void *data, size_t bytes, uint64_t tag, const RequestParameters *parameters))          \
-  X(receive, void *, ucp_tag_recv_nbx,                                                                               \
-    (Worker worker, void *data, size_t bytes, uint64_t tag, uint64_t tag_mask, const RequestParameters *parameters)) \
-  X(request_status, Status, ucp_request_check_status, (void *request))                                               \
-  X(received, Status, ucp_tag_recv_request_test, (void *request, ReceiveInfo *info))                                 \
-  X(request_cancel, void, ucp_request_cancel, (Worker worker, void *request))                                        \
+#define PHX_UCX_FUNCTIONS(X)                                                                                          \
+  X(get_version, void, ucp_get_version, (unsigned *major, unsigned *minor, unsigned *release))                        \
+  X(status_text, const char *, ucs_status_string, (Status status))                                                    \
+  X(config_read, Status, ucp_config_read, (const char *prefix, const char *file, Config *out))                        \
+  X(config_modify, Status, ucp_config_modify, (Config config, const char *name, const char *value))                   \
+  X(config_release, void, ucp_config_release, (Config config))                                                        \
+  X(init, Status, ucp_init_version,                                                                                   \
+    (unsigned major, unsigned minor, const Parameters *parameters, Config config, Context *out))                      \
+  X(cleanup, void, ucp_cleanup, (Context context))                                                                    \
+  X(context_print, void, ucp_context_print_info, (Context context, FILE * stream))                                    \
+  X(worker_create, Status, ucp_worker_create, (Context context, const WorkerParameters *parameters, Worker *out))     \
+  X(worker_destroy, void, ucp_worker_destroy, (Worker worker))                                                        \
+  X(worker_address, Status, ucp_worker_get_address, (Worker worker, Address * out, size_t * bytes))                   \
+  X(release_address, void, ucp_worker_release_address, (Worker worker, Address address))                              \
+  X(worker_fd, Status, ucp_worker_get_efd, (Worker worker, int *fd))                                                  \
+  X(worker_arm, Status, ucp_worker_arm, (Worker worker))                                                              \
+  X(progress, unsigned, ucp_worker_progress, (Worker worker))                                                         \
+  X(endpoint_create, Status, ucp_ep_create, (Worker worker, const EndpointParameters *parameters, Endpoint *out))     \
+  X(endpoint_flush, void *, ucp_ep_flush_nbx, (Endpoint endpoint, const RequestParameters *parameters))               \
+  X(endpoint_close, void *, ucp_ep_close_nbx, (Endpoint endpoint, const RequestParameters *parameters))               \
+  X(send, void *, ucp_tag_send_nbx,                                                                                   \
+    (Endpoint endpoint, const void *data, size_t bytes, uint64_t tag, const RequestParameters *parameters))           \
+  X(receive, void *, ucp_tag_recv_nbx,                                                                                \
+    (Worker worker, void *data, size_t bytes, uint64_t tag, uint64_t tag_mask, const RequestParameters *parameters))  \
+  X(probe, void *, ucp_tag_probe_nb, (Worker worker, uint64_t tag, uint64_t tag_mask, int remove, ReceiveInfo *info)) \
+  X(receive_probed, void *, ucp_tag_msg_recv_nbx,                                                                     \
+    (Worker worker, void *data, size_t bytes, void *message, const RequestParameters *parameters))                    \
+  X(request_status, Status, ucp_request_check_status, (void *request))                                                \
+  X(received, Status, ucp_tag_recv_request_test, (void *request, ReceiveInfo *info))                                  \
+  X(request_cancel, void, ucp_request_cancel, (Worker worker, void *request))                                         \
   X(request_free, void, ucp_request_free, (void *request))
 
 struct Api {
