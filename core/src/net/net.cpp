@@ -161,7 +161,7 @@ void Net::disconnect(bool flush) {
 }
 
 void Net::close() {
-  if (endpoint_) disconnect(!group_.failed());
+  if (endpoint_) disconnect(!interrupted());
 }
 
 phx_status Net::raise(const char *operation, uint64_t sequence, int peer) {

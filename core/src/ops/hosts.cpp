@@ -262,7 +262,9 @@ phx_status BetweenHosts::go_on(const Lane &lane, uint32_t round) {
   phx_status status = heads_.poll(*this);
   if (status != PHX_OK && status != PHX_IN_PROGRESS) return status;
   const phx_status settled = settle(lane, round);
-  if (settled == PHX_OK) return round == rounds ? status : PHX_OK;  // the heads only hold up the end
+  // The heads hold up only the last round, and with it every rank of this host: a collective ends on no rank before it
+  // has begun on all.
+  if (settled == PHX_OK) return round + (n_ > 1 ? 1 : 0) >= rounds ? status : PHX_OK;
   if (settled == PHX_IN_PROGRESS) return settled;
   for (Transfers &transfers : windows_)
     if (transfers.failed_peer() >= 0) return net_.raise(name_of(record), sequence, transfers.failed_peer());

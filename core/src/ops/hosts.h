@@ -51,7 +51,7 @@ class Heads {
   Transfers transfers_;
 };
 
-// An operation whose data does not go with the heads.
+// An operation whose data does not go with the heads. With several ranks on this host it has at least two rounds.
 class BetweenHosts : public Operation {
  public:
   phx_status go_on(const Lane &lane, uint32_t round) final;

@@ -170,7 +170,7 @@ class HostsBroadcast final : public BetweenHosts {
     part_ = std::max(line, elements_in(room / rails_ * b_.item, b_.item));
     chunk_ = part_ * rails_;
     chunks_ = rounds_for(b_.count, chunk_);
-    rounds = n_ == 1 || is_here_ ? chunks_ : chunks_ + kWindows;
+    rounds = n_ == 1 ? chunks_ : chunks_ + (is_here_ ? 1 : kWindows);
     reach = n_ == 1 ? 0 : chunk_ * b_.item;
     if (is_here_ && n_ > 1 && has_part())
       for (uint32_t i = 0; i < kWindows; ++i) memory_.emplace_back(net_, part_ * b_.item);
@@ -179,7 +179,7 @@ class HostsBroadcast final : public BetweenHosts {
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (n_ == 1) return;
     char *const slot = lane.data(self_, epoch);
-    if (is_root_) put_bytes(slot, b_.in + round * chunk_ * b_.item, length(round) * b_.item);
+    if (is_root_ && round < chunks_) put_bytes(slot, b_.in + round * chunk_ * b_.item, length(round) * b_.item);
     if (is_here_ || !has_part() || round < kWindows) return;
     const std::pair<size_t, size_t> span = part(round - kWindows, self_);
     put_bytes(slot, at(round - kWindows, span.first), span.second * b_.item);
@@ -189,9 +189,9 @@ class HostsBroadcast final : public BetweenHosts {
     if (round == 0) begin_heads();
     if (round < chunks_ && has_part()) begin(lane, round, epoch);
     if (n_ == 1 || is_root_) return PHX_OK;
-    if (is_here_) {
+    if (is_here_ && round < chunks_) {
       deliver_bytes(at(round, 0), lane.data(hosts_.position(root_), epoch), length(round) * b_.item, streaming_);
-    } else if (round >= kWindows) {
+    } else if (!is_here_ && round >= kWindows) {
       for (int i = 0; i < rails_; ++i) {
         if (i == self_) continue;
         const std::pair<size_t, size_t> span = part(round - kWindows, i);
@@ -258,7 +258,7 @@ class HostsPairs final : public BetweenHosts {
         out_(gets() ? output_blocks(buffers, all_) : Blocks::shared(buffers.out, buffers.count, buffers.item)),
         memory_(all_ * 2) {
     inner_ = make_inner(plan);
-    rounds = inner_->rounds;
+    rounds = inner_->rounds + more();
     reach = inner_->reach;
   }
 
@@ -268,18 +268,21 @@ class HostsPairs final : public BetweenHosts {
   }
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     inner_->first_epoch = first_epoch;
-    inner_->put(lane, round, epoch);
+    if (round < inner_->rounds) inner_->put(lane, round, epoch);
   }
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round == 0) {
       begin_heads();
       begin();
     }
+    if (round >= inner_->rounds) return PHX_OK;
     const phx_status status = inner_->take(lane, round, epoch);
-    rounds = inner_->rounds;
+    rounds = inner_->rounds + more();
     return status;
   }
-  uint64_t done_after(uint64_t epoch) const override { return inner_->done_after(epoch); }
+  uint64_t done_after(uint64_t epoch) const override {
+    return epoch + 1 == first_epoch + inner_->rounds ? epoch : inner_->done_after(epoch);
+  }
   bool exclusive() const override { return inner_->exclusive(); }
 
  protected:
@@ -295,6 +298,7 @@ class HostsPairs final : public BetweenHosts {
   }
 
  private:
+  uint32_t more() const { return n_ > 1 ? 1 : 0; }  // rounds after those of the inner operation
   // Whether this rank has a block for every rank, and gets one from every rank.
   bool gives() const { return kind_ != Kind::kGather && (kind_ != Kind::kScatter || rank_ == root_); }
   bool gets() const { return kind_ != Kind::kScatter && (kind_ != Kind::kGather || rank_ == root_); }

@@ -198,8 +198,8 @@ class HostsReduceScatter final : public BetweenHosts {
         in_(input_blocks(buffers, all_)) {
     const size_t line = kLine / b_.item;
     segment_ = std::max(line, elements_in(std::min(plan.lane.slot_bytes(), kAloneBytes) / all_, b_.item));
-    rounds = rounds_for(in_.largest(), segment_);
-    chunks_ = rounds;
+    chunks_ = rounds_for(in_.largest(), segment_);
+    rounds = n_ == 1 ? chunks_ : chunks_ + 1;
     reach = n_ == 1 ? 0 : all_ * segment_ * b_.item;
     for (int rank = 0; rank < all_; ++rank)
       if (hosts_.position(rank) % n_ == self_ && (!hosts_.is_here(rank) || rank == rank_)) served_.push_back(rank);
@@ -209,7 +209,7 @@ class HostsReduceScatter final : public BetweenHosts {
   void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (n_ == 1) return;
+    if (n_ == 1 || round == chunks_) return;
     char *const slot = lane.data(self_, epoch);
     for (int rank = 0; rank < all_; ++rank)
       in_.each(rank, round * segment_, length(rank, round), [&](const char *from, size_t done, size_t size) {
@@ -219,6 +219,7 @@ class HostsReduceScatter final : public BetweenHosts {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round == 0) begin_heads();
+    if (round == chunks_) return PHX_OK;
     Transfers &transfers = window(round);
     char *sum = memory_[round % kWindows].data();
     for (const int rank : served_) {
