@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.core import FileStore, MismatchError, World
 from ranks import run_ranks, scratch
 
@@ -185,9 +185,8 @@ def by_device(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_torchs_barrier_reaches_the_backend_of_the_device(how):  # P14
-    run_groups(by_device, 2, how)
+def test_torchs_barrier_reaches_the_backend_of_the_device():  # P14
+    run_groups(by_device, 2)
 
 
 def other_backend(rank, size):

@@ -1,7 +1,7 @@
 """What torch's profilers see of collectives that Python calls, and the flight recorder of the same collectives.
 
 The events are those of torch's NCCL back end (docs/howto/profile.md). The module that writes them is compiled with the
-back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.implementation()` was
+back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.load()` was
 called.
 """
 
