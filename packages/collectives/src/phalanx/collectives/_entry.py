@@ -118,9 +118,9 @@ class Entry:
                 tell(
                     self.name,
                     self.group_rank,
-                    f"tensors of GPUs go through torch.distributed: the ranks are on {self.core.hosts} hosts, and between "
-                    "hosts the core moves memory of the CPU. The process group needs a backend for them, such as "
-                    "'cpu:phalanx,cuda:nccl' or 'cpu:gloo,cuda:nccl' has",
+                    f"tensors of GPUs go through torch.distributed: its ranks are on {self.core.hosts} hosts, between "
+                    "which the core moves memory of the CPU only. The process group needs NCCL for them, as "
+                    "'cpu:gloo,cuda:nccl' and 'cpu:phalanx,cuda:nccl' have",
                 )
             elif self.core is not None:
                 self._ask_the_others(self.core, _gpus.refusal(device))

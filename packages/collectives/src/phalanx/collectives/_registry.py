@@ -108,7 +108,7 @@ class Connection(Protocol):
 connections: dict[str, Connection] = {}  # by name of the process group, while it is not destroyed
 
 
-def _rank_of_default() -> Rank | None:
+def rank_of_default() -> Rank | None:
     """The rank that serves groups of the default group's ranks, once there is one.
 
     That of a default group on several hosts is made with it, before torch says which the default group is.
@@ -151,7 +151,7 @@ def rank_of(
     if default is None or by_hand or not _is_of_default(ranks, position, store):
         return Rank(ranks[position], max(ranks) + 1, timeout_ms), True
     with _lock:
-        rank = _rank_of_default()
+        rank = rank_of_default()
         if rank is None:
             timeout = _torch_compat.timeout_ms_of(default) or timeout_ms
             rank = Rank(dist.get_rank(), dist.get_world_size(), timeout)
@@ -171,7 +171,7 @@ def check_group(group: dist.ProcessGroup) -> None:
     Raises:
         PeerDeadError: One has; the text names it and its process.
     """
-    rank = _rank_of_default()
+    rank = rank_of_default()
     if rank is None:
         return
     ranks, own = _torch_compat.ranks_of(group), int(group.rank())

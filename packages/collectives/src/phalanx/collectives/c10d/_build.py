@@ -36,7 +36,7 @@ def refusal() -> str:
     if not isinstance(found, Exception):
         return ""
     return (
-        f"the backend 'phalanx' is written in C++ and compiled for the installed torch at its first use, and that failed: "
+        "the backend 'phalanx' is written in C++ and compiled for the installed torch at its first use, which failed: "
         f"{found}. Install a compiler (Debian: g++ and python3-dev), or set PHALANX_NATIVE to a folder where it was "
         "compiled for the same torch and Python. Without it use the backend gloo: the functional collectives of "
         "phalanx.collectives serve its groups, too"

@@ -111,7 +111,7 @@ class Connection:
             raise self._closed_error()
 
     def share_rank(self) -> _registry.Rank | None:
-        """What this rank is served as, if its ranks have met: for other groups too, so it is not closed with this one."""
+        """What the caller is served as, if the ranks have met: for other groups too, so it is not closed with this."""
         self._rank_is_own = False
         return self._rank
 
