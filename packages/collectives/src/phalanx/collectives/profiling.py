@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from phalanx.collectives import _registry
 from phalanx.collectives._torch_compat import is_watched
@@ -69,8 +68,7 @@ def flight_record() -> str:
     Raises:
         RuntimeError: No group of the default group's ranks has run anything on the core yet.
     """
-    default = dist.group.WORLD
-    rank = _registry.rank_of_default() if default is not None else None
+    rank = _registry.rank_of_default()
     if rank is None:
         raise RuntimeError(
             "flight_record: there is nothing on record; call init_process_group, and a collective that Phalanx serves"
