@@ -343,8 +343,11 @@ def with_nccl(rank, size, backend):
     """A Gloo backend in the place of NCCL's: this shows what is asked of it, and not what it does."""
     from phalanx.collectives.c10d import _torch_compat
 
-    _torch_compat.has_nccl = lambda: True
-    _torch_compat._make_nccl = lambda options, given: _torch_compat._make_gloo(options)
+    def stand_in(options, given):
+        store = dist.PrefixStore("nccl", options.store)
+        return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
+
+    _torch_compat.has_nccl, _torch_compat._make_nccl = lambda: True, stand_in
     join(rank, size, backend=backend)
     group = dist.group.WORLD
     assert [group._get_backend(device).name() for device in (CPU, CUDA)] == ["phalanx", "gloo"]

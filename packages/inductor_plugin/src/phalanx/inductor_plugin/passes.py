@@ -44,7 +44,7 @@ def facts_of(name: str, gpu: torch.device | None = None) -> GroupFacts:
     if group is None:
         return GroupFacts(False, 0)
     gpus = None if gpu is None else enable_group(name, device=gpu) and is_core_group(name, device=gpu)
-    return GroupFacts(True, group.group_size, gpus, group.hosts == 1)
+    return GroupFacts(True, group.group_size, gpus, group.hosts <= 1)
 
 
 @cache
