@@ -26,7 +26,12 @@ import pytest
 import compiled
 from ranks import run_ranks, scratch
 
-__all__ = ["has_compiler", "join", "native_folder", "run_groups"]
+__all__ = ["apart", "has_compiler", "join", "native_folder", "run_groups"]
+
+
+def apart(size: int) -> list[dict[str, str]]:
+    """Environments of ranks whose group the core cannot serve: each on a host of its own, and no UCX."""
+    return [{"PHALANX_HOST_ID": str(7 + rank), "PHALANX_UCX": "/nonexistent/libucp.so.0"} for rank in range(size)]
 
 
 def has_compiler() -> bool:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg
 
 import phalanx.collectives as pc
+from c10d_groups import apart
 from phalanx.core import load_torch_ops
 from ranks import run_ranks
 
@@ -94,8 +95,7 @@ def other_hosts(rank, size):
 
 
 def test_ranks_on_several_hosts_go_through_torch_where_there_is_no_ucx():
-    env = [{"PHALANX_HOST_ID": str(7 + rank), "PHALANX_UCX": "/nonexistent"} for rank in range(3)]
-    run_ranks(other_hosts, 3, start_torch=True, env=env)
+    run_ranks(other_hosts, 3, start_torch=True, env=apart(3))
 
 
 def no_library_on_one_rank(rank, size):
