@@ -12,6 +12,7 @@ def test_ranks_agree_on_the_sum():
 
 from __future__ import annotations
 
+import ctypes.util
 import functools
 import os
 import shutil
@@ -26,7 +27,7 @@ import pytest
 import compiled
 from ranks import run_ranks, scratch
 
-__all__ = ["apart", "has_compiler", "join", "native_folder", "run_groups"]
+__all__ = ["apart", "has_compiler", "join", "native_folder", "needs_ucx", "run_groups"]
 
 
 def apart(size: int) -> list[dict[str, str]]:
@@ -36,6 +37,12 @@ def apart(size: int) -> list[dict[str, str]]:
 
 def has_compiler() -> bool:
     return any(map(shutil.which, (*os.environ.get("CXX", "").split()[:1], "c++", "g++", "clang++")))
+
+
+def needs_ucx() -> None:
+    """Skip the test where there is no UCX, which groups on several hosts need."""
+    if not os.environ.get("PHALANX_UCX") and ctypes.util.find_library("ucp") is None:
+        pytest.skip("needs UCX (Debian: libucx0)")
 
 
 @functools.cache

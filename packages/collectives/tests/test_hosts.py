@@ -19,13 +19,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fake_torch_cuda
 import phalanx.collectives as pc
-from c10d_groups import join, run_groups
+from c10d_groups import join, needs_ucx, run_groups
 from phalanx.core import InvalidArgumentError, MismatchError, PeerDeadError, UnsupportedError
 from ranks import run_ranks, scratch
 
 LAYOUTS = [(0, 1, 0, 1), (0, 0, 1)]  # the host of each rank
 WITHOUT_UCX = {"PHALANX_UCX": "/nonexistent/libucp.so.0"}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _ucx(request):
+    if "without_ucx" not in request.node.name:
+        needs_ucx()
 
 
 def on(*hosts, **more):

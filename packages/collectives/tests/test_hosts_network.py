@@ -27,6 +27,7 @@ def hosts():
     """Names of two network namespaces, each with a loopback and one end of a cable, at 10.213.7.1 and .2."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and ip (Debian: iproute2) to make network namespaces")
+    c10d_groups.needs_ucx()
     names = [f"phx-{os.getpid()}-{i}" for i in range(2)]
     try:
         try:
