@@ -101,7 +101,7 @@ def same_bits(rank, size):
     parts = [torch.empty_like(values) for _ in range(size)]
     dist.all_gather(parts, values)
     for dtype in (torch.float32, torch.bfloat16):
-        x = values.to(dtype)
+        x = values.to(dtype, copy=True)
         dist.all_reduce(x, dist.ReduceOp.AVG)
         wanted = torch.stack([part.to(dtype).double() for part in parts]).mean(0)
         torch.testing.assert_close(x.double(), wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
@@ -281,6 +281,9 @@ def dies(rank, size):
         future.wait()
     with pytest.raises(PeerDeadError, match="rank 3"):
         pc.check_group(group)
+    done = dist.FileStore(str(scratch() / "done"), 1)
+    done.set(str(rank), b"")
+    done.wait(["0", "1", "2"], timedelta(seconds=30))  # a rank that leaves is named, too
     dist.destroy_process_group()
 
 
