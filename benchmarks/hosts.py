@@ -1,4 +1,4 @@
-"""all_reduce of a group that spans two hosts of two ranks: the core in each host and gloo between, beside gloo alone.
+"""all_reduce of a group that spans two hosts of two ranks, by the core and by gloo.
 
     python benchmarks/hosts.py [--rounds N] [--json FILE]
 
@@ -58,7 +58,8 @@ def measure(rounds: int) -> dict[str, dict[int, list[float]]]:
 
 def run_rank(rounds: int, output: str) -> None:
     dist.init_process_group("gloo")
-    assert pc.enable_group(dist.group.WORLD) and pc.core_group(dist.group.WORLD) is None
+    core = pc.core_group(dist.group.WORLD)
+    assert core is not None and core.hosts == HOSTS
     found = measure(rounds)
     rows = []
     for nbytes in SIZES:

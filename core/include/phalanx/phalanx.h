@@ -329,7 +329,7 @@ typedef struct phx_group_info {
   const char *name;     /* lives as long as the group */
   const int32_t *ranks; /* group_size global ranks; lives as long as the group */
   uint32_t channels;    /* how many independent sequences of collectives the group has */
-  uint32_t reserved;    /* 0 */
+  uint32_t hosts;       /* on how many hosts its ranks are; with 1, they share memory */
 } phx_group_info;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when

@@ -204,6 +204,7 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
     info.name = g.name().c_str();
     info.ranks = g.ranks().data();
     info.channels = g.channels();
+    info.hosts = static_cast<uint32_t>(g.hosts().count());
     return phx::copy_out(info, out, operation);
   });
 }

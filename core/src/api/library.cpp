@@ -2,10 +2,12 @@
 #include <cstring>
 #include <string>
 
+#include "api/entry.h"
 #include "base/build.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "kernels/kernels.h"
+#include "net/ucx.h"
 #include "phalanx/carrier.h"
 #include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
@@ -136,6 +138,27 @@ const char *phx_last_error(void) { return phx::last_error().text; }
 phx_status phx_last_error_info(phx_error_info *out) {
   const phx::ErrorInfo info = phx::last_error();  // copied, because a failing copy_error_out overwrites it
   return phx::copy_error_out(info, out, "last_error_info");
+}
+
+phx_status phx_ucx_set_directory(const char *directory) {
+  return phx::guarded("ucx_set_directory", [&]() -> phx_status {
+    phx::set_ucx_hint(directory);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
+  const char *operation = "ucx_describe";
+  return phx::guarded(operation, [&]() -> phx_status {
+    if (size == nullptr || (text == nullptr && capacity != 0))
+      return phx::fail(PHX_ERR_INVALID, operation, "%s: size or text is NULL", operation);
+    const phx::UcxFacts facts = phx::ucx_facts();
+    const std::string all = "path: " + facts.path + "\nversion: " + facts.version + "\ntransports: " + facts.transports +
+                            "\nproblem: " + facts.problem + "\n";
+    *size = all.size();
+    if (capacity != 0) phx::copy_text(text, capacity, all.c_str());
+    return PHX_OK;
+  });
 }
 
 phx_status phx_set_error(phx_status status, const char *text) {

@@ -149,7 +149,8 @@ class World(Uncopied):
 
         Raises:
             InvalidArgumentError: This rank is not among `ranks`, or one is there twice.
-            UnsupportedError: The ranks are not on one host; raised on every rank alike.
+            UnsupportedError: The ranks are on several hosts, and one of them has no UCX; the text says what to install.
+                Raised on every rank alike.
             WaitTimeoutError: Ranks did not come; the text names them.
         """
         members = [c_integer(rank, "a rank", -INT32_MAX, INT32_MAX) for rank in ranks]
@@ -178,7 +179,7 @@ class World(Uncopied):
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
 
         Raises:
-            UnsupportedError: The participants are not on one host.
+            UnsupportedError: As for `create_group`.
             WaitTimeoutError: Participants did not come; the text names them.
         """
         shared = as_store(store)
