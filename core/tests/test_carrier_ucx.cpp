@@ -441,8 +441,9 @@ TEST(the_descriptor_becomes_readable) {
   Pair pair;
   std::vector<char> data(100), received(100);
   void *const first = pair.receive(1, &received);
-  (void)pair.send(1, data);
+  void *const before = pair.send(1, data);
   CHECK_OK(finish(pair.from_b, first));
+  CHECK_OK(finish(pair.from_a, before));
   void *const receive = pair.receive(2, &received);
   int32_t fd = -1, done = 0;
   while (ops().arm(pair.b.self, &fd) == 0) ops().progress(pair.b.self);
