@@ -1,5 +1,5 @@
-// Collectives of groups that span hosts: ranks are threads, some of which count as on another host, and a carrier of the
-// tests' own delays and reorders what they send by a seed.
+// Collectives of groups that span hosts: ranks are threads, some of which count as on another host, and a carrier of
+// the tests' own delays and reorders what they send by a seed.
 #include <atomic>
 
 #include "hub_carrier.h"
@@ -151,8 +151,8 @@ TEST(mismatches_are_named_on_every_rank) {
                                   nullptr, nullptr);
         if (variant == 1)
           status = other ? phx_broadcast(member.group, in.data(), 50000, PHX_DTYPE_F32, 0, nullptr, nullptr)
-                         : phx_all_reduce(member.group, in.data(), out.data(), 50000, PHX_DTYPE_F32, PHX_OP_SUM, nullptr,
-                                          nullptr);
+                         : phx_all_reduce(member.group, in.data(), out.data(), 50000, PHX_DTYPE_F32, PHX_OP_SUM,
+                                          nullptr, nullptr);
         if (variant == 2)
           status = phx_all_reduce(member.group, in.data(), out.data(), other ? 60000 : 90000, PHX_DTYPE_F32, PHX_OP_SUM,
                                   nullptr, nullptr);

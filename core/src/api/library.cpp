@@ -153,8 +153,8 @@ phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
     if (size == nullptr || (text == nullptr && capacity != 0))
       return phx::fail(PHX_ERR_INVALID, operation, "%s: size or text is NULL", operation);
     const phx::UcxFacts facts = phx::ucx_facts();
-    const std::string all = "path: " + facts.path + "\nversion: " + facts.version + "\ntransports: " + facts.transports +
-                            "\nproblem: " + facts.problem + "\n";
+    const std::string all = "path: " + facts.path + "\nversion: " + facts.version +
+                            "\ntransports: " + facts.transports + "\nproblem: " + facts.problem + "\n";
     *size = all.size();
     if (capacity != 0) phx::copy_text(text, capacity, all.c_str());
     return PHX_OK;

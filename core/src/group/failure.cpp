@@ -233,7 +233,8 @@ phx_status Group::raise_late(const char *operation, uint64_t sequence, const std
                              int64_t timeout_ms) {
   std::string ranks;
   for (const int i : late) {
-    if (interruptions_[i].load(std::memory_order_acquire) != 0) {  // it has left, which no rank was told of as a failure
+    if (interruptions_[i].load(std::memory_order_acquire) !=
+        0) {  // it has left, which no rank was told of as a failure
       withdraw();
       return raise_in_flight(operation, sequence);
     }

@@ -1,5 +1,5 @@
-// A named, ordered set of ranks: its members and their hosts, its lanes, its failure state and its exchanges. The ranks of
-// one host share memory: lanes join these alone, and number them by their positions on the host.
+// A named, ordered set of ranks: its members and their hosts, its lanes, its failure state and its exchanges. The ranks
+// of one host share memory: lanes join these alone, and number them by their positions on the host.
 #pragma once
 
 #include <cstring>
@@ -267,7 +267,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   Published<Tuning> tuning_;
 
   std::atomic<int32_t> failed_{0};
-  PageWords interruptions_;                    // by group rank; then kReportWords
+  PageWords interruptions_;  // by group rank; then kReportWords
   // The same words for the lanes, by position on this host. Only a group that spans hosts has them.
   std::unique_ptr<std::atomic<int32_t>[]> lane_interruptions_;
   mutable std::atomic<bool> told_{false};      // the peers know the cause, or find out themselves

@@ -104,8 +104,8 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer, bool *moved) {
     // monitor says that it has died.
     if (status == PHX_ERR_PEER_DEAD && !carried.receives) status = PHX_OK;
     if (status == PHX_OK && carried.receives && carried.expected != Carried::kAny && bytes != carried.expected)
-      status = fail(PHX_ERR_MISMATCH, ops_.name, "a message has %zu bytes, and %zu are expected", bytes,
-                    carried.expected);
+      status =
+          fail(PHX_ERR_MISMATCH, ops_.name, "a message has %zu bytes, and %zu are expected", bytes, carried.expected);
     if (status != PHX_OK) *peer = carried.peer;
     return true;
   };

@@ -36,12 +36,12 @@ class Endpoint final : public ProgressSource {
   uint16_t take_number();
   void give_back_number(uint16_t number);
 
-  // The functions of the carrier, one at a time. Transfers count as pending operations of the world until they are gone.
+  // The functions of the carrier, one at a time. Transfers count as pending operations of the world until they are
+  // gone.
   phx_status connect(const std::string &address, void **peer);
   void disconnect(void *peer, bool flush);
   phx_status send(void *peer, uint64_t tag, const void *data, size_t bytes, int rank, std::vector<Carried> *list);
-  phx_status recv(void *peer, uint64_t tag, void *data, size_t bytes, bool exact, int rank,
-                  std::vector<Carried> *list);
+  phx_status recv(void *peer, uint64_t tag, void *data, size_t bytes, bool exact, int rank, std::vector<Carried> *list);
   // Moves what can be moved, and takes what is complete from the list. An error: *peer is the group rank at fault.
   phx_status test(std::vector<Carried> *list, int *peer, bool *moved);
   // Gives up the receives (or the sends, after their peers were disconnected) of a list.

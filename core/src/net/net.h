@@ -46,15 +46,14 @@ class Net final : public Attachment {
   phx_status recv(int from, const MessageName &name, void *data, size_t bytes, bool exact, std::vector<Carried> *list);
   phx_status test(std::vector<Carried> *list, int *peer, bool *moved) { return endpoint_->test(list, peer, moved); }
   // Whether it is useless to wait for anybody. A group from which a rank has left in good order goes on without it.
-  bool interrupted() const {
-    return group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0;
-  }
-  // Gives all of it up. If sends are among it, which only happens once the group has failed, its connections end.
+  bool interrupted() const { return group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0; }
+  // Gives all of it up. The connections to ranks with which sends are among it end for good.
   void give_up(std::vector<Carried> *list);
   // Calls `look`, which moves data, until it returns something else than kNothing. Ends at once when the group has
   // failed, and a second after a rank of `late` has left: what that one had sent may still be on its way.
   template <class Look, class Late>
   WaitResult wait(LazyDeadline &deadline, Look look, Late late);
+  void sleep(int64_t ns) { endpoint_->sleep(ns); }  // until there may be something to move
   // The error of an operation whose transfer with that rank has failed, which is the thread's last error. Fails the
   // group.
   phx_status raise(const char *operation, uint64_t sequence, int peer);
@@ -67,7 +66,8 @@ class Net final : public Attachment {
   phx_status greet(const Deadline &deadline);
   phx_status reach(int rank, void **peer);  // with the mutex held
   uint64_t tag(uint16_t number, int from, const MessageName &name) const;
-  void disconnect(bool flush);
+  void disconnect(int rank, bool flush);  // with the mutex held
+  void disconnect_all(bool flush);
 
   Group &group_;
   std::shared_ptr<Endpoint> endpoint_;
@@ -76,7 +76,7 @@ class Net final : public Attachment {
   std::vector<std::string> where_;  // addresses
   std::mutex mutex_;
   std::vector<void *> peers_;  // connections, made when they are first used; NULL: none
-  bool closed_ = false;        // there are to be no more
+  std::vector<bool> ended_;    // by group rank: there is to be no connection any more
   std::mutex memory_mutex_;
   std::vector<Memory> memory_;  // that no operation uses
 };
@@ -164,9 +164,8 @@ WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
   };
   Waiter waiter(deadline);
   return waiter.wait(look_at_all, [&] {
-    endpoint_->sleep(std::min(waiter.left_ns(), deadline.poll() == LazyDeadline::Elsewhere::kNothing
-                                                    ? kSliceNs
-                                                    : kSliceNs / 50));
+    endpoint_->sleep(
+        std::min(waiter.left_ns(), deadline.poll() == LazyDeadline::Elsewhere::kNothing ? kSliceNs : kSliceNs / 50));
     return WaitResult::kNothing;
   });
 }

@@ -111,7 +111,12 @@ void Blocks::keep(size_t limit, std::vector<char> *copies) {
 }
 
 CountMatrix::CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out)
-    : group_(group), name_(name), n_(group.hosts().local_size()), self_(group.hosts().local_rank()), in_(in), out_(out) {}
+    : group_(group),
+      name_(name),
+      n_(group.hosts().local_size()),
+      self_(group.hosts().local_rank()),
+      in_(in),
+      out_(out) {}
 
 void CountMatrix::put(const Lane &lane, uint64_t epoch) const {
   char *const slot = lane.data(self_, epoch);

@@ -36,7 +36,8 @@ class Fused final : public Operation {
       copy_bytes(to, call.buffers.in, call.buffers.count * item);
       to += call.buffers.count * item;
     }
-    inner_ = make_operation(Kind::kAllReduce, plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, -1);
+    inner_ =
+        make_operation(Kind::kAllReduce, plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, -1);
     rounds = inner_->rounds;
     reach = inner_->reach;
     net = inner_->net;
@@ -263,7 +264,8 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
       if (set == fused.end()) set = fused.emplace(fused.end());
       set->calls.push_back(call);
       set->bytes += bytes;
-    } else if (plan.net == nullptr && call.kind != Kind::kAllReduce && bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
+    } else if (plan.net == nullptr && call.kind != Kind::kAllReduce &&
+               bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
       if (filled + bytes > plan.chunk_bytes()) flush();
       packed.push_back(call);
       filled += bytes;

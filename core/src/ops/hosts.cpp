@@ -61,10 +61,10 @@ phx_status Heads::compare(const Operation &operation) {
 
 namespace {
 
-// Small collectives, a barrier and a refused call. The first rank of a host packs what its ranks have in their slots and
-// sends it with the head; it puts what has come from all hosts into its slot, from where every rank takes its result. So
-// there are two arrivals on each host and one message between two hosts. With one rank on this host there is no arrival
-// to wait for.
+// Small collectives, a barrier and a refused call. The first rank of a host packs what its ranks have in their slots
+// and sends it with the head; it puts what has come from all hosts into its slot, from where every rank takes its
+// result. So there are two arrivals on each host and one message between two hosts. With one rank on this host there is
+// no arrival to wait for.
 class WithHeads final : public Operation {
  public:
   WithHeads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root, const char *why)
@@ -307,7 +307,9 @@ OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buff
     case Kind::kReduce:
     case Kind::kBroadcast: with_head = result = bytes; break;
     case Kind::kReduceScatter:
-    case Kind::kReduceScatterV: with_head = result = input_blocks(buffers, static_cast<int>(n)).total() * buffers.item; break;
+    case Kind::kReduceScatterV:
+      with_head = result = input_blocks(buffers, static_cast<int>(n)).total() * buffers.item;
+      break;
     case Kind::kAllGather:
     case Kind::kAllGatherV: {
       const Blocks out = output_blocks(buffers, static_cast<int>(n));

@@ -1,9 +1,10 @@
 // Large collectives of groups that span hosts that only move data.
 //
-// all_gather: a rank sends its block to one rank of every other host, that at its own position there, and the ranks of a
-// host pass on through their slots what has come. broadcast: the root puts a chunk into its slot; rank i of its host sends
-// part i of it along rail i, and the ranks at the other ends pass the parts on. gather, scatter and all_to_all: within a
-// host as in a group of that host alone; between hosts a message for each pair, from and into the callers' buffers.
+// all_gather: a rank sends its block to one rank of every other host, that at its own position there, and the ranks of
+// a host pass on through their slots what has come. broadcast: the root puts a chunk into its slot; rank i of its host
+// sends part i of it along rail i, and the ranks at the other ends pass the parts on. gather, scatter and all_to_all:
+// within a host as in a group of that host alone; between hosts a message for each pair, from and into the callers'
+// buffers.
 #include <algorithm>
 #include <utility>
 
@@ -13,9 +14,6 @@
 
 namespace phx {
 namespace {
-
-constexpr uint32_t kWindows = 2;                   // chunks that may travel at the same time
-constexpr size_t kAloneBytes = size_t{256} << 10;  // a chunk, if this rank is alone on its host
 
 class HostsAllGather final : public BetweenHosts {
  public:
@@ -159,7 +157,8 @@ class HostsAllGather final : public BetweenHosts {
 class HostsBroadcast final : public BetweenHosts {
  public:
   HostsBroadcast(const Plan &plan, const Buffers &buffers, int root)
-      : BetweenHosts(plan, buffers, plan.net->group().group_rank() == root ? buffers.count * buffers.item : 0, kWindows),
+      : BetweenHosts(plan, buffers, plan.net->group().group_rank() == root ? buffers.count * buffers.item : 0,
+                     kWindows),
         is_root_(plan.net->group().group_rank() == root),
         root_(root),
         is_here_(hosts_.is_here(root)),
@@ -293,7 +292,8 @@ class HostsPairs final : public BetweenHosts {
     unpacked_ = true;
     for (int rank = 0; rank < all_; ++rank)
       if (const char *const from = memory_[all_ + rank].data(); from != nullptr)
-        out_.each(rank, 0, out_.count(rank), [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
+        out_.each(rank, 0, out_.count(rank),
+                  [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
     return PHX_OK;
   }
 

@@ -1,10 +1,10 @@
 // Large reductions of groups that span hosts, chunk by chunk.
 //
-// all_reduce and reduce: the ranks of a host put a chunk into their slots, and rank i sums part i of it from all slots. The
-// ranks of rail i add their sums in the order of the hosts, put the result into their slots, and every rank takes the
-// parts from there. While the sums of one chunk travel, the next one is summed. Two hosts, or small parts: each rank of a
-// rail sends its sum to the others and adds what comes. More hosts: each adds a part of the part and sends the result, so
-// that no more bytes travel than twice the part.
+// all_reduce and reduce: the ranks of a host put a chunk into their slots, and rank i sums part i of it from all slots.
+// The ranks of rail i add their sums in the order of the hosts, put the result into their slots, and every rank takes
+// the parts from there. While the sums of one chunk travel, the next one is summed. Two hosts, or small parts: each
+// rank of a rail sends its sum to the others and adds what comes. More hosts: each adds a part of the part and sends
+// the result, so that no more bytes travel than twice the part.
 //
 // reduce_scatter: rank i of a host sums what is for the ranks at position i of all hosts, and sends it there.
 //
@@ -18,9 +18,7 @@
 namespace phx {
 namespace {
 
-constexpr uint32_t kWindows = 2;                      // chunks whose sums may travel at the same time
-constexpr size_t kAloneBytes = size_t{256} << 10;     // a chunk, if this rank is alone on its host
-constexpr size_t kSharedBytes = size_t{32} << 10;     // from this part on its sum is divided among more than two hosts
+constexpr size_t kSharedBytes = size_t{32} << 10;  // from this part on its sum is divided among more than two hosts
 
 // The sum of one part over the ranks of a rail.
 class RailSum {
@@ -49,7 +47,8 @@ class RailSum {
       const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
       const std::pair<size_t, size_t> theirs = share(host), mine = share(hosts_.own());
       if (receives()) transfers.recv(rank, name, at(host), mine.second * item);
-      if (root_host_ < 0 || host == root_host_) transfers.send(rank, name, sum + theirs.first * item, theirs.second * item);
+      if (root_host_ < 0 || host == root_host_)
+        transfers.send(rank, name, sum + theirs.first * item, theirs.second * item);
     }
   }
   phx_status poll(Transfers &transfers) {
@@ -147,7 +146,9 @@ class HostsReduce final : public BetweenHosts {
   phx_status settle(const Lane &, uint32_t round) override {
     if (!has_part()) return PHX_OK;
     // All of them go on; the oldest must be complete, and at the end all must be.
-    const uint32_t begun = std::min(round, chunks_), due = round == rounds ? begun : round < kWindows ? 0 : round - kWindows + 1;
+    const uint32_t begun = std::min(round, chunks_), due = round == rounds    ? begun
+                                                           : round < kWindows ? 0
+                                                                              : round - kWindows + 1;
     for (uint32_t chunk = begun < kWindows ? 0 : begun - kWindows; chunk < begun; ++chunk) {
       const phx_status status = sums_[chunk % kWindows].poll(window(chunk));
       if (status != PHX_OK && (status != PHX_IN_PROGRESS || chunk < due)) return status;
@@ -231,8 +232,7 @@ class HostsReduceScatter final : public BetweenHosts {
         for (int i = 0; n_ > 1 && i < n_; ++i) inputs[i] = lane.data(i, epoch) + rank * bytes();
         if (n_ > 1 || !reduction_.keeps_one()) reduction_.on_host(sum, inputs, n_, count);
       }
-      if (rank != rank_ && count != 0)
-        transfers.send(rank, name(round), from != nullptr ? from : sum, count * b_.item);
+      if (rank != rank_ && count != 0) transfers.send(rank, name(round), from != nullptr ? from : sum, count * b_.item);
       sum += bytes();
     }
     const size_t mine = length(rank_, round);

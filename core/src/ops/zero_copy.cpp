@@ -276,7 +276,8 @@ std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, co
 }  // namespace
 
 bool pays_to_look(const Group &group, size_t in_bytes) {
-  return in_bytes >= kSmallestInput && group.size() != 1 && !group.spans_hosts() && (in_bytes >= kSmallestCrowded || !group.is_crowded());
+  return in_bytes >= kSmallestInput && group.size() != 1 && !group.spans_hosts() &&
+         (in_bytes >= kSmallestCrowded || !group.is_crowded());
 }
 
 std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes) {

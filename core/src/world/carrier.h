@@ -1,4 +1,5 @@
-// The carrier of a world: the functions that move bytes to other hosts, and the endpoint that room net/ opens with them.
+// The carrier of a world: the functions that move bytes to other hosts, and the endpoint that room net/ opens with
+// them.
 #pragma once
 
 #include <memory>
