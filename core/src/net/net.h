@@ -148,10 +148,11 @@ class Transfers {
 template <class Look, class Late>
 WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
   constexpr int64_t kSliceNs = 5 * 1000 * 1000, kPartingNs = int64_t{1000} * 1000 * 1000;
-  constexpr int kSpins = 200;
+  constexpr int kSpins = 200, kPartingLooks = 200;
   for (int i = 0; i < kSpins; ++i)
     if (const WaitResult seen = look(); seen != WaitResult::kNothing) return seen;
-  int64_t parted_ns = 0;  // since when a rank that is waited for has left
+  int64_t parted_ns = 0;  // since when a rank that is waited for has left, and how often this one has looked since
+  int looks = 0;
   const auto look_at_all = [&] {
     const WaitResult seen = look();
     if (seen != WaitResult::kNothing) return seen;
@@ -160,7 +161,7 @@ WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
     for (const int rank : late()) gone = gone || group_.interruption(rank).load(std::memory_order_acquire) != 0;
     if (!gone) return seen;
     if (parted_ns == 0) parted_ns = now_ns();
-    return now_ns() - parted_ns > kPartingNs ? WaitResult::kInterrupted : seen;
+    return ++looks > kPartingLooks && now_ns() - parted_ns > kPartingNs ? WaitResult::kInterrupted : seen;
   };
   Waiter waiter(deadline);
   return waiter.wait(look_at_all, [&] {
