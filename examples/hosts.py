@@ -1,7 +1,7 @@
 """Two hosts of two ranks each, in C: hosts.c, in two network namespaces that a virtual cable joins.
 
-Each namespace has its own interfaces, so ranks in different ones count as ranks of different hosts. It needs root, ip, a
-C compiler and UCX, and says so where one of them is missing.
+Each namespace has its own interfaces, so ranks in different ones count as ranks of different hosts. It needs root, ip,
+a C compiler and UCX, and says so where one of them is missing.
 """
 
 import contextlib
