@@ -30,7 +30,7 @@ def check_hosts(host: Host) -> Iterator[Finding]:
         return
     try:
         found, trial = _try()
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError) as error:
         advice = "UCX, or a driver that it loads, may hang or crash; UCX_TLS=tcp tries it with TCP alone"
         yield Finding(WARN, "ucx", f"could not be tried: {error}", advice)
         return
@@ -74,9 +74,8 @@ def _try() -> tuple[dict[str, str], dict[str, Any] | None]:
     """What rank 0 found of UCX, and what came of the trial: of rank 0, unless rank 1 alone says that it failed.
 
     Raises:
-        OSError: A process could not be started, or did not end well.
+        OSError: A process could not be started, did not end well or hangs.
         ValueError: It printed something else.
-        TimeoutExpired: It hangs.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory(prefix="phalanx-doctor-") as folder, contextlib.ExitStack() as running:
@@ -101,7 +100,10 @@ def _try() -> tuple[dict[str, str], dict[str, Any] | None]:
 
 
 def _answers(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
-    output, errors = process.communicate(timeout=_SECONDS)
+    try:
+        output, errors = process.communicate(timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"timed out: a process has not ended after {_SECONDS} s") from None
     if process.returncode < 0:
         raise OSError(f"a process was ended by {signal.Signals(-process.returncode).name}")
     if process.returncode > 0:
