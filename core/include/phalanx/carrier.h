@@ -53,11 +53,12 @@ typedef struct phx_carrier_ops {
 
 /* The carrier of groups of this world that span hosts, before the first of them is made. `ops` is copied. Local. */
 PHX_API phx_status phx_world_set_carrier(phx_world *world, const phx_carrier_ops *ops, void *self);
-/* Where UCX is looked for after PHALANX_UCX and the system's libraries: a directory with libucp.so.0, such as that of the
- * wheel libucx-cu12. Without effect once it is loaded. NULL: nowhere else. */
+/* Where UCX is looked for after PHALANX_UCX and the system's libraries: a directory with libucp.so.0, such as that of
+ * the wheel libucx-cu12. Without effect once it is loaded. NULL: nowhere else. */
 PHX_API phx_status phx_ucx_set_directory(const char *directory);
-/* What is found of UCX: lines "name: value" with path, version, transports and problem. *size: what the text takes
- * without its final zero; at most `capacity` bytes of it are written, with a zero at the end. Opens a context of UCX. */
+/* What is found of UCX, and where ranks of other hosts would reach this process: lines "name: value" with path,
+ * version, transports, problem, address and address problem. *size: what the text takes without its final zero; at most
+ * `capacity` bytes of it are written, with a zero at the end. Opens a context of UCX. */
 PHX_API phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size);
 /* Sets the error text of the calling thread, for functions of a carrier, and returns `status`. */
 PHX_API phx_status phx_set_error(phx_status status, const char *text);

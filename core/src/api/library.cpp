@@ -1,4 +1,5 @@
 // Functions that need no world: versions, names, sizes, errors, the log and the interrupt hook.
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -12,6 +13,7 @@
 #include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
 #include "phalanx/tuning.h"
+#include "world/host_address.h"
 
 namespace {
 
@@ -152,9 +154,16 @@ phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
   return phx::guarded(operation, [&]() -> phx_status {
     if (size == nullptr || (text == nullptr && capacity != 0))
       return phx::fail(PHX_ERR_INVALID, operation, "%s: size or text is NULL", operation);
+    const phx::KeptError kept;
     const phx::UcxFacts facts = phx::ucx_facts();
+    phx::HostAddress address{};
+    const char *const master = std::getenv("MASTER_ADDR");
+    const bool chosen = phx::choose_address(operation, master != nullptr ? master : "", &address) == PHX_OK;
+    const std::string where = chosen ? phx::text_of(address) : phx::last_error().text;
     const std::string all = "path: " + facts.path + "\nversion: " + facts.version +
-                            "\ntransports: " + facts.transports + "\nproblem: " + facts.problem + "\n";
+                            "\ntransports: " + facts.transports + "\nproblem: " + facts.problem +
+                            "\naddress: " + (chosen ? where.substr(0, where.rfind(':')) : "") +
+                            "\naddress problem: " + (chosen ? "" : where) + "\n";
     *size = all.size();
     if (capacity != 0) phx::copy_text(text, capacity, all.c_str());
     return PHX_OK;

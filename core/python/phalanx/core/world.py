@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.core import interrupts
+from phalanx.core import _ucx, interrupts
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -54,8 +54,8 @@ class World(Uncopied):
         store: Where the ranks meet: a Store, or an object with the methods of
             torch.distributed.Store. May be left out when size is 1.
         timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
-        host_id: Ranks of equal host id share memory. None takes the environment variable
-            PHALANX_HOST_ID, and without it detects the host.
+        host_id: Ranks of different host ids count as ranks of different hosts, whatever the kernel says. None takes the
+            environment variable PHALANX_HOST_ID, and without it detects the host.
         staging_bytes: Of one slot of the area through which collectives on ordinary memory move;
             0 is the default.
         signal_channels: Of each symmetric allocation; 0 is the default, 64.
@@ -85,6 +85,7 @@ class World(Uncopied):
         job: str | None = None,
     ) -> None:
         interrupts.install(ffi, lib)  # where another thread has imported this package
+        _ucx.use_wheel()
         self._store = None if store is None else as_store(store)
         params = ffi.new("phx_world_params *")
         params.struct_size = ffi.sizeof("phx_world_params")
