@@ -14,9 +14,6 @@
 namespace phx {
 namespace {
 
-constexpr uint32_t kWindows = 2;                   // chunks that may travel at the same time
-constexpr size_t kAloneBytes = size_t{256} << 10;  // a chunk, if this rank is alone on its host
-
 class HostsAllGather final : public BetweenHosts {
  public:
   HostsAllGather(const Plan &plan, const Buffers &buffers)

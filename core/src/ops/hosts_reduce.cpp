@@ -18,9 +18,7 @@
 namespace phx {
 namespace {
 
-constexpr uint32_t kWindows = 2;                      // chunks whose sums may travel at the same time
-constexpr size_t kAloneBytes = size_t{256} << 10;     // a chunk, if this rank is alone on its host
-constexpr size_t kSharedBytes = size_t{32} << 10;     // from this part on its sum is divided among more than two hosts
+constexpr size_t kSharedBytes = size_t{32} << 10;  // from this part on its sum is divided among more than two hosts
 
 // The sum of one part over the ranks of a rail.
 class RailSum {
