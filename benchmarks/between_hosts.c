@@ -3,16 +3,13 @@
  *
  *   between_hosts --rank R --size N --store ADDRESS:PORT --token T [options]
  *     --host-id H     a number that the ranks of one host share; without it network namespaces tell hosts apart
- *     --cores LIST    this process runs on core LIST[rank % length]
  *     --sizes LIST    in bytes (64,1k,64m); all_gather: of the result
  *     --ops LIST      all_reduce, all_gather
  *     --seconds S     for each size, at most; default 0.2
  *
  * It prints one line of JSON. Each size is checked once. A row has the median and the mean of the times of single calls,
  * in microseconds. all_reduce is in place. */
-#define _GNU_SOURCE
-#include <errno.h>
-#include <sched.h>
+#define _POSIX_C_SOURCE 200809L
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +26,7 @@ enum { kMaxSizes = 64, kWarmUps = 3, kFewestCalls = 5, kMostCalls = 3000 };
 
 typedef struct {
   int rank, size;
-  const char *store, *token, *cores, *ops;
+  const char *store, *token, *ops;
   unsigned long long host_id;
   double seconds;
   size_t sizes[kMaxSizes];
@@ -229,21 +226,6 @@ static void measure(const Arguments *arguments, Operation operation, size_t byte
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
 
-static void pin(const char *cores, int rank) {
-  int list[64], count = 0;
-  for (const char *at = cores; *at != '\0' && count < 64;) {
-    char *end = NULL;
-    list[count++] = (int)strtol(at, &end, 10);
-    if (end == at) die("--cores %s: expected numbers with commas between them", cores);
-    at = *end == ',' ? end + 1 : end;
-  }
-  if (count == 0) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(list[rank % count], &set);
-  if (sched_setaffinity(0, sizeof set, &set) != 0) die("pinning to core %d: %s", list[rank % count], strerror(errno));
-}
-
 static void parse_sizes(Arguments *arguments, const char *text) {
   arguments->size_count = 0;
   for (const char *at = text; *at != '\0' && arguments->size_count < kMaxSizes;) {
@@ -256,15 +238,8 @@ static void parse_sizes(Arguments *arguments, const char *text) {
   }
 }
 
-static int rank_of_environment(void) {
-  static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; ++i)
-    if (getenv(names[i]) != NULL) return (int)strtol(getenv(names[i]), NULL, 10);
-  return 0;
-}
-
 int main(int count, char **values) {
-  Arguments arguments = {rank_of_environment(), 1, NULL, NULL, "", "all_reduce,all_gather", 0, 0.2, {0}, 0};
+  Arguments arguments = {0, 1, NULL, NULL, "all_reduce,all_gather", 0, 0.2, {0}, 0};
   parse_sizes(&arguments, "64,1k,8k,64k,1m,16m,64m");
   for (int i = 1; i < count; ++i) {
     const char *const name = values[i];
@@ -274,13 +249,11 @@ int main(int count, char **values) {
     else if (strcmp(name, "--store") == 0) arguments.store = values[i];
     else if (strcmp(name, "--token") == 0) arguments.token = values[i];
     else if (strcmp(name, "--host-id") == 0) arguments.host_id = strtoull(values[i], NULL, 0);
-    else if (strcmp(name, "--cores") == 0) arguments.cores = values[i];
     else if (strcmp(name, "--sizes") == 0) parse_sizes(&arguments, values[i]);
     else if (strcmp(name, "--ops") == 0) arguments.ops = values[i];
     else if (strcmp(name, "--seconds") == 0) arguments.seconds = strtod(values[i], NULL);
     else die("unknown argument %s", name);
   }
-  pin(arguments.cores, arguments.rank);
   begin(&arguments);
   static char line[1 << 16]; /* one write, so that the lines of ranks that share a pipe do not mix */
   setvbuf(stdout, line, _IOFBF, sizeof line);

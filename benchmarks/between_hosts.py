@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -113,9 +114,15 @@ class Hosts:
         self.names = [f"phx-bench-{os.getpid()}-{host}" for host in range(2)]
         subnet = 64 + os.getpid() % 128
         self.addresses = [f"10.213.{subnet}.{host + 1}" for host in range(2)]
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.controls = {core: Path("/sys/fs/cgroup/cpu", f"phx-bench-{os.getpid()}-{core}") for core in self.cores}
 
     def __enter__(self) -> "Hosts":
         try:
+            with contextlib.suppress(OSError):  # without it, other work on the machine disturbs more
+                for control in self.controls.values():
+                    control.mkdir()
+                    (control / "cpu.shares").write_text("262144")
             for name in self.names:
                 ip("netns", "add", name)
             ip("link", "add", CARD, "netns", self.names[0], "type", "veth", "peer", "name", CARD, "netns", self.names[1])
@@ -132,9 +139,46 @@ class Hosts:
         for name in self.names:
             with contextlib.suppress(subprocess.CalledProcessError):
                 ip("netns", "del", name)
+        for control in self.controls.values():
+            for _ in range(50):
+                if not control.exists():
+                    break
+                with contextlib.suppress(OSError):  # processes that were killed may still be ending
+                    control.rmdir()
+                time.sleep(0.1)
 
-    def inside(self, host: int, command: list[str]) -> list[str]:
-        return ["nice", "-n", "-20", "ip", "netns", "exec", self.names[host], *command]  # before other work
+    def enter(self, core: int) -> str:
+        """What a shell does to be in the control group of a core.
+
+        The ranks on a core are in one group, and have the core before other work. Otherwise, where the kernel groups
+        tasks by session (autogroup), a rank that yields its core would not yield it to ranks of other sessions, and
+        libraries would be compared by how their launchers make sessions.
+        """
+        control = self.controls[core]
+        mounts = f"/proc/{os.getpid()}/root"  # `ip netns exec` mounts another /sys
+        return f"echo $$ > {mounts}{control}/cgroup.procs" if control.exists() else "renice -n -20 $$ > /dev/null"
+
+    def inside(self, host: int, command: list[str], core: int | None = None) -> list[str]:
+        """The command as it runs on a host, on that core if one is given."""
+        enter = "" if core is None else f"{self.enter(core)}; exec taskset -c {core} "
+        return ["sh", "-c", f'{enter}ip netns exec {self.names[host]} "$@"', "sh", *command]
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keeps the cores with their groups while a library sleeps, by loops that any rank preempts at once.
+
+        gloo sleeps in every call. Other work on the machine would have the core then, for some milliseconds each time.
+        """
+        loops = []
+        try:
+            for core in self.cores if self.controls[self.cores[0]].exists() else []:
+                loop = f"{self.enter(core)}; exec chrt -i 0 taskset -c {core} sh -c 'while :; do :; done'"
+                loops.append(subprocess.Popen(["sh", "-c", loop]))
+            yield
+        finally:
+            for loop in loops:
+                loop.kill()
+                loop.wait()
 
 
 def run_all(commands: list[list[str]], env: dict[str, str]) -> list[str]:
@@ -189,7 +233,7 @@ def rows_of(texts: list[str], ranks: int) -> dict:
 class Library:
     def __init__(self, hosts: Hosts, options: argparse.Namespace) -> None:
         self.hosts, self.options = hosts, options
-        self.cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+        self.cores = hosts.cores
 
     def missing(self) -> str:
         """Why it cannot be measured; empty: it can."""
@@ -199,8 +243,10 @@ class Library:
         raise NotImplementedError
 
     def arguments(self) -> list[str]:
-        return ["--cores", self.cores, "--sizes", self.options.sizes, "--ops", self.options.ops,
-                "--seconds", str(self.options.seconds)]  # fmt: skip
+        return ["--sizes", self.options.sizes, "--ops", self.options.ops, "--seconds", str(self.options.seconds)]
+
+    def core(self, rank: int) -> int:
+        return self.cores[rank % len(self.cores)]
 
 
 class Phalanx(Library):
@@ -227,6 +273,7 @@ class Phalanx(Library):
                 rank // ranks_of_host,
                 [str(self.path), "--rank", str(rank), "--size", str(size), "--token", token,
                  "--store", f"{self.hosts.addresses[0]}:{port}", *self.arguments()],
+                self.core(rank),
             )
             for rank in range(size)
         ]  # fmt: skip
@@ -250,19 +297,19 @@ class Gloo(Library):
             return "there is no torch in this environment"
 
     def measure(self, ranks_of_host: int) -> dict:
-        size, cores = 2 * ranks_of_host, self.cores.split(",")
+        size = 2 * ranks_of_host
         env = {"MASTER_ADDR": self.hosts.addresses[0], "MASTER_PORT": str(random.randrange(20000, 30000)),
                "GLOO_SOCKET_IFNAME": CARD, "OMP_NUM_THREADS": "1"}  # fmt: skip
         commands = [
             self.hosts.inside(
                 rank // ranks_of_host,
-                ["taskset", "-c", cores[rank % len(cores)], sys.executable, __file__, "--gloo-rank", str(rank),
-                 "--gloo-size", str(size), "--sizes", self.options.sizes, "--ops", self.options.ops,
-                 "--seconds", str(self.options.seconds)],
+                [sys.executable, __file__, "--gloo-rank", str(rank), "--gloo-size", str(size), *self.arguments()],
+                self.core(rank),
             )
             for rank in range(size)
         ]  # fmt: skip
-        return rows_of(run_all(commands, env), size)
+        with self.hosts.busy():
+            return rows_of(run_all(commands, env), size)
 
 
 class Mpi(Library):
@@ -307,7 +354,12 @@ class Mpi(Library):
 
     def measure(self, ranks_of_host: int) -> dict:
         first = self.hosts.names[0]
-        command = shlex.join([*self.launcher(ranks_of_host), str(self.path), *self.arguments()])
+        cases = "".join(f"{i}) {self.hosts.enter(core)}; core={core};; " for i, core in enumerate(self.cores))
+        rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+        pin = f'case $(({rank} % {len(self.cores)})) in {cases}esac; exec taskset -c $core "$@"'
+        command = shlex.join(
+            [*self.launcher(ranks_of_host), "sh", "-c", pin, "sh", str(self.path), *self.arguments()]
+        )
         inside = self.hosts.inside(0, ["unshare", "-u", "sh", "-c", f"hostname {first}; exec {command}"])
         return rows_of(run_all([inside], self.environment()), 2 * ranks_of_host)
 
@@ -353,7 +405,6 @@ class PingPong(Library):
     def measure(self, ranks_of_host: int) -> dict:
         if ranks_of_host != 1:
             return {}
-        cores = self.cores.split(",")
         env = {"UCX_TLS": "tcp", "UCX_TCP_TX_SEG_SIZE": "256K", "UCX_TCP_RX_SEG_SIZE": "256K", "UCX_WARN_UNUSED_ENV_VARS": "n"}
         times = {}
         for text in self.options.sizes.split(","):
@@ -361,9 +412,10 @@ class PingPong(Library):
             calls = max(10, min(3000, int(self.options.seconds * 2e9 / (size + 40000))))
             common = [self.path, "-p", str(random.randrange(20000, 30000)), "-f"]
             client = [*common, self.hosts.addresses[0], "-t", "tag_lat", "-s", str(size), "-n", str(calls), "-w",
-                      str(max(2, calls // 10)), "-c", cores[-1]]  # fmt: skip
+                      str(max(2, calls // 10))]  # fmt: skip
             wait = ["sh", "-c", f"sleep 0.3; exec {shlex.join(client)}"]
-            text = run_all([self.hosts.inside(0, [*common, "-c", cores[0]]), self.hosts.inside(1, wait)], env)[1]
+            both = [self.hosts.inside(0, common, self.core(0)), self.hosts.inside(1, wait, self.core(1))]
+            text = run_all(both, env)[1]
             # iterations, median, average, overall: one way, in us
             numbers = [each for each in text.split("\n") if each.strip()][-1].split()
             times[f"ping_pong/{size}"] = 2 * float(numbers[1])
