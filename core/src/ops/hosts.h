@@ -17,6 +17,9 @@ namespace phx {
 
 // The most data that travels with a head, from one host.
 inline constexpr size_t kWithHead = size_t{8} << 10;
+// Larger data moves in chunks, several of which may travel at the same time.
+inline constexpr uint32_t kWindows = 2;
+inline constexpr size_t kAloneBytes = size_t{256} << 10;  // a chunk, if this rank is alone on its host
 
 // Of larger ones: how many chunks may travel at the same time, and a chunk, if a rank is alone on its host.
 inline constexpr uint32_t kWindows = 2;
