@@ -59,13 +59,6 @@ struct Geometry {
   Copies copies;
 };
 
-// How a rank of a group that spans hosts is reached, as it stands in the store.
-struct Reach {
-  HostAddress address;  // family 0: it is not, and `why` says why
-  phx_status status;
-  char why[sizeof ErrorInfo::text];
-};
-
 // How many cores these ranks, of one host, may use together. The result is the same on all of them.
 int cores_of(const std::vector<Geometry> &all) {
   CoreMask cores{};
@@ -108,6 +101,13 @@ Group::~Group() {
   for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) (*it)->close();
   for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) it->reset();
 }
+
+// How a rank of a group that spans hosts is reached, as it stands in the store.
+struct Reach {
+  HostAddress address;  // family 0: it is not, and `why` says why
+  phx_status status;
+  char why[sizeof ErrorInfo::text];
+};
 
 // The steps of Group::create, in order. Each returns the status of the thread's error.
 struct GroupMaker {

@@ -21,10 +21,6 @@ inline constexpr size_t kWithHead = size_t{8} << 10;
 inline constexpr uint32_t kWindows = 2;
 inline constexpr size_t kAloneBytes = size_t{256} << 10;  // a chunk, if this rank is alone on its host
 
-// Of larger ones: how many chunks may travel at the same time, and a chunk, if a rank is alone on its host.
-inline constexpr uint32_t kWindows = 2;
-inline constexpr size_t kAloneBytes = size_t{256} << 10;
-
 // The heads of one call. Only the first rank of each host has any.
 class Heads {
  public:

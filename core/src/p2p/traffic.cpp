@@ -273,7 +273,6 @@ void Messenger::note_received(Transfer &receive) {
 }
 
 bool Messenger::pull(int source, Take take) {
-  Inbound &inbound = inbound_[source];
   size_t pulled = 0;
   bool moved = false;
   do {
