@@ -130,6 +130,7 @@ class Hosts:
                 ip("-n", name, "addr", "add", address + "/24", "dev", CARD)
                 ip("-n", name, "link", "set", CARD, "up")
                 ip("-n", name, "link", "set", "lo", "up")
+            self.await_cards()
         except BaseException:
             self.__exit__()
             raise
@@ -146,6 +147,15 @@ class Hosts:
                 with contextlib.suppress(OSError):  # processes that were killed may still be ending
                     control.rmdir()
                 time.sleep(0.1)
+
+    def await_cards(self) -> None:
+        """Waits until the kernel says that the cards are up, which takes up to a second. UCX passes over others."""
+        for name in self.names:
+            for _ in range(100):
+                command = ["ip", "-n", name, "-json", "link", "show", CARD]
+                if json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]["operstate"] == "UP":
+                    break
+                time.sleep(0.05)
 
     def enter(self, core: int) -> str:
         """What a shell does to be in the control group of a core.

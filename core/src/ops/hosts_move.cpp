@@ -29,7 +29,8 @@ class HostsAllGather final : public BetweenHosts {
     }
     const size_t line = kLine / b_.item;
     // The ranks of a host may take as many rounds as suits them, but the messages are cut in the same way everywhere.
-    const size_t cut = std::max(line, elements_in(kAloneBytes / 4, b_.item));
+    const size_t large = all_alone() ? kMessageBytes : std::min(kMessageBytes, out_.largest() * b_.item / 8);
+    const size_t cut = std::max(line, elements_in(std::max(large, kSlotBytes / 4), b_.item));
     const size_t room = elements_in(plan.lane.slot_bytes() / (1 + others), b_.item);
     segment_ = n_ == 1 ? std::max(out_.largest(), line) : std::max(line, std::min(cut, room));
     message_ = cut;
@@ -163,7 +164,7 @@ class HostsBroadcast final : public BetweenHosts {
         rails_(hosts_.rails()),
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes) {
     const size_t line = kLine / b_.item;
-    const size_t room = elements_in(std::min(plan.lane.slot_bytes(), kAloneBytes), b_.item);
+    const size_t room = elements_in(all_alone() ? kMessageBytes : std::min(plan.lane.slot_bytes(), kSlotBytes), b_.item);
     part_ = std::max(line, elements_in(room / rails_ * b_.item, b_.item));
     chunk_ = part_ * rails_;
     chunks_ = rounds_for(b_.count, chunk_);
