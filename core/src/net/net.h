@@ -155,6 +155,7 @@ WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
   do {
     if (const WaitResult seen = look(); seen != WaitResult::kNothing) return seen;
   } while (now_ns() < spin_until_ns);
+  const Endpoint::Watch watch(*endpoint_);
   int64_t parted_ns = 0;  // since when a rank that is waited for has left
   const auto look_at_all = [&] {
     const WaitResult seen = look();

@@ -58,8 +58,7 @@ class HostsAllGather final : public BetweenHosts {
       begin_heads();
       send();
       receive();
-      out_.each(rank_, 0, out_.count(rank_),
-                [&](char *to, size_t done, size_t size) { deliver_bytes(to, b_.in + done, size, false); });
+      if (n_ > 1) deliver_own(out_.count(rank_));
     }
     for (int i = 1; i < n_ && round < chunks_; ++i) {
       const int position = (self_ + i) % n_;
@@ -79,7 +78,11 @@ class HostsAllGather final : public BetweenHosts {
     const size_t due = round == rounds ? SIZE_MAX : round < kWindows ? 0 : (round - kWindows + 1) * segment_;
     for (; arrived_ < due && !coming_.empty(); arrived_ += message_) {
       Transfers &next = coming_.front();
-      const phx_status status = next.poll();
+      phx_status status = next.poll();
+      while (status == PHX_IN_PROGRESS && own_ < out_.count(rank_)) {  // meanwhile
+        deliver_own(elements_in(kSlotBytes, b_.item));
+        status = next.poll();
+      }
       if (status != PHX_OK) {
         failed_ = next.failed_peer();
         return status;
@@ -87,6 +90,7 @@ class HostsAllGather final : public BetweenHosts {
       unpack(arrived_);
       coming_.pop_front();
     }
+    if (round == rounds) deliver_own(out_.count(rank_));
     return round == rounds ? window(0).poll() : PHX_OK;
   }
   int failed_peer() const override { return failed_; }
@@ -138,6 +142,14 @@ class HostsAllGather final : public BetweenHosts {
                 [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
     }
   }
+  // Copies this rank's own block, or the next part of it, into the output.
+  void deliver_own(size_t most) {
+    const size_t count = std::min(most, out_.count(rank_) - own_);
+    const char *const from = b_.in + own_ * b_.item;
+    out_.each(rank_, own_, count,
+              [&](char *to, size_t done, size_t size) { deliver_bytes(to, from + done, size, false); });
+    own_ += count;
+  }
   void deliver(int rank, uint32_t chunk, const char *from) const {
     out_.each(rank, chunk * segment_, length(rank, chunk),
               [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
@@ -149,6 +161,7 @@ class HostsAllGather final : public BetweenHosts {
   size_t segment_, message_;            // elements
   uint32_t chunks_;
   size_t arrived_ = 0;  // elements of each block that comes
+  size_t own_ = 0;      // elements of this rank's block that are in the output
   int failed_ = -1;
   std::vector<Scratch> rows_;  // by rank: blocks that come and do not lie side by side
   std::deque<Transfers> coming_;
