@@ -125,6 +125,7 @@ void Endpoint::cancel(std::vector<Carried> *list, bool receives) {
 }
 
 bool Endpoint::advance_pending() {
+  if (watches_.load(std::memory_order_relaxed) != 0) return false;
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && ops_.progress(endpoint_) != 0;  // else another thread of this rank does that
 }

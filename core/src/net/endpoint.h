@@ -1,6 +1,7 @@
 // The endpoint of a world at its carrier: one for all of its groups that span hosts. It is opened by the first of them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,6 +48,17 @@ class Endpoint final : public ProgressSource {
   // Gives up the receives (or the sends, after their peers were disconnected) of a list.
   void cancel(std::vector<Carried> *list, bool receives);
   bool advance_pending() override;
+  // While one lives, its thread moves what can be moved, and advance_pending leaves that to it.
+  class Watch {
+   public:
+    explicit Watch(Endpoint &endpoint) : endpoint_(endpoint) { ++endpoint_.watches_; }
+    ~Watch() { --endpoint_.watches_; }
+    Watch(const Watch &) = delete;
+    Watch &operator=(const Watch &) = delete;
+
+   private:
+    Endpoint &endpoint_;
+  };
   // Sleeps until there may be something to move, for at most `ns`.
   void sleep(int64_t ns);
 
@@ -61,6 +73,7 @@ class Endpoint final : public ProgressSource {
   void *endpoint_ = nullptr;
   std::string address_;
   std::mutex mutex_;
+  std::atomic<int> watches_{0};
   std::set<uint16_t> numbers_;
   uint16_t last_number_ = 0;
 };

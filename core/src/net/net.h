@@ -148,9 +148,15 @@ class Transfers {
 template <class Look, class Late>
 WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
   constexpr int64_t kSliceNs = 5 * 1000 * 1000, kPartingNs = int64_t{1000} * 1000 * 1000;
-  constexpr int kSpins = 200, kPartingLooks = 200;
-  for (int i = 0; i < kSpins; ++i)
+  constexpr int kPartingLooks = 200;
+  // Longer spinning would keep the core from a rank that is waited for, if that one is on it. Over TCP a look takes a
+  // system call, so a yield after each costs little.
+  constexpr int64_t kSpinNs = 2000;
+  const int64_t spin_until_ns = now_ns() + kSpinNs;
+  do {
     if (const WaitResult seen = look(); seen != WaitResult::kNothing) return seen;
+  } while (now_ns() < spin_until_ns);
+  const Endpoint::Watch watch(*endpoint_);
   int64_t parted_ns = 0;  // since when a rank that is waited for has left, and how often this one has looked since
   int looks = 0;
   const auto look_at_all = [&] {

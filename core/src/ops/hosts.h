@@ -19,7 +19,10 @@ namespace phx {
 inline constexpr size_t kWithHead = size_t{8} << 10;
 // Larger data moves in chunks, several of which may travel at the same time.
 inline constexpr uint32_t kWindows = 2;
-inline constexpr size_t kAloneBytes = size_t{256} << 10;  // a chunk, if this rank is alone on its host
+inline constexpr size_t kSlotBytes = size_t{256} << 10;  // of a slot that a chunk uses at most
+// A message of 512 KiB goes through TCP with less work for each byte than smaller ones. If there are several ranks on a
+// host, chunks are smaller, because they also pass through slots, and cores work on several at a time.
+inline constexpr size_t kMessageBytes = size_t{512} << 10;
 
 // The heads of one call. Only the first rank of each host has any.
 class Heads {
@@ -73,6 +76,8 @@ class BetweenHosts : public Operation {
   MessageName name(uint32_t chunk, uint32_t kind = 0) const {
     return {channel_, first_call, 1 + chunk * 4 + kind};  // 0 is the head
   }
+  // Whether every rank is alone on its host; the same on all ranks. Then nothing goes through slots.
+  bool all_alone() const { return hosts_.count() == net_.group().size(); }
   void begin_heads() { heads_.begin(*this, {channel_, first_call, 0}, {}); }
   Transfers &window(uint32_t chunk) { return windows_[chunk % windows_.size()]; }
 

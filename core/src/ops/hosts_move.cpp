@@ -30,7 +30,8 @@ class HostsAllGather final : public BetweenHosts {
     }
     const size_t line = kLine / b_.item;
     // The ranks of a host may take as many rounds as suits them, but the messages are cut in the same way everywhere.
-    const size_t cut = std::max(line, elements_in(kAloneBytes / 4, b_.item));
+    const size_t large = all_alone() ? kMessageBytes : std::min(kMessageBytes, out_.largest() * b_.item / 8);
+    const size_t cut = std::max(line, elements_in(std::max(large, kSlotBytes / 4), b_.item));
     const size_t room = elements_in(plan.lane.slot_bytes() / (1 + others), b_.item);
     segment_ = n_ == 1 ? std::max(out_.largest(), line) : std::max(line, std::min(cut, room));
     message_ = cut;
@@ -58,8 +59,7 @@ class HostsAllGather final : public BetweenHosts {
       begin_heads();
       send();
       receive();
-      out_.each(rank_, 0, out_.count(rank_),
-                [&](char *to, size_t done, size_t size) { deliver_bytes(to, b_.in + done, size, false); });
+      if (n_ > 1) deliver_own(out_.count(rank_));
     }
     for (int i = 1; i < n_ && round < chunks_; ++i) {
       const int position = (self_ + i) % n_;
@@ -79,7 +79,11 @@ class HostsAllGather final : public BetweenHosts {
     const size_t due = round == rounds ? SIZE_MAX : round < kWindows ? 0 : (round - kWindows + 1) * segment_;
     for (; arrived_ < due && !coming_.empty(); arrived_ += message_) {
       Transfers &next = coming_.front();
-      const phx_status status = next.poll();
+      phx_status status = next.poll();
+      while (status == PHX_IN_PROGRESS && own_ < out_.count(rank_)) {  // meanwhile
+        deliver_own(elements_in(kSlotBytes, b_.item));
+        status = next.poll();
+      }
       if (status != PHX_OK) {
         failed_ = next.failed_peer();
         return status;
@@ -87,6 +91,7 @@ class HostsAllGather final : public BetweenHosts {
       unpack(arrived_);
       coming_.pop_front();
     }
+    if (round == rounds) deliver_own(out_.count(rank_));
     return round == rounds ? window(0).poll() : PHX_OK;
   }
   int failed_peer() const override { return failed_; }
@@ -138,6 +143,14 @@ class HostsAllGather final : public BetweenHosts {
                 [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
     }
   }
+  // Copies this rank's own block, or the next part of it, into the output.
+  void deliver_own(size_t most) {
+    const size_t count = std::min(most, out_.count(rank_) - own_);
+    const char *const from = b_.in + own_ * b_.item;
+    out_.each(rank_, own_, count,
+              [&](char *to, size_t done, size_t size) { deliver_bytes(to, from + done, size, false); });
+    own_ += count;
+  }
   void deliver(int rank, uint32_t chunk, const char *from) const {
     out_.each(rank, chunk * segment_, length(rank, chunk),
               [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
@@ -149,6 +162,7 @@ class HostsAllGather final : public BetweenHosts {
   size_t segment_, message_;            // elements
   uint32_t chunks_;
   size_t arrived_ = 0;  // elements of each block that comes
+  size_t own_ = 0;      // elements of this rank's block that are in the output
   int failed_ = -1;
   std::vector<Scratch> rows_;  // by rank: blocks that come and do not lie side by side
   std::deque<Transfers> coming_;
@@ -165,7 +179,8 @@ class HostsBroadcast final : public BetweenHosts {
         rails_(hosts_.rails()),
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes) {
     const size_t line = kLine / b_.item;
-    const size_t room = elements_in(std::min(plan.lane.slot_bytes(), kAloneBytes), b_.item);
+    const size_t room =
+        elements_in(all_alone() ? kMessageBytes : std::min(plan.lane.slot_bytes(), kSlotBytes), b_.item);
     part_ = std::max(line, elements_in(room / rails_ * b_.item, b_.item));
     chunk_ = part_ * rails_;
     chunks_ = rounds_for(b_.count, chunk_);

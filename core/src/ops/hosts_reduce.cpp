@@ -2,9 +2,9 @@
 //
 // all_reduce and reduce: the ranks of a host put a chunk into their slots, and rank i sums part i of it from all slots.
 // The ranks of rail i add their sums in the order of the hosts, put the result into their slots, and every rank takes
-// the parts from there. While the sums of one chunk travel, the next one is summed. Two hosts, or small parts: each
-// rank of a rail sends its sum to the others and adds what comes. More hosts: each adds a part of the part and sends
-// the result, so that no more bytes travel than twice the part.
+// the parts from there. While the sums of one chunk travel, the next one is summed. Small parts: each rank of a rail
+// sends its sum to the others and adds what comes. Large ones: each adds a part of the part and sends the result, so
+// that no more bytes travel than twice the part.
 //
 // reduce_scatter: rank i of a host sums what is for the ranks at position i of all hosts, and sends it there.
 //
@@ -18,7 +18,9 @@
 namespace phx {
 namespace {
 
-constexpr size_t kSharedBytes = size_t{32} << 10;  // from this part on its sum is divided among more than two hosts
+// From this part on its sum is divided among the hosts. Between two hosts that moves no fewer bytes, but halves the
+// additions, at the price of a second message.
+constexpr size_t kSharedBytes = size_t{32} << 10, kSharedByTwoBytes = size_t{512} << 10;
 
 // The sum of one part over the ranks of a rail.
 class RailSum {
@@ -27,11 +29,14 @@ class RailSum {
       : hosts_(hosts),
         reduction_(reduction),
         root_host_(root_host),
-        bytes_(bytes),
-        memory_(net, std::max<size_t>(bytes, kLine) * static_cast<size_t>(hosts.count())) {}
+        own_bytes_(std::max<size_t>(bytes, kLine)),
+        // A part that is shared comes in smaller pieces.
+        bytes_(
+            std::min(own_bytes_, root_host >= 0 ? bytes : std::max(shared_from(), bytes / hosts.count() + 2 * kLine))),
+        memory_(net, own_bytes_ + bytes_ * static_cast<size_t>(hosts.count())) {}
 
   // Where this host's sum may lie.
-  char *own() const { return at(hosts_.own()); }
+  char *own() const { return memory_.data(); }
   // `sum`: this host's, which stays until the end; `out`: the result, which may be the same memory.
   void begin(Transfers &transfers, const MessageName &name, const char *sum, char *out, size_t count, size_t item) {
     sum_ = sum;
@@ -40,7 +45,7 @@ class RailSum {
     item_ = item;
     name_ = name;
     const size_t bytes = count * item;
-    shares_ = root_host_ < 0 && hosts_.count() > 2 && bytes >= kSharedBytes;
+    shares_ = root_host_ < 0 && bytes >= shared_from();
     step_ = bytes == 0 ? kDone : kSums;
     if (bytes == 0) return;
     for (int i = 1; i < hosts_.count(); ++i) {
@@ -80,7 +85,8 @@ class RailSum {
  private:
   enum Step { kDone, kSums, kResults };
   bool receives() const { return root_host_ < 0 || root_host_ == hosts_.own(); }
-  char *at(int host) const { return memory_.data() + static_cast<size_t>(host) * std::max<size_t>(bytes_, kLine); }
+  size_t shared_from() const { return hosts_.count() > 2 ? kSharedBytes : kSharedByTwoBytes; }
+  char *at(int host) const { return memory_.data() + own_bytes_ + static_cast<size_t>(host) * bytes_; }
   // Which elements of the part a host adds: the first of them, and how many.
   std::pair<size_t, size_t> share(int host) const {
     if (!shares_) return {0, count_};
@@ -91,7 +97,7 @@ class RailSum {
   const Hosts &hosts_;
   const TwoSteps &reduction_;
   const int root_host_;
-  const size_t bytes_;
+  const size_t own_bytes_, bytes_;  // of the sum of this host, and of what comes from another one at once
   const Scratch memory_;
   const char *sum_ = nullptr;
   char *out_ = nullptr;
@@ -111,14 +117,16 @@ class HostsReduce final : public BetweenHosts {
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out) {
     const size_t line = kLine / b_.item;
     // The same on all hosts, whatever their number of ranks: a slot holds a chunk and one part of another.
-    part_ = std::max(line, elements_in(std::min(plan.lane.slot_bytes(), kAloneBytes) / (rails_ + 1), b_.item));
+    const size_t room = std::min(plan.lane.slot_bytes(), kSlotBytes) / (rails_ + 1);
+    part_ = std::max(line, elements_in(all_alone() ? 2 * kMessageBytes : room, b_.item));
     chunk_ = part_ * rails_;
     chunks_ = rounds_for(b_.count, chunk_);
     rounds = n_ == 1 ? chunks_ : chunks_ + kWindows;
     reach = n_ == 1 ? 0 : (chunk_ + part_) * b_.item;
     const int root_host = root < 0 ? -1 : hosts_.of(root);
     if (has_part())
-      for (uint32_t i = 0; i < kWindows; ++i) sums_.emplace_back(net_, hosts_, reduction_, root_host, part_ * b_.item);
+      for (uint32_t i = 0; i < kWindows; ++i)
+        sums_.emplace_back(net_, hosts_, reduction_, root_host, std::min(part_, b_.count) * b_.item);
     passes_on_ = root_host < 0 || root_host == hosts_.own();
   }
 
@@ -198,7 +206,9 @@ class HostsReduceScatter final : public BetweenHosts {
         rank_(plan.net->group().group_rank()),
         in_(input_blocks(buffers, all_)) {
     const size_t line = kLine / b_.item;
-    segment_ = std::max(line, elements_in(std::min(plan.lane.slot_bytes(), kAloneBytes) / all_, b_.item));
+    const size_t room = std::min(plan.lane.slot_bytes(), kSlotBytes) / all_;
+    segment_ = std::max(line, elements_in(all_alone() ? 2 * kMessageBytes / all_ : room, b_.item));
+    segment_ = std::min(segment_, rounds_for(in_.largest(), line) * line);
     chunks_ = rounds_for(in_.largest(), segment_);
     rounds = n_ == 1 ? chunks_ : chunks_ + 1;
     reach = n_ == 1 ? 0 : all_ * segment_ * b_.item;
