@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,11 +23,11 @@ ADDRESSES, RANKS_OF_HOST, PORT, SECONDS = ("10.213.9.1", "10.213.9.2"), 2, "2950
 
 def missing() -> str:
     if os.geteuid() != 0:
-        return "root, to make network namespaces"
+        return "this example needs root, to make network namespaces"
     if shutil.which("ip") is None:
-        return "ip (Debian: iproute2)"
+        return "this example needs ip (Debian: iproute2)"
     if compiler() is None:
-        return "a C compiler (cc, gcc or clang)"
+        return "this example needs a C compiler (cc, gcc or clang)"
     text, size = ffi.new("char[]", 4096), ffi.new("size_t *")  # lines "name: value"
     lib.phx_ucx_describe(text, len(text), size)
     problem = ffi.string(text).decode().partition("\nproblem: ")[2]
@@ -51,8 +52,8 @@ def compiled(folder: str) -> str:
     return program
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 @contextlib.contextmanager
@@ -67,6 +68,10 @@ def two_hosts() -> Iterator[list[str]]:
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
+        deadline = time.monotonic() + SECONDS
+        while not all(" state UP " in ip("-n", name, "-o", "link", "show", "eth0") for name in names):
+            assert time.monotonic() < deadline, "the cable does not come up"
+            time.sleep(0.01)
         yield names
     finally:
         for name in names:
@@ -76,7 +81,7 @@ def two_hosts() -> Iterator[list[str]]:
 
 def main() -> int:
     if need := missing():
-        print(f"skipped: this example needs {need}")
+        print(f"skipped: {need}")
         return 0
     environment = {**os.environ, "PHALANX_EXAMPLE_TOKEN": secrets.token_hex(16)}
     size = len(ADDRESSES) * RANKS_OF_HOST

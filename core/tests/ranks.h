@@ -32,7 +32,7 @@ inline phx_world *make_world(int rank, int size, phx_store *store, const Options
   params.store = store;
   params.timeout_ms = options.timeout_ms;
   params.staging_bytes = options.staging_bytes;
-  params.host_id = options.host_ids.empty() ? options.host_id : options.host_ids[rank];
+  params.host_id = options.host_ids.empty() ? options.host_id : options.host_ids[static_cast<size_t>(rank)];
   phx_world *world = nullptr;
   CHECK_OK(phx_world_create(&params, &world));
   if (options.prepare) options.prepare(world);

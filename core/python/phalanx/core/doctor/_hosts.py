@@ -96,7 +96,7 @@ def _try() -> tuple[dict[str, str], dict[str, Any] | None]:
         answers = [_answers(process) for process in ranks]
     trials = [answer[1] for answer in answers if len(answer) > 1]
     failed = [trial for trial in trials if trial["error"]]
-    return answers[0][0], (failed or trials or [None])[0]
+    return answers[0][0], next(iter(failed or trials), None)
 
 
 def _answers(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
