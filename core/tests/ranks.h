@@ -20,7 +20,7 @@ struct Options {
   uint64_t staging_bytes = 0;
   int64_t timeout_ms = 20000;
   uint64_t host_id = 0;
-  std::vector<uint64_t> host_ids = {};               // by rank, for ranks that are to count as those of several hosts
+  std::vector<uint64_t> host_ids = {};                 // by rank, for ranks that are to count as those of several hosts
   std::function<void(phx_world *)> prepare = nullptr;  // called with each new world
 };
 

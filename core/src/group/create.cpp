@@ -254,8 +254,10 @@ struct GroupMaker {
       status = read_all([this](int i) { return reach_key(i); },
                         [&](const std::string &value, int i) -> phx_status {
                           if (value.size() != sizeof all[i])
-                            return fail(PHX_ERR_ABI, kGroupCreate, "%s '%s': the store holds something else under %s",
-                                        kGroupCreate, group.name().c_str(), reach_key(i).c_str());
+                            return fail(PHX_ERR_INVALID, kGroupCreate,
+                                        "%s '%s': the store holds something else than how rank %d is reached under %s",
+                                        kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
+                                .peer(group.rank_of(i));
                           std::memcpy(&all[i], value.data(), sizeof all[i]);
                           all[i].why[sizeof all[i].why - 1] = '\0';
                           group.records_[i].address = all[i].address;

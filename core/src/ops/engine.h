@@ -71,7 +71,7 @@ class Engine final : public ProgressSource {
   TurnMutex mutex_;                        // held by one collective at a time, which may wait for its peers
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
-  uint64_t calls_ = 0;  // the numbers that messages to other hosts have taken
+  uint64_t calls_ = 0;                    // the numbers that messages to other hosts have taken
   std::atomic<uint64_t> zero_copies_{0};  // calls whose inputs were read where they lie
 };
 

@@ -15,6 +15,8 @@
 namespace phx {
 namespace {
 
+constexpr int kMostMessages = 1 << 13;  // that are under way for one block
+
 class HostsAllGather final : public BetweenHosts {
  public:
   HostsAllGather(const Plan &plan, const Buffers &buffers)
@@ -34,7 +36,8 @@ class HostsAllGather final : public BetweenHosts {
     const size_t cut = std::max(line, elements_in(std::max(large, kSlotBytes / 4), b_.item));
     const size_t room = elements_in(plan.lane.slot_bytes() / (1 + others), b_.item);
     segment_ = n_ == 1 ? std::max(out_.largest(), line) : std::max(line, std::min(cut, room));
-    message_ = cut;
+    // As many messages as there are numbers for parts of a call, at most.
+    message_ = std::max(cut, part_elements(out_.largest(), b_.item, kMostMessages));
     chunks_ = rounds_for(out_.largest(), segment_);
     rounds = n_ == 1 ? 1 : chunks_ + kWindows;
     reach = n_ == 1 ? 0 : (1 + others) * segment_ * b_.item;
@@ -292,7 +295,8 @@ class HostsPairs final : public BetweenHosts {
     if (round >= inner_->rounds) return PHX_OK;
     const phx_status status = inner_->take(lane, round, epoch);
     rounds = inner_->rounds + more();
-    return status;
+    // Counts that differ within a host are an error of all its ranks. The other hosts know nothing of it.
+    return status == PHX_OK ? PHX_OK : net_.group().fail_with(last_error(), true);
   }
   uint64_t done_after(uint64_t epoch) const override {
     return epoch + 1 == first_epoch + inner_->rounds ? epoch : inner_->done_after(epoch);

@@ -65,8 +65,8 @@ class Operation {
   // Further calls return the same.
   virtual bool takes_from_places(const Lane &, uint64_t) { return false; }
   // For an operation of a group that spans hosts. Called before a round after the first is published, and with `rounds`
-  // before the operation ends, again and again until it returns something else than PHX_IN_PROGRESS: its transfers allow
-  // the next step then. An error has failed the group.
+  // before the operation ends, again and again until it returns something else than PHX_IN_PROGRESS: its transfers
+  // allow the next step then. An error has failed the group.
   virtual phx_status go_on(const Lane &, uint32_t) { return PHX_OK; }
   // The ranks of other hosts for which go_on waits.
   virtual std::vector<int> late() const { return {}; }
