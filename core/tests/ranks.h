@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.h"
+#include "phalanx/carrier.h"
 
 namespace ranks {
 
@@ -45,6 +46,24 @@ inline phx_group *make_group(phx_world *world, const char *name = "all") {
   phx_group *group = nullptr;
   CHECK_OK(phx_group_create(world, name, all.data(), static_cast<int32_t>(all.size()), 0, &group));
   return group;
+}
+
+// A carrier that cannot be opened, as where there is no UCX.
+inline void set_no_carrier(phx_world *world) {
+  phx_carrier_ops ops{};
+  ops.struct_size = sizeof ops;
+  ops.name = "none";
+  ops.open = [](void *, void **) -> phx_status { return phx_set_error(PHX_ERR_UNSUPPORTED, "there is no carrier here"); };
+  ops.address = [](void *, void *, size_t *) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.connect = [](void *, const void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.send = [](void *, void *, uint64_t, const void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.recv = [](void *, void *, uint64_t, void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.test = [](void *, void *, int32_t *, size_t *) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.cancel = [](void *, void *) {};
+  ops.progress = [](void *) -> int32_t { return 0; };
+  ops.disconnect = [](void *, void *, int32_t) {};
+  ops.close = [](void *) {};
+  CHECK_OK(phx_world_set_carrier(world, &ops, nullptr));
 }
 
 using Body = std::function<void(int rank, phx_world *world)>;

@@ -104,7 +104,9 @@ def same_bits(rank, size):
         x = values.to(dtype, copy=True)
         dist.all_reduce(x, dist.ReduceOp.AVG)
         wanted = torch.stack([part.to(dtype).double() for part in parts]).mean(0)
-        torch.testing.assert_close(x.double(), wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-3)
+        # Sums of hosts are rounded to the dtype. The values go up to 1,000, which cancel in part.
+        atol = 4.0 if dtype == torch.bfloat16 else 1e-3
+        torch.testing.assert_close(x.double(), wanted, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=atol)
         dist.all_gather(every := [torch.empty_like(x) for _ in range(size)], x)
         assert all(torch.equal(each, x) for each in every)
 
