@@ -7,8 +7,8 @@
  *     --ops LIST      all_reduce, all_gather
  *     --seconds S     for each size, at most; default 0.2
  *
- * It prints one line of JSON. Each size is checked once. A row has the median and the mean of the times of single calls,
- * in microseconds. all_reduce is in place. */
+ * It prints one line of JSON. Each size is checked once. A row has the median and the mean of the times of single
+ * calls, in microseconds. all_reduce is in place. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdarg.h>
 #include <stdio.h>
@@ -244,15 +244,24 @@ int main(int count, char **values) {
   for (int i = 1; i < count; ++i) {
     const char *const name = values[i];
     if (++i == count) die("%s: a value is missing", name);
-    if (strcmp(name, "--rank") == 0) arguments.rank = (int)strtol(values[i], NULL, 10);
-    else if (strcmp(name, "--size") == 0) arguments.size = (int)strtol(values[i], NULL, 10);
-    else if (strcmp(name, "--store") == 0) arguments.store = values[i];
-    else if (strcmp(name, "--token") == 0) arguments.token = values[i];
-    else if (strcmp(name, "--host-id") == 0) arguments.host_id = strtoull(values[i], NULL, 0);
-    else if (strcmp(name, "--sizes") == 0) parse_sizes(&arguments, values[i]);
-    else if (strcmp(name, "--ops") == 0) arguments.ops = values[i];
-    else if (strcmp(name, "--seconds") == 0) arguments.seconds = strtod(values[i], NULL);
-    else die("unknown argument %s", name);
+    if (strcmp(name, "--rank") == 0)
+      arguments.rank = (int)strtol(values[i], NULL, 10);
+    else if (strcmp(name, "--size") == 0)
+      arguments.size = (int)strtol(values[i], NULL, 10);
+    else if (strcmp(name, "--store") == 0)
+      arguments.store = values[i];
+    else if (strcmp(name, "--token") == 0)
+      arguments.token = values[i];
+    else if (strcmp(name, "--host-id") == 0)
+      arguments.host_id = strtoull(values[i], NULL, 0);
+    else if (strcmp(name, "--sizes") == 0)
+      parse_sizes(&arguments, values[i]);
+    else if (strcmp(name, "--ops") == 0)
+      arguments.ops = values[i];
+    else if (strcmp(name, "--seconds") == 0)
+      arguments.seconds = strtod(values[i], NULL);
+    else
+      die("unknown argument %s", name);
   }
   begin(&arguments);
   static char line[1 << 16]; /* one write, so that the lines of ranks that share a pipe do not mix */

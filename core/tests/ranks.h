@@ -53,7 +53,9 @@ inline void set_no_carrier(phx_world *world) {
   phx_carrier_ops ops{};
   ops.struct_size = sizeof ops;
   ops.name = "none";
-  ops.open = [](void *, void **) -> phx_status { return phx_set_error(PHX_ERR_UNSUPPORTED, "there is no carrier here"); };
+  ops.open = [](void *, void **) -> phx_status {
+    return phx_set_error(PHX_ERR_UNSUPPORTED, "there is no carrier here");
+  };
   ops.address = [](void *, void *, size_t *) -> phx_status { return PHX_ERR_INTERNAL; };
   ops.connect = [](void *, const void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
   ops.send = [](void *, void *, uint64_t, const void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };

@@ -272,7 +272,8 @@ TEST(ranks_on_different_hosts_without_a_carrier_are_refused_alike) {
     phx_group *group = nullptr;
     const int32_t both[] = {0, 1};
     if (rank == 1) ranks::set_no_carrier(world);
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "rank 1 cannot serve that: there is no carrier here", phx_group_create(world, "far", both, 2, 0, &group));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "rank 1 cannot serve that: there is no carrier here",
+                phx_group_create(world, "far", both, 2, 0, &group));
     phx_world_release(world);
     if (ready.fetch_add(1) == 2) {
       phx_store_release(store);
