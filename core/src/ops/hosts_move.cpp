@@ -48,7 +48,8 @@ class HostsAllGather final : public BetweenHosts {
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (n_ == 1) return;
     char *const slot = lane.data(self_, epoch);
-    if (round < chunks_) put_bytes(slot, b_.in + round * bytes(), length(rank_, round) * b_.item);
+    const size_t own = round < chunks_ ? length(rank_, round) : 0;
+    if (own != 0) put_bytes(slot, b_.in + round * bytes(), own * b_.item);
     if (round < kWindows) return;
     const uint32_t chunk = round - kWindows;
     for (size_t i = 0; i < gets_[self_].size(); ++i) {

@@ -268,7 +268,8 @@ class HostsReduceScatter final : public BetweenHosts {
   size_t length(int rank, uint32_t round) const { return elements_of_round(in_.count(rank), segment_, round); }
   // The input, if it is this host's sum and lies side by side.
   const char *alone(int rank, uint32_t round) const {
-    return n_ == 1 && reduction_.keeps_one() ? in_.dense(rank, round * segment_) : nullptr;
+    if (n_ != 1 || !reduction_.keeps_one() || length(rank, round) == 0) return nullptr;
+    return in_.dense(rank, round * segment_);
   }
   char *theirs(uint32_t round, int host) const {
     return memory_[round % kWindows].data() + (served_.size() + host) * bytes();
