@@ -296,4 +296,4 @@ def test_a_record_that_leads_nowhere_is_refused():
     data = struct.pack("<I", 12 + len(value)) + OK + value
     error, _, text = attack("answer_with", data, False, use=make_group)
     # It does not say on which host it is, so it counts as another one, and how it is reached there is asked for next.
-    assert error == "AbiError" and "the store holds something else under" in text
+    assert error == "InvalidArgumentError" and "something else than how rank 1 is reached" in text
