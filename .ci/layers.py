@@ -20,6 +20,7 @@ ROOMS = {  # from the bottom; each may include those before it
     "group": "members, lanes, exchange, failure, derived groups, recorder",
     "symm": "symmetric allocations, rendezvous, signals, directory",
     "gpu": "driver, memory, kernels, workspaces, messages, multicast, tuning",
+    "net": "carriers between hosts: UCX",
     "p2p": "messages: rings, matching, eager and rendezvous",
     "ops": "collectives: plans, algorithms, zero copy, coalesced calls",
     "api": 'every extern "C" function',

@@ -70,7 +70,7 @@ build() {
 }
 kernels() { configure && cmake --build "$BUILD" --target phx_cuda_kernels; } # at once, where they have been built
 backend() { # of torch.distributed, in C++, for this torch: the tests take it from there
-  test "$(PHALANX_C10D=cpp python3 -c 'from phalanx.collectives import c10d; print(c10d.implementation())')" = cpp
+  python3 -c 'from phalanx.collectives import c10d; c10d.load()'
 }
 bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 install_packages() { # in one go, as they share a folder
@@ -121,11 +121,8 @@ torch_part() {
   torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
     core/tests/python/test_torch_shim_cuda*.py
   export PHALANX_NATIVE=$BUILD/native
-  # Before tests that would compile it in a rank, whose time is short. Without it they have the one in Python.
-  if any torch collectives dtensor inductor && ! step backend 280 backend; then
-    export PHALANX_C10D=python
-    pytest+=(-k "not cpp")
-  fi
+  # Before tests that would compile it in a rank, whose time is short.
+  if any torch collectives dtensor inductor; then step backend 280 backend; fi
   torch collectives 400 "${pytest[@]}" packages/collectives/tests/test_cuda_*.py
   torch symm-mem 400 "${pytest[@]}" packages/symm_mem/tests/test_cuda_*.py
   torch dtensor 180 "${pytest[@]}" packages/dtensor/tests/test_cuda_dtensor.py

@@ -8,7 +8,7 @@
 LIBRARY must have debug information (CMAKE_BUILD_TYPE=RelWithDebInfo or Debug). Three files are kept here:
 
     libphalanx.map       the linker's list of every exported name: those of phalanx.h under the version that ABI 1 will
-                         freeze, those of cuda.h, tuning.h and random.h under one that says that they are experimental
+                         freeze, those of the other headers under one that says that they are experimental
     layout.c             static asserts for the size of each struct of phalanx.h and the offset of each field
     libphalanx.abi       abidw's description of the library as x86-64 sees it, compared by abidiff, without suppressions
 
@@ -30,7 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE.parent / "include"
 HEADER = INCLUDE / "phalanx" / "phalanx.h"
-EXPERIMENTAL = [INCLUDE / "phalanx" / f"{name}.h" for name in ("cuda", "tuning", "random")]
+EXPERIMENTAL = [INCLUDE / "phalanx" / f"{name}.h" for name in ("cuda", "tuning", "random", "carrier")]
 SYMBOLS, LAYOUT, BASELINE = HERE / "libphalanx.map", HERE / "layout.c", HERE / "libphalanx.abi"
 EXIT_SKIPPED = 77
 

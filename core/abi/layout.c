@@ -64,7 +64,7 @@ PHX_FROZEN(offsetof(phx_group_info, sequence) == 24);
 PHX_FROZEN(offsetof(phx_group_info, name) == 32);
 PHX_FROZEN(offsetof(phx_group_info, ranks) == 40);
 PHX_FROZEN(offsetof(phx_group_info, channels) == 48);
-PHX_FROZEN(offsetof(phx_group_info, reserved) == 52);
+PHX_FROZEN(offsetof(phx_group_info, hosts) == 52);
 
 PHX_FROZEN(sizeof(phx_mem_info) == 48);
 PHX_FROZEN(offsetof(phx_mem_info, struct_size) == 0);

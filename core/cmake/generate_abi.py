@@ -1,6 +1,6 @@
 """Writes a cffi module, in out-of-line ABI mode, for the marked regions of the headers of one library.
 
-    python generate_abi.py --output _abi.py include/phalanx/{phalanx,cuda,tuning,random}.h
+    python generate_abi.py --output _abi.py include/phalanx/{phalanx,cuda,tuning,random,carrier}.h
     python generate_abi.py --output _abi_torch.py --base include/phalanx/phalanx.h torch/phalanx_torch.h
 
 The second module takes the types of the base header from phalanx.core._abi. A module must not declare functions that

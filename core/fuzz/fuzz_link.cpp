@@ -136,7 +136,7 @@ class Session {
   void send(Input &input, int socket, uint64_t group_id) {
     if (socket < 0) return;
     const uint8_t how = input.byte();
-    const std::string payload = input.bytes(input.take<uint16_t>() % 1100);
+    const std::string payload = input.bytes(input.take<uint16_t>() % (kMaxPayload + 76));
     const size_t fd_count = how / 4 % 5;
     const Envelope envelope{kWireMagic,
                             static_cast<MessageKind>(1 + how % 4),

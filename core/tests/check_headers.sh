@@ -14,7 +14,7 @@ for pair in gcc:g++ clang:clang++; do
   c=${pair%:*} cxx=${pair#*:}
   command -v "$c" >/dev/null && command -v "$cxx" >/dev/null || continue
   compilers=$((compilers + 1))
-  for name in phalanx cuda tuning random device; do
+  for name in phalanx cuda tuning random carrier device; do
     for standard in c99 c11; do
       [ "$name $standard" = "device c99" ] && continue
       echo "#include <phalanx/$name.h>" | check "$c" -x c -std=$standard || status=1

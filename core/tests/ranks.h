@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "check.h"
+#include "phalanx/carrier.h"
 
 namespace ranks {
 
@@ -20,6 +21,8 @@ struct Options {
   uint64_t staging_bytes = 0;
   int64_t timeout_ms = 20000;
   uint64_t host_id = 0;
+  std::vector<uint64_t> host_ids = {};                 // by rank, for ranks that are to count as those of several hosts
+  std::function<void(phx_world *)> prepare = nullptr;  // called with each new world
 };
 
 inline phx_world *make_world(int rank, int size, phx_store *store, const Options &options = {}) {
@@ -30,9 +33,10 @@ inline phx_world *make_world(int rank, int size, phx_store *store, const Options
   params.store = store;
   params.timeout_ms = options.timeout_ms;
   params.staging_bytes = options.staging_bytes;
-  params.host_id = options.host_id;
+  params.host_id = options.host_ids.empty() ? options.host_id : options.host_ids[static_cast<size_t>(rank)];
   phx_world *world = nullptr;
   CHECK_OK(phx_world_create(&params, &world));
+  if (options.prepare) options.prepare(world);
   return world;
 }
 
@@ -42,6 +46,26 @@ inline phx_group *make_group(phx_world *world, const char *name = "all") {
   phx_group *group = nullptr;
   CHECK_OK(phx_group_create(world, name, all.data(), static_cast<int32_t>(all.size()), 0, &group));
   return group;
+}
+
+// A carrier that cannot be opened, as where there is no UCX.
+inline void set_no_carrier(phx_world *world) {
+  phx_carrier_ops ops{};
+  ops.struct_size = sizeof ops;
+  ops.name = "none";
+  ops.open = [](void *, void **) -> phx_status {
+    return phx_set_error(PHX_ERR_UNSUPPORTED, "there is no carrier here");
+  };
+  ops.address = [](void *, void *, size_t *) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.connect = [](void *, const void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.send = [](void *, void *, uint64_t, const void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.recv = [](void *, void *, uint64_t, void *, size_t, void **) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.test = [](void *, void *, int32_t *, size_t *) -> phx_status { return PHX_ERR_INTERNAL; };
+  ops.cancel = [](void *, void *) {};
+  ops.progress = [](void *) -> int32_t { return 0; };
+  ops.disconnect = [](void *, void *, int32_t) {};
+  ops.close = [](void *) {};
+  CHECK_OK(phx_world_set_carrier(world, &ops, nullptr));
 }
 
 using Body = std::function<void(int rank, phx_world *world)>;

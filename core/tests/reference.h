@@ -59,12 +59,37 @@ inline const Bytes &elements(int rank, int32_t dtype) {
   return table;
 }
 
+// The host of each rank, for programs whose ranks are on several: those of a host are reduced first, and then these
+// results in the order of the hosts.
+inline std::vector<int> host_of;
+
+inline Bytes reduced_by_hosts(const std::vector<int> &ranks, int32_t dtype, int32_t op) {
+  std::vector<int> hosts;
+  std::vector<std::vector<Bytes>> inputs;
+  for (const int rank : ranks) {
+    const auto at = static_cast<size_t>(std::find(hosts.begin(), hosts.end(), host_of[rank]) - hosts.begin());
+    if (at == hosts.size()) {
+      hosts.push_back(host_of[rank]);
+      inputs.emplace_back();
+    }
+    inputs[at].push_back(elements(rank, dtype));
+  }
+  const int32_t first = op == PHX_OP_AVG ? PHX_OP_SUM : op, last = op == PHX_OP_PREMUL_SUM ? PHX_OP_SUM : op;
+  std::vector<Bytes> sums;
+  for (const std::vector<Bytes> &local : inputs)  // a single input is passed on as it is
+    sums.push_back(local.size() == 1 && op != PHX_OP_PREMUL_SUM
+                       ? local[0]
+                       : kernel_test::reference(local, kPeriod, dtype, first, 1, kScale));
+  return kernel_test::reference(sums, kPeriod, dtype, last, static_cast<int64_t>(ranks.size()), kScale);
+}
+
 // The table of what these ranks, in this order, reduce to. premul_sum is by kScale.
 inline const Bytes &reduced(const std::vector<int> &ranks, int32_t dtype, int32_t op) {
   static std::mutex mutex;
-  static std::map<std::tuple<std::vector<int>, int32_t, int32_t>, Bytes> known;
+  static std::map<std::tuple<std::vector<int>, std::vector<int>, int32_t, int32_t>, Bytes> known;
   std::lock_guard<std::mutex> lock(mutex);
-  Bytes &table = known[{ranks, dtype, op}];
+  Bytes &table = known[{ranks, host_of, dtype, op}];
+  if (table.empty() && !host_of.empty()) table = reduced_by_hosts(ranks, dtype, op);
   if (table.empty()) {
     std::vector<Bytes> inputs;
     for (const int rank : ranks) inputs.push_back(elements(rank, dtype));

@@ -358,6 +358,7 @@ TEST(ranks_in_different_network_namespaces_say_so_at_once) {
     phx_store *store = nullptr;
     CHECK_OK(phx_store_file(file.path().c_str(), &store));
     phx_world *world = ranks::make_world(self, 2, store);
+    ranks::set_no_carrier(world);
     const int32_t members[2] = {0, 1};
     phx_group *group = nullptr;
     CHECK(phx_group_create(world, "g", members, 2, 0, &group) == PHX_ERR_UNSUPPORTED);

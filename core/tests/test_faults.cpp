@@ -256,7 +256,7 @@ TEST(revoke_ends_a_wait_on_another_rank) {
   });
 }
 
-TEST(ranks_on_different_hosts_are_refused_alike) {
+TEST(ranks_on_different_hosts_without_a_carrier_are_refused_alike) {
   ranks::as_threads(2, [](int rank, phx_world *) {
     static phx_store *store = nullptr;
     static std::atomic<int> ready{0};
@@ -271,7 +271,9 @@ TEST(ranks_on_different_hosts_are_refused_alike) {
     CHECK(phx_world_host_id(world) == 100u + rank);
     phx_group *group = nullptr;
     const int32_t both[] = {0, 1};
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "different hosts", phx_group_create(world, "far", both, 2, 0, &group));
+    if (rank == 1) ranks::set_no_carrier(world);
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "rank 1 cannot serve that: there is no carrier here",
+                phx_group_create(world, "far", both, 2, 0, &group));
     phx_world_release(world);
     if (ready.fetch_add(1) == 2) {
       phx_store_release(store);

@@ -1,6 +1,6 @@
 """The differential sweep: torch.distributed on gloo and on phalanx, both against what one process computes.
 
-    python tests/differential/sweep.py [--ranks 2,3,4] [--only PATTERN] [--sample N] [--implementation cpp|python]
+    python tests/differential/sweep.py [--ranks 2,3,4] [--only PATTERN] [--sample N]
         [--json FILE] [--verbose]
 
 Every function of torch.distributed that takes tensors or objects, and every method of ProcessGroup with its options,
@@ -163,13 +163,11 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--only", default="*", help="cases whose kind and name fit this pattern of a shell")
     parser.add_argument("--sample", type=int, default=1, help="one of so many cases, and every function")
-    parser.add_argument("--implementation", default="cpp", choices=("cpp", "python"))
     parser.add_argument("--json", help="write what each case came to, as lines of JSON")
     parser.add_argument("--verbose", action="store_true", help="print the cases that differ without a reason")
     given = parser.parse_args()
-    env = {"PHALANX_C10D": given.implementation}
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # what ranks print
-        report = sweep([int(each) for each in given.ranks.split(",")], given.only, given.sample, env, given.json)
+        report = sweep([int(each) for each in given.ranks.split(",")], given.only, given.sample, log=given.json)
     for reason, count in report.reasons.most_common():
         print(f"{count:5} {reason.why}")
     whole = given.only == "*" and given.sample == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 MAGIC = 0x31584850
 EXCHANGE, REVOKE, GOODBYE = 1, 2, 3
-MAX_PAYLOAD, MAX_FDS = 1024, 4
+MAX_PAYLOAD, MAX_FDS = 4096, 4
 
 HELLO = struct.Struct("<Ii16s16s16s")  # magic, rank, from, to, token
 WELCOME = struct.Struct("<Ii16s")  # magic, rank, from
@@ -51,7 +51,7 @@ ONE_SHOT = 1 << 4  # in the byte "algo" of an all_reduce: what its rank has chos
 class PeerRecord:
     """What a rank publishes in the store."""
 
-    FORMAT = struct.Struct("<8s32siiQ16sQQQII16s16s")
+    FORMAT = struct.Struct("<8s32siiQ16sQQQII16s16s64sHH16sI")
 
     rank: int
     pid: int
@@ -60,18 +60,21 @@ class PeerRecord:
     uuid: bytes
     token: bytes
     process: bytes = bytes(16)
-    magic: bytes = b"PHXPEER2"
+    magic: bytes = b"PHXPEER3"
     build: bytes = b""  # set by `meet`
     start_time: int = 0
+    hostname: bytes = b"liar"
 
     def pack(self) -> bytes:
         head = (self.magic, self.build, self.rank, self.pid, self.host_id, self.uuid)
-        return self.FORMAT.pack(*head, 0, 0, self.start_time, self.uid, 0, self.token, self.process)
+        nowhere = (self.hostname, 0, 0, bytes(16), 0)  # the address for ranks of other hosts: none
+        return self.FORMAT.pack(*head, 0, 0, self.start_time, self.uid, 0, self.token, self.process, *nowhere)
 
     @classmethod
     def unpack(cls, data: bytes) -> PeerRecord:
-        magic, build, rank, pid, host, uuid, _, _, start, uid, _, token, process = cls.FORMAT.unpack_from(data)
-        return cls(rank, pid, uid, host, uuid, token, process, magic, build, start)
+        fields = cls.FORMAT.unpack_from(data)
+        magic, build, rank, pid, host, uuid, _, _, start, uid, _, token, process, hostname, _, _, _, _ = fields
+        return cls(rank, pid, uid, host, uuid, token, process, magic, build, start, hostname)
 
     def with_(self, **changes: object) -> PeerRecord:
         return replace(self, **changes)

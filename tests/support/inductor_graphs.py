@@ -66,6 +66,7 @@ def lowered(
     size: int = 2,
     served: bool = True,
     gpus: bool = True,
+    shares_memory: bool = True,
     dynamic: bool | None = False,
     backward: bool = False,
     **config: Any,
@@ -78,6 +79,7 @@ def lowered(
         size: Of every group, as the pass is told.
         served: Whether the core serves it, as the pass is told.
         gpus: Whether on GPUs, too.
+        shares_memory: Whether its ranks are on one host.
         dynamic: As in torch.compile.
         backward: Also run the backward of the sum of its result.
         config: Options of the plug-in that are not as by default.
@@ -85,7 +87,7 @@ def lowered(
     graphs: list[torch.fx.Graph] = []
 
     def facts(name: str, gpu: torch.device | None) -> GroupFacts:
-        return GroupFacts(served, size, None if gpu is None else gpus)
+        return GroupFacts(served, size, None if gpu is None else gpus, shares_memory)
 
     graph_pass = GraphPass(Config(**config), facts)
 

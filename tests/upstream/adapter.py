@@ -61,10 +61,9 @@ def tests(world_size: int, backend: str) -> type:
     if backend == "phalanx":
         in_gloos_place()
         distributed_test.get_profiling_event = under_gloos_name(distributed_test.get_profiling_event)
-        os.environ.setdefault("PHALANX_C10D", "cpp")  # one in Python ends its events on the thread that began them
-        from phalanx.collectives.c10d import implementation
+        from phalanx.collectives import c10d
 
-        implementation()  # compiled before ranks are forked
+        c10d.load()  # compiled before ranks are forked
 
     class TestDistBackend(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
         def setUp(self):

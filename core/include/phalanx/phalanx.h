@@ -1,11 +1,12 @@
-/* phalanx.h: the C ABI of Phalanx, symmetric memory and collectives among the ranks of one host.
+/* phalanx.h: the C ABI of Phalanx: symmetric memory within a host, collectives and messages within and between hosts.
  *
- * This header is what ABI version 1 will freeze. Four others go with it:
+ * This header is what ABI version 1 will freeze. Others go with it:
  *
  *   phalanx/phalanx.hpp  the same for C++17: handles that release themselves, spans, exceptions or results
  *   phalanx/device.h     for kernels of one's own on symmetric memory
  *   phalanx/cuda.h       memory and streams of GPUs: experimental, may change in every version
  *   phalanx/tuning.h     algorithms and their limits: experimental; phalanx/random.h, random numbers: experimental
+ *   phalanx/carrier.h    how bytes move between hosts: experimental
  *
  * Life of a rank. Each thing keeps what it is made from, so handles may be released in any order:
  *
@@ -128,9 +129,10 @@ enum {
 };
 
 /* Reductions run in group rank order; floats of 16 and 8 bits accumulate in f32 and round once, to nearest even, so
- * every rank gets the same bits whatever the algorithm. min and max propagate NaN. avg divides the sum by the group
- * size (integers: towards zero). Not defined: bitwise ops on floats and complex, min and max on complex, avg on bool,
- * premultiplied sums on integers and bool. */
+ * every rank gets the same bits whatever the algorithm. In a group on several hosts the ranks of each host are reduced
+ * in this way, and then their results in the order of the hosts, with a rounding of its own. min and max propagate NaN.
+ * avg divides the sum by the group size (integers: towards zero). Not defined: bitwise ops on floats and complex, min
+ * and max on complex, avg on bool, premultiplied sums on integers and bool. */
 typedef int32_t phx_op;
 enum {
   PHX_OP_SUM = 1,
@@ -158,7 +160,7 @@ enum { PHX_LOG_DEBUG = 0, PHX_LOG_INFO = 1, PHX_LOG_WARNING = 2, PHX_LOG_ERROR =
 
 typedef struct phx_store phx_store; /* a key-value store through which ranks find each other */
 typedef struct phx_world phx_world; /* one rank's context; several may live in one process */
-typedef struct phx_group phx_group; /* a named, ordered set of ranks that share memory */
+typedef struct phx_group phx_group; /* a named, ordered set of ranks; those of one host share memory */
 typedef struct phx_symm phx_symm;   /* one allocation as seen by every rank of one group */
 typedef struct phx_work phx_work;   /* a collective that was started and not yet waited for */
 
@@ -329,13 +331,15 @@ typedef struct phx_group_info {
   const char *name;     /* lives as long as the group */
   const int32_t *ranks; /* group_size global ranks; lives as long as the group */
   uint32_t channels;    /* how many independent sequences of collectives the group has */
-  uint32_t reserved;    /* 0 */
+  uint32_t hosts;       /* on how many hosts its ranks are; with 1, they share memory */
 } phx_group_info;
 
-/* Collective among `ranks` (which must hold this rank; no duplicates). PHX_ERR_UNSUPPORTED, on every rank alike, when
- * the ranks are not on one host. A name may be used again; then it is a new group. The n-th call of each rank for a
- * name and ranks belongs with the n-th of the others, so one that fails on a rank fails on all, at once and with that
- * cause; it also fails for a rank that comes when the others have given up. The next call of all makes the group. */
+/* Collective among `ranks` (which must hold this rank; no duplicates), which may be on several hosts. Where they are
+ * and a rank has no carrier for that (phalanx/carrier.h; UCX unless another one is set), every rank gets
+ * PHX_ERR_UNSUPPORTED and a text that says what to install. A name may be used again; then it is a new group. The n-th
+ * call of each rank for a name and ranks belongs with the n-th of the others, so one that fails on a rank fails on all,
+ * at once and with that cause; it also fails for a rank that comes when the others have given up. The next call of all
+ * makes the group. */
 PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
                                     int64_t timeout_ms, phx_group **out);
 /* A logical group that need not be part of the world: `group_size` participants meet through `store` under `name`. */
@@ -444,7 +448,8 @@ typedef struct phx_symm_info {
 } phx_symm_info;
 
 /* Collective: every rank of the group gives a block of its own (any pointer into it) of the same size.
- * Cached per (group, block): the same handle again, without communication. */
+ * Cached per (group, block): the same handle again, without communication. PHX_ERR_UNSUPPORTED where the ranks are on
+ * several hosts, here and in phx_symm_alloc. */
 PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out);
 /* Collective: a new block of `size` bytes, the same on all ranks, and its rendezvous in one. The block is in no table
  * of the world (phx_mem_find and phx_symm_find do not know it): it lives as long as the handle. device NULL = CPU. */
@@ -545,7 +550,8 @@ PHX_API phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *
 PHX_API phx_status phx_all_to_all(phx_group *group, const void *in, void *out, size_t count, phx_dtype dtype,
                                   const phx_options *options, phx_work **work);
 /* The same with blocks of different sizes: in_counts[j] here must equal out_counts[this rank] on rank j. Blocks lie one
- * after another. PHX_ERR_MISMATCH on every rank, and the group stays usable, when counts do not agree. */
+ * after another. PHX_ERR_MISMATCH on every rank, and the group stays usable, when counts do not agree; those of two
+ * ranks on different hosts revoke it. */
 PHX_API phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_counts, void *out,
                                     const size_t *out_counts, phx_dtype dtype, const phx_options *options,
                                     phx_work **work);

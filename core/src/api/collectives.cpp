@@ -47,7 +47,7 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
 phx_status issue_lists(Call &call, const phx::Lists &lists, size_t in_bytes, int32_t root, phx_work **work) {
   call.listed(&lists);
   const phx::Plan plan = call.plan(work);
-  phx::OperationPtr staged = call.kind() == Kind::kAllToAllV
+  phx::OperationPtr staged = call.kind() == Kind::kAllToAllV && plan.net == nullptr
                                  ? phx::make_all_to_all_v(call.group(), plan, call.buffers())
                                  : phx::make_operation(call.kind(), plan, call.buffers(), call.reduction(), root);
   return call.issue(phx::with_zero_copy(call, in_bytes, std::move(staged), work == nullptr, root), work);
@@ -130,7 +130,8 @@ phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **
   return guarded("barrier", [&]() -> phx_status {
     Call call(Kind::kBarrier, group, options);
     if (!call.ok()) return call.status();
-    return call.on_gpu() ? phx::put_barrier_on_gpu(call, work) : call.issue(phx::make_barrier(), work);
+    if (call.on_gpu()) return phx::put_barrier_on_gpu(call, work);
+    return call.issue(phx::make_operation(Kind::kBarrier, call.plan(work), {}, {}, -1), work);
   });
 }
 

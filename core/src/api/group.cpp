@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "gpu/gpu_group.h"
 #include "group/attempt.h"
+#include "net/net.h"
 #include "ops/collectives.h"
 #include "p2p/messenger.h"
 #include "symm/table.h"
@@ -23,6 +24,7 @@ std::vector<std::unique_ptr<phx::Attachment>> attach_all(phx::Group &group) {
   std::vector<std::unique_ptr<phx::Attachment>> all;  // by AttachmentKind
   all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make));
   all.push_back(std::make_unique<phx::GpuGroup>(group));
+  all.push_back(std::make_unique<phx::Net>(group));
   all.push_back(std::make_unique<phx::Messenger>(group));
   all.push_back(std::make_unique<phx::Collectives>(group));
   return all;
@@ -202,6 +204,7 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
     info.name = g.name().c_str();
     info.ranks = g.ranks().data();
     info.channels = g.channels();
+    info.hosts = static_cast<uint32_t>(g.hosts().count());
     return phx::copy_out(info, out, operation);
   });
 }

@@ -1,14 +1,19 @@
 // Functions that need no world: versions, names, sizes, errors, the log and the interrupt hook.
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "api/entry.h"
 #include "base/build.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "kernels/kernels.h"
+#include "net/ucx.h"
+#include "phalanx/carrier.h"
 #include "phalanx/cuda.h"
 #include "phalanx/phalanx.h"
 #include "phalanx/tuning.h"
+#include "world/host_address.h"
 
 namespace {
 
@@ -44,6 +49,7 @@ constexpr StructRow kStructs[] = {
     {"phx_group_stats", sizeof(phx_group_stats)},
     {"phx_tuning", sizeof(phx_tuning)},
     {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
+    {"phx_carrier_ops", sizeof(phx_carrier_ops)},
 };
 
 constexpr const char *kFeatures[] = {
@@ -134,6 +140,38 @@ const char *phx_last_error(void) { return phx::last_error().text; }
 phx_status phx_last_error_info(phx_error_info *out) {
   const phx::ErrorInfo info = phx::last_error();  // copied, because a failing copy_error_out overwrites it
   return phx::copy_error_out(info, out, "last_error_info");
+}
+
+phx_status phx_ucx_set_directory(const char *directory) {
+  return phx::guarded("ucx_set_directory", [&]() -> phx_status {
+    phx::set_ucx_hint(directory);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
+  const char *operation = "ucx_describe";
+  return phx::guarded(operation, [&]() -> phx_status {
+    if (size == nullptr || (text == nullptr && capacity != 0))
+      return phx::fail(PHX_ERR_INVALID, operation, "%s: size or text is NULL", operation);
+    const phx::KeptError kept;
+    const phx::UcxFacts facts = phx::ucx_facts();
+    phx::HostAddress address{};
+    const char *const master = std::getenv("MASTER_ADDR");
+    const bool chosen = phx::choose_address(operation, master != nullptr ? master : "", &address) == PHX_OK;
+    const std::string where = chosen ? phx::text_of(address) : phx::last_error().text;
+    const std::string all = "path: " + facts.path + "\nversion: " + facts.version +
+                            "\ntransports: " + facts.transports + "\nproblem: " + facts.problem +
+                            "\naddress: " + (chosen ? where.substr(0, where.rfind(':')) : "") +
+                            "\naddress problem: " + (chosen ? "" : where) + "\n";
+    *size = all.size();
+    if (capacity != 0) phx::copy_text(text, capacity, all.c_str());
+    return PHX_OK;
+  });
+}
+
+phx_status phx_set_error(phx_status status, const char *text) {
+  return phx::fail(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {

@@ -56,6 +56,11 @@ extern "C" {
 phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
   const char *operation = "symm_rendezvous";
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+    if (g.spans_hosts())  // on every rank alike
+      return g.raise(PHX_ERR_UNSUPPORTED, operation,
+                     "its ranks are on %d hosts, and only ranks of one host share memory. Make a group of the ranks of "
+                     "one host, such as by phx_group_split.",
+                     g.hosts().count());
     phx::BlockRef block;
     int64_t timeout = 0;
     phx_status status = PHX_OK;

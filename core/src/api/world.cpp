@@ -3,6 +3,7 @@
 #include "api/entry.h"
 #include "gpu/allocator.h"
 #include "group/dump.h"
+#include "net/ucx.h"
 
 using phx::fail;
 using phx::with_handle;
@@ -42,6 +43,7 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
     if (status != PHX_OK) return status;
+    world->carrier().make_on_demand(&phx::ucx_carrier);
     world->allocators().make_on_demand(PHX_DEVICE_CUDA, "cuda", &phx::cuda::make_allocator);
     *out = new phx_world{std::move(world)};
     return PHX_OK;
@@ -107,6 +109,26 @@ int32_t phx_world_size(const phx_world *world) {
 
 uint64_t phx_world_host_id(const phx_world *world) {
   return phx::check_handle("world_host_id", world) == PHX_OK ? world->ptr->record().host_id : 0;
+}
+
+phx_status phx_world_set_carrier(phx_world *world, const phx_carrier_ops *ops, void *self) {
+  const char *operation = "world_set_carrier";
+  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+    phx_carrier_ops read{};
+    read.struct_size = sizeof read;
+    phx_status status = ops == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: ops is NULL", operation)
+                                       : phx::read_in(ops, &read, operation);
+    if (status != PHX_OK) return status;
+    const bool whole = read.name != nullptr && read.open != nullptr && read.address != nullptr &&
+                       read.connect != nullptr && read.send != nullptr && read.recv != nullptr &&
+                       read.test != nullptr && read.cancel != nullptr && read.progress != nullptr &&
+                       read.disconnect != nullptr && read.close != nullptr;
+    if (!whole || read.flags != 0)
+      return fail(PHX_ERR_INVALID, operation, "%s: a function is NULL that may not be, or flags is not 0", operation);
+    if (!w.carrier().set(std::make_shared<phx::Carrier>(read, self)))
+      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group of this world spans hosts already", operation);
+    return PHX_OK;
+  });
 }
 
 phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "phalanx/carrier.h"
 #include "phalanx/cuda.h"
 #include "phalanx/tuning.h"
 
@@ -24,6 +25,7 @@ PHX_NAMES(phx_message)
 PHX_NAMES(phx_world_params)
 PHX_NAMES(phx_store_ops)
 PHX_NAMES(phx_allocator_ops)
+PHX_NAMES(phx_carrier_ops)
 PHX_NAMES(phx_tuning)
 PHX_NAMES(phx_gpu_tuning)
 #undef PHX_NAMES

@@ -23,11 +23,10 @@ constexpr int64_t kAcceptPauseNs = 10 * 1000000LL;  // after accept() failed for
 
 // ---- from any thread
 
-phx_status EventLoop::start(const char *operation, const char *thread_name, Fd listener) {
-  listener_ = std::move(listener);
+phx_status EventLoop::start(const char *operation, const char *thread_name, Fd listener, const Limits &limits) {
   epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_.valid() || !wake_.valid() || !watch_fd(wake_.get()) || !watch_fd(listener_.get()))
+  if (!epoll_.valid() || !wake_.valid() || !watch_fd(wake_.get()) || !add_listener(std::move(listener), limits))
     return fail_errno(errno, operation, "%s: could not make epoll or eventfd", operation);
   std::promise<void> ready;
   const std::future<void> is_ready = ready.get_future();
@@ -44,13 +43,27 @@ phx_status EventLoop::start(const char *operation, const char *thread_name, Fd l
   return PHX_OK;
 }
 
+bool EventLoop::add_listener(Fd listener, const Limits &limits) {
+  const std::lock_guard<std::mutex> lock(listen_mutex_);
+  const size_t index = listener_count_.load(std::memory_order_relaxed);
+  errno = EINVAL;
+  if (stopping_.load() || index == kMostListeners) return false;
+  listeners_[index].limits = limits;
+  listeners_[index].fd = std::move(listener);
+  listener_count_.store(index + 1, std::memory_order_release);
+  return watch_fd(listeners_[index].fd.get());
+}
+
 void EventLoop::stop() {
   stopping_.store(true);
   wake();
   if (thread_.joinable()) thread_.join();
-  // Closing it would not stop it from listening while a forked child holds a copy.
-  if (listener_.valid()) shutdown(listener_.get(), SHUT_RDWR);
-  listener_.reset();
+  const std::lock_guard<std::mutex> lock(listen_mutex_);
+  for (Listener &listener : listeners_) {
+    // Closing it would not stop it from listening while a forked child holds a copy.
+    if (listener.fd.valid()) shutdown(listener.fd.get(), SHUT_RDWR);
+    listener.fd.reset();
+  }
 }
 
 void EventLoop::wake() {
@@ -66,7 +79,7 @@ bool EventLoop::control(int operation, int fd, uint32_t events) const {
 }
 
 void EventLoop::after_fork_in_child() {
-  listener_.reset();
+  for (Listener &listener : listeners_) listener.fd.reset();
   epoll_.reset();
   wake_.reset();
 }
@@ -86,12 +99,16 @@ void EventLoop::run() {
 void EventLoop::serve() {
   epoll_event events[kEventsAtOnce];
   const int count = epoll_wait(epoll_.get(), events, kEventsAtOnce, timeout_ms());
-  bool newcomers = false;
+  const size_t listener_count = listener_count_.load(std::memory_order_acquire);
+  bool newcomers[kMostListeners] = {};
   for (int i = 0; i < count; ++i) {
     const int fd = events[i].data.fd;
-    if (fd == listener_.get()) {
-      newcomers = true;  // accept last: connections that end their handshake make room first, and no accepted one gets
-                         // the number of a descriptor that was closed while events for that number were still to come
+    size_t index = 0;
+    while (index < listener_count && listeners_[index].fd.get() != fd) ++index;
+    if (index < listener_count) {
+      newcomers[index] =
+          true;  // accept last: connections that end their handshake make room first, and no accepted one gets
+                 // the number of a descriptor that was closed while events for that number were still to come
     } else if (fd == wake_.get()) {
       uint64_t wakes;
       (void)!read(fd, &wakes, sizeof wakes);
@@ -101,17 +118,22 @@ void EventLoop::serve() {
     }
   }
   drop_late_strangers();
-  if (newcomers) accept_all();
+  for (size_t i = 0; i < listener_count; ++i)
+    if (newcomers[i]) accept_all(i);
   after_events(count > 0);
   if (accept_again_ns_ != 0 && now_ns() >= accept_again_ns_) accept_again_ns_ = 0;
-  if (listening_ == may_accept()) return;
-  listening_ = !listening_;
-  change_events(listener_.get(), listening_ ? EPOLLIN : 0u);
+  for (size_t i = 0; i < listener_count; ++i) {
+    Listener &listener = listeners_[i];
+    if (listener.watched == may_accept(listener)) continue;
+    listener.watched = !listener.watched;
+    change_events(listener.fd.get(), listener.watched ? EPOLLIN : 0u);
+  }
 }
 
-void EventLoop::accept_all() {
-  for (int i = 0; i < kAcceptsAtOnce && may_accept(); ++i) {
-    Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+void EventLoop::accept_all(size_t index) {
+  Listener &listener = listeners_[index];
+  for (int i = 0; i < kAcceptsAtOnce && may_accept(listener); ++i) {
+    Fd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     const int error = fd.valid() ? 0 : errno;
     if (error == EINTR || error == ECONNABORTED) continue;
     if (error == EAGAIN || error == EWOULDBLOCK) return;
@@ -120,28 +142,42 @@ void EventLoop::accept_all() {
       accept_again_ns_ = now_ns() + kAcceptPauseNs;
       return;
     }
-    strangers_.emplace(fd.get(), now_ns());
-    on_accept(std::move(fd));
+    strangers_.emplace(fd.get(), Stranger{now_ns(), index});
+    listener.strangers += 1;
+    on_accept(std::move(fd), index);
   }
 }
 
-int64_t EventLoop::handshake_ns() const {
-  return (strangers_.size() >= limits_.strangers ? limits_.crowded_ms : limits_.handshake_ms) * 1000000;
+void EventLoop::end_handshake(int fd) {
+  const auto stranger = strangers_.find(fd);
+  if (stranger == strangers_.end()) return;
+  listeners_[stranger->second.listener].strangers -= 1;
+  strangers_.erase(stranger);
+}
+
+int64_t EventLoop::handshake_ns(const Listener &listener) {
+  const bool crowded = listener.strangers >= listener.limits.strangers;
+  return (crowded ? listener.limits.crowded_ms : listener.limits.handshake_ms) * 1000000;
 }
 
 void EventLoop::drop_late_strangers() {
   if (strangers_.empty()) return;
-  const int64_t too_old_ns = now_ns() - handshake_ns();
+  int64_t too_old_ns[kMostListeners] = {};
+  const size_t count = listener_count_.load(std::memory_order_acquire);
+  for (size_t i = 0; i < count; ++i) too_old_ns[i] = now_ns() - handshake_ns(listeners_[i]);
   for (auto it = strangers_.begin(); it != strangers_.end();) {
     const auto stranger = it++;
-    if (stranger->second <= too_old_ns) on_late(stranger->first);
+    if (stranger->second.since_ns <= too_old_ns[stranger->second.listener]) on_late(stranger->first);
   }
 }
 
 int EventLoop::timeout_ms() const {
   int64_t next_ns = next_look_ns();
   if (accept_again_ns_ != 0) next_ns = std::min(next_ns, accept_again_ns_);
-  for (const auto &stranger : strangers_) next_ns = std::min(next_ns, stranger.second + handshake_ns());
+  for (const auto &stranger : strangers_) {
+    const Listener &listener = listeners_[stranger.second.listener];
+    next_ns = std::min(next_ns, stranger.second.since_ns + handshake_ns(listener));
+  }
   if (next_ns == INT64_MAX) return -1;
   return static_cast<int>(std::clamp<int64_t>((next_ns - now_ns() + 999999) / 1000000, 0, 60000));
 }

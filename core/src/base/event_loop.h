@@ -1,8 +1,9 @@
-// A thread that sleeps in epoll and serves a listening socket and the connections that come in through it.
+// A thread that sleeps in epoll and serves listening sockets and the connections that come in through them.
 //
 // A connection is a stranger until its handshake is over. Strangers are limited in number and time, so that they
-// neither keep ranks out nor use up the descriptors of this process. A forked child closes its copies at once: one that
-// kept the listening socket would make its parent seem alive for as long as the child lives.
+// neither keep ranks out nor use up the descriptors of this process; each listening socket has limits of its own, so
+// that strangers at one keep nobody from the other. A forked child closes its copies at once: one that kept a listening
+// socket would make its parent seem alive for as long as the child lives.
 #pragma once
 
 #include <sys/epoll.h>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "base/fd.h"
@@ -26,16 +28,18 @@ class EventLoop : private ForkHook {
   int accept_error() const { return accept_error_.load(); }
 
  protected:
-  struct Limits {
-    size_t strangers;
-    int64_t handshake_ms;  // per connection
-    int64_t crowded_ms;    // used instead while the limit of strangers is reached, to let others in
+  struct Limits {  // of one listening socket
+    size_t strangers = 0;
+    int64_t handshake_ms = 0;  // per connection
+    int64_t crowded_ms = 0;    // used instead while the limit of strangers is reached, to let others in
   };
-  explicit EventLoop(const Limits &limits) : limits_(limits) {}
+  EventLoop() = default;
 
   // Creates the descriptors and starts the thread. Errors are recorded for `operation`.
-  phx_status start(const char *operation, const char *thread_name, Fd listener);
-  // Ends the thread and closes the listener. The destructor of the derived class must call it if nothing did before.
+  phx_status start(const char *operation, const char *thread_name, Fd listener, const Limits &limits);
+  // Serves one more listening socket from now on; any thread may call it. False, with errno set, if that is impossible.
+  bool add_listener(Fd listener, const Limits &limits);
+  // Ends the thread and closes the listeners. The destructor of the derived class must call it if nothing did before.
   void stop();
   bool runs() const { return thread_.joinable(); }
 
@@ -45,10 +49,10 @@ class EventLoop : private ForkHook {
   void unwatch_fd(int fd) const { control(EPOLL_CTL_DEL, fd, 0); }
 
   // Only the thread uses the rest. Each virtual function may throw.
-  void end_handshake(int fd) { strangers_.erase(fd); }  // whether it succeeded or failed
-  size_t strangers() const { return strangers_.size(); }
-  virtual void on_accept(Fd fd) = 0;  // a new stranger, not watched yet
-  virtual void on_late(int fd) = 0;   // its handshake took too long; must call end_handshake
+  void end_handshake(int fd);  // whether it succeeded or failed
+  // A new stranger, not watched yet. `listener`: 0 for the socket of start(), then that of each add_listener().
+  virtual void on_accept(Fd fd, size_t listener) = 0;
+  virtual void on_late(int fd) = 0;  // its handshake took too long; must call end_handshake
   virtual void on_event(int fd, uint32_t events) = 0;
   virtual void on_wake() {}
   virtual void after_events(bool any) = 0;
@@ -61,22 +65,37 @@ class EventLoop : private ForkHook {
   bool control(int operation, int fd, uint32_t events) const;
   void run();
   void serve();
-  void accept_all();
+  struct Listener {
+    Limits limits;
+    Fd fd;
+    size_t strangers = 0;  // that came in through it
+    bool watched = true;   // by epoll; this and `strangers` are the thread's own
+  };
+  struct Stranger {
+    int64_t since_ns;  // when it was accepted
+    size_t listener;
+  };
+  static constexpr size_t kMostListeners = 2;
+
+  void accept_all(size_t index);
   void drop_late_strangers();
-  bool may_accept() const { return strangers_.size() < limits_.strangers && accept_again_ns_ == 0 && has_room(); }
-  int64_t handshake_ns() const;
+  bool may_accept(const Listener &listener) const {
+    return listener.strangers < listener.limits.strangers && accept_again_ns_ == 0 && has_room();
+  }
+  static int64_t handshake_ns(const Listener &listener);
   int timeout_ms() const;
 
-  const Limits limits_;
-  Fd epoll_, wake_, listener_;
+  Fd epoll_, wake_;
+  std::mutex listen_mutex_;                // of add_listener and stop
+  std::atomic<size_t> listener_count_{0};  // release, after the new one is complete; pairs with the thread's acquire
+  Listener listeners_[kMostListeners];
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> accept_error_{0};
 
   // Only the thread uses these.
-  std::map<int, int64_t> strangers_;  // by descriptor: when it was accepted
-  bool listening_ = true;             // whether epoll watches the listener
-  int64_t accept_again_ns_ = 0;       // 0, or when to accept again after a lack of descriptors or memory
+  std::map<int, Stranger> strangers_;  // by descriptor
+  int64_t accept_again_ns_ = 0;        // 0, or when to accept again after a lack of descriptors or memory
 };
 
 }  // namespace phx

@@ -8,13 +8,15 @@
 #include <memory>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/progress.h"
+#include "phalanx/phalanx.h"
 
 namespace phx {
 
 // A group has one attachment of each kind, which may use those of the kinds before it.
-enum class AttachmentKind : uint8_t { kSymm, kGpu, kMessages, kCollectives };
-inline constexpr size_t kAttachmentKinds = 4;
+enum class AttachmentKind : uint8_t { kSymm, kGpu, kNet, kMessages, kCollectives };
+inline constexpr size_t kAttachmentKinds = 5;
 
 class Attachment {
  public:
@@ -24,8 +26,13 @@ class Attachment {
   virtual size_t area_bytes() const { return 0; }
   // Sets the counters in this rank's area to `first` (Group::first_count), before any peer maps it.
   virtual void begin_area_at(char *, uint32_t) {}
-  // Called once the segments of all ranks are mapped. areas[i]: that of group rank i, valid as long as the group.
+  // Called once the segments of all ranks are mapped. areas[i]: that of group rank i, valid as long as the group; NULL
+  // for a rank of another host.
   virtual void open(const std::vector<char *> &) {}
+  // For groups that span hosts. `prepare` is called before anything is sent: an error says why this rank cannot serve
+  // such a group. `connect` is called last, by all ranks together.
+  virtual phx_status prepare() { return PHX_OK; }
+  virtual phx_status connect(const Deadline &) { return PHX_OK; }
   // The sources that this rank advances while it waits for something else. They are members of this object.
   virtual std::vector<ProgressSource *> progress_sources() { return {}; }
 

@@ -64,7 +64,11 @@ phx_status Attempt::look_at(const PeerRecord &record) {
     return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "%s: rank %d (pid %d) has left: its world was finalized", kGroupCreate,
                 record.rank, record.pid)
         .peer(record.rank);
-  if (state == LinkState::kDead || (!link && record.host_id == world_.record().host_id && has_ended(record)))
+  if (state == LinkState::kDead && link->remote)
+    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "%s: rank %d (pid %d) %s", kGroupCreate, record.rank, record.pid,
+                link->fate())
+        .peer(record.rank);
+  if (state == LinkState::kDead || (!link && !on_another_host(world_.record(), record) && has_ended(record)))
     return died(record);
   return PHX_OK;
 }
@@ -86,7 +90,7 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *r
                      std::any_of(records.begin(), records.end(),
                                  [&](const PeerRecord &record) { return record.uuid == failure.who.uuid; });
   // The failure is of an earlier run with the same store, whose process has ended. (On another host that is unknown.)
-  if (!known && (failure.who.host_id != world_.record().host_id || has_left(failure.who))) return PHX_OK;
+  if (!known && (on_another_host(world_.record(), failure.who) || has_left(failure.who))) return PHX_OK;
   if (!same_build) {
     from_peer_ = true;
     return refuse_build(failure.who);

@@ -1,4 +1,5 @@
-// Creates a group: the members find each other in the store, connect, and share their control segments.
+// Creates a group: the members find each other in the store, connect, and those of one host share their control
+// segments.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -58,7 +59,7 @@ struct Geometry {
   Copies copies;
 };
 
-// How many cores the ranks may use together. The result is the same on all ranks.
+// How many cores these ranks, of one host, may use together. The result is the same on all of them.
 int cores_of(const std::vector<Geometry> &all) {
   CoreMask cores{};
   std::map<uint64_t, std::pair<size_t, size_t>> limited;  // by control group: how many ranks it has, and how many cores
@@ -101,6 +102,13 @@ Group::~Group() {
   for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) it->reset();
 }
 
+// How a rank of a group that spans hosts is reached, as it stands in the store.
+struct Reach {
+  HostAddress address;  // family 0: it is not, and `why` says why
+  phx_status status;
+  char why[sizeof ErrorInfo::text];
+};
+
 // The steps of Group::create, in order. Each returns the status of the thread's error.
 struct GroupMaker {
   Group &group;
@@ -108,6 +116,7 @@ struct GroupMaker {
   Attempt attempt;
 
   std::string member_key(int group_rank) const { return group.params_.key + "/member/" + std::to_string(group_rank); }
+  std::string reach_key(int group_rank) const { return group.params_.key + "/reach/" + std::to_string(group_rank); }
 
   phx_status bootstrap() {
     group.records_.assign(group.size(), PeerRecord{});
@@ -119,40 +128,45 @@ struct GroupMaker {
     PeerRecord mine = group.world_->record();
     mine.rank = group.self_rank();
     const store::CallTimeout call_timeout(deadline.left_ms());
-    const phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
+    phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
     if (status != PHX_OK) return status;
     PHX_FAILPOINT(kGroupCreate, 2);
+    status = read_all([this](int i) { return member_key(i); },
+                      [this](const std::string &value, int i) { return read_record(value, i); });
+    PHX_FAILPOINT(kGroupCreate, 3);
+    if (status == PHX_OK && group.group_rank() == 0) forget_failures();
+    return status;
+  }
+
+  // Reads one value of each other rank in the store. The error names all ranks whose values have not come in time.
+  template <class Key, class Read>
+  phx_status read_all(Key key, Read read) {
     std::string late;
     int first_late = -1;
     for (int i = 0; i < group.size(); ++i) {
       if (i == group.group_rank()) continue;
       std::string value;
-      const phx_status got = await_record(i, &value);
-      if (got == PHX_ERR_TIMEOUT && deadline.passed()) {
+      phx_status status = await_value(key(i), &value);
+      if (status == PHX_ERR_TIMEOUT && deadline.passed()) {
         if (first_late < 0) first_late = i;
         late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
         continue;
       }
-      if (got != PHX_OK) return got;
-      const phx_status read = read_record(value, i);
-      if (read != PHX_OK) return read;
+      if (status == PHX_OK) status = read(value, i);
+      if (status != PHX_OK) return status;
     }
-    PHX_FAILPOINT(kGroupCreate, 3);
-    if (first_late < 0) {
-      if (group.group_rank() == 0) forget_failures();
-      return PHX_OK;
-    }
+    if (first_late < 0) return PHX_OK;
     return fail(PHX_ERR_TIMEOUT, kGroupCreate, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
                 kGroupCreate, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
                 late.c_str())
         .peer(group.rank_of(first_late));
   }
 
-  phx_status await_record(int i, std::string *value) {
+  phx_status await_value(const std::string &key, std::string *value) {
     for (;;) {
       const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
       const phx_status got = group.world_->progress().keep_going(until, [&](const Deadline &end) {
-        return group.params_.store->get(member_key(i).c_str(), value, std::max<int64_t>(end.left_ms(), 1));
+        return group.params_.store->get(key.c_str(), value, std::max<int64_t>(end.left_ms(), 1));
       });
       if (got != PHX_ERR_TIMEOUT) return got;
       const phx_status useless = look();
@@ -208,14 +222,60 @@ struct GroupMaker {
   }
 
   // Uses only the records, so that the result is the same on all ranks.
-  phx_status same_host() {
-    for (int i = 1; i < group.size(); ++i) {
-      const std::string why = why_apart(group.records_[0], group.rank_of(0), group.records_[i], group.rank_of(i));
-      if (!why.empty())
-        return fail(PHX_ERR_UNSUPPORTED, kGroupCreate, "%s '%s': %s", kGroupCreate, group.name().c_str(), why.c_str())
-            .peer(group.rank_of(i));
+  void place() {
+    std::vector<int> host_of(group.size(), -1);
+    int hosts = 0;
+    for (int i = 0; i < group.size(); ++i) {
+      for (int before = 0; before < i && host_of[i] < 0; ++before)
+        if (!on_another_host(group.records_[before], group.records_[i])) host_of[i] = host_of[before];
+      if (host_of[i] < 0) host_of[i] = hosts++;
     }
-    return PHX_OK;
+    group.hosts_ = Hosts(std::move(host_of), group.group_rank());
+    if (!group.spans_hosts()) return;
+    const auto count = static_cast<size_t>(group.hosts_.local_size());
+    group.lane_interruptions_.reset(new std::atomic<int32_t>[count]);
+    for (size_t i = 0; i < count; ++i) group.lane_interruptions_[i].store(0, std::memory_order_relaxed);
+  }
+
+  // The ranks of several hosts tell each other how they are reached. All read the same, so if one cannot serve such a
+  // group, all get its error.
+  phx_status reach() {
+    if (!group.spans_hosts()) return PHX_OK;
+    std::vector<Reach> all(group.size(), Reach{});
+    Reach &mine = all[group.group_rank()];
+    for (const auto &attachment : group.attachments_)
+      if (mine.status == PHX_OK) mine.status = attachment->prepare();
+    phx_store *store = group.params_.store.get();
+    if (mine.status == PHX_OK) mine.status = group.world_->listen_for_hosts(&mine.address);
+    if (mine.status != PHX_OK) copy_text(mine.why, sizeof mine.why, last_error().text);
+    const store::CallTimeout call_timeout(deadline.left_ms());
+    phx_status status = store->set(reach_key(group.group_rank()).c_str(), &mine, sizeof mine);
+    if (status == PHX_OK)
+      status = read_all([this](int i) { return reach_key(i); },
+                        [&](const std::string &value, int i) -> phx_status {
+                          if (value.size() != sizeof all[i])
+                            return fail(PHX_ERR_INVALID, kGroupCreate,
+                                        "%s '%s': the store holds something else than how rank %d is reached under %s",
+                                        kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
+                                .peer(group.rank_of(i));
+                          std::memcpy(&all[i], value.data(), sizeof all[i]);
+                          all[i].why[sizeof all[i].why - 1] = '\0';
+                          group.records_[i].address = all[i].address;
+                          return PHX_OK;
+                        });
+    for (int i = 0; i < group.size() && status == PHX_OK; ++i)
+      if (all[i].status < 0)
+        status = fail(all[i].status < PHX_ERR_INTERNAL ? PHX_ERR_INTERNAL : all[i].status, kGroupCreate,
+                      "%s '%s': its ranks are on %d hosts (%s), and rank %d cannot serve that: %s", kGroupCreate,
+                      group.name().c_str(), group.hosts_.count(), why_several().c_str(), group.rank_of(i), all[i].why)
+                     .peer(group.rank_of(i));
+    return status;
+  }
+
+  // Why the ranks count as those of several hosts, by the first two that differ.
+  std::string why_several() const {
+    const int other = group.hosts_.rank(1, 0);
+    return why_apart(group.records_[0], group.rank_of(0), group.records_[other], group.rank_of(other));
   }
 
   void identify() {
@@ -237,6 +297,7 @@ struct GroupMaker {
       group.links_.push_back(parent.links_[member]);
     }
     identify();
+    place();
   }
 
   phx_status connect() {
@@ -271,7 +332,7 @@ struct GroupMaker {
     const size_t size = round_up(areas_end, page_bytes());
     const uint32_t first_count = group.first_count_;
     std::vector<SharedMappingRef> &segments = group.segments_;
-    segments.resize(group.size());
+    segments.resize(group.size());  // those of other hosts stay NULL
     Fd own;
     phx_status status = create_segment(kGroupCreate, "phalanx-group", size, &own);
     if (status == PHX_OK) status = map_segment(kGroupCreate, own.get(), size, 0, &segments[group.group_rank()]);
@@ -321,16 +382,19 @@ struct GroupMaker {
     PHX_FAILPOINT(kGroupCreate, 6);
     if (status != PHX_OK) return status;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = map_peer(i, mine, all[i], parcels[i], size, &segments[i]);
+      if (i != group.group_rank()) status = check_peer(i, mine, all[i], parcels[i], size, &segments[i]);
     PHX_FAILPOINT(kGroupCreate, 7);
     status = group.confirm(kGroupCreate, status, deadline);
     PHX_FAILPOINT(kGroupCreate, 8);
     if (status != PHX_OK) return status;
     adopt(all);
-    status = agree_copies(all[0].copies, slot_bytes);
+    if (!group.spans_hosts()) status = agree_copies(all[0].copies, slot_bytes);
     if (status != PHX_OK) return status;
     open_lanes(slot_bytes);
-    return PHX_OK;
+    if (!group.spans_hosts()) return PHX_OK;
+    for (const auto &attachment : group.attachments_)
+      if (status == PHX_OK) status = attachment->connect(deadline);
+    return status;
   }
 
   // All ranks come to the same plan, which came from one measurement. `first`: what group rank 0 has.
@@ -379,13 +443,20 @@ struct GroupMaker {
     const uint32_t recorder_entries = group.world_->recorder_entries();
     const auto at = [&](size_t offset) {
       std::vector<char *> places;
-      for (const SharedMappingRef &segment : group.segments_) places.push_back(segment->bytes() + offset);
+      for (const SharedMappingRef &segment : group.segments_)
+        places.push_back(segment ? segment->bytes() + offset : nullptr);
       return places;
     };
-    for (uint32_t i = 0; i < group.channels(); ++i)
-      group.lanes_[i].open(at(lane_offset(i, slot_bytes, recorder_entries)), group.group_rank(), slot_bytes,
-                           recorder_entries, group.interruptions_.data(), group.fenced_by_sleepers_, group.is_crowded(),
-                           group.first_count_);
+    const Hosts &hosts = group.hosts_;
+    const std::atomic<int32_t> *const interruptions =
+        group.spans_hosts() ? group.lane_interruptions_.get() : group.interruptions_.data();
+    for (uint32_t i = 0; i < group.channels(); ++i) {
+      std::vector<char *> lanes;
+      for (const int member : hosts.local_ranks())
+        lanes.push_back(group.segments_[member]->bytes() + lane_offset(i, slot_bytes, recorder_entries));
+      group.lanes_[i].open(lanes, hosts.local_rank(), slot_bytes, recorder_entries, interruptions,
+                           group.fenced_by_sleepers_, group.is_crowded(), group.first_count_);
+    }
     size_t area = lane_offset(group.channels(), slot_bytes, recorder_entries);
     for (const auto &attachment : group.attachments_) {
       attachment->open(at(area));
@@ -393,13 +464,19 @@ struct GroupMaker {
     }
   }
 
-  // Sets the values that depend on all ranks together. They are the same on all.
+  // Sets the values that depend on several ranks: on those of this host, and the tuning on those of the first one.
   void adopt(const std::vector<Geometry> &ranks) {
-    group.fenced_by_sleepers_ = true;
-    for (const Geometry &rank : ranks)
-      if (rank.allows_fences == 0) group.fenced_by_sleepers_ = false;
-    group.cores_ = cores_of(ranks);
-    const Tuning builtin = builtin_tuning(group.size(), group.cores_);
+    const auto on_host = [&](int host) {
+      std::vector<Geometry> all;
+      for (size_t i = 0; i < ranks.size(); ++i)
+        if (group.hosts_.of(static_cast<int>(i)) == host) all.push_back(ranks[i]);
+      return all;
+    };
+    const std::vector<Geometry> local = on_host(group.hosts_.own());
+    group.fenced_by_sleepers_ =
+        std::all_of(local.begin(), local.end(), [](const Geometry &rank) { return rank.allows_fences != 0; });
+    group.cores_ = cores_of(local);
+    const Tuning builtin = builtin_tuning(group.size(), cores_of(on_host(0)));
     const Tuning merged = merge_tuning(ranks[0].tuning, builtin);
     if (check_tuning(kGroupCreate, merged) == PHX_OK) return group.tuning_.publish(merged);
     PHX_LOG(PHX_LOG_WARNING, "group '%s': the tuning table of rank %d is not valid: %s Built-in values are used.",
@@ -407,9 +484,11 @@ struct GroupMaker {
     group.tuning_.publish(builtin);
   }
 
-  phx_status map_peer(int i, const Geometry &mine, const Geometry &theirs, const Parcel &parcel, size_t size,
-                      SharedMappingRef *out) {
-    if (parcel.fds.size() != 1) return group.raise_malformed(kGroupCreate, i);
+  // Compares the geometry of a rank with this rank's, and maps its segment if it is on this host.
+  phx_status check_peer(int i, const Geometry &mine, const Geometry &theirs, const Parcel &parcel, size_t size,
+                        SharedMappingRef *out) {
+    const bool is_here = group.hosts_.is_here(i);
+    if (parcel.fds.size() != (is_here ? 1 : 0)) return group.raise_malformed(kGroupCreate, i);
     if (theirs.channels != mine.channels)
       return fail(PHX_ERR_MISMATCH, kGroupCreate,
                   "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",
@@ -433,6 +512,7 @@ struct GroupMaker {
           kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
           static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
           static_cast<unsigned long long>(mine.slot_bytes));
+    if (!is_here) return PHX_OK;
     const phx_status status = verify_segment(kGroupCreate, parcel.fds[0].get(), size);
     return status != PHX_OK ? status : map_segment(kGroupCreate, parcel.fds[0].get(), size, 0, out);
   }
@@ -444,7 +524,8 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
   GroupMaker maker{*group, Deadline::after_ms(timeout_ms), {*world, group->params_.store.get(), group->params_.key}};
   if (group->size() > 1) group->look_ = [&maker] { return maker.look(); };
   phx_status status = maker.bootstrap();
-  if (status == PHX_OK) status = maker.same_host();
+  if (status == PHX_OK) maker.place();
+  if (status == PHX_OK) status = maker.reach();
   if (status == PHX_OK) status = maker.connect();
   if (status == PHX_OK) status = maker.share();
   group->look_ = nullptr;
@@ -457,6 +538,7 @@ phx_status Group::create(const std::shared_ptr<World> &world, GroupParams params
     const KeptError kept;
     const store::CallTimeout call_timeout(kTidyMs);
     group->params_.store->remove(maker.member_key(group->group_rank()).c_str());
+    if (group->spans_hosts()) group->params_.store->remove(maker.reach_key(group->group_rank()).c_str());
   }
   return finish(status, std::move(group), out);
 }

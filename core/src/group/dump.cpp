@@ -101,13 +101,15 @@ std::string group_json(Group &group, const TickScale &scale) {
          array_json(group.size(),
                     [&](size_t i) {
                       const auto member = static_cast<int>(i);
+                      const bool is_here = group.hosts().is_here(member);
+                      const int position = group.hosts().position(member);
                       return "{\"rank\": " + number(group.rank_of(member)) +
                              ", \"pid\": " + number(group.pid_of(member)) +
-                             ", \"process\": " + quoted(process_state(group.pid_of(member))) + ", \"channels\": " +
-                             array_json(group.channels(),
+                             ", \"process\": " + quoted(group.process_of(member)) + ", \"channels\": " +
+                             array_json(is_here ? group.channels() : 0,
                                         [&](size_t channel) {
                                           const auto index = static_cast<uint32_t>(channel);
-                                          return channel_json(index, group.lane(index).history_of(member), scale);
+                                          return channel_json(index, group.lane(index).history_of(position), scale);
                                         }) +
                              "}";
                     }) +

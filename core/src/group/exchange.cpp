@@ -68,7 +68,7 @@ phx_status Group::raise_send(const char *operation, int i, phx_status status) {
   if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it left, or ended without being noticed yet
     world_->monitor().catch_up();
     if (links_[i]->state.load() != LinkState::kAlive) {
-      on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+      on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
       withdraw();
       return raise_in_flight(operation, 0);
     }
@@ -124,6 +124,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
                             rank_of(i), pid_of(i), name_of(message.envelope.call), self_rank(), operation)
                           .peer(rank_of(i)));
     parcels[i].bytes = std::move(message.payload);
+    if (!hosts_.is_here(i)) continue;  // descriptors stay on their host
     descriptors_follow[i] = (message.envelope.call & kWithDescriptors) != 0;
     if (fds.empty()) continue;
     // Rank i is in the same call, so it will receive the descriptors: none stays unread in a socket or a queue.
@@ -189,7 +190,7 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
   if (status == PHX_OK) return PHX_OK;
   if (useless) return fail_all(Failed(status));
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
     withdraw();
     return raise_in_flight(operation, 0);
   }
@@ -216,7 +217,7 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
     return PHX_OK;
   }
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), process_has_ended(links_[i]->pid));
+    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
     return raise_in_flight(operation, 0);
   }
   if (interrupt_requested()) return raise_interrupted(operation);

@@ -25,8 +25,12 @@ bool Group::keep_cause(const ErrorInfo &cause, bool dumps) {
 }
 
 void Group::interrupt(int only) {
-  for (int i = 0; i < size(); ++i)
-    if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
+  for (int i = 0; i < size(); ++i) {
+    if (only >= 0 && only != i) continue;
+    interruptions_[i].store(1, std::memory_order_release);
+    if (lane_interruptions_ && hosts_.is_here(i))
+      lane_interruptions_[hosts_.position(i)].store(1, std::memory_order_release);
+  }
   for (const auto &attachment : attachments_) attachment->on_failed();
   world_->monitor().poke();
 }
@@ -116,17 +120,21 @@ phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
       .sequence(sequence);
 }
 
+const char *Group::process_of(int group_rank) const {
+  const LinkRef &link = links_[group_rank];
+  return link ? link->process_state_text() : process_state(pid_of(group_rank));
+}
+
 std::string Group::describe(int group_rank) const {
-  char text[96];
-  const int32_t pid = pid_of(group_rank);
-  std::snprintf(text, sizeof text, "rank %d (pid %d, %s)", rank_of(group_rank), pid, process_state(pid));
-  return text;
+  return "rank " + std::to_string(rank_of(group_rank)) + " (pid " + std::to_string(pid_of(group_rank)) + ", " +
+         process_of(group_rank) + ")";
 }
 
 std::string Group::describe(int group_rank, const Lane &lane) const {
   std::string text = describe(group_rank);
   text.pop_back();
-  const Recorded last = lane.history_of(group_rank).newest();
+  if (!hosts_.is_here(group_rank)) return text + ")";
+  const Recorded last = lane.history_of(hosts_.position(group_rank)).newest();
   if (last.sequence == 0) return text + "; it has called nothing yet)";
   return text + "; its last call was " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ")";
 }
@@ -179,24 +187,20 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   }
   if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
     return raise_interrupted(operation, sequence);
-  const int other = result.group_rank();
+  const int at = result.group_rank(), other = hosts_.local(at);
   if (result.failure() == AwaitFailure::kMismatch) {
-    const CallRecord &theirs = lane.record(other, epoch);
+    const CallRecord &theirs = lane.record(at, epoch);
     if (kind_of(theirs) != Kind::kRefused)
       return fail_all(tell_mismatch(operation, sequence, other, theirs, record).step(round));
-    const char *why = lane.data(other, epoch);
-    const std::string text(why, strnlen(why, std::min(lane.slot_bytes(), sizeof ErrorInfo::text)));
-    return fail_all(raise_call(PHX_ERR_MISMATCH, operation, sequence,
-                               "rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
-                               rank_of(other), pid_of(other), self_rank(), describe_call(record).c_str(), text.c_str())
-                        .peer(rank_of(other))
-                        .step(round));
+    const char *why = lane.data(at, epoch);
+    return raise_refusal(operation, sequence, other, record,
+                         std::string(why, strnlen(why, std::min(lane.slot_bytes(), sizeof ErrorInfo::text))));
   }
   std::string late;
-  for (int i = 0; i < size(); ++i) {
-    if (i == group_rank() || lane.arrived(epoch, i)) continue;
+  for (int i = 0; i < hosts_.local_size(); ++i) {
+    if (i == hosts_.local_rank() || lane.arrived(epoch, i)) continue;
     if (!late.empty()) late += ", ";
-    late += describe(i, lane);
+    late += describe(hosts_.local(i), lane);
   }
   if (late.empty()) late = describe(other, lane) + " with an earlier collective";
   return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence,
@@ -204,6 +208,42 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
                              timed_out(timeout_ms).c_str(), self_rank(), late.c_str())
                       .peer(rank_of(other))
                       .step(round));
+}
+
+phx_status Group::raise_refusal(const char *operation, uint64_t sequence, int i, const CallRecord &mine,
+                                const std::string &why) {
+  return fail_all(raise_call(PHX_ERR_MISMATCH, operation, sequence,
+                             "rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
+                             rank_of(i), pid_of(i), self_rank(), describe_call(mine).c_str(), why.c_str())
+                      .peer(rank_of(i)));
+}
+
+phx_status Group::raise_transfer(const char *operation, uint64_t sequence, int i, const ErrorInfo &why) {
+  const bool differs = why.status == PHX_ERR_MISMATCH;
+  return fail_all(raise_call(why.status, operation, sequence, "%s %s %s: %s%s",
+                             differs ? "a message of" : "the connection to", describe(i).c_str(),
+                             differs ? "does not fit the call of this rank" : "was lost", why.text,
+                             differs ? ". Every rank of a group must call the same collectives in the same order with "
+                                       "the same dtype and counts."
+                                     : "")
+                      .peer(rank_of(i)));
+}
+
+phx_status Group::raise_late(const char *operation, uint64_t sequence, const std::vector<int> &late,
+                             int64_t timeout_ms) {
+  std::string ranks;
+  for (const int i : late) {
+    if (interruptions_[i].load(std::memory_order_acquire) !=
+        0) {  // it has left, which no rank was told of as a failure
+      withdraw();
+      return raise_in_flight(operation, sequence);
+    }
+    ranks += (ranks.empty() ? "" : ", ") + describe(i);
+  }
+  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence,
+                             "%s: rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
+                             timed_out(timeout_ms).c_str(), self_rank(), ranks.empty() ? "itself" : ranks.c_str())
+                      .peer(late.empty() ? self_rank() : rank_of(late[0])));
 }
 
 phx_status Group::raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes) {

@@ -1,4 +1,5 @@
-// A named, ordered set of ranks that share memory: its members, its lanes, its failure state and its exchanges.
+// A named, ordered set of ranks: its members and their hosts, its lanes, its failure state and its exchanges. The ranks
+// of one host share memory: lanes join these alone, and number them by their positions on the host.
 #pragma once
 
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "base/shared_memory.h"
 #include "base/tuning.h"
 #include "group/attachment.h"
+#include "group/hosts.h"
 #include "group/lane.h"
 #include "group/turn.h"
 #include "group/work.h"
@@ -81,11 +83,14 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   int32_t self_rank() const { return params_.ranks[params_.group_rank]; }
   const std::vector<int32_t> &ranks() const { return params_.ranks; }
   int32_t pid_of(int group_rank) const;
+  const char *process_of(int group_rank) const;  // "running", "stopped" and so on, or "on host NAME"
   uint64_t id() const { return id_; }
   // A hash of the processes of its ranks, in order (of their worlds, if two ranks are in one process).
   uint64_t members() const { return members_; }
-  // Whether the ranks cannot all have a core of their own.
-  bool is_crowded() const { return size() > cores_; }
+  const Hosts &hosts() const { return hosts_; }
+  bool spans_hosts() const { return hosts_.count() > 1; }
+  // Whether the ranks of this host cannot all have a core of their own.
+  bool is_crowded() const { return hosts_.local_size() > cores_; }
   // Each channel has a lane and is an independent sequence of collectives.
   uint32_t channels() const { return static_cast<uint32_t>(lanes_.size()); }
   Lane &lane(uint32_t channel) { return lanes_[channel]; }
@@ -141,9 +146,16 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Turns a failed wait of the lane into an error that names the rank at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                          uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms);
+  // For a transfer with a rank of another host that has failed: `why` is the carrier's error. Fails the group.
+  phx_status raise_transfer(const char *operation, uint64_t sequence, int group_rank, const ErrorInfo &why);
+  // For a wait for ranks of other hosts that timed out, or for ranks that have left. Fails the group.
+  phx_status raise_late(const char *operation, uint64_t sequence, const std::vector<int> &late, int64_t timeout_ms);
   // For a difference between calls that was found outside of a lane: names both calls, and revokes the group.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine);
+  // For a rank that refused its own call: `why` is its error.
+  phx_status raise_refusal(const char *operation, uint64_t sequence, int group_rank, const CallRecord &mine,
+                           const std::string &why);
   // For a call that got no turn in time, because another thread of this rank held it. `scope`: "channel with ...".
   phx_status raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes);
 
@@ -246,15 +258,18 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t id_ = 0;
   uint64_t members_ = 0;
   bool watched_ = false;
-  std::vector<SharedMappingRef> segments_;  // by group rank
+  Hosts hosts_;
+  std::vector<SharedMappingRef> segments_;  // by group rank; NULL for ranks of other hosts
   std::deque<Lane> lanes_;
   bool fenced_by_sleepers_ = false;
   uint32_t first_count_ = 0;
-  int cores_ = 1;  // how many its ranks may use together
+  int cores_ = 1;  // how many its ranks on this host may use together
   Published<Tuning> tuning_;
 
   std::atomic<int32_t> failed_{0};
-  PageWords interruptions_;                    // by group rank; then kReportWords
+  PageWords interruptions_;  // by group rank; then kReportWords
+  // The same words for the lanes, by position on this host. Only a group that spans hosts has them.
+  std::unique_ptr<std::atomic<int32_t>[]> lane_interruptions_;
   mutable std::atomic<bool> told_{false};      // the peers know the cause, or find out themselves
   mutable std::atomic<bool> reported_{false};  // a call of this rank has returned the cause
   std::atomic<bool> dump_is_due_{false};

@@ -111,7 +111,12 @@ void Blocks::keep(size_t limit, std::vector<char> *copies) {
 }
 
 CountMatrix::CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out)
-    : group_(group), name_(name), n_(group.size()), self_(group.group_rank()), in_(in), out_(out) {}
+    : group_(group),
+      name_(name),
+      n_(group.hosts().local_size()),
+      self_(group.hosts().local_rank()),
+      in_(in),
+      out_(out) {}
 
 void CountMatrix::put(const Lane &lane, uint64_t epoch) const {
   char *const slot = lane.data(self_, epoch);
@@ -147,9 +152,10 @@ phx_status CountMatrix::check(const std::vector<size_t> *room) {
         return fail(PHX_ERR_MISMATCH, name_,
                     "%s: group rank %d sends %zu elements to group rank %d, which expects %zu. in_counts[j] on rank i "
                     "must equal out_counts[i] on rank j.",
-                    name_, from, sent(from, to), to, expected(to, from));
+                    name_, group_.hosts().local(from), sent(from, to), group_.hosts().local(to), expected(to, from));
       if (sent(from, to) > left)
-        return fail(PHX_ERR_MISMATCH, name_, "%s: the counts of group rank %d go beyond its block", name_, from);
+        return fail(PHX_ERR_MISMATCH, name_, "%s: the counts of group rank %d go beyond its block", name_,
+                    group_.hosts().local(from));
       left -= sent(from, to);
       most_sent_ = std::max(most_sent_, sent(from, to));
     }

@@ -39,6 +39,9 @@ class Blocks {
     return list_ == nullptr ? rank * step_ : static_cast<size_t>(static_cast<char *>(list_[rank].data) - base_) / item_;
   }
 
+  phx_block block(int rank) const {
+    return list_ != nullptr ? list_[rank] : phx_block{base_ + rank * step_ * item_, largest_, 0, 0};
+  }
   // `count` elements of a rank's block, from `first` on, lie side by side: where. NULL: they lie in rows.
   char *dense(int rank, size_t first) const {
     if (list_ == nullptr) return base_ + (rank * step_ + first) * item_;

@@ -53,6 +53,9 @@ bool Call::read_gpu() {
   else if (type != 0 && type != PHX_DEVICE_CPU && type != PHX_DEVICE_CUDA)
     set(fail(PHX_ERR_INVALID, name(), "%s: %d is no device type that collectives know; see PHX_DEVICE_*", name(),
              type));
+  else if (type == PHX_DEVICE_CUDA && group_->spans_hosts())
+    set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: memory of GPUs is not moved between hosts; copy it to the host",
+             name()));
   return ok();
 }
 

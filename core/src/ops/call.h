@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gpu/launch.h"
+#include "net/net.h"
 #include "ops/coalesced.h"
 #include "ops/collectives.h"
 #include "ops/operation.h"
@@ -33,7 +34,10 @@ class Call {
   const Buffers &buffers() const { return buffers_; }
   const Reduction &reduction() const { return reduction_; }
   const CallRecord &record() const { return record_; }
-  Plan plan(phx_work **work) const { return {group_->lane(options_.channel), group_->tuning(), work == nullptr}; }
+  Plan plan(phx_work **work) const {
+    Net *const net = __builtin_expect(group_->spans_hosts(), 0) ? &net_of(*group_) : nullptr;
+    return {group_->lane(options_.channel), group_->tuning(), work == nullptr, net, options_.channel};
+  }
 
   // in_parts and out_parts: how many times `count` elements each buffer holds; 0 where this rank has none.
   Call &data(const void *in, size_t in_parts, void *out, size_t out_parts, size_t count, int32_t dtype);

@@ -9,6 +9,7 @@
 
 #include "base/shared_memory.h"
 #include "group/lane.h"
+#include "net/net.h"
 
 namespace phx {
 namespace {
@@ -35,31 +36,45 @@ class Fused final : public Operation {
       copy_bytes(to, call.buffers.in, call.buffers.count * item);
       to += call.buffers.count * item;
     }
-    inner_ = make_all_reduce(plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, PHX_ALGO_AUTO);
+    inner_ =
+        make_operation(Kind::kAllReduce, plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, -1);
     rounds = inner_->rounds;
     reach = inner_->reach;
+    net = inner_->net;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     inner_->first_epoch = first_epoch;
+    inner_->first_call = first_call;
+    inner_->sequence = sequence;
+    inner_->record = record;
     inner_->put(lane, round, epoch);
   }
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const phx_status status = inner_->take(lane, round, epoch);
-    if (status != PHX_OK || round + 1 != rounds) return status;
+    if (status == PHX_OK && round + 1 == rounds && net == nullptr) deliver();
+    return status;
+  }
+  phx_status go_on(const Lane &lane, uint32_t round) override {
+    const phx_status status = inner_->go_on(lane, round);
+    if (status == PHX_OK && round == rounds) deliver();
+    return status;
+  }
+  std::vector<int> late() const override { return inner_->late(); }
+  uint64_t done_after(uint64_t epoch) const override { return inner_->done_after(epoch); }
+  bool exclusive() const override { return inner_->exclusive(); }
+  bool takes_input_at_once() const override { return true; }
+
+ private:
+  void deliver() const {
     const char *from = buffer_.get();
     for (const CoalescedCall &call : calls_) {
       const size_t bytes = call.buffers.count * call.buffers.item;
       copy_bytes(call.buffers.out, from, bytes);
       from += bytes;
     }
-    return PHX_OK;
   }
-  uint64_t done_after(uint64_t epoch) const override { return inner_->done_after(epoch); }
-  bool exclusive() const override { return inner_->exclusive(); }
-  bool takes_input_at_once() const override { return true; }
 
- private:
   const std::vector<CoalescedCall> calls_;
   std::unique_ptr<char[]> buffer_;
   OperationPtr inner_;
@@ -148,13 +163,31 @@ class Sequence final : public Operation {
       begins_.push_back(rounds);
       rounds += step->rounds;
       reach = std::max(reach, step->reach);
+      net = step->net;
     }
+    calls = static_cast<uint32_t>(steps_.size());
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const size_t i = index(round);
-    if (round == begins_[i]) steps_[i]->first_epoch = epoch;
+    if (round == begins_[i]) {
+      steps_[i]->first_epoch = epoch;
+      steps_[i]->first_call = first_call + i;
+      steps_[i]->sequence = sequence;
+      steps_[i]->record = record;
+    }
     steps_[i]->put(lane, round - begins_[i], epoch);
+  }
+  phx_status go_on(const Lane &lane, uint32_t round) override {
+    const size_t next = round == rounds ? steps_.size() : index(round);
+    const bool ends = round == rounds || round == begins_[next];  // the step before
+    Operation &step = *steps_[ends ? next - 1 : next];
+    return step.go_on(lane, ends ? step.rounds : round - begins_[next]);
+  }
+  std::vector<int> late() const override {
+    for (const OperationPtr &step : steps_)
+      if (std::vector<int> ranks = step->late(); !ranks.empty()) return ranks;
+    return {};
   }
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const size_t i = index(round);
@@ -207,7 +240,7 @@ void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limi
 }
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {
-  const int n = plan.lane.group_size();
+  const int n = plan.net == nullptr ? plan.lane.group_size() : plan.net->group().size();
   struct Set {
     std::vector<CoalescedCall> calls;
     size_t bytes = 0;
@@ -231,7 +264,8 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
       if (set == fused.end()) set = fused.emplace(fused.end());
       set->calls.push_back(call);
       set->bytes += bytes;
-    } else if (call.kind != Kind::kAllReduce && bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
+    } else if (plan.net == nullptr && call.kind != Kind::kAllReduce &&
+               bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
       if (filled + bytes > plan.chunk_bytes()) flush();
       packed.push_back(call);
       filled += bytes;
@@ -242,9 +276,9 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
   flush();
   for (Set &set : fused)
     steps.push_back(set.calls.size() == 1
-                        ? make_all_reduce(plan, set.calls[0].buffers, set.calls[0].reduction, PHX_ALGO_AUTO)
+                        ? make_operation(Kind::kAllReduce, plan, set.calls[0].buffers, set.calls[0].reduction, -1)
                         : std::make_unique<Fused>(plan, std::move(set.calls)));
-  if (steps.empty()) steps.push_back(make_barrier());
+  if (steps.empty()) steps.push_back(make_operation(Kind::kBarrier, plan, {}, {}, -1));
   return std::make_unique<Sequence>(std::move(steps));
 }
 

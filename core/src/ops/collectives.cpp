@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "net/net.h"
+
 namespace phx {
 namespace {
 
@@ -47,8 +49,13 @@ void Collectives::on_failed() {
 phx_status Collectives::refuse(uint32_t channel) {
   const KeptError error;
   WorkRef work;
-  if (group_.may_refuse())
-    engines_[channel].start(std::make_unique<Refusal>(error.info().text), group_.world().default_timeout_ms(), &work);
+  OperationPtr refusal = std::make_unique<Refusal>(error.info().text);
+  if (group_.spans_hosts()) {
+    const Plan plan{group_.lane(channel), group_.tuning(), false, &net_of(group_), channel};
+    refusal = make_between_hosts(Kind::kRefused, plan, {}, {}, -1, error.info().text);
+    refusal->record.operation = static_cast<uint8_t>(Kind::kRefused);
+  }
+  if (group_.may_refuse()) engines_[channel].start(std::move(refusal), group_.world().default_timeout_ms(), &work);
   return error.info().status;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/failpoint.h"
 #include "group/group.h"
+#include "net/net.h"
 
 namespace phx {
 namespace {
@@ -34,7 +35,7 @@ phx_status Engine::raise(const AwaitResult &result, const Operation &operation, 
 // Raises the error that another thread of this rank has been inside this channel for the whole timeout. `revokes`: the
 // call is not made, so this rank is out of step with the group. A thread that only waited may wait again.
 phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes) {
-  const Recorded last = lane_->history_of(group_->group_rank()).newest();
+  const Recorded last = lane_->history_of(lane_->group_rank()).newest();
   const std::string holder = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
                              ". Use another channel for it";
   return group_->raise_turn(operation, holder.c_str(), deadline.budget_ms(), revokes);
@@ -125,10 +126,32 @@ phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline
   return staged ? PHX_OK : raise(staged, operation, 0, deadline);
 }
 
+// Waits until the transfers of `operation` allow its next round, or its end.
+phx_status Engine::await_transfers(Operation &operation, LazyDeadline &deadline, bool may_block) {
+  phx_status status = operation.go_on(*lane_, operation.taken);
+  if (status != PHX_IN_PROGRESS) return status;
+  WaitResult result = WaitResult::kInterrupted;
+  if (may_block)
+    result = operation.net->wait(
+        deadline,
+        [&] {
+          status = operation.go_on(*lane_, operation.taken);
+          return status == PHX_IN_PROGRESS ? WaitResult::kNothing : WaitResult::kReached;
+        },
+        [&] { return operation.late(); });
+  else if (!operation.net->interrupted())
+    return PHX_IN_PROGRESS;
+  if (status != PHX_IN_PROGRESS) return status;
+  return operation.net->raise_wait(name_of(operation), operation.sequence, result, operation.late(),
+                                   deadline.budget_ms());
+}
+
 // Runs the rounds of `operation` until it is complete or, unless `may_block`, until it would block.
 phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
   while (operation.taken < operation.rounds) {
     if (operation.published == operation.taken) {
+      if (operation.net != nullptr && operation.taken != 0)
+        if (const phx_status status = await_transfers(operation, deadline, may_block); status != PHX_OK) return status;
       if (!may_block && lane_->reserve_would_block()) return PHX_IN_PROGRESS;
       const phx_status status = publish(operation, deadline);
       if (status != PHX_OK) return status;
@@ -145,6 +168,8 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
     if (status != PHX_OK) return status;
     ++operation.taken;
   }
+  if (operation.net != nullptr)
+    if (const phx_status status = await_transfers(operation, deadline, may_block); status != PHX_OK) return status;
   PHX_FAILPOINT(name_of(operation), 6);
   lane_->publish_done(operation.first_epoch + operation.rounds - 1);
   PHX_FAILPOINT(name_of(operation), 7);
@@ -166,9 +191,15 @@ phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
   return status;
 }
 
+void Engine::number(Operation &operation) {
+  operation.first_call = calls_ + 1;
+  calls_ += operation.calls;
+}
+
 phx_status Engine::begin(Operation &operation) {
   operation.sequence = sequence() + 1;  // mutex_ is held: no other thread changes it
   sequence_.store(operation.sequence, std::memory_order_relaxed);
+  number(operation);
   if (!group_->failed()) {
     if (!lane_->holds(operation.reach)) {
       if (const phx_status status = hold(operation); status != PHX_OK) return status;
@@ -218,7 +249,11 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
   // A refusal takes an epoch of the lane, but it is no collective that was issued: it gets no sequence number and no
   // entry in the history.
-  phx_status status = kind_of(started.record) == Kind::kRefused ? PHX_OK : begin(started);
+  phx_status status = PHX_OK;
+  if (kind_of(started.record) == Kind::kRefused)
+    number(started);
+  else
+    status = begin(started);
   if (status != PHX_OK) return status;
   if (has_room() && !lane_->reserve_would_block()) {
     status = publish(started, none);
@@ -230,6 +265,7 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
   if (pending_.empty()) group_->world().progress().began(*this);
   pending_.push_back(work);
+  if (started.net != nullptr && pending_.size() == 1) complete_front(none, false);  // its transfers begin
   *out = std::move(work);
   return PHX_OK;
 }

@@ -51,6 +51,7 @@ class Engine final : public ProgressSource {
 
  private:
   phx_status begin(Operation &operation);
+  void number(Operation &operation);
   phx_status run_in_turn(Operation &operation, LazyDeadline &until);
   bool has_room() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);
@@ -59,6 +60,7 @@ class Engine final : public ProgressSource {
   phx_status advance(Operation &operation, LazyDeadline &deadline, bool may_block);
   phx_status use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block);
   phx_status complete_front(LazyDeadline &deadline, bool may_block);
+  phx_status await_transfers(Operation &operation, LazyDeadline &deadline, bool may_block);
   void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
   LazyDeadline deadline(int64_t timeout_ms);
@@ -69,6 +71,7 @@ class Engine final : public ProgressSource {
   TurnMutex mutex_;                        // held by one collective at a time, which may wait for its peers
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> sequence_{0};
+  uint64_t calls_ = 0;                    // the numbers that messages to other hosts have taken
   std::atomic<uint64_t> zero_copies_{0};  // calls whose inputs were read where they lie
 };
 

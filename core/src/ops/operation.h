@@ -19,6 +19,7 @@ namespace phx {
 
 class Group;
 class Lane;
+class Net;
 class Symm;
 
 // Blocks of an input or output that differ in size, or do not lie one after another. What is NULL follows from Buffers.
@@ -63,6 +64,12 @@ class Operation {
   // are read where they lie. False: some needed input cannot be, and the slots that were left empty must be filled.
   // Further calls return the same.
   virtual bool takes_from_places(const Lane &, uint64_t) { return false; }
+  // For an operation of a group that spans hosts. Called before a round after the first is published, and with `rounds`
+  // before the operation ends, again and again until it returns something else than PHX_IN_PROGRESS: its transfers
+  // allow the next step then. An error has failed the group.
+  virtual phx_status go_on(const Lane &, uint32_t) { return PHX_OK; }
+  // The ranks of other hosts for which go_on waits.
+  virtual std::vector<int> late() const { return {}; }
   // Called when the operation is complete; releases what it holds.
   virtual void end() { symm.reset(); }
   // Whether the first round takes all of the input.
@@ -79,9 +86,12 @@ class Operation {
   uint32_t rounds = 1;
   size_t reach = kWholeSlot;   // how many bytes of its slot the next `put` may write, and peers until the end
   std::shared_ptr<Symm> symm;  // keeps symmetric memory alive for operations on it
+  Net *net = nullptr;          // of a group that spans hosts
+  uint32_t calls = 1;          // how many numbers of calls its messages to other hosts take
 
   // State of the engine.
   uint64_t sequence = 0;
+  uint64_t first_call = 0;  // the first of these numbers
   uint64_t first_epoch = 0;
   uint32_t published = 0;
   uint32_t taken = 0;
@@ -99,6 +109,9 @@ struct Plan {
   const Tuning &tuning;
   // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
   bool blocking;
+  // For a group that spans hosts; its operations are those of ops/hosts.h. The lane joins the ranks of this host.
+  Net *net = nullptr;
+  uint32_t channel = 0;
 
   size_t chunk_bytes() const;                // how much moves between two barriers
   size_t chunk_elements(size_t item) const;  // the same in elements of whole cache lines
@@ -131,6 +144,9 @@ inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
 using OperationPtr = std::unique_ptr<Operation>;
 
 OperationPtr make_barrier();
+// Any collective of a group that spans hosts; there its call on this rank is refused if `why` is not NULL.
+OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
+                                int root, const char *why = nullptr);
 // Resolves PHX_ALGO_AUTO, in the same way on all ranks.
 int32_t choose_all_reduce(const Plan &plan, size_t bytes, int32_t algo);
 OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int32_t algo);
@@ -146,6 +162,7 @@ OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root);
 // constant kind.
 inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                    int root, int32_t algo = PHX_ALGO_AUTO) {
+  if (__builtin_expect(plan.net != nullptr, 0)) return make_between_hosts(kind, plan, buffers, reduction, root);
   switch (kind) {
     case Kind::kAllReduce: return make_all_reduce(plan, buffers, reduction, algo);
     case Kind::kAllGather:

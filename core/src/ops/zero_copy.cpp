@@ -276,7 +276,8 @@ std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, co
 }  // namespace
 
 bool pays_to_look(const Group &group, size_t in_bytes) {
-  return in_bytes >= kSmallestInput && group.size() != 1 && (in_bytes >= kSmallestCrowded || !group.is_crowded());
+  return in_bytes >= kSmallestInput && group.size() != 1 && !group.spans_hosts() &&
+         (in_bytes >= kSmallestCrowded || !group.is_crowded());
 }
 
 std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes) {
@@ -293,7 +294,7 @@ bool may_find_input(const Group &group, size_t in_bytes) {
 OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
   const Group &group = call.group();
   const Kind kind = call.kind();
-  if (call.options().algo != PHX_ALGO_AUTO) return staged;
+  if (call.options().algo != PHX_ALGO_AUTO || group.spans_hosts()) return staged;
   // The caller may change an input of at most this size as soon as the start returns, so peers cannot read it later.
   if (!blocking && in_bytes <= group.eager_bytes()) return staged;
   const bool reads = only_root_gives(kind) && group.group_rank() != root;  // this rank has no input
@@ -320,7 +321,7 @@ OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr stag
 OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls) {
   const Group &group = call.group();
   const SymmDirectory &directory = SymmDirectory::of_process();
-  if (directory.empty() || group.size() == 1 || call.options().algo != PHX_ALGO_AUTO)
+  if (directory.empty() || group.size() == 1 || group.spans_hosts() || call.options().algo != PHX_ALGO_AUTO)
     return make_coalesced(plan, calls);
   std::vector<Candidate> candidates = candidates_of(calls, plan.lane);
   const size_t most_kept = plan.blocking ? 0 : group.eager_bytes();  // may change after the start

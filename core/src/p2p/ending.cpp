@@ -81,6 +81,10 @@ void Messenger::withdraw(Transfer &transfer) {
     case Transfer::Stage::kPosted: return matcher_.withdraw(&transfer);
     case Transfer::Stage::kClearing: outbound_[other].clears.remove(&transfer); break;
     case Transfer::Stage::kFilling: filling_.remove(&transfer); break;
+    case Transfer::Stage::kCarried:
+      outbound_[other].carried.remove(&transfer);
+      transfer.carried.reset();
+      break;
   }
   count(outbound_[other]);
   const bool waits_for_cts = transfer.sends && transfer.begun && transfer.rendezvous && !transfer.cleared;
@@ -92,7 +96,7 @@ void Messenger::withdraw(Transfer &transfer) {
 Transfer *Messenger::any_with(int peer) const {
   const Outbound &outbound = outbound_[peer];
   for (Transfer *transfer : {outbound.clears.front(), outbound.data.front(), outbound.queue.front(),
-                             announced_.any(peer), filling_.any(peer)})
+                             outbound.carried.front(), announced_.any(peer), filling_.any(peer)})
     if (transfer != nullptr) return transfer;
   return matcher_.any_posted(peer);
 }
@@ -181,6 +185,9 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
 }
 
 ErrorInfo Messenger::broken(int peer, const char *problem) const {
+  if (is_remote(peer))
+    return error_of("messages", PHX_ERR_INTERNAL, peer,
+                    "what came from " + group_->describe(peer) + " is broken: " + problem + ".");
   return error_of("messages", PHX_ERR_INTERNAL, peer,
                   "the memory shared with " + group_->describe(peer) + " is broken: " + problem +
                       ". Something in one of the two processes wrote where it must not.");

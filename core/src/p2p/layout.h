@@ -12,6 +12,7 @@
 //   RTS    (tag, dtype, count, eager)  ready to send: `eager` bytes are sent at once, the others stay with the sender
 //   CTS    (number)                    clear to send, in the other direction: message `number` has a matching receive
 //   DATA   (number, offset)            more data of a message, if one record cannot hold all that may be sent
+//   CREDIT (bytes)                     between hosts only: what RingHeader::returned says in shared memory
 //
 // The number of a message is not in its first record: sender and receiver both count the EAGER and RTS records of their
 // ring. Credit bounds the data that is sent without a matching receive. The sender counts the bytes that it has sent
@@ -48,7 +49,7 @@ struct MessageHead {
   bool operator==(const MessageHead &o) const { return tag == o.tag && dtype == o.dtype && count == o.count; }
 };
 
-enum class RecordKind : uint16_t { kEager = 1, kRts = 2, kCts = 3, kData = 4 };
+enum class RecordKind : uint16_t { kEager = 1, kRts = 2, kCts = 3, kData = 4, kCredit = 5 };
 
 struct RecordHeader {
   SharedWord flag;  // 0 until the record is complete, then derived from its place in the stream (flag_of)

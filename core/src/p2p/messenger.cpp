@@ -43,11 +43,14 @@ void Messenger::open(const std::vector<char *> &areas) {
   const auto ring = [&](int to, int from) {
     return areas[to] + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(size_);
   };
+  remote_ = std::vector<Remote>(size_);
   for (int i = 0; i < size_; ++i) {
     areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
+    outbound_[i].next_number = inbound_[i].next_number = group_->first_count();
+    remote_[i].is_elsewhere = areas[i] == nullptr;
+    if (is_remote(i)) continue;
     outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_, group_->first_count());
     inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_, group_->first_count());
-    outbound_[i].next_number = inbound_[i].next_number = group_->first_count();
   }
   own_.store(areas_[self], std::memory_order_release);  // pairs with on_failed, which runs on the monitor's thread
 }
@@ -63,6 +66,7 @@ void Messenger::on_failed() {
 // itself and then looks again). Either that store was a full fence, or this fence makes the compiler keep the order and
 // the sleeper fences this processor.
 void Messenger::wake(int group_rank) {
+  if (is_remote(group_rank)) return;
   MessageArea &area = *areas_[group_rank];
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (area.sleepers.load(std::memory_order_seq_cst) == 0) return;
@@ -96,6 +100,7 @@ bool Messenger::advance_pending() {
 phx_status Messenger::begin(Transfer &transfer) {
   if (group_failed()) return group_->raise_revoked(transfer.operation());
   PHX_FAILPOINT(transfer.operation(), 1);
+  if (group_->spans_hosts()) begin_with(transfer.peer);
   if (!transfer.sends) {
     post(transfer);  // what a peer sent before it left can still be received
     return PHX_OK;
@@ -176,7 +181,10 @@ WaitResult Messenger::sleep(Transfer &transfer, LazyDeadline &deadline) {
   const uint32_t rings = own.doorbell.load(std::memory_order_seq_cst);
   Lock lock(mutex_);
   const WaitResult seen = look(transfer, Take::kAll, lock);
-  if (seen == WaitResult::kNothing) sleep_until_reached(own.doorbell, rings + 1, group_->interruption(self_), deadline);
+  if (seen == WaitResult::kNothing && group_->spans_hosts())
+    sleep_between_hosts(transfer, own.doorbell, rings, deadline);
+  else if (seen == WaitResult::kNothing)
+    sleep_until_reached(own.doorbell, rings + 1, group_->interruption(self_), deadline);
   own.sleepers.fetch_sub(1, std::memory_order_relaxed);
   return seen;
 }

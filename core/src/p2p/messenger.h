@@ -14,6 +14,7 @@
 
 #include "group/group.h"
 #include "p2p/matching.h"
+#include "p2p/remote_ring.h"
 #include "p2p/ring.h"
 #include "p2p/transfer.h"
 
@@ -30,6 +31,7 @@ class Messenger final : public Attachment, public ProgressSource {
   void begin_area_at(char *area, uint32_t first) override;
   void open(const std::vector<char *> &areas) override;
   void on_failed() override;
+  void close() override;
   std::vector<ProgressSource *> progress_sources() override { return {this}; }
   bool advance_pending() override;
 
@@ -43,9 +45,10 @@ class Messenger final : public Attachment, public ProgressSource {
  private:
   struct Outbound {
     RingWriter ring;
-    LinkedList<Transfer> clears;  // receives whose CTS is to be sent
-    LinkedList<Transfer> data;    // sends with a CTS, in the order of the CTS; the first may be partly in the ring
-    LinkedList<Transfer> queue;   // new sends in the order of the calls; the first may be partly in the ring
+    LinkedList<Transfer> carried;  // sends and receives of stage kCarried
+    LinkedList<Transfer> clears;   // receives whose CTS is to be sent
+    LinkedList<Transfer> data;     // sends with a CTS, in the order of the CTS; the first may be partly in the ring
+    LinkedList<Transfer> queue;    // new sends in the order of the calls; the first may be partly in the ring
     uint32_t next_number = 0;
     uint32_t announced = 0;  // sends with an RTS and no CTS
     bool counted = false;    // whether sending_ counts this peer
@@ -73,6 +76,22 @@ class Messenger final : public Attachment, public ProgressSource {
   // transfers are complete.
   void leave(Lock &lock);
   void wake(int group_rank);  // does nothing unless that rank sleeps
+
+  // ---- between_hosts.cpp: peers on other hosts, all under the lock
+  bool is_remote(int peer) const { return remote_[peer].is_elsewhere; }
+  void begin_with(int peer);  // PHX_ANY_RANK: with all
+  bool advance_remote(int peer);
+  void carry(Transfer &transfer);
+  // What wakes this rank when ranks of other hosts do something is not what wakes it when one of this host does.
+  void sleep_between_hosts(const Transfer &transfer, const SharedWord &doorbell, uint32_t rings,
+                           const LazyDeadline &deadline);
+  RingResult put(int peer, const Record &record, size_t *taken);
+  RingResult charge(int peer, uint32_t cost);
+  RingResult peek(int peer, Record *out);
+  void release(int peer, const Record &record);
+  bool charge_peer(int peer, uint32_t cost);
+  void give_back(int peer, uint32_t cost);
+  size_t eager_limit(int peer) const { return is_remote(peer) ? RemoteRing::kEagerBytes : eager_bytes_; }
 
   // ---- traffic.cpp: moves records and data, all under the lock
   bool advance(Take take);  // true when anything moved
@@ -130,8 +149,14 @@ class Messenger final : public Attachment, public ProgressSource {
   std::atomic<MessageArea *> own_{nullptr};  // written last by `open`
 
   std::mutex mutex_;
+  struct Remote {
+    bool is_elsewhere = false;         // on another host
+    std::unique_ptr<RemoteRing> ring;  // made when it is first used
+    int64_t lost_ns = 0;               // since when its connection is lost
+  };
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
+  std::vector<Remote> remote_;
   Matcher matcher_;
   NumberedTransfers announced_;       // sends with an RTS and no CTS, except one whose eager part is still in the queue
   NumberedTransfers filling_;         // matched receives that are not complete and have no CTS left to send

@@ -24,8 +24,11 @@ bool Messenger::advance(Take take) {
   bool moved = false;
   for (int i = 0; sending_ > 0 && i < size_; ++i)
     if (outbound_[i].counted) moved |= push(i);
-  for (int i = 0; i < size_; ++i)
+  for (int i = 0; i < size_; ++i) {
+    if (is_remote(i) && remote_[i].ring) moved |= advance_remote(i);
+    if (closed_) return moved;
     if (i != self_ && (take == Take::kAll || wanted(i))) moved |= pull(i, take);
+  }
   return moved;
 }
 
@@ -77,9 +80,13 @@ RingResult Messenger::push_cts(Outbound &outbound, Transfer &receive) {
   Record record;
   record.kind = RecordKind::kCts;
   record.head.tag = receive.number;
-  const RingResult result = outbound.ring.put(record, &taken);
+  const RingResult result = put(receive.source, record, &taken);
   if (result != RingResult::kOk) return result;
   outbound.clears.remove(&receive);
+  if (is_remote(receive.source)) {
+    carry(receive);
+    return RingResult::kOk;
+  }
   receive.stage = Stage::kFilling;
   filling_.add(&receive);
   note_received(receive);
@@ -96,7 +103,7 @@ RingResult Messenger::push_first(Outbound &outbound, Transfer &send, size_t *tak
   record.offset = send.rendezvous ? send.eager : 0;
   record.bytes = send.eager;
   record.data = send.in;
-  const RingResult result = outbound.ring.put(record, taken);
+  const RingResult result = put(send.peer, record, taken);
   if (result != RingResult::kOk) return result;
   send.begun = true;
   send.number = outbound.next_number++;
@@ -110,10 +117,12 @@ RingResult Messenger::push_first(Outbound &outbound, Transfer &send, size_t *tak
 
 // Decides how a message is sent. kNothing: it cannot begin before the receiver has sent a CTS for others.
 RingResult Messenger::plan(Outbound &outbound, Transfer &send) {
-  const size_t eager = std::min(send.bytes, eager_bytes_);
+  // Between hosts the carrier moves what is not small, as a whole.
+  const size_t limit = eager_limit(send.peer),
+               eager = is_remote(send.peer) && send.bytes > limit ? 0 : std::min(send.bytes, limit);
   const bool may_announce = outbound.announced < kMaxAnnounced;
   if (eager < send.bytes && !may_announce) return RingResult::kNothing;
-  const RingResult charged = outbound.ring.charge(eager_cost(eager), credit_bytes_);
+  const RingResult charged = charge(send.peer, eager_cost(eager));
   if (charged == RingResult::kBroken || (charged == RingResult::kNothing && !may_announce)) return charged;
   send.rendezvous = charged == RingResult::kNothing || eager < send.bytes;
   send.eager = charged == RingResult::kNothing ? 0 : eager;
@@ -126,13 +135,18 @@ RingResult Messenger::push_data(Outbound &outbound, Transfer &send, size_t *take
     note_sent(outbound, send, 0);
     return RingResult::kOk;
   }
+  if (is_remote(send.peer)) {
+    outbound.data.remove(&send);
+    carry(send);
+    return RingResult::kOk;
+  }
   Record record;
   record.kind = RecordKind::kData;
   record.head.tag = send.number;
   record.offset = send.moved;
   record.bytes = send.allowed() - send.moved;
   record.data = send.in + send.moved;
-  const RingResult result = outbound.ring.put(record, taken);
+  const RingResult result = put(send.peer, record, taken);
   if (result == RingResult::kOk) note_sent(outbound, send, *taken);
   return result;
 }
@@ -180,7 +194,7 @@ void Messenger::send_to_self(Transfer &send) {
     arrival->received = send.bytes;
     return finish(send, PHX_OK);
   }
-  if (send.eager != 0) inbound_[self_].ring.give_back(eager_cost(send.eager));
+  if (send.eager != 0) give_back(self_, eager_cost(send.eager));
   arrival->send = &send;
   send.number = own.next_number++;
   send.stage = Stage::kAnnounced;
@@ -249,7 +263,7 @@ void Messenger::note_received(Transfer &receive) {
   Inbound &inbound = inbound_[receive.source];
   if (receive.owes_credit && receive.moved >= receive.eager) {
     receive.owes_credit = false;
-    inbound.ring.give_back(cost_of(receive.rendezvous, receive.eager));
+    give_back(receive.source, cost_of(receive.rendezvous, receive.eager));
   }
   if (receive.moved < receive.bytes || receive.stage != Stage::kFilling) return;
   filling_.remove(&receive);
@@ -259,19 +273,18 @@ void Messenger::note_received(Transfer &receive) {
 }
 
 bool Messenger::pull(int source, Take take) {
-  Inbound &inbound = inbound_[source];
   size_t pulled = 0;
   bool moved = false;
   do {
     Record record;
-    const RingResult result = inbound.ring.peek(&record);
+    const RingResult result = peek(source, &record);
     if (result == RingResult::kNothing) break;
     if (result == RingResult::kBroken) {
       fail(nullptr, broken(source, "a record has no place in the stream or no possible size"));
       break;
     }
     if (!accept(source, record)) break;
-    inbound.ring.release(record);
+    release(source, record);
     wake(source);
     moved = true;
     pulled += record.bytes + kLine;
@@ -287,6 +300,7 @@ bool Messenger::accept(int source, const Record &record) {
     case RecordKind::kRts: return open_message(source, record);
     case RecordKind::kCts: return clear(source, record.head.tag);
     case RecordKind::kData: return append(source, record);
+    case RecordKind::kCredit: break;  // only a RemoteRing takes it
   }
   fail(nullptr, broken(source, "a record is of no known kind"));
   return false;
@@ -301,14 +315,14 @@ bool Messenger::open_message(int source, const Record &record) {
   const size_t total = possible ? record.head.count * item : 0;
   const bool rendezvous = record.kind == RecordKind::kRts;
   const size_t eager = rendezvous ? record.offset : total;
-  if (!possible || eager > std::min(total, eager_bytes_) || record.bytes > eager || (record.bytes == 0 && eager != 0) ||
-      (!rendezvous && record.offset != 0)) {
+  if (!possible || eager > std::min(total, eager_limit(source)) || record.bytes > eager ||
+      (record.bytes == 0 && eager != 0) || (!rendezvous && record.offset != 0)) {
     fail(nullptr, broken(source, "a message begins with an impossible header"));
     return false;
   }
   const uint32_t number = inbound.next_number++;
   if (rendezvous) ++inbound.announced;
-  if (!inbound.ring.charge(cost_of(rendezvous, eager), credit_bytes_) || inbound.announced > kMaxAnnounced) {
+  if (!charge_peer(source, cost_of(rendezvous, eager)) || inbound.announced > kMaxAnnounced) {
     fail(nullptr, broken(source, "it sent more than it may before receives ask for it"));
     return false;
   }
@@ -317,7 +331,7 @@ bool Messenger::open_message(int source, const Record &record) {
     if (!check_head(*receive, source, record.head)) return false;
     deliver(*receive, record);
     if (!rendezvous && record.bytes == total) {
-      inbound.ring.give_back(eager_cost(eager));
+      give_back(source, eager_cost(eager));
       finish(*receive, PHX_OK);
     } else {
       fill(*receive, number, rendezvous, eager);

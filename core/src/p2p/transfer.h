@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "group/work.h"
+#include "net/net.h"
 #include "p2p/layout.h"
 #include "phalanx/phalanx.h"
 
@@ -26,21 +27,23 @@ struct Transfer {
     kData,       // a send: there is a CTS, and not all data is in the ring
     kPosted,     // a receive without a matching message
     kClearing,   // a receive: its CTS is not in the ring yet
-    kFilling     // a receive: more data is to come
+    kFilling,    // a receive: more data is to come
+    kCarried     // with a rank of another host: the carrier has the data that follows the CTS
   };
 
   // State of the messenger.
   Stage stage = Stage::kNone;
-  bool planned = false;       // a send: Messenger::plan has decided how it is sent
-  bool begun = false;         // a send: its EAGER or RTS is in the ring
-  bool rendezvous = false;    // it is announced by an RTS
-  bool cleared = false;       // a send: its CTS has come
-  bool owes_credit = false;   // a receive: the credit of its eager part has not been given back
-  uint32_t number = 0;        // of the message between its two ranks
-  size_t eager = 0;           // bytes that come without a CTS
-  size_t moved = 0;           // bytes of a send that are in the ring, or of a matched receive that have come
-  int source = PHX_ANY_RANK;  // the sender of a matched receive's message
-  WorkRef work;               // of a started transfer: owns it, and keeps it alive until it is complete
+  bool planned = false;                // a send: Messenger::plan has decided how it is sent
+  bool begun = false;                  // a send: its EAGER or RTS is in the ring
+  bool rendezvous = false;             // it is announced by an RTS
+  bool cleared = false;                // a send: its CTS has come
+  bool owes_credit = false;            // a receive: the credit of its eager part has not been given back
+  uint32_t number = 0;                 // of the message between its two ranks
+  size_t eager = 0;                    // bytes that come without a CTS
+  size_t moved = 0;                    // bytes of a send that are in the ring, or of a matched receive that have come
+  int source = PHX_ANY_RANK;           // the sender of a matched receive's message
+  std::unique_ptr<Transfers> carried;  // of stage kCarried
+  WorkRef work;                        // of a started transfer: owns it, and keeps it alive until it is complete
   std::unique_ptr<ErrorInfo> error;
   std::atomic<phx_status> state{PHX_IN_PROGRESS};  // written last: after that no other thread touches the transfer
   Transfer *next = nullptr, *previous = nullptr;   // in one list at a time

@@ -25,6 +25,7 @@ class PrefixStore final : public phx_store {
   phx_status remove(const char *key) override {
     return with_key("store_remove", key, [&](const char *full) { return base_->remove(full); });
   }
+  std::string server() const override { return base_->server(); }
   phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
     std::vector<std::string> full;
     std::vector<const char *> pointers;

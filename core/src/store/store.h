@@ -17,6 +17,8 @@ struct phx_store {
   virtual phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) = 0;
   virtual phx_status add(const char *key, int64_t delta, int64_t *result) = 0;
   virtual phx_status remove(const char *key) = 0;
+  // The host that serves it, as an address without a port; empty if there is none or it is not known.
+  virtual std::string server() const { return {}; }
 
   void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   void release() {

@@ -33,6 +33,10 @@ class TableStore final : public phx_store {
     const phx_status status = check_process("store_remove");
     return status != PHX_OK ? status : table().remove(key);
   }
+  std::string server() const override {
+    const std::string host = server_ ? server_->host() : "";
+    return host == "0.0.0.0" || host == "::" ? "" : host;  // it is served on all addresses, so none is known
+  }
 
  private:
   Table &table() { return server_ ? server_->table() : own_; }

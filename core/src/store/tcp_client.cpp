@@ -66,6 +66,7 @@ class TcpClientStore final : public phx_store {
     Reply reply;
     return call("store_remove", request, Deadline::after_ms(CallTimeout::ms()), &reply);
   }
+  std::string server() const override { return endpoint_.host(); }
 
  private:
   static Request make_request(Op op, const char *key, int64_t number) {

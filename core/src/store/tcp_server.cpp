@@ -13,10 +13,7 @@
 namespace phx::store {
 
 TcpServer::TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits)
-    : EventLoop({limits.handshakes, limits.handshake_ms, limits.crowded_ms}),
-      endpoint_(endpoint),
-      token_(std::move(token)),
-      limit_(limits.connections) {}
+    : endpoint_(endpoint), token_(std::move(token)), limits_(limits) {}
 
 phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                             std::unique_ptr<TcpServer> *out) {
@@ -25,7 +22,9 @@ phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std
     return fail_errno(errno, operation, "%s: the system gave no random bytes", operation);
   Fd listener;
   phx_status status = listen_on(operation, &server->endpoint_, &listener);
-  if (status == PHX_OK) status = server->EventLoop::start(operation, "phx-store", std::move(listener));
+  if (status == PHX_OK)
+    status = server->EventLoop::start(operation, "phx-store", std::move(listener),
+                                      {limits.handshakes, limits.handshake_ms, limits.crowded_ms});
   if (status == PHX_OK) *out = std::move(server);
   return status;
 }
@@ -86,7 +85,7 @@ void TcpServer::advance(int fd, Step &&step) {
   if (!open) close_connection(fd, why);
 }
 
-void TcpServer::on_accept(Fd fd) {
+void TcpServer::on_accept(Fd fd, size_t) {
   const int number = fd.get();
   tune_connection(number);
   Nonce nonce;

@@ -27,6 +27,7 @@ class TcpServer final : private EventLoop {
   TcpServer(const TcpServer &) = delete;
   TcpServer &operator=(const TcpServer &) = delete;
 
+  std::string host() const { return endpoint_.host(); }
   uint16_t port() const { return endpoint_.port(); }
   Table &table() { return table_; }
   using EventLoop::wake;  // after a change of the table by another thread: a client may wait for the key
@@ -34,11 +35,11 @@ class TcpServer final : private EventLoop {
  private:
   TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits);
 
-  void on_accept(Fd fd) override;
+  void on_accept(Fd fd, size_t listener) override;
   void on_late(int fd) override { close_connection(fd, "it did not show the token in time"); }
   void on_event(int fd, uint32_t events) override;
   void after_events(bool) override { answer_parked(); }
-  bool has_room() const override { return connections_.size() < limit_; }
+  bool has_room() const override { return connections_.size() < limits_.connections; }
   int64_t next_look_ns() const override;
   bool goes_on_after(const std::exception &error) override;
   template <class Step>
@@ -48,7 +49,7 @@ class TcpServer final : private EventLoop {
 
   Endpoint endpoint_;
   const std::string token_;
-  const size_t limit_;  // of connections
+  const TcpLimits limits_;
   Nonce server_id_{};
   Table table_;
 

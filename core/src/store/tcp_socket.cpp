@@ -57,22 +57,17 @@ Transfer wait_ready(int fd, short events, const Deadline &deadline, int *error) 
   }
 }
 
-// A connect to a port of the ephemeral range without a listener may meet itself (RFC 793, simultaneous open): both ends
-// are then this socket, and the port is taken from the server that is about to start.
-bool met_itself(int fd) {
-  sockaddr_storage mine{}, theirs{};
-  socklen_t mine_length = sizeof mine, theirs_length = sizeof theirs;
-  if (getsockname(fd, reinterpret_cast<sockaddr *>(&mine), &mine_length) != 0) return false;
-  if (getpeername(fd, reinterpret_cast<sockaddr *>(&theirs), &theirs_length) != 0) return false;
-  return mine_length == theirs_length && std::memcmp(&mine, &theirs, mine_length) == 0;
-}
-
 Transfer failed_with(int *error, int reason) {
   *error = reason;
   return Transfer::kFailed;
 }
 
 }  // namespace
+
+std::string Endpoint::host() const {
+  const std::string host = text.substr(0, text.rfind(':'));
+  return host.empty() || host.front() != '[' ? host : host.substr(1, host.size() - 2);
+}
 
 uint16_t Endpoint::port() const {
   if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6 *>(&address)->sin6_port);
@@ -135,6 +130,14 @@ void tune_connection(int fd) {
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // so that the death of the peer's machine is noticed
 }
 
+bool connected_to_itself(int fd) {
+  sockaddr_storage mine{}, theirs{};
+  socklen_t mine_length = sizeof mine, theirs_length = sizeof theirs;
+  if (getsockname(fd, reinterpret_cast<sockaddr *>(&mine), &mine_length) != 0) return false;
+  if (getpeername(fd, reinterpret_cast<sockaddr *>(&theirs), &theirs_length) != 0) return false;
+  return mine_length == theirs_length && std::memcmp(&mine, &theirs, mine_length) == 0;
+}
+
 std::string transfer_text(Transfer result, int error) {
   if (result == Transfer::kTimedOut) return "no answer in time";
   if (result == Transfer::kClosed) return "the connection was closed";
@@ -154,7 +157,8 @@ Transfer connect_before(const Endpoint &endpoint, const Deadline &deadline, Fd *
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &outcome, &length);
     if (outcome != 0) return failed_with(error, outcome);
   }
-  if (met_itself(fd.get())) return failed_with(error, ECONNREFUSED);
+  // Else the port would be taken from the server that is about to start there.
+  if (connected_to_itself(fd.get())) return failed_with(error, ECONNREFUSED);
   tune_connection(fd.get());
   *out = std::move(fd);
   return Transfer::kDone;

@@ -17,6 +17,7 @@ struct Endpoint {
   socklen_t length = 0;
   std::string text;  // "127.0.0.1:1234", for errors
 
+  std::string host() const;  // the address without the port
   uint16_t port() const;
   void set_port(uint16_t port);
 };
@@ -30,6 +31,9 @@ void tune_connection(int fd);                                              // no
 
 // How a transfer ended; kFailed leaves the reason in *error.
 enum class Transfer { kDone, kTimedOut, kClosed, kFailed };
+// Whether both ends of a connection are this socket. A connect to a port of the ephemeral range without a listener may
+// meet itself (RFC 793, simultaneous open).
+bool connected_to_itself(int fd);
 std::string transfer_text(Transfer result, int error);  // of one that is not kDone
 
 Transfer connect_before(const Endpoint &endpoint, const Deadline &deadline, Fd *out, int *error);

@@ -138,6 +138,22 @@ std::string why_apart(const PeerRecord &a, int rank_a, const PeerRecord &b, int 
          "to one value on all ranks of the host.";
 }
 
+bool on_another_host(const PeerRecord &self, const PeerRecord &peer) {
+  return !why_apart(self, self.rank, peer, peer.rank).empty();
+}
+
+std::string process_text(const PeerRecord &self, const PeerRecord &peer) {
+  if (!on_another_host(self, peer)) return process_state(peer.pid);
+  return "on host " + std::string(peer.hostname, strnlen(peer.hostname, sizeof peer.hostname));
+}
+
+void read_hostname(char (*out)[64]) {
+  std::memset(*out, 0, sizeof *out);
+  // A longer name is cut. gethostname fails only for a name that is too long, and then it has written what fits.
+  (void)!gethostname(*out, sizeof *out - 1);
+  if ((*out)[0] == '\0') std::strcpy(*out, "unknown");
+}
+
 std::string socket_name(const Uuid &uuid) {
   char name[64];
   std::snprintf(name, sizeof name, "phalanx-%016" PRIx64 "%016" PRIx64, uuid.high, uuid.low);

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/wait.h"
+#include "world/host_address.h"
 
 namespace phx {
 namespace {
@@ -64,9 +65,15 @@ Fd open_pidfd(int32_t pid) {
 
 }  // namespace
 
-Link::Link(const Uuid &peer, int32_t peer_rank, int32_t peer_pid, Fd connected)
-    : uuid(peer), rank(peer_rank), pid(peer_pid), socket(std::move(connected)) {
-  pidfd = open_pidfd(peer_pid);  // not an initializer: a fork meanwhile must find an empty descriptor
+Link::Link(const Uuid &peer, int32_t peer_rank, int32_t peer_pid, Fd connected, const std::string &host)
+    : uuid(peer),
+      rank(peer_rank),
+      pid(peer_pid),
+      remote(!host.empty()),
+      hostname(host),
+      socket(std::move(connected)),
+      where_("on host " + host) {
+  if (!remote) pidfd = open_pidfd(peer_pid);  // not an initializer: a fork meanwhile must find an empty descriptor
 }
 
 bool has_ended(const PeerRecord &record) {
@@ -165,7 +172,69 @@ Sent try_send(Link &link, const Envelope &envelope, const void *payload, const i
   return try_send_locked(link, envelope, payload, fds, error);
 }
 
+namespace {
+
+bool is_lost(int error) {
+  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == ETIMEDOUT || error == EHOSTUNREACH ||
+         error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
+}
+
+// Sends to a remote peer. Returns how many bytes the kernel took, or -1 with *error set.
+ssize_t send_some(Link &link, iovec *parts, size_t part_count, int *error) {
+  msghdr header{};
+  header.msg_iov = parts;
+  header.msg_iovlen = part_count;
+  for (;;) {
+    const ssize_t sent = sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    *error = sent < 0 ? errno : 0;
+    if (*error == EINTR) continue;
+    if (sent < 0 && *error != EAGAIN && *error != EPIPE) link.lost_error.store(*error);
+    return sent;
+  }
+}
+
+Sent try_send_stream(Link &link, const Envelope &envelope, const void *payload, int *error) {
+  *error = envelope.fd_count != 0 ? EOPNOTSUPP : EPIPE;
+  if (!link.socket.valid() || envelope.fd_count != 0) return Sent::kFailed;
+  if (!link.outbox.empty()) flush_outbox_locked(link);
+  if (!link.outbox.empty()) return Sent::kFull;
+  iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},
+                    {const_cast<void *>(payload), envelope.payload_bytes}};
+  const ssize_t sent = send_some(link, parts, envelope.payload_bytes > 0 ? 2 : 1, error);
+  if (sent < 0) return *error == EAGAIN ? Sent::kFull : Sent::kFailed;
+  if (static_cast<size_t>(sent) == sizeof envelope + envelope.payload_bytes) return Sent::kDone;
+  std::string bytes(reinterpret_cast<const char *>(&envelope), sizeof envelope);
+  if (envelope.payload_bytes > 0) bytes.append(static_cast<const char *>(payload), envelope.payload_bytes);
+  link.outbox.push_back(std::move(bytes));
+  link.outbox_sent = static_cast<size_t>(sent);
+  if (link.on_outbox) link.on_outbox();
+  return Sent::kDone;
+}
+
+}  // namespace
+
+void flush_outbox_locked(Link &link) {
+  while (!link.outbox.empty() && link.socket.valid()) {
+    std::string &bytes = link.outbox.front();
+    int error = 0;
+    if (link.remote) {
+      iovec rest{&bytes[link.outbox_sent], bytes.size() - link.outbox_sent};
+      const ssize_t sent = send_some(link, &rest, 1, &error);
+      if (sent < 0 && error == EAGAIN) return;
+      link.outbox_sent += sent < 0 ? rest.iov_len : static_cast<size_t>(sent);
+      if (link.outbox_sent < bytes.size()) continue;
+      link.outbox_sent = 0;
+    } else {
+      Envelope envelope;
+      std::memcpy(&envelope, bytes.data(), sizeof envelope);
+      if (try_send_locked(link, envelope, bytes.data() + sizeof envelope, nullptr, &error) == Sent::kFull) return;
+    }
+    link.outbox.pop_front();  // also after a failure: the end of the connection is seen by who reads from it
+  }
+}
+
 Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, const int *fds, int *error) {
+  if (link.remote) return try_send_stream(link, envelope, payload, error);
   char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
   iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},
                     {const_cast<void *>(payload), envelope.payload_bytes}};
@@ -194,9 +263,13 @@ Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, 
 }
 
 phx_status send_failed(const Link &link, int error) {
+  if (link.remote && is_lost(error))
+    return fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) %s", link.rank, link.pid, link.process_state_text(),
+                why_lost(link).c_str())
+        .peer(link.rank);
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN)
     return fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
-                process_state(link.pid))
+                link.process_state_text())
         .peer(link.rank);
   return fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid).peer(link.rank);
 }
@@ -253,6 +326,54 @@ Receive receive_message(int socket, Message *out) {
   out->payload.assign(payload, envelope.payload_bytes);
   out->fds = std::move(fds);
   return Receive::kMessage;
+}
+
+namespace {
+
+// Takes the first message out of *input. kNothing: it is not complete.
+Receive take_message(std::string *input, Message *out) {
+  Envelope envelope{};
+  if (input->size() < sizeof envelope) return Receive::kNothing;
+  std::memcpy(&envelope, input->data(), sizeof envelope);
+  if (envelope.magic != kWireMagic || envelope.payload_bytes > kMaxPayload || envelope.fd_count != 0)
+    return Receive::kMalformed;
+  const size_t size = sizeof envelope + envelope.payload_bytes;
+  if (input->size() < size) return Receive::kNothing;
+  out->envelope = envelope;
+  out->payload.assign(*input, sizeof envelope, envelope.payload_bytes);
+  out->fds.clear();
+  input->erase(0, size);
+  return Receive::kMessage;
+}
+
+}  // namespace
+
+Receive receive_message(Link &link, Message *out) {
+  if (!link.remote) return receive_message(link.socket.get(), out);
+  for (;;) {
+    const Receive taken = take_message(&link.input, out);
+    if (taken != Receive::kNothing) return taken;
+    char buffer[2 * kMaxPayload];
+    const ssize_t got = recv(link.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got > 0) {
+      link.input.append(buffer, static_cast<size_t>(got));
+      continue;
+    }
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return Receive::kNothing;
+    if (got < 0) link.lost_error.store(errno);
+    return Receive::kClosed;
+  }
+}
+
+std::string why_lost(const Link &link) {
+  const int error = link.lost_error.load();
+  std::string why = "closed by the other side: its process has ended";
+  if (error == ECONNRESET) why = "connection reset: its process has ended, or the network has cut it";
+  if (error == ETIMEDOUT) why = "timed out after " + std::to_string(kHostTimeoutMs / 1000) + " s without an answer";
+  char buffer[128];
+  if (error != 0 && error != ECONNRESET && error != ETIMEDOUT) why = strerror_r(error, buffer, sizeof buffer);
+  return "is gone: the connection to host " + link.hostname + " was lost (" + why + ")";
 }
 
 }  // namespace phx

@@ -1,6 +1,8 @@
 #include "world/monitor.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,9 +18,12 @@ namespace {
 
 constexpr size_t kMaxStrangers = 64;
 constexpr int64_t kHandshakeMs = 5000;
-constexpr int64_t kCrowdedMs = 20;      // a rank sends its hello at once
-constexpr uint32_t kMaxQueued = 4096;   // messages of one peer that this rank has not asked for yet
-constexpr uint32_t kMaxQueuedFds = 64;  // descriptors in these messages
+constexpr int64_t kCrowdedMs = 20;         // a rank sends its hello at once
+constexpr size_t kMaxHostStrangers = 128;  // of the TCP listener: all ranks of a large job may come at once
+constexpr int64_t kCrowdedHostsMs = 500;   // of these: two round trips of a slow network, and a busy host
+constexpr size_t kHostListener = 1;        // of the event loop
+constexpr uint32_t kMaxQueued = 4096;      // messages of one peer that this rank has not asked for yet
+constexpr uint32_t kMaxQueuedFds = 64;     // descriptors in these messages
 constexpr size_t kMaxEarly = 1024;
 constexpr size_t kMaxOutbox = 4096;    // unsent messages to one peer; it learns of the rest by its deadlines
 constexpr int64_t kFarewellMs = 1000;  // for running peers to take the last messages
@@ -30,14 +35,23 @@ void uncount(Link &link, const Message &message) {
   link.queued_fds -= static_cast<uint32_t>(message.fds.size());
 }
 
+// Whether the kernel of a remote peer has not confirmed yet all that was sent. If this process closed its connection
+// with unread messages in it, the rest would be dropped.
+bool is_on_the_way(const Link &link) {
+  int bytes = 0;
+  return link.remote && link.socket.valid() && ioctl(link.socket.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
 }  // namespace
 
-Monitor::Monitor(const PeerRecord &self) : EventLoop({kMaxStrangers, kHandshakeMs, kCrowdedMs}), self_(self) {}
+Monitor::Monitor(const PeerRecord &self) : self_(self) {}
 
 phx_status Monitor::start() {
   Fd listener;
   const phx_status status = listen_abstract(socket_name(self_.uuid), &listener);
-  return status != PHX_OK ? status : EventLoop::start("world_create", "phx-monitor", std::move(listener));
+  return status != PHX_OK ? status
+                          : EventLoop::start("world_create", "phx-monitor", std::move(listener),
+                                             {kMaxStrangers, kHandshakeMs, kCrowdedMs});
 }
 
 void Monitor::stop() {
@@ -51,11 +65,14 @@ void Monitor::stop() {
   stopping_.store(true);
   EventLoop::stop();
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const LinkRef &link : links) {
-    link->state.store(LinkState::kLeft);
-    link->close();
+  for (const auto &entry : links_) {  // also those that were made meanwhile
+    entry.second->state.store(LinkState::kLeft);
+    entry.second->close();
   }
   pending_.clear();
+  pending_hosts_.clear();
+  dials_by_fd_.clear();
+  host_dials_.clear();
   by_fd_.clear();
   inbox_.clear();
   changed_.notify_all();
@@ -68,9 +85,9 @@ void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
   const auto is_served = [](const LinkRef &link) {
     {
       std::lock_guard<std::mutex> lock(link->send_mutex);
-      if (link->outbox.empty()) return true;
+      if (link->outbox.empty() && !is_on_the_way(*link)) return true;
     }
-    return link->state.load() != LinkState::kAlive || std::strcmp(process_state(link->pid), "stopped") == 0;
+    return link->state.load() != LinkState::kAlive || std::strcmp(link->process_state_text(), "stopped") == 0;
   };
   Backoff(1000, 1000).until(Deadline::after_ms(runs() ? kFarewellMs : 0), [&] {
     return std::all_of(links.begin(), links.end(), is_served);
@@ -98,16 +115,8 @@ void Monitor::arm(const Link &link) const {
 
 void Monitor::flush(const LinkRef &link) {
   std::lock_guard<std::mutex> lock(link->send_mutex);
-  while (!link->outbox.empty()) {
-    const std::string &bytes = link->outbox.front();
-    Envelope envelope;
-    std::memcpy(&envelope, bytes.data(), sizeof envelope);
-    int error = 0;
-    const Sent sent = try_send_locked(*link, envelope, bytes.data() + sizeof envelope, nullptr, &error);
-    if (sent == Sent::kFull) return;
-    link->outbox.pop_front();
-  }
-  arm(*link);
+  flush_outbox_locked(*link);
+  if (link->outbox.empty()) arm(*link);
 }
 
 // ---- the thread
@@ -151,6 +160,7 @@ void Monitor::on_wake() {
 }
 
 void Monitor::after_events(bool any) {
+  if (now_ns() >= redial_ns_.load()) redial();
   if (any || caught_up_ == woken_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   caught_up_ = woken_;
@@ -159,9 +169,11 @@ void Monitor::after_events(bool any) {
 
 void Monitor::on_event(int fd, uint32_t events) {
   if (pending_.count(fd) != 0) return greet(fd);
+  if (pending_hosts_.count(fd) != 0) return greet_host(fd);
   LinkRef link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (dials_by_fd_.count(fd) != 0) return advance_dial(fd);
     const auto found = by_fd_.find(fd);
     if (found == by_fd_.end()) return;
     link = found->second;
@@ -170,10 +182,16 @@ void Monitor::on_event(int fd, uint32_t events) {
   if ((events & ~EPOLLOUT) != 0) read_link(link);
 }
 
-void Monitor::on_accept(Fd fd) {
+void Monitor::on_accept(Fd fd, size_t listener) {
   uint32_t uid = 0;
   int32_t pid = 0;
   const int number = fd.get();
+  if (listener == kHostListener) {
+    tune_host_connection(number);
+    pending_hosts_[number] = std::make_unique<HostStranger>(std::move(fd), self_);
+    watch_fd(number);
+    return greet_host(number);
+  }
   if (!peer_credentials(number, &uid, &pid) || uid != self_.uid) {
     PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user", pid,
             uid);
@@ -185,6 +203,11 @@ void Monitor::on_accept(Fd fd) {
 }
 
 void Monitor::on_late(int fd) {
+  if (pending_hosts_.count(fd) != 0) {
+    PHX_LOG(PHX_LOG_WARNING, "closed a connection from %s, which ended no handshake in time",
+            address_of_peer(fd).c_str());
+    return close_stranger(fd);
+  }
   uint32_t uid = 0;
   int32_t pid = 0;
   peer_credentials(fd, &uid, &pid);
@@ -194,8 +217,133 @@ void Monitor::on_late(int fd) {
 
 void Monitor::close_stranger(int fd) {
   pending_.erase(fd);
+  pending_hosts_.erase(fd);
   end_handshake(fd);
 }
+
+void Monitor::greet_host(int fd) {
+  HostStranger &stranger = *pending_hosts_[fd];
+  const HostStranger::Step step = stranger.advance();
+  if (step == HostStranger::Step::kWaits) return;
+  const bool valid = step == HostStranger::Step::kProven;
+  const LinkRef known = valid ? find_link(stranger.hello().from) : nullptr;
+  const bool connected = known && known->state.load() == LinkState::kAlive;
+  if (!valid && !stranger.said_nothing())
+    PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from %s", address_of_peer(fd).c_str());
+  else if (connected)
+    PHX_LOG(PHX_LOG_WARNING, "refused a handshake from %s: rank %d (pid %d) is connected already",
+            address_of_peer(fd).c_str(), known->rank, known->pid);
+  if (!valid || connected) return close_stranger(fd);
+  const LinkRef link = stranger.make_link();
+  close_stranger(fd);
+  const Welcome welcome{kWireMagic, self_.rank, self_.uuid};
+  if (!send_record(fd, &welcome, sizeof welcome)) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  keep(link);
+  changed_.notify_all();
+}
+
+// ---- connections to ranks of other hosts, of which this rank is the dialer
+
+bool Monitor::listen_for_hosts(Fd listener) {
+  return add_listener(std::move(listener), {kMaxHostStrangers, kHandshakeMs, kCrowdedHostsMs});
+}
+
+phx_status Monitor::dial_host(const PeerRecord &peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopping_.load()) return PHX_ERR_REVOKED;
+  begin_dial(peer, false);
+  return PHX_OK;
+}
+
+void Monitor::ask_host(const PeerRecord &peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!stopping_.load()) begin_dial(peer, true);
+}
+
+void Monitor::begin_dial(const PeerRecord &peer, bool only_asks) {
+  if (links_.count(peer.uuid) != 0) return;
+  std::unique_ptr<HostDial> &dial = host_dials_[peer.uuid];
+  if (dial && !dial->failed()) return;
+  dial = std::make_unique<HostDial>(self_, peer, only_asks);
+  after_step(*dial, dial->begin(), -1);
+}
+
+// `watched`: the socket that epoll watches for this connection, -1 if none. It is closed if the connection was lost.
+void Monitor::after_step(HostDial &dial, HostDial::Step step, int watched) {
+  dials_by_fd_.erase(watched);
+  switch (step) {
+    case HostDial::Step::kWaits:
+      dials_by_fd_[dial.socket()] = dial.peer().uuid;
+      watched < 0 ? watch_fd(dial.socket(), dial.events()) : change_events(watched, dial.events());
+      return;
+    case HostDial::Step::kPauses:
+      redial_ns_.store(std::min(redial_ns_.load(), dial.again_ns()));
+      wake();
+      return;
+    case HostDial::Step::kDone: {
+      if (dial.only_asks()) {
+        if (watched >= 0) unwatch_fd(watched);
+        host_dials_.erase(Uuid(dial.peer().uuid));
+        return;
+      }
+      const LinkRef link = dial.make_link();
+      host_dials_.erase(link->uuid);
+      change_events(watched, EPOLLIN);
+      keep(link);
+      break;
+    }
+    case HostDial::Step::kFailed: break;
+  }
+  changed_.notify_all();
+}
+
+void Monitor::advance_dial(int fd) {
+  HostDial &dial = *host_dials_.at(dials_by_fd_.at(fd));
+  after_step(dial, dial.advance(), fd);
+}
+
+void Monitor::redial() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  redial_ns_.store(INT64_MAX);
+  for (const auto &entry : host_dials_) {
+    HostDial &dial = *entry.second;
+    if (!dial.pauses()) continue;
+    if (now_ns() < dial.again_ns())
+      redial_ns_.store(std::min(redial_ns_.load(), dial.again_ns()));
+    else
+      after_step(dial, dial.begin(), -1);
+  }
+}
+
+phx_status Monitor::await_host(const Uuid &uuid, const Deadline &deadline, LinkRef *out) {
+  phx_status status = PHX_ERR_TIMEOUT;
+  std::unique_lock<std::mutex> lock(mutex_);
+  wait_until(changed_, lock, deadline, [&] {
+    const auto link = links_.find(uuid);
+    const auto dial = host_dials_.find(uuid);
+    if (link != links_.end()) {
+      *out = link->second;
+      status = PHX_OK;
+    } else if (stopping_.load()) {
+      status = PHX_ERR_REVOKED;
+    } else if (dial != host_dials_.end() && dial->second->failed()) {
+      status = set_last_error(dial->second->error());
+    } else if (broken_.status != PHX_OK) {
+      status = set_last_error(broken_);
+    }
+    return status != PHX_ERR_TIMEOUT;
+  });
+  return status;
+}
+
+std::string Monitor::host_waits_for(const Uuid &uuid) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto dial = host_dials_.find(uuid);
+  return dial == host_dials_.end() ? std::string() : dial->second->waiting();
+}
+
+// ---- the links
 
 void Monitor::greet(int fd) {
   uint32_t uid = 0;
@@ -229,13 +377,15 @@ void Monitor::keep(const LinkRef &link) {
     by_fd_[link->pidfd.get()] = link;
     watch_fd(link->pidfd.get());
   }
+  // The caller of this function holds send_mutex and has an open socket, so this monitor has not ended.
+  link->on_outbox = [this, kept = link.get()] { arm(*kept); };
   links_[link->uuid] = link;
 }
 
 void Monitor::read_link(const LinkRef &link) {
   for (;;) {
     Message message;
-    switch (receive_message(link->socket.get(), &message)) {
+    switch (receive_message(*link, &message)) {
       case Receive::kMessage:
         deliver(link, std::move(message));
         if (link->state.load() != LinkState::kAlive) return;
@@ -258,6 +408,7 @@ void Monitor::read_link(const LinkRef &link) {
           pollfd entry{link->pidfd.get(), POLLIN, 0};
           poll(&entry, 1, 20);
         }
+        if (link->remote) link->ending = why_lost(*link);
         end_link(link, LinkState::kDead);
         return;
       }
@@ -332,7 +483,7 @@ void Monitor::on_death(const Message &message) {
   if (message.payload.size() != sizeof uuid) return;
   std::memcpy(&uuid, message.payload.data(), sizeof uuid);
   const LinkRef link = find_link(uuid);
-  if (!link || link->state.load() != LinkState::kAlive || !process_has_ended(link->pid)) return;
+  if (!link || link->state.load() != LinkState::kAlive || !link->process_has_ended()) return;
   read_link(link);
   if (link->state.load() == LinkState::kAlive) end_link(link, LinkState::kDead);
 }
@@ -348,7 +499,7 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
   }
   unwatch_fd(link->socket.get());
   if (link->pidfd.valid()) unwatch_fd(link->pidfd.get());
-  const bool ended = state == LinkState::kDead && process_has_ended(link->pid);
+  const bool ended = state == LinkState::kDead && link->process_has_ended();
   link->state.store(state);
   std::vector<std::shared_ptr<GroupListener>> groups = listeners();
   groups.erase(
@@ -427,7 +578,7 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
   for (const LinkRef &link : ended)
     if (group->has_peer(link->uuid))
       group->on_peer_gone(*link, link->state.load(),
-                          link->state.load() == LinkState::kDead && process_has_ended(link->pid));
+                          link->state.load() == LinkState::kDead && link->process_has_ended());
   if (revoked) group->on_revoked(cause);
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/event_loop.h"
+#include "world/host_handshake.h"
 #include "world/link.h"
 #include "world/recent_ids.h"
 
@@ -47,6 +48,20 @@ class Monitor : private EventLoop {
   // Waits until the peer has dialed in; NULL at the deadline.
   LinkRef await_link(const Uuid &uuid, const Deadline &deadline);
 
+  // Accepts ranks of other hosts from this listening TCP socket. False, with errno set, if that is impossible.
+  bool listen_for_hosts(Fd listener);
+  // Begins to connect to a rank of another host, unless that was begun before or there is a link. The thread goes on
+  // with it, whether or not anyone waits. PHX_ERR_REVOKED, without a text: the world was finalized.
+  phx_status dial_host(const PeerRecord &peer);
+  // Begins to ask a host whether that rank, which is to dial this one, still listens. If not, await_host() fails.
+  void ask_host(const PeerRecord &peer);
+  // Waits for a connection to a rank of another host, whichever dials. PHX_ERR_TIMEOUT, without a text: it is not there
+  // yet; PHX_ERR_REVOKED, without a text: the world was finalized. Another error is that of the connection, and the
+  // next dial_host() begins anew.
+  phx_status await_host(const Uuid &uuid, const Deadline &deadline, LinkRef *out);
+  // What a connection that was begun waits for, for errors; empty if there is none.
+  std::string host_waits_for(const Uuid &uuid) const;
+
   using EventLoop::accept_error;
 
   void watch(uint64_t group_id, std::weak_ptr<GroupListener> listener);
@@ -83,19 +98,24 @@ class Monitor : private EventLoop {
     uint64_t passed = 0;  // the last one that it has ended
   };
 
-  void on_accept(Fd fd) override;
+  void on_accept(Fd fd, size_t listener) override;
   void on_late(int fd) override;
   void on_event(int fd, uint32_t events) override;
   void on_wake() override;
   void after_events(bool any) override;
-  int64_t next_look_ns() const override { return woken_ == caught_up_ ? INT64_MAX : 0; }
+  int64_t next_look_ns() const override { return woken_ == caught_up_ ? redial_ns_.load() : 0; }
   bool goes_on_after(const std::exception &error) override;
   void flush(const LinkRef &link);
   void arm(const Link &link) const;  // with send_mutex held
   void say_goodbye(const std::vector<LinkRef> &links);
   void on_death(const Message &message);
   void greet(int fd);
+  void greet_host(int fd);
   void close_stranger(int fd);
+  void advance_dial(int fd);
+  void begin_dial(const PeerRecord &peer, bool only_asks);
+  void after_step(HostDial &dial, HostDial::Step step, int watched);  // with the mutex held
+  void redial();
   void keep(const LinkRef &link);  // with the mutex held
   void read_link(const LinkRef &link);
   void deliver(const LinkRef &link, Message &&message);
@@ -112,9 +132,13 @@ class Monitor : private EventLoop {
   ErrorInfo broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
   uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
   uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
-  std::map<int, Fd> pending_;             // strangers by descriptor; the thread's own
-  std::map<int, LinkRef> by_fd_;          // socket and pidfd
-  std::map<Uuid, LinkRef> links_;         // also ended ones, so that later groups get a proper error
+  std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection to another host is to be tried again
+  std::map<int, Fd> pending_;                  // strangers by descriptor; the thread's own, like those of other hosts
+  std::map<int, std::unique_ptr<HostStranger>> pending_hosts_;
+  std::map<int, LinkRef> by_fd_;                          // socket and pidfd
+  std::map<Uuid, std::unique_ptr<HostDial>> host_dials_;  // connections to other hosts that are being made
+  std::map<int, Uuid> dials_by_fd_;                       // those with a socket
+  std::map<Uuid, LinkRef> links_;                         // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, Watched> groups_;
   std::map<uint64_t, ErrorInfo> early_revocations_;  // of groups that this rank has not made yet

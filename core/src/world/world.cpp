@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/entropy.h"
@@ -17,6 +18,8 @@ namespace phx {
 namespace {
 
 constexpr int64_t kDialSliceMs = 5;  // how long one call holds up others that connect to peers
+// How often a rank asks another host whether the peer that is to dial it has ended, which it sees in no other way.
+constexpr int64_t kAskNs = 500 * 1000000LL;
 
 }  // namespace
 
@@ -39,6 +42,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   record.uuid = names[0];
   record.token = names[1];
   record.process = process_uuid();
+  read_hostname(&record.hostname);
 
   std::shared_ptr<World> world(new World(record, params.size));
   world->store_ = StoreRef(params.store);
@@ -70,8 +74,60 @@ phx_status World::refuse_to_wait(const char *operation, int64_t timeout_ms) cons
               operation);
 }
 
+phx_status World::listen_for_hosts(HostAddress *out) {
+  const std::lock_guard<std::mutex> lock(listen_mutex_);
+  if (!listens_.load(std::memory_order_relaxed)) {
+    std::string hint = store_ ? store_->server() : "";
+    const char *const master = std::getenv("MASTER_ADDR");
+    if (hint.empty() && master != nullptr) hint = master;
+    Fd listener;
+    phx_status status = choose_address("group_create", hint, &address_);
+    if (status == PHX_OK) status = listen_at("group_create", &address_, &listener);
+    if (status != PHX_OK) return status;
+    if (finalized()) return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+    if (!monitor_.listen_for_hosts(std::move(listener)))
+      return fail_errno(errno, "group_create", "group_create: could not watch a listening socket");
+    listens_.store(true, std::memory_order_release);
+  }
+  *out = address_;
+  return PHX_OK;
+}
+
+phx_status World::dial_host(const PeerRecord &peer) {
+  const bool dials = peer.uuid < record_.uuid;
+  if (dials && peer.address.family == 0)
+    return fail(PHX_ERR_UNSUPPORTED, "group_create",
+                "group_create: rank %d (pid %d, %s) accepts no connections of other hosts", peer.rank, peer.pid,
+                process_text(record_, peer).c_str())
+        .peer(peer.rank);
+  if (!dials && address().family == 0)
+    return fail(PHX_ERR_UNSUPPORTED, "group_create",
+                "group_create: rank %d accepts no connections of other hosts, and rank %d (pid %d, %s) is to connect",
+                rank(), peer.rank, peer.pid, process_text(record_, peer).c_str())
+        .peer(peer.rank);
+  if (!dials || monitor_.dial_host(peer) == PHX_OK) return PHX_OK;
+  return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+}
+
+// The error of a peer that was not connected by the deadline.
+phx_status World::raise_late(const PeerRecord &peer, const Deadline &deadline, const char *what) const {
+  std::string why;
+  if (on_another_host(record_, peer)) {
+    why = peer.uuid < record_.uuid ? monitor_.host_waits_for(peer.uuid)
+                                   : "this rank listens at " + text_of(address()) +
+                                         ". See whether that rank is stopped or a firewall drops the packets, or name "
+                                         "another interface in PHALANX_SOCKET_IFNAME here";
+    if (!why.empty()) why.insert(0, ": ");
+  }
+  return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) %s%s",
+              timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_text(record_, peer).c_str(), what,
+              why.c_str())
+      .peer(peer.rank);
+}
+
 // The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
 phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadline) {
+  if (on_another_host(record_, peer)) return dial_host(peer);
   if (record_.uuid < peer.uuid) return PHX_OK;
   for (;;) {
     // In slices, between which others may dial: theirs may be shorter deadlines, and peers that answer.
@@ -86,9 +142,7 @@ phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadl
     }
     if (status != PHX_ERR_TIMEOUT) return status;
     if (!deadline.passed()) continue;
-    return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) accepted no connection",
-                timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid))
-        .peer(peer.rank);
+    return raise_late(peer, deadline, "accepted no connection");
   }
 }
 
@@ -108,21 +162,32 @@ phx_status World::look_at_rank(int32_t rank) {
   const LinkRef link = monitor_.find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kAlive) return PHX_OK;
-  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : "died";
+  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
   return fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
       .rank(record_.rank)
       .peer(rank);
 }
 
+// PHX_ERR_TIMEOUT, without a text: the last connection was accepted.
+phx_status World::raise_accept_error() const {
+  const int error = monitor_.accept_error();
+  if (error == 0) return PHX_ERR_TIMEOUT;
+  fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
+  return PHX_ERR_SYSTEM;
+}
+
 // One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
 phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out) {
-  if (record_.uuid < peer.uuid) {
+  const bool dials = peer.uuid < record_.uuid;
+  if (on_another_host(record_, peer)) {
+    const phx_status status = monitor_.await_host(peer.uuid, until, out);
+    if (status == PHX_ERR_REVOKED)
+      return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+    return status != PHX_ERR_TIMEOUT || dials ? status : raise_accept_error();
+  }
+  if (!dials) {
     *out = monitor_.await_link(peer.uuid, until);
-    if (*out) return PHX_OK;
-    const int error = monitor_.accept_error();
-    if (error == 0) return PHX_ERR_TIMEOUT;
-    fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
-    return PHX_ERR_SYSTEM;
+    return *out ? PHX_OK : raise_accept_error();
   }
   for (Backoff backoff(50, 1000);; backoff.pause(until)) {  // without the lock: others connect to other peers
     {
@@ -145,16 +210,17 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
 
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                           LinkRef *out) {
-  for (;;) {
+  const bool asks = record_.uuid < peer.uuid && peer.address.family != 0 && on_another_host(record_, peer);
+  for (int64_t ask_at_ns = now_ns() + kAskNs;;) {
     const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
     phx_status status = try_connecting(peer, until, out);
     if (status != PHX_ERR_TIMEOUT) return status;
     status = look();
     if (status != PHX_OK) return status;
-    if (!deadline.passed()) continue;
-    return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) did not connect",
-                timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_state(peer.pid))
-        .peer(peer.rank);
+    if (deadline.passed()) return raise_late(peer, deadline, "did not connect");
+    if (!asks || now_ns() < ask_at_ns) continue;
+    monitor_.ask_host(peer);
+    ask_at_ns = now_ns() + kAskNs;
   }
 }
 

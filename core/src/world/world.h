@@ -17,6 +17,7 @@
 #include "base/progress.h"
 #include "store/store.h"
 #include "world/allocator.h"
+#include "world/carrier.h"
 #include "world/identity.h"
 #include "world/monitor.h"
 
@@ -38,7 +39,12 @@ class World : public std::enable_shared_from_this<World> {
 
   int32_t rank() const { return record_.rank; }
   int32_t size() const { return size_; }
-  const PeerRecord &record() const { return record_; }
+  const PeerRecord &record() const { return record_; }  // without an address
+  // Where this rank accepts ranks of other hosts; family 0 until listen_for_hosts() has succeeded.
+  HostAddress address() const { return listens_.load(std::memory_order_acquire) ? address_ : HostAddress{}; }
+  // Begins to accept ranks of other hosts, unless it does so already. The address is one on the way to the server of
+  // the store, or to MASTER_ADDR, unless a variable names an interface: see choose_address.
+  phx_status listen_for_hosts(HostAddress *out);
   const std::string &job() const { return job_; }
   phx_store *store() const { return store_.get(); }
   size_t slot_bytes() const { return slot_bytes_; }
@@ -61,13 +67,16 @@ class World : public std::enable_shared_from_this<World> {
 
   Monitor &monitor() { return monitor_; }
   AllocatorRegistry &allocators() { return allocators_; }
+  CarrierSlot &carrier() { return carrier_; }
   BlockTable &blocks() { return blocks_; }
   Progress &progress() { return progress_; }
   bool allows_fences() const { return allows_fences_; }
   const CpuQuota &cpu_quota() const { return cpu_quota_; }
 
   // The connection to a peer, made if there is none, in two steps: begin it with all peers, and wait for none of them
-  // before that. A connection that was begun and not waited for is gone on with by the next call.
+  // before that. To a peer of another host it is a TCP connection to the address in its record, and both ranks must
+  // listen_for_hosts(), because either may be the one that dials. A connection that was begun and not waited for is
+  // gone on with by the next call.
   phx_status begin_connecting(const PeerRecord &peer, const Deadline &deadline);
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
@@ -93,6 +102,9 @@ class World : public std::enable_shared_from_this<World> {
  private:
   // The error of resolve_timeout.
   phx_status refuse_to_wait(const char *operation, int64_t timeout_ms) const;
+  phx_status dial_host(const PeerRecord &peer);
+  phx_status raise_accept_error() const;
+  phx_status raise_late(const PeerRecord &peer, const Deadline &deadline, const char *what) const;
   phx_status try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out);
   World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
 
@@ -112,8 +124,12 @@ class World : public std::enable_shared_from_this<World> {
   AllocatorRegistry allocators_;
   BlockTable blocks_;
   Progress progress_;
+  CarrierSlot carrier_;
+  std::mutex listen_mutex_;
+  std::atomic<bool> listens_{false};  // release, after address_ is complete; pairs with the acquire in address()
+  HostAddress address_{};
   std::mutex dial_mutex_;
-  std::map<Uuid, Dial> dials_;  // of peers that have not answered yet
+  std::map<Uuid, Dial> dials_;  // of peers of this host that have not answered yet
   mutable std::mutex mutex_;
   struct Attempts {
     uint32_t made = 0;

@@ -35,7 +35,7 @@ def test_doctor_says_what_the_host_offers(capsys):
     expected += ["host id", "security", "ptrace", "pidfd", "memfd", "abstract sockets", "two processes", "membarrier"]
     expected += ["cores", "hyper-threads", "isa", "clock", "memory", "/dev/shm", "huge pages", "hugetlb", "numa"]
     expected += ["memory binding", "open files", "file size", "address space", "processes", "locked memory", "cuda"]
-    expected += ["environment", "library", "compiler", "features", "tuning", "trial"]
+    expected += ["environment", "library", "compiler", "features", "tuning", "trial", "ucx", "host address"]
     for name in expected:
         assert findings[name] in ("ok", "warn"), lines
     levels = list(findings.values())

@@ -239,6 +239,28 @@ def test_a_callback_never_blocks_for_longer_than_it_was_asked_to():
     assert time.monotonic() - started < 60
 
 
+class Removed(DictStore):
+    """As torch's stores: a rank looks for a key and finds it, and then another rank removes it."""
+
+    def check(self, keys):
+        found = all(map(self.sees, keys))
+        self.values.clear()
+        return found
+
+    def get(self, key):
+        raise AssertionError("torch's would block here, for the timeout of the store")
+
+    def compare_set(self, key, expected, desired):
+        return self.values.get(key, expected.encode())
+
+
+def test_a_key_that_another_rank_removes_meanwhile_is_waited_for_no_longer_than_asked():
+    store = CallbackStore(Removed())
+    store.set("key", b"value")
+    with pytest.raises(WaitTimeoutError):
+        store.get("key", 50)
+
+
 def test_an_exception_of_a_callback_does_not_reach_c(capfd):
     with pytest.raises(PhalanxError):
         CallbackStore(Refusing()).set("k", b"1")
@@ -320,4 +342,5 @@ def test_torch_stores_work_as_they_are(tmp_path):
             store.get("absent", 50)
         with pytest.raises(WaitTimeoutError):
             store.wait(["key", "absent"], 50)
+        assert store_module._look(target, "absent") is None and not target.check(["absent"]), "compare_set has changed"
         store.remove("key")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import apart, join, run_groups
 from phalanx.core import FileStore, MismatchError, World
 from ranks import run_ranks, scratch
 
@@ -59,10 +59,9 @@ def everywhere(rank, size):
         dist.destroy_process_group(some)
 
 
-@pytest.mark.parametrize("hosts", ["0 0", "0 1", "0 0 1"])
-def test_nobody_passes_before_all_have_come(hosts):  # P12, P14
-    env = [{"PHALANX_HOST_ID": host} for host in hosts.split()]
-    run_ranks(everywhere, len(env), start_torch=True, env=env, timeout=90)
+@pytest.mark.parametrize("by", ["core", "torch"])
+def test_nobody_passes_before_all_have_come(by):  # P12, P14
+    run_ranks(everywhere, 3, start_torch=True, env=apart(3) if by == "torch" else None, timeout=90)
 
 
 def on_the_core(rank, size):
@@ -185,9 +184,8 @@ def by_device(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_torchs_barrier_reaches_the_backend_of_the_device(how):  # P14
-    run_groups(by_device, 2, how)
+def test_torchs_barrier_reaches_the_backend_of_the_device():  # P14
+    run_groups(by_device, 2)
 
 
 def other_backend(rank, size):

@@ -117,7 +117,7 @@ def test_functional_collectives_write_tensors_with_bits():
 
 
 def test_the_backend_writes_tensors_with_bits():
-    run_groups(backend, 2, "cpp")
+    run_groups(backend, 2)
 
 
 def test_every_op_that_writes_and_returns_nothing_has_the_rule():

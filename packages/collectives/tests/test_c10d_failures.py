@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.collectives import c10d
 from ranks import scratch
 
@@ -33,9 +33,8 @@ def disagree(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_ranks_that_disagree_learn_what_each_called(how):
-    run_groups(disagree, 2, how)
+def test_ranks_that_disagree_learn_what_each_called():
+    run_groups(disagree, 2)
 
 
 def late(rank, size):
@@ -73,9 +72,8 @@ def late(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_a_late_rank_is_named(how):  # P29
-    run_groups(late, 3, how, timeout=60)
+def test_a_late_rank_is_named():  # P29
+    run_groups(late, 3, timeout=60)
 
 
 def late_futures(rank, size):
@@ -92,9 +90,8 @@ def late_futures(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_a_future_fails_in_time_though_nobody_waits_for_its_work(how):
-    run_groups(late_futures, 2, how)
+def test_a_future_fails_in_time_though_nobody_waits_for_its_work():
+    run_groups(late_futures, 2)
 
 
 def killed(rank, size):
@@ -112,9 +109,8 @@ def killed(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_a_killed_rank_is_named_and_nobody_waits_for_it(how):
-    run_groups(killed, 3, how, expect_exit={1: -9})
+def test_a_killed_rank_is_named_and_nobody_waits_for_it():
+    run_groups(killed, 3, expect_exit={1: -9})
 
 
 def aborted(rank, size):
@@ -166,6 +162,5 @@ def aborted(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_abort_ends_what_waits_in_every_thread(how):  # P23, P24
-    run_groups(aborted, 2, how)
+def test_abort_ends_what_waits_in_every_thread():  # P23, P24
+    run_groups(aborted, 2)

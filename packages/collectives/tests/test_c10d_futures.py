@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.collectives import c10d
 from ranks import scratch
 
@@ -46,9 +46,8 @@ def nested(rank, size):
     assert futures_threads() == 0
 
 
-@implementations
-def test_callbacks_wait_for_futures_four_levels_deep(how):
-    run_groups(nested, 2, how)
+def test_callbacks_wait_for_futures_four_levels_deep():
+    run_groups(nested, 2)
 
 
 def slow_beside_fast(rank, size):
@@ -74,9 +73,8 @@ def slow_beside_fast(rank, size):
     assert futures_threads() == 0
 
 
-@implementations
-def test_a_slow_callback_holds_up_no_other(how):
-    run_groups(slow_beside_fast, 2, how)
+def test_a_slow_callback_holds_up_no_other():
+    run_groups(slow_beside_fast, 2)
 
 
 def raising(rank, size):
@@ -107,9 +105,8 @@ def raising(rank, size):
     assert not dist.is_initialized()
 
 
-@implementations
-def test_a_callback_that_raises_or_ends_the_group_does_no_harm(how):
-    run_groups(raising, 2, how)
+def test_a_callback_that_raises_or_ends_the_group_does_no_harm():
+    run_groups(raising, 2)
 
 
 def power_sgd(rank, size):
@@ -131,7 +128,7 @@ def power_sgd(rank, size):
 
 
 def test_the_power_sgd_hook_of_ddp_works():
-    run_groups(power_sgd, 2, "cpp")
+    run_groups(power_sgd, 2)
 
 
 def real_timeout(rank, size, what):
@@ -148,7 +145,6 @@ def real_timeout(rank, size, what):
         over.wait(["over"], timedelta(seconds=LONG))
 
 
-@implementations
 @pytest.mark.parametrize("what", ["all_reduce", "recv"])
-def test_a_future_names_the_real_timeout(how, what):
-    run_groups(real_timeout, 2, how, what)
+def test_a_future_names_the_real_timeout(what):
+    run_groups(real_timeout, 2, what)

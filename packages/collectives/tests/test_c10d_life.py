@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 
 
 def held():
@@ -84,18 +84,17 @@ def subgroups(rank, size):
     dist.all_gather(parts, torch.tensor([float(rank)]), group=reordered)
     wanted = [float(each) for each in dist.get_process_group_ranks(reordered)]
     assert [part.item() for part in parts] == wanted
-    # the same ranks by another backend, and by both implementations of this one at once
+    # the same ranks by another backend, and a second time by this one
     gloo = dist.new_group(backend="gloo")
     y = torch.ones(1)
     dist.all_reduce(y, group=gloo)
-    os.environ["PHALANX_C10D"] = "python" if rank else os.environ["PHALANX_C10D"]
-    mixed = dist.new_group([0, 1, 2])
-    dist.all_reduce(y, group=mixed)
-    dist.barrier(mixed)
+    again = dist.new_group([0, 1, 2])
+    dist.all_reduce(y, group=again)
+    dist.barrier(again)
     assert y.item() == 9
     for each, message in ((0, "a"), (1, "b")):
         got = [message if rank == each else None]
-        dist.broadcast_object_list(got, each, group=mixed)
+        dist.broadcast_object_list(got, each, group=again)
         assert got == [message]
     dist.destroy_process_group()
 
@@ -113,7 +112,7 @@ def beside_gloo(rank, size):
 
 def by_device(rank, size):  # P13, P16
     join(rank, size, backend="cpu:phalanx,cuda:gloo")  # CUDA is never touched here
-    assert type(dist.group.WORLD) is dist.ProcessGroup or "Python" in type(dist.group.WORLD).__name__
+    assert type(dist.group.WORLD) is dist.ProcessGroup
     assert dist.get_backend_config() == "cpu:phalanx,cuda:gloo"
     x = torch.ones(1)
     dist.all_reduce(x)
@@ -177,15 +176,13 @@ def beside_functional(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_groups_come_and_go_and_leave_nothing(how):  # P13, P16, P17, P25
-    run_groups(everything, 3, how, timeout=90)
+def test_groups_come_and_go_and_leave_nothing():  # P13, P16, P17, P25
+    run_groups(everything, 3, timeout=90)
 
 
-@implementations
 @pytest.mark.parametrize("part", [unfinished, beside_gloo, by_device, sequence_numbers, threads, beside_functional])
-def test_two_ranks(part, how):  # P13, P16, P29
-    run_groups(part, 2, how)
+def test_two_ranks(part):  # P13, P16, P29
+    run_groups(part, 2)
 
 
 def forgets(rank, size):
@@ -196,6 +193,5 @@ def forgets(rank, size):
     return rank  # nothing is destroyed, nothing is waited for
 
 
-@implementations
-def test_a_rank_may_exit_without_destroying_its_groups(how):
-    assert run_groups(forgets, 2, how, fresh=True) == [0, 1]
+def test_a_rank_may_exit_without_destroying_its_groups():
+    assert run_groups(forgets, 2, fresh=True) == [0, 1]

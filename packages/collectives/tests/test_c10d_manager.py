@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 
 CPU = torch.device("cpu")
 
@@ -103,6 +103,5 @@ def everything(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_a_body_is_one_call_and_one_work(how):  # P4, P6
-    run_groups(everything, 2, how)
+def test_a_body_is_one_call_and_one_work():  # P4, P6
+    run_groups(everything, 2)

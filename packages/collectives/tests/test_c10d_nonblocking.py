@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from ranks import scratch
 
 
@@ -52,6 +52,5 @@ def again(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_groups_are_made_aborted_and_destroyed_though_nobody_comes(how):  # P23
-    run_groups(alone, 2, how)
+def test_groups_are_made_aborted_and_destroyed_though_nobody_comes():  # P23
+    run_groups(alone, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 
 OPTIONS = torch._C._distributed_c10d
 
@@ -29,9 +29,8 @@ def order_of_lists(rank, size):
     dist.barrier()
 
 
-@implementations
-def test_all_gather_coalesced_has_a_list_of_outputs_for_each_rank(how):
-    run_groups(order_of_lists, 3, how)
+def test_all_gather_coalesced_has_a_list_of_outputs_for_each_rank():
+    run_groups(order_of_lists, 3)
 
 
 def repeated(rank, size):
@@ -64,9 +63,8 @@ def repeated(rank, size):
     assert b[2:].tolist() == c.tolist() == [r for r in range(size) for _ in range(2)]
 
 
-@implementations
-def test_one_tensor_may_come_twice_in_a_coalesced_call(how):
-    run_groups(repeated, 3, how)
+def test_one_tensor_may_come_twice_in_a_coalesced_call():
+    run_groups(repeated, 3)
 
 
 def in_place(rank, size):
@@ -84,9 +82,8 @@ def in_place(rank, size):
     assert whole[1:].tolist() == [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
 
 
-@implementations
-def test_an_exchange_may_write_where_it_reads(how):
-    run_groups(in_place, 3, how)
+def test_an_exchange_may_write_where_it_reads():
+    run_groups(in_place, 3)
 
 
 def ambiguous(rank, size):
@@ -119,6 +116,5 @@ def ambiguous(rank, size):
     assert wide.tolist() == [1] * 4
 
 
-@implementations
-def test_overlaps_with_no_one_meaning_are_refused_in_the_words_of_torch(how):
-    run_groups(ambiguous, 2, how)
+def test_overlaps_with_no_one_meaning_are_refused_in_the_words_of_torch():
+    run_groups(ambiguous, 2)

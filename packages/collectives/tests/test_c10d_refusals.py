@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.core import InvalidArgumentError
 
 HOUR = 3600  # of the groups: a rank that waits for it is ended by the limit of the test
@@ -94,10 +94,9 @@ def one_refuses(rank, size, before):
     dist.destroy_process_group()
 
 
-@implementations
 @pytest.mark.parametrize("before", [True, False], ids=["after a collective", "as the first"])
-def test_ranks_whose_peer_refuses_its_call_fail_at_once(how, before):
-    run_groups(one_refuses, 3, how, before)
+def test_ranks_whose_peer_refuses_its_call_fail_at_once(before):
+    run_groups(one_refuses, 3, before)
 
 
 BY_ITS_ROOT = ("broadcast", "reduce", "gather")  # or by all ranks but the root: never by all
@@ -119,6 +118,5 @@ def all_refuse(rank, size):
     dist.barrier()
 
 
-@implementations
-def test_a_group_whose_ranks_all_refuse_a_call_works_on(how):
-    run_groups(all_refuse, 3, how)
+def test_a_group_whose_ranks_all_refuse_a_call_works_on():
+    run_groups(all_refuse, 3)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d_internals
 
 import phalanx.collectives as pc
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.collectives import c10d
 from phalanx.core import PhalanxError
 from ranks import run_ranks
@@ -65,9 +65,8 @@ def zero(rank, size, backend):
     dist.destroy_process_group()
 
 
-@implementations
-def test_zero_is_over_at_once_and_not_the_default(how):
-    run_groups(zero, 2, how, "phalanx")
+def test_zero_is_over_at_once_and_not_the_default():
+    run_groups(zero, 2, "phalanx")
 
 
 def test_gloo_says_the_same_of_zero():
@@ -90,9 +89,8 @@ def before_they_met(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_zero_before_the_ranks_met_leaves_the_group_as_it_was(how):
-    run_groups(before_they_met, 2, how)
+def test_zero_before_the_ranks_met_leaves_the_group_as_it_was():
+    run_groups(before_they_met, 2)
 
 
 def waits(rank, size):
@@ -119,9 +117,8 @@ def waits(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_unset_is_the_default_and_the_longest_timedelta_does_not_overflow(how):
-    run_groups(waits, 2, how)
+def test_unset_is_the_default_and_the_longest_timedelta_does_not_overflow():
+    run_groups(waits, 2)
 
 
 def defaults(rank, size):
@@ -145,9 +142,8 @@ def defaults(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_a_group_may_wait_as_long_as_a_timedelta_says_and_no_less_than_nothing(how):
-    run_groups(defaults, 2, how)
+def test_a_group_may_wait_as_long_as_a_timedelta_says_and_no_less_than_nothing():
+    run_groups(defaults, 2)
 
 
 def functional(rank, size):

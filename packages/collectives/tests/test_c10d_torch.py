@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from ranks import scratch
 
 
@@ -117,6 +117,5 @@ def everything(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_fsdp_dtensor_checkpoints_and_functional_collectives_run_on_it(how):
-    run_groups(everything, 2, how, timeout=120)
+def test_fsdp_dtensor_checkpoints_and_functional_collectives_run_on_it():
+    run_groups(everything, 2, timeout=120)

@@ -1,11 +1,13 @@
 """torch still has what c10d/_torch_compat.py relies on, and it means what that says."""
 
-import pytest
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 
 from phalanx.collectives import c10d
 from phalanx.collectives.c10d import _torch_compat
+from ranks import run_ranks, scratch
 
 MOVED = f"torch {torch.__version__} has changed "
 
@@ -21,43 +23,21 @@ def test_a_backend_can_be_registered_and_is_so_once():
     assert unasked["cpu"] == "gloo" and unasked["cuda"] == "nccl"  # nobody gets it unasked
 
 
-def test_options_have_the_fields_that_are_read():
-    names = ["Allreduce", "AllreduceCoalesced", "Broadcast", "Reduce", "Allgather", "Gather", "Scatter"]
-    for name in [*names, "ReduceScatter", "AllToAll", "Barrier"]:
-        made = getattr(_torch_compat.options, f"{name}Options")()
-        assert made.asyncOp is True and made.timeout.total_seconds() < 0, MOVED + f"{name}Options"
+def joined(rank, size):
+    dist.init_process_group("gloo", store=dist.FileStore(str(scratch() / "store"), size), rank=rank, world_size=size)
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = dist.FileStore(str(scratch() / "own"), size), rank, size
+    options.group_id, options.timeout, options.global_ranks_in_group = "own", timedelta(seconds=30), list(range(size))
+    cpu = torch.device("cpu")
+    for given in (None, dist.group.WORLD._get_backend(cpu)):
+        group = _torch_compat.join_backends(options, given, None)
+        assert type(group) is dist.ProcessGroup and group._device_types == [cpu], MOVED + "_register_backend"
+        assert group._get_backend(cpu).name() == "gloo", MOVED + "_get_backend"
+        x = torch.full((3,), float(rank))
+        group.allreduce([x]).wait()
+        assert x.tolist() == [1.0] * 3
+    dist.destroy_process_group()
 
 
-def test_the_factor_of_a_premultiplied_sum_can_be_read():
-    for factor in (2.5, torch.tensor([2.5])):
-        made = dist._make_nccl_premul_sum(factor)
-        assert _torch_compat.premultiplied_by(made) == 2.5, MOVED + "ReduceOp.__getstate__"
-
-
-def test_python_classes_can_be_groups_and_works():
-    class Group(_torch_compat.GroupBase):
-        def __init__(self):
-            super().__init__(0, 1)
-
-        def getGroupName(self):  # noqa: N802
-            return "of Python"
-
-    group = Group()
-    assert group.group_name == "of Python", MOVED + "PyProcessGroup: it does not ask Python for the name"
-    _torch_compat.claim_devices(group, ["cpu"])
-    assert group._device_types == [torch.device("cpu")], MOVED + "_register_backend without a Backend"
-    assert _torch_compat.backend_of(group, "gloo") is group
-
-    class Work(_torch_compat.WorkBase):
-        pass
-
-    assert Work() is not None
-    future = _torch_compat.new_future()
-    future.set_result([torch.ones(1)])
-    assert future.wait()[0].item() == 1
-
-
-def test_a_python_class_still_cannot_be_a_backend():
-    """When this fails, the group in Python can become a Backend, and have CUDA tensors beside it."""
-    with pytest.raises(TypeError, match="No constructor defined"):
-        type("Own", (torch._C._distributed_c10d.Backend,), {})(0, 1)
+def test_a_process_group_can_be_made_of_backends():
+    run_ranks(joined, 2)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import phalanx.collectives as pc
+from c10d_groups import apart
 from ranks import run_ranks
 
 MOVED = f"torch {torch.__version__} has changed "
@@ -109,9 +110,7 @@ def through_torch(rank, size):
 
 
 def test_groups_of_torch_give_the_same():  # P5, P7, P9
-    # Two hosts as far as the core can see.
-    env = [{"PHALANX_HOST_ID": str(rank)} for rank in range(2)]
-    run_ranks(through_torch, 2, start_torch=True, env=env)
+    run_ranks(through_torch, 2, start_torch=True, env=apart(2))
 
 
 def compiled(rank, size):

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx.collectives as pc
+from c10d_groups import apart
 from ranks import run_ranks
 
 ops = torch.ops.phalanx
@@ -67,7 +68,7 @@ def elsewhere(rank, size):
 
 
 def test_so_do_they_on_a_group_that_the_core_does_not_serve():
-    run_ranks(elsewhere, 2, start_torch=True, env=[{"PHALANX_HOST_ID": str(7 + rank)} for rank in range(2)])
+    run_ranks(elsewhere, 2, start_torch=True, env=apart(2))
 
 
 class Seen(TorchDispatchMode):

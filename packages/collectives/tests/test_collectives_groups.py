@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
+from c10d_groups import run_groups
 from phalanx.core import AbiError, FileStore, PhalanxError, World, ffi, lib
 from ranks import run_ranks, scratch
 
@@ -212,6 +213,6 @@ def meet_with_other_builds(rank, size, backend):
 
 @pytest.mark.parametrize("backend", ["gloo", "phalanx"])
 def test_ranks_of_different_builds_do_not_meet(backend):  # C2
-    told = run_ranks(meet_with_other_builds, 3, backend)
+    told = run_groups(meet_with_other_builds, 3, backend)
     own = json.loads(ffi.string(lib.phx_build_info()).decode())["build"]
     assert all(own in each and "9.9.9 (build 0123456789abcdef)" in each for each in told), told

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.core import InvalidArgumentError
 
 SHARED = "unsupported operation: more than one element of the written-to tensor"
@@ -39,7 +39,7 @@ def functional(rank, size):
 
 
 def test_functional_collectives_write_shared_memory_where_that_has_one_meaning():
-    run_groups(functional, 2, "cpp")
+    run_groups(functional, 2)
 
 
 def managed(rank, size):
@@ -65,9 +65,8 @@ def managed(rank, size):
         ambiguous()
 
 
-@implementations
-def test_a_coalescing_manager_of_torch_takes_one_tensor_twice(how):
-    run_groups(managed, 2, how)
+def test_a_coalescing_manager_of_torch_takes_one_tensor_twice():
+    run_groups(managed, 2)
 
 
 def short(rank, size):
@@ -90,6 +89,5 @@ def short(rank, size):
     assert one.tolist() == [size] * 2
 
 
-@implementations
-def test_methods_of_a_process_group_have_forms_without_options(how):
-    run_groups(short, 2, how)
+def test_methods_of_a_process_group_have_forms_without_options():
+    run_groups(short, 2)

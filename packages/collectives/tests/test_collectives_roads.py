@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import multi_threaded_pg
 
 import phalanx.collectives as pc
+from c10d_groups import apart
 from phalanx.core import load_torch_ops
 from ranks import run_ranks
 
@@ -93,8 +94,8 @@ def other_hosts(rank, size):
     assert _torch_compat.registered_work_count() == 0  # A6: torch 2.13 keeps one for ever
 
 
-def test_ranks_that_are_each_on_a_host_of_their_own_go_through_torch():
-    run_ranks(other_hosts, 3, start_torch=True, env=[{"PHALANX_HOST_ID": str(7 + rank)} for rank in range(3)])
+def test_ranks_on_several_hosts_go_through_torch_where_there_is_no_ucx():
+    run_ranks(other_hosts, 3, start_torch=True, env=apart(3))
 
 
 def no_library_on_one_rank(rank, size):

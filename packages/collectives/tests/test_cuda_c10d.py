@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 import fake_torch_cuda
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from ranks import scratch
 
 pytestmark = pytest.mark.usefixtures("_device")
@@ -106,9 +106,8 @@ def as_on_the_cpu(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_every_collective_on_a_gpu_gives_the_bits_of_the_cpu(how):  # P13
-    run_groups(as_on_the_cpu, 2, how, timeout=120)
+def test_every_collective_on_a_gpu_gives_the_bits_of_the_cpu():  # P13
+    run_groups(as_on_the_cpu, 2, timeout=120)
 
 
 def odd_tensors(rank, size):
@@ -134,9 +133,8 @@ def odd_tensors(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_tensors_of_a_gpu_may_have_strides_and_overlap(how):
-    run_groups(odd_tensors, 2, how)
+def test_tensors_of_a_gpu_may_have_strides_and_overlap():
+    run_groups(odd_tensors, 2)
 
 
 def works(rank, size):
@@ -169,9 +167,8 @@ def works(rank, size):
     torch.cuda.empty_cache()
 
 
-@implementations
-def test_works_make_streams_wait_and_futures_know_their_stream(how):
-    run_groups(works, 2, how)
+def test_works_make_streams_wait_and_futures_know_their_stream():
+    run_groups(works, 2)
 
 
 def alone(rank, size):
@@ -184,9 +181,8 @@ def alone(rank, size):
     x = torch.ones(4, device="cuda")
     dist.all_reduce(x)
     assert x.tolist() == [float(size)] * 4
-    if os.environ["PHALANX_C10D"] == "cpp":  # a group in Python has no backends beside it, so it takes what comes
-        with pytest.raises(RuntimeError, match="cpu"):
-            dist.all_reduce(torch.ones(1))
+    with pytest.raises(RuntimeError, match="cpu"):
+        dist.all_reduce(torch.ones(1))
     group = dist.new_group([0])
     if rank == 0:
         dist.all_reduce(x, group=group)
@@ -194,9 +190,8 @@ def alone(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_a_group_may_be_of_gpus_alone(how):  # P13
-    run_groups(alone, 2, how)
+def test_a_group_may_be_of_gpus_alone():  # P13
+    run_groups(alone, 2)
 
 
 def captured(rank, size):
@@ -216,9 +211,8 @@ def captured(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_collectives_can_be_captured_and_replayed(how):
-    run_groups(captured, 2, how)
+def test_collectives_can_be_captured_and_replayed():
+    run_groups(captured, 2)
 
 
 def trained(rank, size):
@@ -239,9 +233,8 @@ def trained(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_ddp_trains_on_gpus(how):
-    run_groups(trained, 2, how)
+def test_ddp_trains_on_gpus():
+    run_groups(trained, 2)
 
 
 def sharded(rank, size):
@@ -272,9 +265,8 @@ def sharded(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_fsdp_trains_on_gpus(how):
-    run_groups(sharded, 2, how)
+def test_fsdp_trains_on_gpus():
+    run_groups(sharded, 2)
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
@@ -298,9 +290,8 @@ def call_for_ever(call, x):
         torch.cuda.synchronize()
 
 
-@implementations
-def test_ranks_that_make_different_calls_are_told_so(how):
-    for text in run_groups(different, 2, how):
+def test_ranks_that_make_different_calls_are_told_so():
+    for text in run_groups(different, 2):
         assert "all_reduce" in text and ("broadcast" in text or "revoked" in text), text
 
 
@@ -319,7 +310,6 @@ def dies(rank, size):
     return str(caught.value)
 
 
-@implementations
-def test_the_death_of_a_rank_ends_what_streams_wait_for_and_is_named_by_the_next_call(how):
-    found = run_groups(dies, 2, how, expect_exit={1: -signal.SIGKILL})
+def test_the_death_of_a_rank_ends_what_streams_wait_for_and_is_named_by_the_next_call():
+    found = run_groups(dies, 2, expect_exit={1: -signal.SIGKILL})
     assert "rank 1" in found[0] and "died" in found[0], found

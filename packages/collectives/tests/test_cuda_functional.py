@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import re
 import signal
 import time
 from datetime import timedelta
@@ -18,7 +17,6 @@ import phalanx.collectives as pc
 from phalanx.collectives import _functional, _registry
 from phalanx.core import MismatchError, PhalanxError, RevokedError, UnsupportedError
 from ranks import run_ranks, scratch
-from staged import between_hosts
 
 pytestmark = pytest.mark.usefixtures("_device")
 
@@ -35,10 +33,6 @@ def on_gpu(rank, size, seconds=60):
     address, limit = f"file://{scratch()}/c10d", timedelta(seconds=seconds)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=limit)
     return dist.group.WORLD
-
-
-def on(*hosts):
-    return [{"PHALANX_HOST_ID": str(7 + host)} for host in hosts]
 
 
 def drawn(rank, shape, dtype=torch.float32):
@@ -245,38 +239,6 @@ def test_where_one_rank_cannot_all_of_them_go_through_torch_distributed():
     run_ranks(one_cannot, 2)
 
 
-def several_hosts(rank, size):
-    between_hosts()
-    group = on_gpu(rank, size)
-    for reduction in ("sum", "avg", "max"):
-        for shape in ((5,), (3000, 7)):
-            alike(lambda x, r=reduction: pc.all_reduce(x, r, group), drawn(rank, shape))
-    alike(lambda x: pc.all_reduce(x, "sum", group), drawn(rank, (50,), torch.bfloat16))
-    entry = _registry.entry_of(group)
-    assert entry.hosts_on_gpus is not None and not entry.on_gpus
-    alike(lambda x: pc.reduce_scatter_tensor(x, "sum", 0, group), drawn(rank, (2 * size, 3)))
-    alike(lambda x: pc.all_gather_tensor(x, 0, group), drawn(rank, (4, 3)))
-    alike(lambda x: pc.broadcast(x, 1, group), drawn(rank, (4, 3)))
-    alike(lambda x, y: pc.all_reduce_coalesced([x, y], "sum", group), drawn(rank, (3,)), drawn(rank, (2, 2)))
-    x = torch.full((6,), rank + 1.0, device="cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        pending = pc.all_reduce(x, "sum", group)
-    assert (pending + 1).tolist() == [sum(range(1, size + 1)) + 1.0] * 6
-    assert pc.barrier(group, x).tolist() == [rank + 1.0] * 6
-    dist.barrier()
-    dist.destroy_process_group()
-    assert entry.hosts_on_gpus is None
-
-
-@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 0, 1)])
-def test_groups_of_several_hosts_are_served_on_gpus(hosts):
-    if fake_torch_cuda.is_real():
-        pytest.skip("with a real GPU NCCL does it, between real hosts")
-    run_ranks(several_hosts, len(hosts), env=on(*hosts), timeout=120)
-
-
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -287,8 +249,6 @@ def call_for_ever(call, x):
 
 
 def fails(rank, size, what):
-    if size > 2:
-        between_hosts()
     group = on_gpu(rank, size)
     x = torch.ones(4, device="cuda")
     assert (pc.all_reduce(x, "sum", group) + 0).tolist() == [float(size)] * 4
@@ -319,12 +279,3 @@ def test_ranks_that_make_different_calls_are_told_so():
 def test_the_death_of_a_rank_is_named_by_the_next_call():
     found = run_ranks(fails, 2, "dies", expect_exit={1: -signal.SIGKILL})
     assert "rank 1" in found[0][1] and "died" in found[0][1], found
-
-
-def test_the_death_of_a_rank_ends_the_collective_on_all_hosts():
-    if fake_torch_cuda.is_real():
-        pytest.skip("with a real GPU NCCL does it, between real hosts")
-    found = run_ranks(fails, 4, "dies", env=on(0, 0, 1, 1), expect_exit={3: -signal.SIGKILL})
-    assert "rank 3" in found[2][1] and "died" in found[2][1], found  # beside it
-    for _, text in found[:2]:
-        assert re.search(r"rank(\(s\))? [23]", text), found

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import fake_torch_cuda
 import phalanx.collectives as pc
-from c10d_groups import implementations, join, run_groups
+from c10d_groups import join, run_groups
 from phalanx.collectives import _registry
 from phalanx.core import MismatchError, PhalanxError, UnsupportedError
 from ranks import run_ranks, scratch
@@ -88,10 +88,9 @@ def ring(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
 @pytest.mark.parametrize("size", [2, 3])
-def test_messages_of_every_dtype_go_around(how, size):  # P11, P13
-    run_groups(ring, size, how)
+def test_messages_of_every_dtype_go_around(size):  # P11, P13
+    run_groups(ring, size)
 
 
 def batches(rank, size):
@@ -106,16 +105,15 @@ def batches(rank, size):
         for work in dist.batch_isend_irecv([ops[i] for i in order]):
             work.wait()
         assert [each.unique().tolist() for each in got] == [[10.0 * left + i] for i in range(4)]
-    if os.environ["PHALANX_C10D"] == "cpp" and torch.cuda.device_count() > 1:
+    if torch.cuda.device_count() > 1:
         with pytest.raises(ValueError, match="in one batch"):
             dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1, device=f"cuda:{i}"), right) for i in (0, 1)])
     dist.destroy_process_group()
 
 
-@implementations
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_batch_has_any_order_of_sends_and_receives(how, size):  # P11
-    run_groups(batches, size, how)
+def test_a_batch_has_any_order_of_sends_and_receives(size):  # P11
+    run_groups(batches, size)
 
 
 def scheduled(rank, size):
@@ -144,10 +142,9 @@ def scheduled(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_what_is_computed_does_not_wait_for_messages(how):
+def test_what_is_computed_does_not_wait_for_messages():
     # A kernel of torch that is loaded when it is first used might wait for the message, and the message for this rank.
-    run_groups(scheduled, 2, how, env={"CUDA_MODULE_LOADING": "EAGER"})
+    run_groups(scheduled, 2, env={"CUDA_MODULE_LOADING": "EAGER"})
 
 
 def captured(rank, size):
@@ -175,9 +172,8 @@ def captured(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_messages_can_be_captured_and_replayed(how):
-    run_groups(captured, 2, how)
+def test_messages_can_be_captured_and_replayed():
+    run_groups(captured, 2)
 
 
 def refused(rank, size):
@@ -193,9 +189,8 @@ def refused(rank, size):
     dist.destroy_process_group()
 
 
-@implementations
-def test_what_is_refused_is_not_sent(how):
-    run_groups(refused, 2, how)
+def test_what_is_refused_is_not_sent():
+    run_groups(refused, 2)
 
 
 def different(rank, size):
@@ -211,9 +206,8 @@ def different(rank, size):
     return str(caught.value)
 
 
-@implementations
-def test_messages_that_differ_are_told(how):  # F2
-    for text in run_groups(different, 2, how):
+def test_messages_that_differ_are_told():  # F2
+    for text in run_groups(different, 2):
         assert "sends 16 bytes of float32 with tag 0" in text and "receives 20 bytes of float32" in text, text
 
 
@@ -232,9 +226,8 @@ def dies(rank, size):
     return str(caught.value)
 
 
-@implementations
-def test_the_death_of_a_rank_ends_what_waits_for_its_message(how):
-    found = run_groups(dies, 2, how, expect_exit={1: -signal.SIGKILL})
+def test_the_death_of_a_rank_ends_what_waits_for_its_message():
+    found = run_groups(dies, 2, expect_exit={1: -signal.SIGKILL})
     assert "rank 1" in found[0] and "died" in found[0], found
 
 

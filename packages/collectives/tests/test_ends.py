@@ -68,7 +68,7 @@ def test_what_a_rank_started_is_completed_at_its_end(start):
 
 
 def test_what_a_rank_started_on_the_backend_is_completed_at_its_end():
-    run_groups(leaves_it, 2, "cpp", "phalanx", by_backend)
+    run_groups(leaves_it, 2, "phalanx", by_backend)
 
 
 RAISES = """
@@ -121,4 +121,4 @@ def dies_before_the_first_use(rank, size, backend):
 
 def test_a_death_that_is_known_ends_the_first_meeting_of_another_group():  # well before its timeout
     run_ranks(dies_before_the_first_use, 3, "gloo", expect_exit={1: -9, 2: -9})
-    run_groups(dies_before_the_first_use, 3, "cpp", "phalanx", expect_exit={1: -9, 2: -9})
+    run_groups(dies_before_the_first_use, 3, "phalanx", expect_exit={1: -9, 2: -9})

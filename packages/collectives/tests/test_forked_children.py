@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from c10d_groups import implementations, join, native_folder, run_groups
-from phalanx.collectives import c10d
+from c10d_groups import join, native_folder, run_groups
 from phalanx.core import UnsupportedError
 from ranks import run_ranks, scratch
 
@@ -94,8 +93,7 @@ def used_in_children(rank, size):
     def child():
         refuse_all(group)
         if pending is not None:
-            looks = (pending.is_completed, pending.get_future) if c10d.implementation() == "cpp" else ()
-            for call in (*looks, pending.wait):
+            for call in (pending.is_completed, pending.get_future, pending.wait):
                 with pytest.raises(REFUSED, match="fork"):
                     call()
         group.abort()
@@ -115,9 +113,8 @@ def used_in_children(rank, size):
         assert pc.all_reduce(torch.ones(3), "sum", group).tolist() == [2.0] * 3
 
 
-@implementations
-def test_every_call_of_a_child_is_refused_and_its_parents_sums_are_right(how):
-    run_groups(used_in_children, 2, how)
+def test_every_call_of_a_child_is_refused_and_its_parents_sums_are_right():
+    run_groups(used_in_children, 2)
 
 
 def used_before_the_ranks_met(rank, size, backend):
@@ -142,7 +139,7 @@ def used_before_the_ranks_met(rank, size, backend):
 @pytest.mark.parametrize("backend", ["phalanx", "gloo"])
 def test_a_child_does_not_meet_the_ranks_in_its_parents_place(backend):
     if backend == "phalanx":
-        run_groups(used_before_the_ranks_met, 2, "cpp", backend)
+        run_groups(used_before_the_ranks_met, 2, backend)
     else:
         run_ranks(used_before_the_ranks_met, 2, backend)
 
@@ -182,9 +179,8 @@ def child_exits(rank, size, pending):
 
 
 @pytest.mark.parametrize("pending", [False, True])
-@implementations
-def test_the_end_of_a_child_says_nothing_and_disturbs_nobody(how, pending):
-    run_groups(child_exits, 2, how, pending)
+def test_the_end_of_a_child_says_nothing_and_disturbs_nobody(pending):
+    run_groups(child_exits, 2, pending)
 
 
 WHOLE_INTERPRETER = """
@@ -261,4 +257,4 @@ def groups_of_their_own(rank, size):
 
 
 def test_children_make_groups_of_their_own_with_the_names_of_their_parents():
-    run_groups(groups_of_their_own, 2, "cpp")
+    run_groups(groups_of_their_own, 2)

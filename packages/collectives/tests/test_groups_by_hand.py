@@ -80,13 +80,7 @@ KINDS = [joins_two_worlds, in_another_order, without_a_world]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_made_by_hand_has_its_own_ranks(kind):
-    run_groups(kind, 3, "cpp", "phalanx")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_group_made_by_hand_has_its_own_ranks_in_python(kind):
-    run_groups(kind, 3, "python", "phalanx")
+    run_groups(kind, 3, "phalanx")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,7 +121,7 @@ def unknown_to_torch(rank, size):
 
 
 def test_groups_of_one_name_follow_each_other_without_torch_knowing_them():
-    run_groups(unknown_to_torch, 3, "cpp")
+    run_groups(unknown_to_torch, 3)
 
 
 def survivors(rank, size):
@@ -153,18 +147,18 @@ def survivors(rank, size):
 
 
 def test_a_survivor_meets_newcomers_in_groups_of_the_same_name():
-    run_groups(survivors, 2, "cpp")
+    run_groups(survivors, 2)
 
 
-def of_one_timeout(rank, size, how):
+def of_one_timeout(rank, size, kind):
     """WORLD has a minute, or its store has; the group has a second."""
-    if how == "store":
+    if kind == "store":
         store = dist.FileStore(str(scratch() / "store"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=1))
         group = dist.group.WORLD
     else:
         join(rank, size, seconds=60, backend="gloo")
-        group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1), backend=how)
+        group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1), backend=kind)
     met = dist.FileStore(str(scratch() / "met"), 1)
     if rank == 0:
         with pytest.raises(pc_errors.WaitTimeoutError, match="1000 ms"):
@@ -182,6 +176,6 @@ def of_one_timeout(rank, size, how):
 
 
 def test_functional_collectives_have_the_timeout_of_their_group():
-    for how in ("store", "gloo"):
-        run_ranks(of_one_timeout, 2, how)
-    run_groups(of_one_timeout, 2, "cpp", "phalanx")
+    for kind in ("store", "gloo"):
+        run_ranks(of_one_timeout, 2, kind)
+    run_groups(of_one_timeout, 2, "phalanx")

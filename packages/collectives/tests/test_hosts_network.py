@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import fake_torch_cuda
+import c10d_groups
 
-PROGRAM = Path(__file__).with_name("hosts_program.py")
-SUPPORT = Path(fake_torch_cuda.__file__).parent.parent
+PROGRAM = Path(__file__).with_name("test_hosts.py")
+SUPPORT = Path(c10d_groups.__file__).parent
 SECONDS = 120  # for everything
 
 
@@ -27,6 +27,7 @@ def hosts():
     """Names of two network namespaces, each with a loopback and one end of a cable, at 10.213.7.1 and .2."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and ip (Debian: iproute2) to make network namespaces")
+    c10d_groups.needs_ucx()
     names = [f"phx-{os.getpid()}-{i}" for i in range(2)]
     try:
         try:
@@ -50,6 +51,7 @@ def launch(hosts, folder, what):
     """torchrun on every host. The environment names no host: that two ranks share one is found out."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "phx0", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *filter(None, [environment.get("PYTHONPATH")])])
+    environment["PHALANX_NATIVE"] = c10d_groups.native_folder()
     environment.pop("PHALANX_HOST_ID", None)
     started = []
     for i, host in enumerate(hosts):
@@ -85,30 +87,18 @@ def await_files(folder, names, started):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # over connections of our own; by a backend, as on GPUs
-    "what", ["whole", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gloo", "gpus"))]
-)
-def test_torchrun_starts_two_hosts_and_all_ranks_get_the_same_bits(hosts, tmp_path, what):
-    if what == "gpus":
-        fake_torch_cuda.needs_cuda()
-        if fake_torch_cuda.is_real():
-            pytest.skip("with a real GPU NCCL does it, between real hosts")
-    finish(launch(hosts, tmp_path, what), tmp_path)
-    for count in (1, 1000, 100_000):
-        assert len({(tmp_path / f"sum.{count}.{rank}").read_bytes() for rank in range(4)}) == 1
+def test_torchrun_starts_two_hosts_which_compute_what_one_does(hosts, tmp_path):
+    finish(launch(hosts, tmp_path, "whole"), tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["cut", pytest.param("gloo cut", marks=pytest.mark.thorough)])
-def test_a_cable_that_is_cut_in_a_collective_is_an_error_on_every_rank(hosts, tmp_path, what):
-    started = launch(hosts, tmp_path, what)
+def test_a_cable_that_is_cut_in_a_collective_is_an_error_on_every_rank(hosts, tmp_path):
+    started = launch(hosts, tmp_path, "cut")
     await_files(tmp_path, [f"ready.{rank}" for rank in range(4)], started)
     ip("-n", hosts[1], "link", "set", "phx0", "down")
     await_files(tmp_path, [f"error.{rank}" for rank in range(4)], started)
     texts = [(tmp_path / f"error.{rank}").read_text() for rank in range(4)]
     ip("-n", hosts[1], "link", "set", "phx0", "up")  # torchrun itself cannot end in good order without it
     finish(started, tmp_path)
-    for rank, text in enumerate(texts):
-        assert "revoked" in text.splitlines(), texts  # the next call fails at once
-        beyond = "23" if rank < 2 else "01"
-        assert re.search(rf"rank(\(s\))? [{beyond}] on another host", text), texts
+    for rank, text in enumerate(texts):  # the ranks that cannot be reached are named
+        assert re.search(r"rank(\(s\))? [23]" if rank < 2 else r"rank(\(s\))? [01]", text), texts

@@ -117,12 +117,12 @@ def one_layout(rank, size, layout, counts, dtypes):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_list_may_lie_in_any_way(layout, size):
-    run_groups(one_layout, size, "cpp", layout, (0, 1, 5, 64, 3000), DTYPES if size == 2 else DTYPES[:1], timeout=120)
+    run_groups(one_layout, size, layout, (0, 1, 5, 64, 3000), DTYPES if size == 2 else DTYPES[:1], timeout=120)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_long_lists_may_lie_in_any_way(layout):
-    run_groups(one_layout, 2, "cpp", layout, (700_001,), (torch.float32,), timeout=120)
+    run_groups(one_layout, 2, layout, (700_001,), (torch.float32,), timeout=120)
 
 
 def many_in_flight(rank, size):
@@ -148,7 +148,7 @@ def many_in_flight(rank, size):
 
 
 def test_many_lists_in_flight_do_not_share_scratch():
-    run_groups(many_in_flight, 3, "cpp", timeout=120)
+    run_groups(many_in_flight, 3, timeout=120)
 
 
 def pairs_of(rank, size):
@@ -180,7 +180,7 @@ def uneven(rank, size):
 
 
 def test_lists_may_be_uneven():
-    run_groups(uneven, 3, "cpp")
+    run_groups(uneven, 3)
 
 
 def shared(rank, size):
@@ -225,7 +225,7 @@ def shared(rank, size):
 
 
 def test_a_list_may_share_memory_with_what_is_read():
-    run_groups(shared, 3, "cpp")
+    run_groups(shared, 3)
 
 
 def other_forms(rank, size):
@@ -259,7 +259,7 @@ def other_forms(rank, size):
 
 
 def test_ranks_may_call_other_forms_of_a_collective():
-    run_groups(other_forms, 3, "cpp")
+    run_groups(other_forms, 3)
 
 
 def refused(rank, size):
@@ -304,11 +304,11 @@ def mismatch(rank, size):
 
 
 def test_wrong_lists_are_refused():
-    run_groups(refused, 3, "cpp")
+    run_groups(refused, 3)
 
 
 def test_lists_whose_counts_do_not_agree_are_refused_on_all_ranks_and_the_group_works_on():
-    run_groups(mismatch, 3, "cpp")
+    run_groups(mismatch, 3)
 
 
 def ops_of(call):
@@ -342,4 +342,4 @@ def nothing_made(rank, size):
 
 
 def test_no_flat_copy_is_made():
-    run_groups(nothing_made, 2, "cpp")
+    run_groups(nothing_made, 2)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
+from c10d_groups import apart
 from phalanx.collectives._works import parked_count
 from phalanx.core import InvalidArgumentError, PhalanxError
 from ranks import run_ranks
@@ -54,7 +55,7 @@ def test_messages_of_every_dtype_go_around(size):  # P11, P12
 
 
 def test_groups_of_torch_have_the_same_messages():  # P11
-    run_ranks(ring, 2, False, start_torch=True, env=[{"PHALANX_HOST_ID": str(rank)} for rank in range(2)])
+    run_ranks(ring, 2, False, start_torch=True, env=apart(2))
 
 
 def batches(rank, size, through_core):
@@ -96,7 +97,7 @@ def test_a_batch_has_any_order_of_sends_and_receives(size):  # P11
 
 
 def test_groups_of_torch_have_batches():  # P11
-    run_ranks(batches, 2, False, start_torch=True, env=[{"PHALANX_HOST_ID": str(rank)} for rank in range(2)])
+    run_ranks(batches, 2, False, start_torch=True, env=apart(2))
 
 
 def waits(rank, size):

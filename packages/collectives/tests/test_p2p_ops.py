@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as theirs
 
 import phalanx.collectives as pc
+from c10d_groups import apart
 from ranks import run_ranks
 
 
@@ -54,10 +55,9 @@ def functional(rank, size):
             call()
 
 
-@pytest.mark.parametrize("hosts", ["one", "two"])
-def test_functional_forms_give_pending_tensors(hosts):  # P12
-    env = [{"PHALANX_HOST_ID": str(rank)} for rank in range(2)] if hosts == "two" else None
-    run_ranks(functional, 2, start_torch=True, env=env)
+@pytest.mark.parametrize("by", ["core", "torch"])
+def test_functional_forms_give_pending_tensors(by):  # P12
+    run_ranks(functional, 2, start_torch=True, env=apart(2) if by == "torch" else None)
 
 
 def compiled(rank, size):

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from c10d_groups import join, run_groups
+from c10d_groups import run_groups
 from phalanx.core._lib import library_path
-from ranks import run_ranks, scratch
+from ranks import scratch
 
 
 def make_wire(store, rank, size, timeout):
@@ -51,7 +51,7 @@ def other_transport(rank, size):
 
 
 def test_collectives_go_through_a_backend_of_somebody_else():  # P26
-    run_ranks(other_transport, 2, env={"PHALANX_C10D": "python"})
+    run_groups(other_transport, 2)
 
 
 def test_a_build_of_the_core_is_taken_by_its_path(tmp_path):  # P26
@@ -70,35 +70,3 @@ def test_a_build_of_the_core_is_taken_by_its_path(tmp_path):  # P26
     env = {**os.environ, "PHALANX_LIBRARY": str(mine), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def in_python(rank, size):
-    from phalanx.collectives.c10d import _build, _make
-    from phalanx.collectives.c10d._python_group import PythonGroup
-
-    class Louder(PythonGroup):
-        """What a user may change: a class in Python."""
-
-        def allreduce(self, tensors, opts=None):
-            tensors[0].mul_(10)
-            return super().allreduce(tensors, opts)
-
-    join(rank, size)
-    group = dist.group.WORLD
-    assert isinstance(group, dist.ProcessGroup) and type(group) is PythonGroup and _build.loaded() is None
-    x = torch.ones(2)
-    dist.all_reduce(x)
-    assert x.tolist() == [size] * 2
-    made = dist.new_group([0, 1], use_local_synchronization=True)
-    assert type(made) is PythonGroup
-    made.__class__ = Louder
-    dist.all_reduce(x, group=made)
-    assert x.tolist() == [10.0 * size * size] * 2
-    future = dist.all_reduce(x, group=made, async_op=True).get_future().then(lambda done: done.value()[0] / 10)
-    assert future.wait().tolist() == [10.0 * size**3] * 2
-    assert _make._python_groups
-    dist.destroy_process_group()
-
-
-def test_a_group_may_be_all_python_and_be_extended_in_python():  # P28
-    run_groups(in_python, 2, "python")

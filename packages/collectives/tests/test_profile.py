@@ -116,7 +116,7 @@ def backend(rank, size):
 
 
 def test_the_back_end_writes_the_events_of_nccl():
-    run_groups(backend, 2, "cpp")
+    run_groups(backend, 2)
 
 
 def refused(rank, size):
@@ -131,7 +131,7 @@ def refused(rank, size):
 
 
 def test_a_refused_call_takes_no_number():
-    run_groups(refused, 2, "cpp")
+    run_groups(refused, 2)
 
 
 def functional(rank, size):
@@ -171,7 +171,7 @@ def functional(rank, size):
 
 
 def test_functional_collectives_and_messages_write_them_too():
-    run_groups(functional, 2, "cpp")
+    run_groups(functional, 2)
 
 
 def symmetric(rank, size):
@@ -211,4 +211,4 @@ def symmetric(rank, size):
 
 
 def test_sums_of_symmetric_memory_write_them_too():
-    run_groups(symmetric, 2, "cpp")
+    run_groups(symmetric, 2)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from c10d_groups import native_folder
+
 # What the programs below write as START.
 START = "dist.init_process_group('phalanx', init_method='file://' + path, rank=0, world_size=1)"
 HEAD = "import sys, warnings; warnings.simplefilter('error', UserWarning); path = sys.argv[1]\n"
@@ -52,11 +54,11 @@ except ImportError as error:
 
 
 def run(tmp_path, code, *args, **env):
-    program = tmp_path / "program.py"
+    program, native = tmp_path / "program.py", native_folder()
     program.write_text(HEAD + code.replace("START", START) if "mp.spawn" not in code else code)
     done = subprocess.run(
         [sys.executable, program, str(tmp_path / "store"), *args],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **env},
+        env={**os.environ, "PHALANX_NATIVE": native, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,6 @@
 """torch still has the private parts that _torch_compat.py relies on, and they mean what it says."""
 
 import inspect
-from datetime import timedelta
 
 import pytest
 import torch
@@ -102,17 +101,6 @@ def process_groups(rank, size):
 
 def test_process_groups_can_be_looked_into():
     run_ranks(process_groups, 1, start_torch=True)
-
-
-def test_a_backend_can_be_made_that_is_in_no_process_group():
-    store = dist.HashStore()
-    gloo = _torch_compat.make_backend("gloo", store, 0, 1, timedelta(seconds=30))
-    for name in ("send", "recv", "_start_coalescing", "_end_coalescing", "abort", "shutdown"):
-        assert callable(getattr(gloo, name)), MOVED + f"Backend.{name}"
-    assert gloo.supports_coalescing is False and gloo.name() == "gloo", MOVED + "Backend"
-    if not dist.is_nccl_available():
-        with pytest.raises(RuntimeError, match="no NCCL"):
-            _torch_compat.make_backend("nccl", store, 0, 1, timedelta(seconds=30))
 
 
 def test_the_functions_have_the_arguments_of_torchs():

@@ -10,13 +10,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fake_torch_cuda
+from c10d_groups import run_groups
 from phalanx.core.random import Kind
 from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, distribute_tensor, factories, filling
 from phalanx.dtensor.filling import Law, fill_local, integers
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from phalanx.dtensor.random import manual_seed
 from phalanx.dtensor.spec import Spec
-from ranks import run_ranks, scratch
+from ranks import scratch
 
 R = Replicate()
 KEY = 0xFEDCBA9876543210
@@ -88,7 +89,7 @@ def _without_kernels(*args, **kwargs):
 
 
 def test_elements_made_on_a_gpu_have_the_bits_of_the_host():  # D10
-    run_ranks(fills, 1, timeout=240)
+    run_groups(fills, 1, timeout=240)
 
 
 def random_ops(rank, size):
@@ -114,7 +115,7 @@ def random_ops(rank, size):
 
 
 def test_random_ops_and_factories_have_the_bits_of_the_cpu():  # D10
-    run_ranks(random_ops, 2, timeout=280)
+    run_groups(random_ops, 2, timeout=280)
 
 
 def agreeing(rank, size):
@@ -132,7 +133,7 @@ def agreeing(rank, size):
 
 
 def test_ranks_with_different_random_states_agree_on_the_first_one():
-    run_ranks(agreeing, 2, timeout=280)
+    run_groups(agreeing, 2, timeout=280)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def moves(rank, size):
 
 
 def test_every_move_gives_what_it_gives_on_the_cpu():  # D4
-    run_ranks(moves, 2, timeout=280)
+    run_groups(moves, 2, timeout=280)
 
 
 def several_ops(mesh):
@@ -190,7 +191,7 @@ def ops(rank, size):
 
 
 def test_ops_give_what_they_give_on_the_cpu():
-    run_ranks(ops, 2, timeout=280)
+    run_groups(ops, 2, timeout=280)
 
 
 class Mlp(nn.Module):
@@ -223,4 +224,4 @@ def parallel(rank, size):
 
 
 def test_a_tensor_parallel_mlp_has_the_gradients_of_the_cpu():
-    run_ranks(parallel, 2, timeout=280)
+    run_groups(parallel, 2, timeout=280)

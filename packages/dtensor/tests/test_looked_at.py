@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from looked_at import look_at, public_objects  # noqa: E402
 
-from ranks import run_ranks, scratch  # noqa: E402
+from c10d_groups import run_groups  # noqa: E402
+from ranks import scratch  # noqa: E402
 
 PACKAGES = ("collectives", "symm_mem", "dtensor", "inductor_plugin")
 
@@ -63,4 +64,4 @@ def look_at_everything(rank, world_size):
 
 
 def test_live_objects_can_be_looked_at_and_work_on():
-    run_ranks(look_at_everything, 2, env={"PHALANX_C10D": "python"})
+    run_groups(look_at_everything, 2)

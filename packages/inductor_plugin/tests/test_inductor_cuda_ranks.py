@@ -11,9 +11,10 @@ import torch.distributed._functional_collectives as fc
 
 import fake_torch_cuda
 import phalanx.collectives as pc
+from c10d_groups import run_groups
 from inductor_graphs import traced
 from phalanx.inductor_plugin import Route, clear_reports, reports
-from ranks import run_ranks, scratch
+from ranks import scratch
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def every_collective(rank, size):
 
 
 def test_every_collective_gives_what_eager_gives_on_the_host():  # I8
-    run_ranks(every_collective, 2, timeout=280)
+    run_groups(every_collective, 2, timeout=280)
 
 
 def block(rank, size):
@@ -124,7 +125,7 @@ def block(rank, size):
 
 
 def test_values_that_share_memory_of_an_arena_stay_apart():  # I3
-    run_ranks(block, 2, timeout=280)
+    run_groups(block, 2, timeout=280)
 
 
 def over_peers(rank, size):
@@ -142,7 +143,7 @@ def over_peers(rank, size):
 
 
 def test_sums_over_views_of_the_peers_are_those_of_the_host():
-    run_ranks(over_peers, 2, timeout=280)
+    run_groups(over_peers, 2, timeout=280)
 
 
 def growing(rank, size):
@@ -161,7 +162,7 @@ def growing(rank, size):
 
 
 def test_one_graph_serves_every_shape_and_its_arenas_grow():  # I3
-    run_ranks(growing, 2, timeout=280)
+    run_groups(growing, 2, timeout=280)
 
 
 # ---- a group whose ranks have not met, and one that is not served ----------------------------------------------------
@@ -184,7 +185,7 @@ def met_late(rank, size):
 
 
 def test_ranks_of_a_cached_graph_meet_when_it_first_runs():
-    run_ranks(met_late, 2, timeout=280)
+    run_groups(met_late, 2, timeout=280)
 
 
 # ---- where there is a GPU --------------------------------------------------------------------------------------------
@@ -247,4 +248,4 @@ def compiled(rank, size):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compiled graphs of GPUs need a GPU and Triton")
 def test_a_compiled_mlp_trains_as_one_process_does():
-    run_ranks(compiled, 2, timeout=400)
+    run_groups(compiled, 2, timeout=400)

@@ -166,6 +166,22 @@ def test_groups_that_the_core_does_not_serve_are_left_alone(group):  # I7
     assert (routes(made), reasons(made)) == ([Route.KEPT], ["group-not-served"])
 
 
+def test_groups_on_several_hosts_are_called_and_nothing_lies_in_memory_that_ranks_share(group):  # I7
+    def function(x):
+        y = fc.all_reduce(x.relu(), "sum", group)
+        return fc.all_gather_tensor(x @ x.t() + y.sum(), 0, group)
+
+    given = {"zero_copy_bytes": 0, "pipeline_bytes": 1, "epilogue_bytes": 1 << 20}
+    made = lowered(function, X, shares_memory=False, **given)
+    assert (routes(made), set(reasons(made))) == ([Route.SLOTS] * 2, {"several-hosts"})
+    found = names(made.graph)
+    assert found.count("symm_arena") == 1 and not [
+        name for name in found if "_view" in name or name.startswith("mm_")
+    ], found
+    arena = next(node for node in made.graph.nodes if "symm_arena" in str(node.target))
+    assert arena.args[0] == 0  # it has no memory, and stands for an order
+
+
 def test_what_the_core_cannot_reduce_is_left_alone(group):  # I7
     made = lowered(lambda x: fc.all_reduce(torch.view_as_complex(x.view(-1, 2)) * 2, "sum", group), X)
     assert (routes(made), reasons(made)) == ([Route.KEPT], ["dtype"])

@@ -1,7 +1,7 @@
-"""Phalanx core: symmetric memory and collectives among the ranks of one host, without torch.
+"""Phalanx core: collectives and messages among ranks of one host or several, and symmetric memory, without torch.
 
-A `World` is one rank's context; a `Group` is a named, ordered set of ranks that share memory;
-`World.alloc` makes memory that a group can map (`Group.rendezvous`, which gives a `Symm`).
+A `World` is one rank's context; a `Group` is a named, ordered set of ranks; `World.alloc` makes memory that the ranks
+of a group on one host can map (`Group.rendezvous`, which gives a `Symm`).
 
 Importing this package does nothing: the shared library is loaded when the first name is used.
 """

@@ -89,9 +89,8 @@ def open_library(ffi: Any, path: Path) -> Any:
 
 
 def _load() -> tuple[Any, Any, Path]:
-    ffi = load_ffi(
-        "phalanx.core._abi", *(f"include/phalanx/{name}.h" for name in ("phalanx", "cuda", "tuning", "random"))
-    )
+    names = ("phalanx", "cuda", "tuning", "random", "carrier")
+    ffi = load_ffi("phalanx.core._abi", *(f"include/phalanx/{name}.h" for name in names))
     path = _paths.library()
     lib = open_library(ffi, path)
     _check(ffi, lib, path)

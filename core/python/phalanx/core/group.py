@@ -1,4 +1,4 @@
-"""Groups: named, ordered sets of ranks that share memory. What they do is in the files _group_*.py:
+"""Groups: named, ordered sets of ranks. What they do is in the files _group_*.py:
 
 _group_base.py          what those have in common
 _group_reductions.py    collectives that reduce
@@ -45,7 +45,10 @@ class Agreement(NamedTuple):
 
 
 class Group(Reductions, Moves, Messages, Tunable):
-    """A set of ranks that share memory. Made by `World.create_group` or `World.attach_group`.
+    """A named, ordered set of ranks. Made by `World.create_group` or `World.attach_group`.
+
+    Where its ranks are on several hosts, UCX moves what crosses. Such a group has every collective and message on
+    memory of the CPU; symmetric memory and memory of GPUs raise UnsupportedError.
 
     The collectives take addresses (int), `Memory`, or objects with the buffer protocol (numpy
     arrays, bytearrays, memoryviews). For buffers, `count` and `dtype` may be left out: then the
@@ -69,6 +72,7 @@ class Group(Reductions, Moves, Messages, Tunable):
         ranks: Global ranks, in order.
         id: The same number on all its ranks.
         channels: How many independent sequences of collectives it has.
+        hosts: On how many hosts its ranks are. With 1, they share memory.
     """
 
     def __init__(self, world: "World", pointer: Any, store: Store | None = None) -> None:
@@ -85,6 +89,7 @@ class Group(Reductions, Moves, Messages, Tunable):
         self.ranks: tuple[int, ...] = tuple(info.ranks[0 : self.group_size])
         self.id = int(info.id)
         self.channels = int(info.channels)
+        self.hosts = int(info.hosts)
 
     def _info(self) -> Any:
         info = ffi.new("phx_group_info *")

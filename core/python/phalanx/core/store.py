@@ -20,6 +20,7 @@ from phalanx.core.errors import InvalidArgumentError, check
 from phalanx.core.uncopied import Uncopied
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.002  # between looks at a store of the caller's
+_ABSENT = "phalanx: nobody has written this key"
 _FIRST_CAPACITY = 4096  # bytes; a longer value costs a second call
 
 
@@ -315,6 +316,18 @@ def _wait_for(target: Any, keys: list[str], timeout_ms: int) -> int:
     return _OK
 
 
+def _look(target: Any, name: str) -> bytes | None:
+    """The value of a key, or None if it is not there.
+
+    get() would block for the timeout of the store, which may be far longer than ours. torch's compare_set gives what a
+    key has, or, where it is not there, what was expected, and writes nothing then.
+    """
+    compare_set = getattr(target, "compare_set", None)
+    found = compare_set(name, _ABSENT, _ABSENT) if callable(compare_set) else target.get(name)
+    data = found.encode() if isinstance(found, str) else bytes(found)
+    return data if data != _ABSENT.encode() else None
+
+
 def _set(self: Any, key: Any, value: Any, size: int) -> int:
     _target(self).set(_key(key), bytes(ffi.buffer(value, size)) if size else b"")
     return _OK
@@ -322,10 +335,11 @@ def _set(self: Any, key: Any, value: Any, size: int) -> int:
 
 def _get(self: Any, key: Any, value: Any, capacity: int, size: Any, timeout_ms: int) -> int:
     target, name = _target(self), _key(key)
-    # get() alone would block for the timeout of the store, which may be far longer than ours.
-    _wait_for(target, [name], timeout_ms)
-    found = target.get(name)
-    data = found.encode() if isinstance(found, str) else bytes(found)
+    end = time.monotonic() + timeout_ms / 1000
+    data = None
+    while data is None:  # another rank may remove it as soon as it is there
+        _wait_for(target, [name], max(0, int(1000 * (end - time.monotonic()))))
+        data = _look(target, name)
     ffi.memmove(value, data, min(capacity, len(data)))
     size[0] = len(data)
     return _OK

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from phalanx.core import interrupts
+from phalanx.core import _ucx, interrupts
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -54,8 +54,8 @@ class World(Uncopied):
         store: Where the ranks meet: a Store, or an object with the methods of
             torch.distributed.Store. May be left out when size is 1.
         timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
-        host_id: Ranks of equal host id share memory. None takes the environment variable
-            PHALANX_HOST_ID, and without it detects the host.
+        host_id: Ranks of different host ids count as ranks of different hosts, whatever the kernel says. None takes the
+            environment variable PHALANX_HOST_ID, and without it detects the host.
         staging_bytes: Of one slot of the area through which collectives on ordinary memory move;
             0 is the default.
         signal_channels: Of each symmetric allocation; 0 is the default, 64.
@@ -85,6 +85,7 @@ class World(Uncopied):
         job: str | None = None,
     ) -> None:
         interrupts.install(ffi, lib)  # where another thread has imported this package
+        _ucx.use_wheel()
         self._store = None if store is None else as_store(store)
         params = ffi.new("phx_world_params *")
         params.struct_size = ffi.sizeof("phx_world_params")
@@ -149,7 +150,8 @@ class World(Uncopied):
 
         Raises:
             InvalidArgumentError: This rank is not among `ranks`, or one is there twice.
-            UnsupportedError: The ranks are not on one host; raised on every rank alike.
+            UnsupportedError: The ranks are on several hosts, and one of them has no UCX; the text says what to install.
+                Raised on every rank alike.
             WaitTimeoutError: Ranks did not come; the text names them.
         """
         members = [c_integer(rank, "a rank", -INT32_MAX, INT32_MAX) for rank in ranks]
@@ -178,7 +180,7 @@ class World(Uncopied):
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
 
         Raises:
-            UnsupportedError: The participants are not on one host.
+            UnsupportedError: As for `create_group`.
             WaitTimeoutError: Participants did not come; the text names them.
         """
         shared = as_store(store)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from phalanx.core.doctor import (
     _cores,
     _cuda,
+    _hosts,
     _identity,
     _kernel,
     _library,
@@ -67,6 +68,7 @@ _CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     _library.check_tuning,
     _library.check_copies,
     _trial.check_trial,
+    _hosts.check_hosts,
 )
 
 

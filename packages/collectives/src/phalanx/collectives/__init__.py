@@ -1,8 +1,8 @@
-"""Functional collectives for PyTorch, on the shared memory of one host.
+"""Functional collectives for PyTorch, on the shared memory of each host.
 
 The functions have the names and arguments of torch.distributed._functional_collectives, so that a program moves by
-changing an import. Where the ranks of a group share a host, the core does the work, on tensors of the CPU and of GPUs;
-everywhere else the same call goes through torch.distributed, with the same results.
+changing an import. The core does the work: where the ranks of a group share a host, on tensors of the CPU and of GPUs;
+on several hosts, on those of the CPU. What it cannot serve goes through torch.distributed, with the same results.
 
     import phalanx.collectives as pc
 

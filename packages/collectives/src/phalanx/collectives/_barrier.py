@@ -70,15 +70,10 @@ def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     entry = entry_named(group_name)
     done = torch.ops.phalanx.wait_tensor(tensor)
     meet(entry, tensor)
-    hosts = entry.hosts if tensor.is_cpu else entry.hosts_on_gpus if tensor.is_cuda else None
     if entry.core is not None and tensor.is_cpu:
         entry.core.barrier()
     elif entry.core is not None and entry.served_here(tensor):
         _barrier_on_gpus(entry.core, tensor.device)
-    elif hosts is not None:
-        met = hosts.run("all_reduce", torch.zeros(1, dtype=torch.int32, device=tensor.device), "sum")
-        if met is not None and met.is_cuda:
-            torch.cuda.current_stream(met.device).synchronize()
     else:
         _through_torch(tensor.device, group_name)
     copied: torch.Tensor = done.clone(memory_format=torch.contiguous_format)

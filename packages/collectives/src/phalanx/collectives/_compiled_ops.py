@@ -95,7 +95,7 @@ def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
         entry = _registry.entry_named(name)
         if not entry.decided:
             entry.decide()
-        if entry.core is None:
+        if entry.core is None or (nbytes and entry.core.hosts > 1):
             raise RuntimeError(
                 f"symm_arena on group '{name}': this graph was compiled for ranks that share the memory of a host, and "
                 "the ranks of this group do not; compile it again with this group"

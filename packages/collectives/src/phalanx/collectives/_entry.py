@@ -8,7 +8,6 @@ import threading
 import torch
 
 from phalanx.collectives import _gpus, _ops
-from phalanx.collectives._hosts import GpuSpanning, Spanning
 from phalanx.collectives._streams import Beside
 from phalanx.core import AlreadyExistsError, Group, NotFoundError, UnsupportedError
 
@@ -19,6 +18,17 @@ _CUDA = 2  # PHX_DEVICE_CUDA
 _registered: "dict[tuple[int, str], Entry]" = {}  # whom the native ops know, by context and name
 
 
+def tell(name: str, group_rank: int, what: str) -> None:
+    """Log what all ranks of a group know: its first rank warns, so that it is one line of a job.
+
+    Args:
+        name: Of the group.
+        group_rank: Of the caller.
+        what: A sentence that the name of the group begins.
+    """
+    log.log(logging.INFO if group_rank else logging.WARNING, "group '%s': %s", name, what)
+
+
 class Entry:
     """A group as its rank sees it.
 
@@ -27,12 +37,9 @@ class Entry:
         size: Number of its ranks.
         group_rank: Position of this rank in it.
         ranks: Its global ranks, in order.
-        core: The core's group, or None: its ranks are on several hosts, torch.distributed serves it, or that is not
-            decided yet.
-        hosts: Of a group on several hosts that has several ranks on one: what serves it.
+        core: The core's group, or None: torch.distributed serves it, or that is not decided yet.
         decided: Whether the ranks have met.
         on_gpus: Whether the core serves tensors of GPUs too.
-        hosts_on_gpus: As `hosts`, for tensors of GPUs.
         decided_on_gpus: Whether that is known.
         beside: Streams of messages of GPUs.
     """
@@ -47,8 +54,6 @@ class Entry:
         "decided",
         "decided_on_gpus",
         "group_rank",
-        "hosts",
-        "hosts_on_gpus",
         "name",
         "on_gpus",
         "ranks",
@@ -61,10 +66,8 @@ class Entry:
         self.group_rank = group_rank
         self.ranks = ranks
         self.core: Group | None = None
-        self.hosts: Spanning | None = None
         self.decided = False
         self.on_gpus = False
-        self.hosts_on_gpus: GpuSpanning | None = None
         self.decided_on_gpus = False
         self.beside = Beside()
         self._context = 0
@@ -80,14 +83,14 @@ class Entry:
         """
 
     def served_here(self, tensor: torch.Tensor) -> bool:
-        """Whether the core serves it: the ranks share this host."""
+        """Whether the core serves collectives of this tensor."""
         return self.core is not None and (tensor.is_cpu or (tensor.is_cuda and self.on_gpus))
 
     def may_serve(self, tensor: torch.Tensor) -> bool:
         """Whether the ops of phalanx may do anything with a tensor but hand it to torch.distributed."""
         if tensor.is_cpu:
-            return not self.decided or self.core is not None or self.hosts is not None
-        return tensor.is_cuda and (self.on_gpus or self.hosts_on_gpus is not None)
+            return not self.decided or self.core is not None
+        return tensor.is_cuda and self.on_gpus
 
     def decide_on_gpus(self, device: torch.device) -> None:
         """Find out whether the core serves tensors of GPUs. Collective among the ranks of the group the first time.
@@ -111,10 +114,16 @@ class Entry:
         with self._deciding:
             if self.decided_on_gpus:
                 return
-            if self.core is not None:
+            if self.core is not None and self.core.hosts > 1:
+                tell(
+                    self.name,
+                    self.group_rank,
+                    f"tensors of GPUs go through torch.distributed: its ranks are on {self.core.hosts} hosts, between "
+                    "which the core moves memory of the CPU only. The process group needs NCCL for them, as "
+                    "'cpu:gloo,cuda:nccl' and 'cpu:phalanx,cuda:nccl' have",
+                )
+            elif self.core is not None:
                 self._ask_the_others(self.core, _gpus.refusal(device))
-            elif self.hosts is not None:
-                self.hosts_on_gpus = self._span_on_gpus(device)
             self.decided_on_gpus = True
 
     def _ask_the_others(self, core: Group, refusal: str) -> None:
@@ -141,9 +150,6 @@ class Entry:
     def _let_ops_serve_gpus(self, serve: bool) -> None:
         ops = _ops.loaded()
         ops.check(ops.lib.phxt_group_serve(self._context, self.name.encode(), _CUDA, int(serve)))
-
-    def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
-        return None
 
     def register(self, core: Group) -> None:
         """Let the native ops find it."""
@@ -176,9 +182,3 @@ class Entry:
             if was_on_gpus:
                 ops.lib.phxt_sweep()  # forgets events that streams have passed
         self.core = None
-        hosts, self.hosts = self.hosts, None
-        if hosts is not None:
-            hosts.close()
-        on_gpus, self.hosts_on_gpus = self.hosts_on_gpus, None
-        if on_gpus is not None:
-            on_gpus.close()

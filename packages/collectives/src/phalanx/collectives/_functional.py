@@ -11,7 +11,6 @@ from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
-from phalanx.collectives._later import after_stream
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
 from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._registry import ready
@@ -19,11 +18,6 @@ from phalanx.collectives._short_road import InPlace, Start
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing, is_watched
 
 # ---- how an op is called ---------------------------------------------------------------------------------------------
-
-
-def pending(entry: Entry, started: torch.Tensor) -> AsyncCollectiveTensor:
-    """Wrap what an op on a group has started to write."""
-    return after_stream(started) if started.is_cuda and entry.hosts_on_gpus is not None else wrap(started)
 
 
 class _Op(Start):
@@ -53,7 +47,7 @@ class _Op(Start):
         if is_tracing() or type(started) is not torch.Tensor:
             waited: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
             return waited
-        return pending(entry, started)
+        return wrap(started)
 
     def started(self, entry: Entry, *args: Any) -> torch.Tensor:
         """Start the op below autograd, and give what it will write."""

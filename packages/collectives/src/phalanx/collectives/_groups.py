@@ -196,10 +196,9 @@ def enable_group(group: GroupLike, tag: str = "", *, device: torch.device | None
         device: A GPU of this rank: also find out whether the core serves tensors there. By default only of the CPU.
 
     Returns:
-        True if the core serves it (tensors of that device), or the core on each host with torch.distributed between
-        the hosts. False if torch.distributed does: each rank is on a host of its own, the core cannot use the GPU of
-        one, or the backend is none whose ranks are processes (fake, threaded). The
-        same on every rank.
+        True if the core serves it (tensors of that device). False if torch.distributed does: its ranks are on several
+        hosts and there is no UCX, or the tensors are those of GPUs; the core cannot use the GPU of one; or the backend
+        is none whose ranks are processes (fake, threaded). The same on every rank.
 
     Raises:
         ValueError, AssertionError: It is no group of this rank.
@@ -211,10 +210,10 @@ def enable_group(group: GroupLike, tag: str = "", *, device: torch.device | None
         if not entry.decided_on_gpus:
             index = torch.cuda.current_device() if device.index is None else device.index
             entry.decide_on_gpus(torch.device("cuda", index))
-        return entry.on_gpus or entry.hosts_on_gpus is not None
+        return entry.on_gpus
     if not entry.decided:
         entry.decide()
-    return entry.core is not None or entry.hosts is not None
+    return entry.core is not None
 
 
 def is_core_group(group: GroupLike, tag: str = "", *, device: torch.device | None = None) -> bool:
@@ -228,7 +227,7 @@ def is_core_group(group: GroupLike, tag: str = "", *, device: torch.device | Non
 
 
 def core_group(group: GroupLike, tag: str = "") -> Group | None:
-    """The core's group behind a group, or None: ranks are on several hosts, or torch.distributed serves it.
+    """The core's group behind a group, or None: torch.distributed serves it.
 
     Collective among the ranks of the group the first time, as `enable_group`. It is of no use any more when the process
     group was destroyed.

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import Work
 
-from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
-from phalanx.collectives._streams import Mark
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor
 from phalanx.collectives._torch_compat import make_wrapper
 from phalanx.collectives._works import CoreWork
 
@@ -31,13 +30,6 @@ class Together(AsyncCollectiveTensor):
     def trigger_wait(self) -> torch.Tensor:
         self.settle()
         return self.elem
-
-
-def after_stream(started: torch.Tensor) -> AsyncCollectiveTensor:
-    """Wrap a tensor that the current stream of its GPU writes: a wait lets the stream that is current then wait."""
-    made = wrap(started)
-    made._state = Together.of(Mark(started.device).wait)
-    return made
 
 
 class Body(Protocol):

@@ -210,6 +210,9 @@ class StoreInUse:
     def get(self, key: str) -> bytes:
         return bytes(self._local.store.get(key))
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return bytes(self._local.store.compare_set(key, expected, desired))
+
     def add(self, key: str, amount: int) -> int:
         return int(self._local.store.add(key, amount))
 

@@ -151,9 +151,6 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
             _groups.meet(entry, tensor)
             if entry.served_here(tensor):
                 return getattr(torch.ops.phalanx, name)(*given, **kwargs)
-            hosts = entry.hosts if tensor.is_cpu else entry.hosts_on_gpus if tensor.is_cuda else None
-            if hosts is not None and hosts.serves(name, *given):
-                return hosts.run(name, *given[:-1], **kwargs)
             if even_splits and not given[1] and not given[2]:
                 given[1] = given[2] = even(tensor.size(0), entry.size)
             through = getattr(torch.ops._c10d_functional, name)

@@ -12,14 +12,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
-from phalanx.collectives import _gpus, _ops, _torch_compat
-from phalanx.collectives._entry import Entry, log
-from phalanx.collectives._hosts import GpuSpanning, Places, Spanning, span, span_on_gpus
+from phalanx.collectives import _ops, _torch_compat
+from phalanx.collectives._entry import Entry, tell
 from phalanx.collectives._meeting import Meeting, StoreInUse
 from phalanx.collectives._works import complete_works
 from phalanx.core import (
@@ -87,13 +85,6 @@ class Rank:
         if world is not None:
             world.check_peer(number)
 
-    def abort(self, reason: str) -> None:
-        """Let every group of the world fail on all its ranks, with that reason. Does nothing if there is no world."""
-        with self._lock:
-            world = self._world
-        if world is not None:
-            world.abort(reason)
-
     def close(self) -> None:
         """Leave the world, if there is one. In a forked child, nothing."""
         if self.pid != os.getpid():
@@ -104,10 +95,40 @@ class Rank:
             world.finalize()
 
 
+class Connection(Protocol):
+    """A process group of the backend `phalanx`, as it is served: see c10d/_connect.py."""
+
+    timeout_ms: int
+
+    def group(self, timeout_ms: int) -> Group: ...
+    def set_timeout(self, timeout_ms: int) -> None: ...
+    def share_rank(self) -> Rank | None: ...
+
+
+connections: dict[str, Connection] = {}  # by name of the process group, while it is not destroyed
+
+
 def rank_of_default() -> Rank | None:
-    """The rank that serves groups of the default group's ranks, once there is one."""
+    """The rank that serves groups of the default group's ranks, once there is one.
+
+    That of a default group on several hosts is made with it, before torch says which the default group is.
+    """
+    default = dist.group.WORLD
+    if default is None:
+        return None
     with _lock:
-        return _ranks.get(id(dist.group.WORLD))
+        rank = _ranks.get(id(default))
+        connection = connections.get(str(default.group_name))
+        if rank is None and connection is not None:
+            rank = connection.share_rank()
+            if rank is not None:
+                _add_rank(default, rank)
+        return rank
+
+
+def _add_rank(default: dist.ProcessGroup, rank: Rank) -> None:
+    _ranks[id(default)] = rank
+    rank.end_with(default)
 
 
 def rank_of(
@@ -130,12 +151,11 @@ def rank_of(
     if default is None or by_hand or not _is_of_default(ranks, position, store):
         return Rank(ranks[position], max(ranks) + 1, timeout_ms), True
     with _lock:
-        rank = _ranks.get(id(default))
+        rank = rank_of_default()
         if rank is None:
             timeout = _torch_compat.timeout_ms_of(default) or timeout_ms
             rank = Rank(dist.get_rank(), dist.get_world_size(), timeout)
-            _ranks[id(default)] = rank
-            rank.end_with(default)
+            _add_rank(default, rank)
         return rank, False
 
 
@@ -151,8 +171,7 @@ def check_group(group: dist.ProcessGroup) -> None:
     Raises:
         PeerDeadError: One has; the text names it and its process.
     """
-    default = dist.group.WORLD
-    rank = None if default is None else _ranks.get(id(default))
+    rank = rank_of_default()
     if rank is None:
         return
     ranks, own = _torch_compat.ranks_of(group), int(group.rank())
@@ -173,13 +192,12 @@ def _is_of_default(ranks: Sequence[int], position: int, store: Any) -> bool:
 class _ProcessGroupEntry(Entry):
     """That of a group of torch.distributed."""
 
-    __slots__ = ("_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_timeout_ms", "_watch")
+    __slots__ = ("_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_watch")
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(str(group.group_name), int(group.rank()), _torch_compat.ranks_of(group))
         self._rank: Rank | None = None  # once its ranks begin to meet
         self._rank_is_own = False
-        self._timeout_ms = 0
         self._default_id = _default_id()
         self._failure: PhalanxError | None = None
         self._lock = threading.Lock()
@@ -201,7 +219,7 @@ class _ProcessGroupEntry(Entry):
                     group=self.name,
                 )
             try:
-                self.core, self.hosts = self._meet()
+                self.core = self._meet()
             except WaitTimeoutError:  # nothing has been sent: a late rank may still come
                 raise
             except PhalanxError as error:
@@ -218,74 +236,44 @@ class _ProcessGroupEntry(Entry):
         else:  # destroyed meanwhile
             self.release()
 
-    def _meet(self) -> tuple[Group | None, Spanning | None]:
-        from phalanx.collectives.c10d._connect import connections  # here: it imports this module
-
+    def _meet(self) -> Group | None:
         group = self._group()
         connection = connections.get(self.name)
         if group is None:
-            return None, None
-        if connection is not None and not connection.spans_hosts:  # of the backend `phalanx`: its group of the core
-            return connection.group(connection.timeout_ms), None
-        ordinary = _torch_compat.is_ordinary(group) and not _torch_compat.backends_of(group) - _BACKENDS
-        if not ordinary and connection is None:
-            return None, None
+            return None
+        if connection is not None:  # of the backend `phalanx`: its group of the core
+            return connection.group(connection.timeout_ms)
+        if not _torch_compat.is_ordinary(group) or _torch_compat.backends_of(group) - _BACKENDS:
+            return None
         base = _torch_compat.store_of(group)
-        self._timeout_ms = timeout_ms = _torch_compat.timeout_ms_of(group) or milliseconds(base.timeout)
+        timeout_ms = _torch_compat.timeout_ms_of(group) or milliseconds(base.timeout)
         if self._rank is None:
             self._rank, self._rank_is_own = rank_of(self.ranks, self.group_rank, base, timeout_ms)
         rank = self._rank
         refusal = _ops.refusal()
         if rank.size > _MAX_WORLD_SIZE:
             refusal = f"there are {rank.size} ranks, more than {_MAX_WORLD_SIZE}"
-        store = self._store(group)
-        host = "" if refusal else f"{rank.world().host_id:x}"
-        answer = Meeting(store, self.name, self.ranks, self.group_rank, timeout_ms, rank.check_peer).hold(refusal, host)
+        # Groups of other ranks may have its name and its store.
+        store = _torch_compat.PrefixStore(f"phalanx/{self.name}/{members(self.ranks)}", base)
+        answer = Meeting(store, self.name, self.ranks, self.group_rank, timeout_ms, rank.check_peer).hold(refusal)
         if answer.refusal:
-            log.warning("group '%s' goes through torch.distributed: %s", self.name, answer.refusal)
-            return None, None
-        own = _torch_compat.PrefixStore(answer.token, store)
-        rank.store.use(own)
+            tell(self.name, self.group_rank, f"it goes through torch.distributed: {answer.refusal}")
+            return None
+        rank.store.use(_torch_compat.PrefixStore(answer.token, store))
         try:
-            places = Places(answer.hosts, self.group_rank)
-            if len(places.hosts) == 1:
-                core = rank.world().create_group(self.name, self.ranks, timeout_ms)
-                core.set_timeout(timeout_ms)
-                return core, None
-            if len(places.hosts) == self.size:
-                log.info("group '%s' goes through torch.distributed: each rank is on a host of its own", self.name)
-                return None, None
-            return None, span(rank.world(), self.name, self.ranks, places, own, timeout_ms, self.name)[1]
+            core = rank.world().create_group(self.name, self.ranks, timeout_ms)
         except UnsupportedError as error:  # raised on every rank alike
-            log.info("group '%s' goes through torch.distributed: %s", self.name, error)
-            return None, None
+            tell(self.name, self.group_rank, f"it goes through torch.distributed: {error}")
+            return None
         finally:
             rank.store.use(None)
-
-    def _store(self, group: dist.ProcessGroup) -> Any:
-        """A store of this group alone: groups of other ranks may have its name and its store."""
-        return _torch_compat.PrefixStore(f"phalanx/{self.name}/{members(self.ranks)}", _torch_compat.store_of(group))
+        core.set_timeout(timeout_ms)
+        return core
 
     def release(self) -> None:
         super().release()
         if self._rank is not None and self._rank_is_own:
             self._rank.close()
-
-    def _span_on_gpus(self, device: torch.device) -> GpuSpanning | None:
-        group, hosts = self._group(), self.hosts
-        if group is None or hosts is None or "nccl" not in _torch_compat.backends_of(group):
-            return None
-        timeout_ms = self._timeout_ms
-        assert self._rank is not None
-        check = self._rank.check_peer
-        store = _torch_compat.PrefixStore("gpus", self._store(group))
-        refusal = _gpus.refusal(device)
-        answer = Meeting(store, self.name, self.ranks, self.group_rank, timeout_ms, check).hold(refusal)
-        if answer.refusal:
-            log.warning("group '%s': tensors of GPUs go through torch.distributed: %s", self.name, answer.refusal)
-            return None
-        own = _torch_compat.PrefixStore(answer.token, store)
-        return span_on_gpus(self.name, self.ranks, hosts.places, hosts.inside, "nccl", own, timeout_ms)
 
 
 def members(ranks: Sequence[int]) -> str:

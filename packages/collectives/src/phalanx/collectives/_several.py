@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _autograd, _functional, _recording
+from phalanx.collectives._async_tensor import wrap
 from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
 from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
@@ -160,7 +161,7 @@ def _started(name: str, entry: Entry, tensors: list[torch.Tensor], *args: Any) -
         started = getattr(torch.ops.phalanx, name)(given, *inner)
         if is_tracing():
             return [torch.ops.phalanx.wait_tensor(each) for each in started]
-        return [_functional.pending(entry, each) if type(each) is torch.Tensor else each for each in started]
+        return [wrap(each) if type(each) is torch.Tensor else each for each in started]
 
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) and not is_tracing():
         return list(_autograd.COALESCED[name].apply(run, args, *tensors))

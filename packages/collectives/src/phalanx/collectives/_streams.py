@@ -54,10 +54,6 @@ class Mark:
         """Let the current stream wait until that one has come here. The host goes on."""
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
-    def synchronize(self) -> None:
-        """Let the host wait for it."""
-        self._event.synchronize()
-
     def query(self) -> bool:
         """Whether the stream has come here. Never blocks."""
         return bool(self._event.query())

@@ -265,42 +265,6 @@ def make_group(ranks: list[int], tag: str) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, made)
 
 
-_NEVER = timedelta(days=1)
-
-
-def lacks_backend(name: str) -> str:
-    """Why `make_backend` cannot make it in this torch, or ""."""
-    return "this torch has no NCCL" if name == "nccl" and not dist.is_nccl_available() else ""
-
-
-def make_backend(name: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A Backend that belongs to the caller alone. Collective, at the latest in its first call. Read in 2.11 to 2.13.
-
-    It is in no process group and has no name: torch names a group after how many the calling rank has, which need not
-    be the same on all ranks.
-
-    Args:
-        name: "nccl" or "gloo".
-        store: A torch Store of these ranks alone.
-        rank: Of this one.
-        size: How many there are.
-        timeout: Of its calls, for gloo. NCCL would end the process after it; who uses that aborts what takes too long.
-
-    Raises:
-        RuntimeError: It is not there, or cannot be made.
-    """
-    found: Any = torch._C._distributed_c10d
-    if name == "nccl":
-        if lacking := lacks_backend(name):
-            raise RuntimeError(lacking)
-        options = found.ProcessGroupNCCL.Options()
-        options._timeout = _NEVER
-        return found.ProcessGroupNCCL(store, rank, size, options)
-    if name == "gloo":
-        return found.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    raise RuntimeError(f"backend '{name}' is not known")
-
-
 def _full_tag(tag: str) -> str:
     return tag if not tag or tag.startswith(("ptd:", "user:")) else f"user:{tag}"
 

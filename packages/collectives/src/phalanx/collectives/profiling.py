@@ -1,7 +1,7 @@
 """What torch's profilers see of collectives that Python calls, and the flight recorder of the same collectives.
 
 The events are those of torch's NCCL back end (docs/howto/profile.md). The module that writes them is compiled with the
-back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.implementation()` was
+back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.load()` was
 called.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from phalanx.collectives import _registry
 from phalanx.collectives._torch_compat import is_watched
@@ -69,8 +68,7 @@ def flight_record() -> str:
     Raises:
         RuntimeError: No group of the default group's ranks has run anything on the core yet.
     """
-    default = dist.group.WORLD
-    rank = _registry.rank_of_default() if default is not None else None
+    rank = _registry.rank_of_default()
     if rank is None:
         raise RuntimeError(
             "flight_record: there is nothing on record; call init_process_group, and a collective that Phalanx serves"

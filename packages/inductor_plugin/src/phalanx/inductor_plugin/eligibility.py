@@ -38,7 +38,8 @@ REASONS = {
     "": "",
     "small": "smaller than zero_copy_bytes, where the slots of the core are faster",
     "group-unknown": "the graph does not say which group it is on",
-    "group-not-served": "the ranks of its group do not share the memory of a host",
+    "group-not-served": "the core does not serve its group",
+    "several-hosts": "the ranks of its group are on several hosts, so they share no memory",
     "device": "its tensors are not all on the CPU, or all on one GPU",
     "gpus-not-served": "the core does not serve the GPUs of its ranks",
     "cuda-graphs": "CUDA graphs keep memory of their own, which an arena cannot lie in",
@@ -62,14 +63,16 @@ class GroupFacts:
     """What the decision depends on of a group. The same on all of its ranks.
 
     Attributes:
-        served: Its ranks share the memory of a host, so the core serves it.
+        served: The core serves it.
         size: Number of its ranks.
-        gpus: Also serves tensors on its ranks' GPUs. None where no graph has asked, for it has no such tensors.
+        gpus: The core also serves tensors on its ranks' GPUs. None where no graph has asked: it has no such tensors.
+        shares_memory: Its ranks are on one host.
     """
 
     served: bool
     size: int
     gpus: bool | None = None
+    shares_memory: bool = True
 
 
 Facts = Callable[[str], GroupFacts]  # by the name of a group
@@ -158,6 +161,8 @@ def decide(one: Collective, facts: GroupFacts | None, config: Config) -> Decisio
         return Decision(Route.SLOTS, "out")
     if one.has_splits:  # also where all are equal on this rank: on another they may not be, and all must decide alike
         return Decision(Route.SLOTS, "splits")
+    if facts is not None and not facts.shares_memory:
+        return Decision(Route.SLOTS, "several-hosts")
     found = {_one_input(one, i, config) for i in range(len(one.inputs))}
     if not one.inputs:
         return Decision(Route.SLOTS, "small")

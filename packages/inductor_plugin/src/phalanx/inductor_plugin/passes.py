@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def facts_of(name: str, gpu: torch.device | None = None) -> GroupFacts:
     if group is None:
         return GroupFacts(False, 0)
     gpus = None if gpu is None else enable_group(name, device=gpu) and is_core_group(name, device=gpu)
-    return GroupFacts(True, group.group_size, gpus)
+    return GroupFacts(True, group.group_size, gpus, group.hosts <= 1)
 
 
 @cache
@@ -92,7 +93,7 @@ class GraphPass(_torch_compat.CustomGraphPass):
         others = [_torch_compat.uuid_of(each) for each in self._others]
         if None in others:
             return None
-        known = tuple(sorted((name, facts.served, facts.size, facts.gpus) for name, facts in self._known.items()))
+        known = tuple(sorted((name, *astuple(facts)) for name, facts in self._known.items()))
         return repr((_sources(), self.config.key(), known, others))
 
     def look_at(self, module: GraphModule) -> None:

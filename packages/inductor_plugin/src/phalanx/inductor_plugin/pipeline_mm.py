@@ -32,7 +32,9 @@ def pipeline(graph: Graph, config: Config, facts: Facts) -> tuple[list[Line], se
     for one in graphs.collectives(graph):
         one.refresh()
         known = facts(one.group) if one.group is not None else None
-        if known is None or served(one, known) is not None or one.form.several or one.form.in_place or one.form.out:
+        if known is None or served(one, known) is not None or not known.shares_memory:
+            continue
+        if one.form.several or one.form.in_place or one.form.out:
             continue
         if (input_bytes(one.tensor()) or 0) < config.pipeline_bytes or one.tensor().dtype not in _DTYPES:
             continue

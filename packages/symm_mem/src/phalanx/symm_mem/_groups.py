@@ -62,7 +62,7 @@ class _LookingStore:
     def __init__(self, base: Any, process_group: Callable[[], dist.ProcessGroup | None]) -> None:
         self._base, self._process_group = base, process_group
         self.set, self.get, self.add, self.wait = base.set, base.get, base.add, base.wait
-        self.delete_key = base.delete_key
+        self.delete_key, self.compare_set = base.delete_key, base.compare_set
 
     def check(self, keys: list[str]) -> bool:
         if self._base.check(keys):

@@ -8,19 +8,17 @@ No import of phalanx is needed: torch finds the backend by an entry point, see `
 
 Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
 checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
-part of a minute; where that cannot be, a process group in Python does the same, slower, and a warning says so; torch
-then makes no other backend beside it. See `PHALANX_C10D` in `implementation`.
+part of a minute. Where that cannot be, init_process_group raises and says what to do.
 
 Collectives on tensors of a GPU are put on its current stream, messages on one beside it. They need the driver and the
-kernels of the core on each rank, and NCCL where the ranks are on several hosts (docs/howto/gpu.md).
+kernels of the core on each rank (docs/howto/gpu.md).
 
-The ranks of a group meet at its first collective or message. To find out whether they share a host they tell each other
-where they are, when the group is made: init_process_group waits for all ranks. (Later groups are known from the default
-one, if that is of this backend.)
+init_process_group waits for all ranks, which tell each other on which hosts they are. (Later groups are known from the
+default one, if that is of this backend.) The ranks of a group on one host meet at its first collective or message,
+those of a group on several hosts when it is made: the core serves it over UCX (docs/howto/hosts.md).
 
-A group whose ranks are on several hosts is always served in Python: by the core within each host, and between them
-over TCP, or by NCCL for tensors of GPUs. Torch 2.13 makes no other backend beside a group in Python, so with
-"cpu:phalanx,cuda:nccl" such a group serves GPUs itself; use "cpu:gloo,cuda:nccl" where that is not wanted.
+What the core cannot serve on several hosts goes through torch's own backends: tensors of GPUs through NCCL, and where a
+rank has no UCX, those of the CPU through gloo, which a warning says.
 """
 
 import sys
@@ -33,7 +31,7 @@ import torch.distributed as dist
 
 from phalanx.collectives.c10d import _torch_compat
 
-__all__ = ["BACKEND", "implementation", "monitored_barrier", "register", "set_timeout"]
+__all__ = ["BACKEND", "load", "monitored_barrier", "register", "set_timeout"]
 
 BACKEND = "phalanx"
 
@@ -46,19 +44,15 @@ def register() -> None:
     phalanx_torch_autoload.register()
 
 
-def implementation() -> str:
-    """What serves new process groups of the backend whose ranks share a host: "cpp" or "python".
-
-    The environment variable PHALANX_C10D asks for one: "cpp" (an error where it cannot be had), "python", or "auto",
-    which is the default and takes C++ where it can be had. Compiles it if it is not there.
+def load() -> None:
+    """Load the backend before a group needs it; it is compiled if it is not there yet. Not collective.
 
     Raises:
-        RuntimeError: PHALANX_C10D is "cpp", and there is no compiler, or it failed.
-        ValueError: PHALANX_C10D is something else.
+        RuntimeError: It cannot be had; the text says why, and what to do.
     """
     from phalanx.collectives.c10d import _build
 
-    return "python" if _build.module() is None else "cpp"
+    _build.module()
 
 
 def monitored_barrier(
@@ -90,7 +84,7 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     Raises:
         ValueError: The timeout is negative.
     """
-    from phalanx.collectives.c10d._connect import connections
+    from phalanx.collectives._registry import connections
     from phalanx.core.timeouts import milliseconds
 
     found = _group(group)
@@ -106,7 +100,7 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return found
 
 
-def create(options: Any, _: Any) -> Any:
+def create(options: Any, backend_options: Any) -> Any:
     """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
     from phalanx.collectives.c10d import _make
 
@@ -117,4 +111,4 @@ def create(options: Any, _: Any) -> Any:
             stacklevel=2,
         )
     _torch_compat.give_tensors_as_they_are()
-    return _make.make(options)
+    return _make.make(options, backend_options)

@@ -1,11 +1,6 @@
-"""The compiled backend: found in the user's cache directory, or compiled at its first use on this host.
-
-`PHALANX_C10D` says which one serves process groups: "cpp" the compiled one, or init_process_group fails; "python" the
-one in Python; "auto", the default, the compiled one where it can be had.
-"""
+"""The compiled backend: found in the user's cache directory, or compiled at its first use on this host."""
 
 import logging
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +11,6 @@ from phalanx.core import ffi, interrupts, lib, load_torch_ops
 
 log = logging.getLogger("phalanx.collectives")
 
-VARIABLE = "PHALANX_C10D"
-_CHOICES = ("auto", "cpp", "python")
 _HERE = Path(__file__).parent
 _SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 _MODULE = "phalanx_c10d"  # as module.cpp says
@@ -25,34 +18,29 @@ _STRUCTS = ("phx_options", "phx_gpu_options", "phx_block", "phx_call", "phx_erro
 _OPS_FUNCTIONS = ("phxt_set_around", "phxt_group_find")
 
 
-def choice() -> str:
-    """What the environment asks for: "auto", "cpp" or "python".
+def module() -> Any:
+    """The compiled module. Compiles it if it is not there.
 
     Raises:
-        ValueError: It asks for something else.
+        RuntimeError: It cannot be had; says why, and what to do.
     """
-    wish = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if wish not in _CHOICES:
-        raise ValueError(f"the environment variable {VARIABLE} is {wish!r}; use one of {', '.join(_CHOICES)}")
-    return wish
+    found = _load()
+    if isinstance(found, Exception):
+        raise RuntimeError(refusal()) from found
+    return found
 
 
-def module() -> Any | None:
-    """The compiled module; None where the backend in Python is to be used. Compiles it if it is not there.
-
-    Raises:
-        RuntimeError: PHALANX_C10D is "cpp", and it cannot be had; says why.
-    """
-    wish = choice()
-    if wish == "python":
-        return None
+def refusal() -> str:
+    """Why this process cannot have the module, and what to do; "" if it can. Compiles it if it is not there."""
     found = _load()
     if not isinstance(found, Exception):
-        return found
-    if wish == "cpp":
-        raise RuntimeError(f"{VARIABLE} is cpp, and the C++ backend cannot be had: {found}") from found
-    _tell(str(found))
-    return None
+        return ""
+    return (
+        "the backend 'phalanx' is written in C++ and compiled for the installed torch at its first use, which failed: "
+        f"{found}. Install a compiler (Debian: g++ and python3-dev), or set PHALANX_NATIVE to a folder where it was "
+        "compiled for the same torch and Python. Without it use the backend gloo: the functional collectives of "
+        "phalanx.collectives serve its groups, too"
+    )
 
 
 def loaded() -> Any | None:
@@ -81,7 +69,7 @@ def _load() -> Any:
     try:
         where = path()
         if where is None:
-            raise RuntimeError("there is no cache directory (see PHALANX_NATIVE)")
+            raise RuntimeError("there is no cache directory: PHALANX_NATIVE is empty, or there is no HOME")
         if not building.is_trusted(where):
             _compile(where)
         module = building.load_file(_MODULE, where)
@@ -125,8 +113,3 @@ def _headers() -> Path:
         if (candidate / "phalanx" / "phalanx.h").is_file():
             return candidate
     raise RuntimeError("phalanx.core has no include/phalanx/phalanx.h; reinstall phalanx-core")
-
-
-@cache
-def _tell(reason: str) -> None:
-    log.warning("process groups of backend 'phalanx' are served in Python, slower than in C++: %s", reason)

@@ -20,9 +20,6 @@ from phalanx.core import (
 )
 from phalanx.core.timeouts import milliseconds
 
-# By name of the process group, while it is not destroyed.
-connections: dict[str, "Connection"] = {}
-
 
 def default_ms(name: str, timeout: timedelta) -> int:
     """The timeout of a group in milliseconds.
@@ -59,11 +56,10 @@ class Connection:
         name: Of the process group.
         ranks: Its global ranks, in order.
         position: Of this rank among them.
-        hosts: What they call their hosts, in order.
         facts: What else belongs to the group itself.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], position: int, hosts: Sequence[str], facts: "Facts") -> None:
+    def __init__(self, name: str, ranks: Sequence[int], position: int, facts: Facts) -> None:
         self.name = name
         self.timeout_ms = facts.timeout_ms
         self._facts = facts
@@ -71,7 +67,6 @@ class Connection:
         self._rank_is_own = False
         self.ranks = tuple(ranks)
         self.position = position
-        self.hosts = tuple(hosts)
         self.token = ""
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -79,7 +74,7 @@ class Connection:
         self._group: Group | None = None
         self._failure: PhalanxError | None = None
         self._closed = False
-        connections[name] = self
+        _registry.connections[name] = self
 
     def group(self, timeout_ms: int) -> Group:
         """The core's group. Collective the first time.
@@ -89,7 +84,8 @@ class Connection:
 
         Raises:
             WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
-            UnsupportedError: The ranks cannot share memory.
+            UnsupportedError: The core cannot serve these ranks: they are on several hosts, and there is no UCX. The
+                same on every rank.
             PhalanxError: The ranks could not meet. Every later call raises too.
         """
         if self._pid != os.getpid():  # before the lock, which may have been held at the fork
@@ -112,13 +108,12 @@ class Connection:
                 if not self._closed:
                     self._group = group
                     return group
-            self._let_go(group)
             raise self._closed_error()
 
-    @property
-    def spans_hosts(self) -> bool:
-        """Whether its ranks are on several hosts."""
-        return len(set(self.hosts)) > 1
+    def share_rank(self) -> _registry.Rank | None:
+        """What the caller is served as, if the ranks have met: for other groups too, so it is not closed with this."""
+        self._rank_is_own = False
+        return self._rank
 
     def check(self) -> None:
         """Raise RevokedError if this was closed, also while the ranks meet."""
@@ -133,12 +128,8 @@ class Connection:
         """Set the default of later waits on the core's group, which functional collectives share."""
         self.timeout_ms = timeout_ms
         group = self._group
-        if isinstance(group, Group):
+        if group is not None:
             group.set_timeout(timeout_ms)
-
-    def known(self) -> Group | None:
-        """The core's group if the ranks have met, and this was not closed."""
-        return self._group
 
     def address(self, timeout_ms: int) -> tuple[int, str]:
         """Where the core's group is in memory, and the token of the meeting. Collective the first time."""
@@ -150,12 +141,11 @@ class Connection:
             return
         with self._ending:
             self._closed = True
-            group, self._group = self._group, None
+            released, self._group = self._group, None
             rank = self._rank if self._rank_is_own else None
-        if connections.get(self.name) is self:
-            del connections[self.name]
-        if group is not None:
-            self._let_go(group)
+        if _registry.connections.get(self.name) is self:
+            del _registry.connections[self.name]
+        del released  # not under the lock
         if rank is not None:
             rank.close()
 
@@ -167,31 +157,17 @@ class Connection:
             rank = self._rank
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
         store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
-        self.token = self._meeting(store, timeout_ms).hold("").token
-        own = PrefixStore(self.token, store)
-        rank.store.use(own)
-        try:
-            return self._make(rank, own, timeout_ms)
-        finally:
-            rank.store.use(None)
-
-    def _meeting(self, store: Any, timeout_ms: int) -> Meeting:
-        base = StoreOfMeeting(store, self)
-        assert self._rank is not None
-        return Meeting(base, self.name, self.ranks, self.position, timeout_ms, self._rank.check_peer, self.timeout_ms)
-
-    def _make(self, rank: _registry.Rank, store: Any, timeout_ms: int) -> Group:
-        """The core's group, when the ranks have met. `store` is theirs alone."""
+        looking = StoreOfMeeting(store, self)
+        default_ms, check_peer = self.timeout_ms, rank.check_peer
+        meeting = Meeting(looking, self.name, self.ranks, self.position, timeout_ms, check_peer, default_ms)
+        self.token = meeting.hold("").token
+        rank.store.use(PrefixStore(self.token, store))
         try:
             group = rank.world().create_group(self.name, self.ranks, timeout_ms)
             group.set_timeout(self.timeout_ms)
             return group
-        except UnsupportedError as error:
-            advice = "backend 'phalanx' serves ranks of one host that can share memory; use gloo or nccl"
-            raise UnsupportedError(f"{error}. The {advice}.", group=self.name) from None
-
-    def _let_go(self, group: Group) -> None:
-        """Of what `_make` made: the core's group goes with its last owner."""
+        finally:
+            rank.store.use(None)
 
 
 class StoreOfMeeting:

@@ -1,32 +1,37 @@
-"""Makes what serves a new process group."""
+"""Makes what serves a new process group of the backend."""
 
-import os
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
 from phalanx.collectives import _registry
-from phalanx.collectives._meeting import Meeting
+from phalanx.collectives._entry import tell
+from phalanx.collectives._meeting import Answer, Meeting
 from phalanx.collectives._registry import members
 from phalanx.collectives._torch_compat import PrefixStore, backends_of
-from phalanx.collectives.c10d import BACKEND, _build
+from phalanx.collectives.c10d import BACKEND, _build, _torch_compat
 from phalanx.collectives.c10d._connect import Connection, Facts, default_ms
-from phalanx.core import PhalanxError, WaitTimeoutError, World
+from phalanx.core import PhalanxError, UnsupportedError, WaitTimeoutError, World
 
-_python_groups: weakref.WeakSet[Any] = weakref.WeakSet()
 _hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
 
 
-def make(options: Any) -> Any:
-    """A Backend in C++, or a ProcessGroup in Python. Collective where nobody knows the hosts of the ranks.
+def make(options: Any, nccl_options: Any) -> Any:
+    """The backend of a new process group; or a whole process group, where torch has to serve a part of it.
+
+    Collective where nobody knows the hosts of the ranks, and where these are several.
 
     Args:
         options: Torch's description of the group. Without global ranks it is the default one.
+        nccl_options: Of NCCL, if the caller gave any.
+
+    Returns:
+        The backend in C++. Of a group on several hosts, a ProcessGroup: tensors of GPUs go through NCCL there, if this
+        host has it, and where there is no UCX, those of the CPU go through gloo.
 
     Raises:
-        DistBackendError: Ranks did not come in time; the text names them.
+        DistBackendError: The backend cannot be had on a rank, or ranks did not come in time; the text says which.
         ValueError: The timeout is negative.
     """
     default = dist.group.WORLD
@@ -36,32 +41,26 @@ def make(options: Any) -> Any:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     rank, store, name = int(options.group_rank), options.store, options.group_id
     timeout_ms = default_ms(name, options.timeout)
-    try:
-        hosts = _hosts_of(name, ranks, rank, store, timeout_ms, by_hand)
-    except WaitTimeoutError as error:
-        late = str(error).partition(" to call ")[0]
-        raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
-    except PhalanxError as error:
-        raise dist.DistBackendError(f"group '{name}': {error}") from error
-    group: Any
-    facts = Facts(store, timeout_ms, by_hand)
-    if len(set(hosts)) > 1:
-        from phalanx.collectives.c10d._hosts_group import HostsConnection, HostsGroup
-
-        group = HostsGroup(HostsConnection(name, ranks, rank, hosts, facts), store, timeout_ms)
-        _python_groups.add(group)
-        return group
+    hosts = _hosts_of(name, ranks, rank, store, timeout_ms, by_hand)
+    connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand))
+    spans_hosts = len(set(hosts)) > 1
+    if spans_hosts:  # whether the core can serve it shows when it is made, on all ranks alike
+        try:
+            connection.group(timeout_ms)
+        except UnsupportedError as error:
+            connection.close()
+            tell(name, rank, f"the backend 'phalanx' hands it to gloo: {error}")
+            return _torch_compat.join_backends(options, cpu=None, nccl_options=nccl_options)
+        except PhalanxError as error:
+            connection.close()
+            raise dist.DistBackendError(f"group '{name}': {error}") from error
     compiled = _build.module()
-    connection = Connection(name, ranks, rank, hosts, facts)
-    if compiled is not None:
-        functions = _build.functions(compiled.functions)
-        calls = (connection.address, connection.close)
-        return compiled.create(functions, name, rank, ranks, store, timeout_ms, *calls)
-    from phalanx.collectives.c10d._python_group import PythonGroup
-
-    group = PythonGroup(connection, store, timeout_ms)
-    _python_groups.add(group)
-    return group
+    functions = _build.functions(compiled.functions)
+    calls = (connection.address, connection.close)
+    backend = compiled.create(functions, name, rank, ranks, store, timeout_ms, *calls)
+    if spans_hosts and _torch_compat.has_nccl():
+        return _torch_compat.join_backends(options, cpu=backend, nccl_options=nccl_options)
+    return backend
 
 
 def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int, by_hand: bool) -> list[str]:
@@ -69,24 +68,28 @@ def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms
     default = dist.group.WORLD
     if default is not None and BACKEND in backends_of(default) and not by_hand:
         return [_hosts[default.group_name][each] for each in ranks]
-    found = [""]
+    refusal = _build.refusal()
+    answer = Answer("", f"rank {ranks[0]}: {refusal}" if refusal else "", [""])
     if len(ranks) > 1:
         with World(0, 1) as alone:
             host = f"{alone.host_id:x}"
         own = PrefixStore(f"phalanx/hosts/{members(ranks)}", store)
-        found = Meeting(own, name, ranks, rank, timeout_ms).hold("", host).hosts
+        try:
+            answer = Meeting(own, name, ranks, rank, timeout_ms).hold(refusal, host)
+        except WaitTimeoutError as error:
+            late = str(error).partition(" to call ")[0]
+            raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
+        except PhalanxError as error:
+            raise dist.DistBackendError(f"group '{name}': {error}") from error
+    if answer.refusal:
+        raise dist.DistBackendError(f"group '{name}': {answer.refusal}")
     if default is None:
-        _hosts[name] = found
-    return found
-
-
-os.register_at_fork(after_in_child=_python_groups.clear)  # a child leaves its parent's groups alone
+        _hosts[name] = answer.hosts
+    return answer.hosts
 
 
 def _end_all() -> None:
     """Groups that were not destroyed: their threads must not outlive the interpreter."""
-    for group in list(_python_groups):
-        group.shutdown()
     compiled = _build.loaded()
     if compiled is not None:
         compiled.close_all()

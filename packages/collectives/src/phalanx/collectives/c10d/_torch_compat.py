@@ -1,33 +1,17 @@
 """What the backend relies on that torch keeps private or does not list. Read in 2.13."""
 
-import contextlib
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as _c10d
 
-from phalanx.collectives._torch_compat import is_watched
-
-ReduceOp: Any = _c10d.ReduceOp
-
-# Where the classes of options are, such as AllgatherOptions; not all are in torch.distributed.
-options: Any = torch._C._distributed_c10d
-
-# Bases of the group in Python and of its works. Their stubs give torch's own signatures, with more forms than it calls.
-GroupBase: Any = dist.ProcessGroup
-
-# C++ calls the wait and get_future of this one.
-WorkBase: Any = torch._C._distributed_c10d.Work
+from phalanx.collectives._torch_compat import PrefixStore
 
 # What an options object has where nobody gave a timeout: kUnsetTimeout, the default of the group.
 UNSET = timedelta(milliseconds=-1)
 
-CUSTOM: Any = dist.ProcessGroup.BackendType.CUSTOM
-
-
+_c10d: Any = torch._C._distributed_c10d
 _kept: list[Any] = []  # what is registered lives as long as it
 
 
@@ -48,50 +32,64 @@ def give_tensors_as_they_are() -> None:
                 library.impl(name.removeprefix("c10d::"), torch.library.fallthrough_kernel, key)
 
 
-def group_named(name: str) -> dist.ProcessGroup | None:
-    """The process group that this rank has under a name, or None."""
-    for group, known in _c10d._world.pg_names.items():
-        if known == name:
-            return group
-    return None
-
-
 def backend_of(group: dist.ProcessGroup, name: str) -> Any:
-    """The Backend of that name that a group has, or the group itself where it is a Python class.
+    """The Backend that serves the devices for which a group has a backend of that name.
 
     Raises:
         RuntimeError: It has none.
     """
-    if type(group) is not dist.ProcessGroup:
-        return group
     for device, backend in dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).device_backend_map.items():
         if backend == name:
             return cast(Any, group)._get_backend(torch.device(device))
     raise RuntimeError(f"the process group has no backend '{name}'")
 
 
-def claim_devices(group: Any, devices: list[str]) -> None:
-    """Say for which device types a Python group is, as torch asks it."""
-    for device in devices:
-        group._register_backend(torch.device(device), CUSTOM, None)
+# ---- torch's own backends --------------------------------------------------------------------------------------------
 
 
-def premultiplied_by(op: Any) -> float:
-    """The factor of a ReduceOp.PREMUL_SUM."""
-    factor = op.__getstate__()[1]
-    return float(factor.item() if isinstance(factor, torch.Tensor) else factor)
+def has_nccl() -> bool:
+    """Whether this torch and this host can serve tensors of GPUs by NCCL."""
+    return dist.is_nccl_available() and torch.cuda.is_available()
 
 
-def new_future(device: torch.device | None = None) -> Any:
-    """A future of tensors on the CPU, or on that GPU."""
-    return torch.futures.Future() if device is None else torch.futures.Future(devices=[device])
+def join_backends(options: Any, cpu: Any, nccl_options: Any) -> Any:
+    """A process group with one backend for the CPU, and NCCL for GPUs where this host has it. Read in 2.13.
+
+    Torch takes it as it is for the group that it makes, and asks no other backend of it: so NCCL is in it whether or
+    not the caller named it.
+
+    Args:
+        options: Torch's description of the group.
+        cpu: A Backend; None: torch's gloo, which is made here. Collective then.
+        nccl_options: What the caller gave for NCCL; None for torch's defaults.
+    """
+    kinds = dist.ProcessGroup.BackendType
+    group: Any = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    kind = kinds.GLOO if cpu is None else kinds.CUSTOM
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, _make_gloo(options) if cpu is None else cpu)
+    if has_nccl():
+        group._register_backend(torch.device("cuda"), kinds.NCCL, _make_nccl(options, nccl_options))
+    return group
 
 
-def event(what: str, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """What a profiler sees of a call of the back end in Python: its name and the shapes. Read in 2.11 to 2.13."""
-    if not is_watched():
-        return contextlib.nullcontext()
-    made: contextlib.AbstractContextManager[Any] = torch._C._profiler._RecordFunctionFast(
-        f"phalanx:{what}", list(tensors), {}
-    )
+def _make_gloo(options: Any) -> Any:
+    store = PrefixStore("gloo", options.store)
+    made = _c10d.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=options.timeout)
+    _describe(made.options, options)
+    made._set_sequence_number_for_group()
     return made
+
+
+def _make_nccl(options: Any, given: Any) -> Any:
+    own = _c10d.ProcessGroupNCCL.Options() if given is None else given
+    own._timeout = options.timeout
+    _describe(own, options)
+    store = PrefixStore("nccl", options.store)
+    made = _c10d.ProcessGroupNCCL(store, options.group_rank, options.group_size, own)
+    made._set_sequence_number_for_group()
+    return made
+
+
+def _describe(own: Any, options: Any) -> None:
+    own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id

@@ -1,0 +1,145 @@
+#include "net/endpoint.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "base/error.h"
+
+namespace phx {
+namespace {
+
+constexpr const char *kOpen = "group_create";
+constexpr int kAsked = 16;
+constexpr int64_t kUnarmedNs = 200 * 1000;  // a sleep without a descriptor to wait for
+
+}  // namespace
+
+phx_status Endpoint::of(World &world, std::shared_ptr<Endpoint> *out) {
+  return world.carrier().endpoint(
+      [&](const CarrierRef &carrier, std::shared_ptr<ProgressSource> *made) -> phx_status {
+        std::shared_ptr<Endpoint> endpoint(new Endpoint(world.progress(), carrier->ops(), carrier));
+        const phx_status status = endpoint->open(carrier->self());
+        if (status != PHX_OK) return status;
+        world.progress().add(endpoint);
+        *made = std::move(endpoint);
+        return PHX_OK;
+      },
+      [&](const std::shared_ptr<ProgressSource> &source) { *out = std::static_pointer_cast<Endpoint>(source); });
+}
+
+phx_status Endpoint::open(void *self) {
+  phx_status status = ops_.open(self, &endpoint_);
+  if (status != PHX_OK) return status;
+  size_t bytes = 0;
+  char nothing = 0;
+  (void)ops_.address(endpoint_, &nothing, &bytes);  // says how much room it takes
+  address_.resize(bytes);
+  return ops_.address(endpoint_, &address_[0], &bytes);
+}
+
+Endpoint::~Endpoint() {
+  if (endpoint_ != nullptr) ops_.close(endpoint_);
+}
+
+uint16_t Endpoint::take_number() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  while (!numbers_.insert(++last_number_).second) {
+  }
+  return last_number_;
+}
+
+void Endpoint::give_back_number(uint16_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  numbers_.erase(number);
+}
+
+phx_status Endpoint::connect(const std::string &address, void **peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ops_.connect(endpoint_, address.data(), address.size(), peer);
+}
+
+void Endpoint::disconnect(void *peer, bool flush) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ops_.disconnect(endpoint_, peer, flush ? 1 : 0);
+}
+
+phx_status Endpoint::send(void *peer, uint64_t tag, const void *data, size_t bytes, int rank,
+                          std::vector<Carried> *list) {
+  void *transfer = nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const phx_status status = ops_.send(endpoint_, peer, tag, data, bytes, &transfer);
+  if (status == PHX_ERR_PEER_DEAD) return PHX_OK;  // see `test`
+  if (status != PHX_OK || transfer == nullptr) return status;
+  list->push_back({transfer, rank, false, 0});
+  progress_.began(*this);
+  return PHX_OK;
+}
+
+phx_status Endpoint::recv(void *peer, uint64_t tag, void *data, size_t bytes, bool exact, int rank,
+                          std::vector<Carried> *list) {
+  void *transfer = nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const phx_status status = ops_.recv(endpoint_, peer, tag, data, bytes, &transfer);
+  if (status != PHX_OK || transfer == nullptr) return status;
+  list->push_back({transfer, rank, true, exact ? bytes : Carried::kAny});
+  progress_.began(*this);
+  return PHX_OK;
+}
+
+phx_status Endpoint::test(std::vector<Carried> *list, int *peer, bool *moved) {
+  phx_status status = PHX_OK;
+  std::lock_guard<std::mutex> lock(mutex_);
+  *moved = ops_.progress(endpoint_) != 0;
+  int waiting = 0;  // of a long list only the first ones that are not complete are asked
+  const auto is_gone = [&](const Carried &carried) {
+    if (status != PHX_OK || waiting == kAsked) return false;
+    int32_t done = 0;
+    size_t bytes = carried.expected;
+    status = ops_.test(endpoint_, carried.transfer, &done, &bytes);
+    if (status == PHX_OK && done == 0) return ++waiting, false;
+    progress_.ended(*this);
+    // A peer that has left in good order had what it needed. One that has not misses this message, and says so, or the
+    // monitor says that it has died.
+    if (status == PHX_ERR_PEER_DEAD && !carried.receives) status = PHX_OK;
+    if (status == PHX_OK && carried.receives && carried.expected != Carried::kAny && bytes != carried.expected)
+      status =
+          fail(PHX_ERR_MISMATCH, ops_.name, "a message has %zu bytes, and %zu are expected", bytes, carried.expected);
+    if (status != PHX_OK) *peer = carried.peer;
+    return true;
+  };
+  list->erase(std::remove_if(list->begin(), list->end(), is_gone), list->end());
+  return status;
+}
+
+void Endpoint::cancel(std::vector<Carried> *list, bool receives) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto is_gone = [&](const Carried &carried) {
+    if (carried.receives != receives) return false;
+    ops_.cancel(endpoint_, carried.transfer);
+    progress_.ended(*this);
+    return true;
+  };
+  list->erase(std::remove_if(list->begin(), list->end(), is_gone), list->end());
+}
+
+bool Endpoint::advance_pending() {
+  if (watches_.load(std::memory_order_relaxed) != 0) return false;
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() && ops_.progress(endpoint_) != 0;  // else another thread of this rank does that
+}
+
+void Endpoint::sleep(int64_t ns) {
+  pollfd entry{-1, POLLIN, 0};
+  if (ops_.arm != nullptr) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ops_.arm(endpoint_, &entry.fd) == 0) return;
+  } else {
+    ns = std::min(ns, kUnarmedNs);
+  }
+  const timespec timeout{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+  ppoll(&entry, 1, &timeout, nullptr);
+}
+
+}  // namespace phx

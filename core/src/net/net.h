@@ -1,0 +1,180 @@
+// What a group sends to and receives from its ranks on other hosts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/wait.h"
+#include "group/group.h"
+#include "net/endpoint.h"
+
+namespace phx {
+
+// The name of a message among all those between two ranks of a group: a channel, or kMessages for what p2p/ sends; the
+// number of the call in that channel, modulo 2^13; and a number within the call.
+struct MessageName {
+  static constexpr uint32_t kMessages = 64, kMeeting = 65;
+  uint32_t channel;
+  uint64_t call;
+  uint32_t part;
+};
+
+class Net final : public Attachment {
+ public:
+  static constexpr AttachmentKind kKind = AttachmentKind::kNet;
+  explicit Net(Group &group) : group_(group) {}
+  ~Net() override;
+
+  phx_status prepare() override;
+  phx_status connect(const Deadline &deadline) override;
+  void close() override;
+
+  Group &group() const { return group_; }
+  struct Memory {
+    std::unique_ptr<char[]> bytes;
+    size_t size = 0;
+  };
+  Memory take_memory(size_t bytes);
+  void give_back_memory(Memory memory);
+  phx_status send(int to, const MessageName &name, const void *data, size_t bytes, std::vector<Carried> *list);
+  // `exact`: whether a message of fewer bytes is an error; one of more always is.
+  phx_status recv(int from, const MessageName &name, void *data, size_t bytes, bool exact, std::vector<Carried> *list);
+  phx_status test(std::vector<Carried> *list, int *peer, bool *moved) { return endpoint_->test(list, peer, moved); }
+  // Whether it is useless to wait for anybody. A group from which a rank has left in good order goes on without it.
+  bool interrupted() const { return group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0; }
+  // Gives all of it up. The connections to ranks with which sends are among it end for good.
+  void give_up(std::vector<Carried> *list);
+  // Calls `look`, which moves data, until it returns something else than kNothing. Ends at once when the group has
+  // failed, and a second after a rank of `late` has left: what that one had sent may still be on its way.
+  template <class Look, class Late>
+  WaitResult wait(LazyDeadline &deadline, Look look, Late late);
+  void sleep(int64_t ns) { endpoint_->sleep(ns); }  // until there may be something to move
+  // The error of an operation whose transfer with that rank has failed, which is the thread's last error. Fails the
+  // group.
+  phx_status raise(const char *operation, uint64_t sequence, int peer);
+  // The error of a wait that ended without success. Fails the group.
+  phx_status raise_wait(const char *operation, uint64_t sequence, WaitResult result, const std::vector<int> &late,
+                        int64_t timeout_ms);
+
+ private:
+  phx_status exchange_addresses(const Deadline &deadline);
+  phx_status greet(const Deadline &deadline);
+  phx_status reach(int rank, void **peer);  // with the mutex held
+  uint64_t tag(uint16_t number, int from, const MessageName &name) const;
+  void disconnect(int rank, bool flush);  // with the mutex held
+  void disconnect_all(bool flush);
+
+  Group &group_;
+  std::shared_ptr<Endpoint> endpoint_;
+  uint16_t number_ = 0;             // of this group here; 0: none
+  std::vector<uint16_t> numbers_;   // by group rank: that of this group there
+  std::vector<std::string> where_;  // addresses
+  std::mutex mutex_;
+  std::vector<void *> peers_;  // connections, made when they are first used; NULL: none
+  std::vector<bool> ended_;    // by group rank: there is to be no connection any more
+  std::mutex memory_mutex_;
+  std::vector<Memory> memory_;  // that no operation uses
+};
+
+inline Net &net_of(const Group &group) { return group.attached<Net>(); }
+
+// Memory for what crosses, which was touched before. It goes back to its group at the end.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(Net &net, size_t bytes) : net_(&net), memory_(net.take_memory(bytes)) {}
+  Scratch(Scratch &&other) noexcept = default;
+  Scratch &operator=(Scratch &&other) noexcept {
+    std::swap(net_, other.net_);
+    std::swap(memory_, other.memory_);
+    return *this;
+  }
+  ~Scratch() {
+    if (memory_.bytes != nullptr) net_->give_back_memory(std::move(memory_));
+  }
+  char *data() const { return memory_.bytes.get(); }
+
+ private:
+  Net *net_ = nullptr;
+  Net::Memory memory_;
+};
+
+// What one step of an operation has under way. Gives up what is left when it goes.
+class Transfers {
+ public:
+  explicit Transfers(Net &net) : net_(&net) {}
+  Transfers(Transfers &&) noexcept = default;
+  Transfers &operator=(Transfers &&) = delete;
+  ~Transfers() {
+    if (!list_.empty()) net_->give_up(&list_);
+  }
+
+  // After an error these do nothing, and `poll` returns it.
+  void send(int to, const MessageName &name, const void *data, size_t bytes) {
+    begin(to, [&] { return net_->send(to, name, data, bytes, &list_); });
+  }
+  void recv(int from, const MessageName &name, void *data, size_t bytes) {
+    begin(from, [&] { return net_->recv(from, name, data, bytes, true, &list_); });
+  }
+  void recv_some(int from, const MessageName &name, void *data, size_t most) {
+    begin(from, [&] { return net_->recv(from, name, data, most, false, &list_); });
+  }
+  // PHX_OK once all is complete. An error stays, and is this thread's last one.
+  phx_status poll();
+  bool empty() const { return list_.empty() && error_ == nullptr; }
+  int failed_peer() const { return peer_; }
+  // The ranks for whose messages this one waits, or, if there are none, those that take nothing.
+  std::vector<int> late() const;
+
+ private:
+  template <class Begin>
+  void begin(int rank, const Begin &begin) {
+    if (error_ != nullptr || begin() == PHX_OK) return;
+    keep_error(rank);
+  }
+  void keep_error(int rank);
+
+  Net *net_;
+  std::vector<Carried> list_;
+  std::unique_ptr<ErrorInfo> error_;
+  int peer_ = -1;
+};
+
+template <class Look, class Late>
+WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
+  constexpr int64_t kSliceNs = 5 * 1000 * 1000, kPartingNs = int64_t{1000} * 1000 * 1000;
+  constexpr int kPartingLooks = 200;
+  // Longer spinning would keep the core from a rank that is waited for, if that one is on it. Over TCP a look takes a
+  // system call, so a yield after each costs little.
+  constexpr int64_t kSpinNs = 2000;
+  const int64_t spin_until_ns = now_ns() + kSpinNs;
+  do {
+    if (const WaitResult seen = look(); seen != WaitResult::kNothing) return seen;
+  } while (now_ns() < spin_until_ns);
+  const Endpoint::Watch watch(*endpoint_);
+  int64_t parted_ns = 0;  // since when a rank that is waited for has left, and how often this one has looked since
+  int looks = 0;
+  const auto look_at_all = [&] {
+    const WaitResult seen = look();
+    if (seen != WaitResult::kNothing) return seen;
+    if (interrupted()) return WaitResult::kInterrupted;
+    bool gone = false;
+    for (const int rank : late()) gone = gone || group_.interruption(rank).load(std::memory_order_acquire) != 0;
+    if (!gone) return seen;
+    if (parted_ns == 0) parted_ns = now_ns();
+    return ++looks > kPartingLooks && now_ns() - parted_ns > kPartingNs ? WaitResult::kInterrupted : seen;
+  };
+  Waiter waiter(deadline);
+  return waiter.wait(look_at_all, [&] {
+    endpoint_->sleep(
+        std::min(waiter.left_ns(), deadline.poll() == LazyDeadline::Elsewhere::kNothing ? kSliceNs : kSliceNs / 50));
+    return WaitResult::kNothing;
+  });
+}
+
+}  // namespace phx

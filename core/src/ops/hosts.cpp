@@ -1,0 +1,338 @@
+#include "ops/hosts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "group/lane.h"
+
+namespace phx {
+
+// ---- heads
+
+Heads::Heads(const Plan &plan) : net_(*plan.net), hosts_(plan.net->group().hosts()), transfers_(*plan.net) {
+  if (leads()) memory_ = Scratch(net_, kBytes * static_cast<size_t>(hosts_.count()));
+}
+
+char *Heads::data(int host) { return memory_.data() + kBytes * static_cast<size_t>(host) + sizeof(Head); }
+
+void Heads::begin(const Operation &operation, const MessageName &name, const std::vector<size_t> &bytes) {
+  if (begun_ || !leads()) return;
+  begun_ = true;
+  expected_ = bytes;
+  expected_.resize(hosts_.count(), 0);
+  const size_t own = expected_[hosts_.own()];
+  const Head head{operation.record, static_cast<uint32_t>(own), {}};
+  std::memcpy(memory_.data() + kBytes * static_cast<size_t>(hosts_.own()), &head, sizeof head);
+  for (int i = 1; i < hosts_.count(); ++i) {
+    const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, 0);
+    transfers_.recv_some(rank, name, memory_.data() + kBytes * static_cast<size_t>(host), kBytes);
+    transfers_.send(rank, name, memory_.data() + kBytes * static_cast<size_t>(hosts_.own()), sizeof head + own);
+  }
+}
+
+phx_status Heads::poll(const Operation &operation) {
+  if (!begun_ || compared_) return PHX_OK;
+  const phx_status status = transfers_.poll();
+  if (status == PHX_IN_PROGRESS) return status;
+  if (status != PHX_OK) return net_.raise(name_of(operation.record), operation.sequence, transfers_.failed_peer());
+  compared_ = true;
+  return compare(operation);
+}
+
+phx_status Heads::compare(const Operation &operation) {
+  for (int host = 0; host < hosts_.count(); ++host) {
+    if (host == hosts_.own()) continue;
+    Head head;
+    std::memcpy(&head, data(host) - sizeof head, sizeof head);
+    const bool same = head.record == operation.record;
+    const bool refused = kind_of(head.record) == Kind::kRefused || kind_of(operation.record) == Kind::kRefused;
+    if (same && (refused || head.bytes == expected_[host])) continue;
+    const int rank = hosts_.rank(host, 0);
+    if (!refused)
+      return net_.group().raise_mismatch(name_of(operation.record), operation.sequence, rank, head.record,
+                                         operation.record);
+    if (kind_of(head.record) != Kind::kRefused) continue;  // the other host tells why this one refused
+    const std::string why(data(host), strnlen(data(host), std::min<size_t>(head.bytes, kWithHead)));
+    return net_.group().raise_refusal(name_of(operation.record), operation.sequence, rank, operation.record, why);
+  }
+  return PHX_OK;
+}
+
+namespace {
+
+// Small collectives, a barrier and a refused call. The first rank of a host packs what its ranks have in their slots
+// and sends it with the head; it puts what has come from all hosts into its slot, from where every rank takes its
+// result. So there are two arrivals on each host and one message between two hosts. With one rank on this host there is
+// no arrival to wait for.
+class WithHeads final : public Operation {
+ public:
+  WithHeads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root, const char *why)
+      : Operation(buffers, 0),
+        kind_(kind),
+        group_(plan.net->group()),
+        hosts_(group_.hosts()),
+        channel_(plan.channel),
+        root_(root),
+        reduction_(reduction, group_.size()),
+        heads_(plan),
+        in_(input_blocks(buffers, group_.size())),
+        out_(output_blocks(buffers, group_.size())),
+        bytes_(hosts_.count(), 0),
+        why_(why != nullptr ? why : "") {
+    net = plan.net;
+    rounds = hosts_.local_size() > 1 ? 2 : 1;
+    in_bytes_ = own_bytes(group_.group_rank());
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      size_t &all = bytes_[hosts_.of(rank)];
+      all = reduces() ? own_bytes(rank) : all + own_bytes(rank);
+    }
+    if (kind == Kind::kRefused) bytes_[hosts_.own()] = std::min(why_.size() + 1, kWithHead);
+    size_t total = 0;
+    for (const size_t bytes : bytes_) total += bytes;
+    reach = rounds == 1 ? 0 : std::max(in_bytes_, total);
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (rounds == 1) return;
+    char *const slot = lane.data(lane.group_rank(), epoch);
+    if (round == 0) return kind_ == Kind::kRefused ? copy_text(slot, reach, why_.c_str()) : put_input(slot);
+    if (heads_.leads()) finish(slot);
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round == 0) {
+      if (heads_.leads()) pack(lane, epoch);
+      return PHX_OK;
+    }
+    take_result(lane.data(0, epoch));
+    return PHX_OK;
+  }
+
+  phx_status go_on(const Lane &, uint32_t round) override {
+    const phx_status status = heads_.poll(*this);
+    if (status != PHX_OK || rounds != 1 || round != 1 || done_) return status;
+    done_ = true;
+    if (kind_ == Kind::kRefused) return PHX_OK;
+    size_t total = 0;
+    for (const size_t bytes : bytes_) total += bytes;
+    const Scratch result(*net, std::max<size_t>(total, 1));
+    finish(result.data());
+    take_result(result.data());
+    return PHX_OK;
+  }
+  std::vector<int> late() const override { return heads_.late(); }
+  bool takes_input_at_once() const override { return rounds == 2; }
+  void keep_input(size_t) override {
+    if (in_bytes_ == 0) return;
+    kept_.resize(in_bytes_);
+    put_input(kept_.data());
+    has_kept_ = true;
+  }
+
+ private:
+  bool reduces() const { return traits_of(kind_).reduces; }
+  // What a rank brings.
+  size_t own_bytes(int rank) const {
+    switch (kind_) {
+      case Kind::kAllReduce:
+      case Kind::kReduce: return b_.count * b_.item;
+      case Kind::kReduceScatter:
+      case Kind::kReduceScatterV: return in_.total() * b_.item;
+      case Kind::kBroadcast: return rank == root_ ? b_.count * b_.item : 0;
+      case Kind::kAllGather:
+      case Kind::kAllGatherV: return out_.count(rank) * b_.item;
+      default: return 0;
+    }
+  }
+  void put_input(char *to) const {
+    if (has_kept_) return put_bytes(to, kept_.data(), in_bytes_);
+    if (kind_ != Kind::kReduceScatter && kind_ != Kind::kReduceScatterV) return put_bytes(to, b_.in, in_bytes_);
+    for (int i = 0; i < group_.size(); ++i) {
+      in_.copy_to(to, i, 0, in_.count(i));
+      to += in_.count(i) * b_.item;
+    }
+  }
+
+  void pack(const Lane &lane, uint64_t epoch) {
+    const int n = hosts_.local_size();
+    char *to = heads_.own();
+    if (kind_ == Kind::kRefused) {
+      copy_text(to, bytes_[hosts_.own()], why_.c_str());
+    } else if (reduces()) {
+      const void *inputs[kMaxGroupSize];
+      for (int i = 0; i < n; ++i) inputs[i] = rounds == 1 ? nullptr : lane.data(i, epoch);
+      const size_t bytes = bytes_[hosts_.own()];
+      if (rounds == 1 && bytes != 0) {
+        put_input(to);
+        inputs[0] = to;
+        if (!reduction_.keeps_one()) reduction_.on_host(to, inputs, 1, bytes / b_.item);
+      } else if (bytes != 0) {
+        reduction_.on_host(to, inputs, n, bytes / b_.item);
+      }
+    } else {
+      for (int i = 0; i < n; ++i) {
+        const size_t bytes = own_bytes(hosts_.local(i));
+        if (rounds == 1)
+          put_input(to);
+        else
+          copy_bytes(to, lane.data(i, epoch), bytes);
+        to += bytes;
+      }
+    }
+    heads_.begin(*this, {channel_, first_call, 0}, bytes_);
+  }
+
+  // Writes what all ranks take their results from.
+  void finish(char *to) {
+    const int hosts = hosts_.count();
+    if (reduces()) {
+      const void *inputs[kMaxGroupSize];
+      for (int i = 0; i < hosts; ++i) inputs[i] = heads_.data(i);
+      if (bytes_[0] != 0) reduction_.of_hosts(to, inputs, hosts, bytes_[0] / b_.item);
+      return;
+    }
+    if (kind_ == Kind::kRefused) return;
+    for (int i = 0; i < hosts; ++i) {
+      copy_bytes(to, heads_.data(i), bytes_[i]);
+      to += bytes_[i];
+    }
+  }
+
+  void take_result(const char *from) const {
+    const int self = group_.group_rank();
+    switch (kind_) {
+      case Kind::kReduce:
+        if (self != root_) return;
+        [[fallthrough]];
+      case Kind::kAllReduce: return copy_bytes(b_.out, from, b_.count * b_.item);
+      case Kind::kBroadcast:
+        if (self != root_) copy_bytes(b_.out, from, b_.count * b_.item);
+        return;
+      case Kind::kReduceScatter:
+      case Kind::kReduceScatterV: {
+        size_t before = 0;
+        for (int i = 0; i < self; ++i) before += in_.count(i);
+        return copy_bytes(b_.out, from + before * b_.item, in_.count(self) * b_.item);
+      }
+      case Kind::kAllGather:
+      case Kind::kAllGatherV:
+        for (int host = 0; host < hosts_.count(); ++host)
+          for (int i = 0; i < hosts_.size(host); ++i) {
+            const int rank = hosts_.rank(host, i);
+            out_.each(rank, 0, out_.count(rank),
+                      [&](char *to, size_t done, size_t bytes) { copy_bytes(to, from + done, bytes); });
+            from += out_.count(rank) * b_.item;
+          }
+        return;
+      default: return;
+    }
+  }
+
+  const Kind kind_;
+  Group &group_;
+  const Hosts &hosts_;
+  const uint32_t channel_;
+  const int root_;
+  const TwoSteps reduction_;
+  Heads heads_;
+  Blocks in_, out_;
+  std::vector<size_t> bytes_;  // of each host, with its head
+  const std::string why_;
+  bool has_kept_ = false, done_ = false;
+};
+
+}  // namespace
+
+// ---- what larger collectives share
+
+BetweenHosts::BetweenHosts(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t windows)
+    : Operation(buffers, in_bytes),
+      net_(*plan.net),
+      hosts_(plan.net->group().hosts()),
+      n_(hosts_.local_size()),
+      self_(hosts_.local_rank()),
+      channel_(plan.channel),
+      heads_(plan) {
+  net = plan.net;
+  for (size_t i = 0; i < windows; ++i) windows_.emplace_back(net_);
+}
+
+phx_status BetweenHosts::go_on(const Lane &lane, uint32_t round) {
+  phx_status status = heads_.poll(*this);
+  if (status != PHX_OK && status != PHX_IN_PROGRESS) return status;
+  const phx_status settled = settle(lane, round);
+  // The heads hold up only the last round, and with it every rank of this host: a collective ends on no rank before it
+  // has begun on all.
+  if (settled == PHX_OK) return round + (n_ > 1 ? 1 : 0) >= rounds ? status : PHX_OK;
+  if (settled == PHX_IN_PROGRESS) return settled;
+  for (Transfers &transfers : windows_)
+    if (transfers.failed_peer() >= 0) return net_.raise(name_of(record), sequence, transfers.failed_peer());
+  return net_.raise(name_of(record), sequence, failed_peer());
+}
+
+std::vector<int> BetweenHosts::late() const {
+  for (const Transfers &transfers : windows_)
+    if (std::vector<int> ranks = transfers.late(); !ranks.empty()) return ranks;
+  if (std::vector<int> ranks = late_elsewhere(); !ranks.empty()) return ranks;
+  return heads_.late();
+}
+
+TwoSteps::TwoSteps(const Reduction &whole, int ranks)
+    : local_(whole.fn), last_(whole.fn), divisor_(ranks), scale_(whole.scale), keeps_one_(true) {
+  if (whole.op == PHX_OP_AVG) local_ = kernels::find_reduce(whole.dtype, PHX_OP_SUM);
+  if (whole.op != PHX_OP_PREMUL_SUM) return;
+  last_ = kernels::find_reduce(whole.dtype, PHX_OP_SUM);
+  keeps_one_ = false;
+}
+
+OperationPtr make_with_heads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
+                             const char *why) {
+  return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
+}
+
+OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
+                                int root, const char *why) {
+  const Group &group = plan.net->group();
+  const size_t n = group.size(), most_on_host = [&] {
+    int most = 0;
+    for (int host = 0; host < group.hosts().count(); ++host) most = std::max(most, group.hosts().size(host));
+    return static_cast<size_t>(most);
+  }();
+  const size_t bytes = buffers.count * buffers.item;
+  // What one host sends with its head. The slots must hold the results.
+  size_t with_head = 0, result = 0;
+  switch (kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduce:
+    case Kind::kBroadcast: with_head = result = bytes; break;
+    case Kind::kReduceScatter:
+    case Kind::kReduceScatterV:
+      with_head = result = input_blocks(buffers, static_cast<int>(n)).total() * buffers.item;
+      break;
+    case Kind::kAllGather:
+    case Kind::kAllGatherV: {
+      const Blocks out = output_blocks(buffers, static_cast<int>(n));
+      with_head = out.largest() * buffers.item * most_on_host;
+      result = out.total() * buffers.item;
+      break;
+    }
+    case Kind::kAllToAll:
+    case Kind::kAllToAllV:
+    case Kind::kGather:
+    case Kind::kScatter: return make_hosts_pairs(kind, plan, buffers, root);
+    default: break;
+  }
+  if (with_head <= kWithHead && result <= plan.lane.slot_bytes())
+    return make_with_heads(kind, plan, buffers, reduction, root, why);
+  switch (kind) {
+    case Kind::kAllReduce: return make_hosts_reduce(plan, buffers, reduction, -1);
+    case Kind::kReduce: return make_hosts_reduce(plan, buffers, reduction, root);
+    case Kind::kReduceScatter:
+    case Kind::kReduceScatterV: return make_hosts_reduce_scatter(plan, buffers, reduction);
+    case Kind::kBroadcast: return make_hosts_broadcast(plan, buffers, root);
+    default: return make_hosts_all_gather(plan, buffers);
+  }
+}
+
+}  // namespace phx

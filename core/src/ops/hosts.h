@@ -1,0 +1,122 @@
+// Collectives of groups that span hosts. Their lanes join the ranks of one host; what crosses goes through room net/.
+//
+// The first rank of each host sends a head to those of the other hosts with every call, by which they compare their
+// calls, as lanes compare those of the ranks of one host. Small data travels with the head.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "group/group.h"
+#include "net/net.h"
+#include "ops/blocks.h"
+#include "ops/operation.h"
+
+namespace phx {
+
+// The most data that travels with a head, from one host.
+inline constexpr size_t kWithHead = size_t{8} << 10;
+// Larger data moves in chunks, several of which may travel at the same time.
+inline constexpr uint32_t kWindows = 2;
+inline constexpr size_t kSlotBytes = size_t{256} << 10;  // of a slot that a chunk uses at most
+// A message of 512 KiB goes through TCP with less work for each byte than smaller ones. If there are several ranks on a
+// host, chunks are smaller, because they also pass through slots, and cores work on several at a time.
+inline constexpr size_t kMessageBytes = size_t{512} << 10;
+
+// The heads of one call. Only the first rank of each host has any.
+class Heads {
+ public:
+  explicit Heads(const Plan &plan);
+  bool leads() const { return hosts_.local_rank() == 0; }
+  // Room for this host's data, at most kWithHead bytes; and that of another host, once `poll` has returned PHX_OK.
+  char *own() { return data(hosts_.own()); }
+  char *data(int host);
+  // `sent`: the bytes of data of each host.
+  void begin(const Operation &operation, const MessageName &name, const std::vector<size_t> &bytes);
+  // PHX_OK once the calls of all hosts were compared. An error is that of this thread and has failed the group.
+  phx_status poll(const Operation &operation);
+  std::vector<int> late() const { return transfers_.late(); }
+
+ private:
+  struct Head {
+    CallRecord record;
+    uint32_t bytes;  // of data behind it
+    uint32_t reserved[9];
+  };
+  static_assert(sizeof(Head) == kLine);
+  static constexpr size_t kBytes = sizeof(Head) + kWithHead;
+
+  phx_status compare(const Operation &operation);
+
+  Net &net_;
+  const Hosts &hosts_;
+  Scratch memory_;
+  std::vector<size_t> expected_;
+  bool begun_ = false, compared_ = false;
+  Transfers transfers_;
+};
+
+// An operation whose data does not go with the heads. With several ranks on this host it has at least two rounds.
+class BetweenHosts : public Operation {
+ public:
+  phx_status go_on(const Lane &lane, uint32_t round) final;
+  std::vector<int> late() const final;
+  bool takes_input_at_once() const override { return false; }
+
+ protected:
+  BetweenHosts(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t windows);
+  // Called once all calls of go_on for the chunk that uses that window may return. PHX_IN_PROGRESS, or the error of its
+  // transfers.
+  virtual phx_status settle(const Lane &lane, uint32_t round) = 0;
+  // For transfers that are in no window: the rank with which one has failed, and those for which it waits.
+  virtual int failed_peer() const { return -1; }
+  virtual std::vector<int> late_elsewhere() const { return {}; }
+  // The name of a message of a chunk: `kind` tells apart what a rank sends to another one for it.
+  MessageName name(uint32_t chunk, uint32_t kind = 0) const {
+    return {channel_, first_call, 1 + chunk * 4 + kind};  // 0 is the head
+  }
+  // Whether every rank is alone on its host; the same on all ranks. Then nothing goes through slots.
+  bool all_alone() const { return hosts_.count() == net_.group().size(); }
+  void begin_heads() { heads_.begin(*this, {channel_, first_call, 0}, {}); }
+  Transfers &window(uint32_t chunk) { return windows_[chunk % windows_.size()]; }
+
+  Net &net_;
+  const Hosts &hosts_;
+  const int n_, self_;  // on this host
+
+ private:
+  const uint32_t channel_;
+  Heads heads_;
+  std::deque<Transfers> windows_;
+};
+
+// Collectives whose data goes with the heads: `bytes` of one host are at most kWithHead.
+OperationPtr make_with_heads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
+                             const char *why);
+// hosts_reduce.cpp
+OperationPtr make_hosts_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
+OperationPtr make_hosts_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
+// hosts_move.cpp
+OperationPtr make_hosts_all_gather(const Plan &plan, const Buffers &buffers);
+OperationPtr make_hosts_broadcast(const Plan &plan, const Buffers &buffers, int root);
+OperationPtr make_hosts_pairs(Kind kind, const Plan &plan, const Buffers &buffers, int root);
+
+// A reduction in two steps: among the ranks of a host, and then of their results in the order of the hosts.
+struct TwoSteps {
+  TwoSteps(const Reduction &whole, int ranks);
+  void on_host(void *out, const void *const *in, int n, size_t count) const { local_(out, in, n, count, n, scale_); }
+  void of_hosts(void *out, const void *const *in, int n, size_t count) const {
+    last_(out, in, n, count, divisor_, scale_);
+  }
+  // Whether the first step of a single input is that input.
+  bool keeps_one() const { return keeps_one_; }
+
+ private:
+  kernels::ReduceFn local_, last_;
+  int64_t divisor_;
+  double scale_;
+  bool keeps_one_;
+};
+
+}  // namespace phx

@@ -1,0 +1,307 @@
+// Large reductions of groups that span hosts, chunk by chunk.
+//
+// all_reduce and reduce: the ranks of a host put a chunk into their slots, and rank i sums part i of it from all slots.
+// The ranks of rail i add their sums in the order of the hosts, put the result into their slots, and every rank takes
+// the parts from there. While the sums of one chunk travel, the next one is summed. Small parts: each rank of a rail
+// sends its sum to the others and adds what comes. Large ones: each adds a part of the part and sends the result, so
+// that no more bytes travel than twice the part.
+//
+// reduce_scatter: rank i of a host sums what is for the ranks at position i of all hosts, and sends it there.
+//
+// Results do not depend on time: sums are added in the order of the ranks of a host, and then in that of the hosts.
+#include <algorithm>
+#include <utility>
+
+#include "group/lane.h"
+#include "ops/hosts.h"
+
+namespace phx {
+namespace {
+
+// From this part on its sum is divided among the hosts. Between two hosts that moves no fewer bytes, but halves the
+// additions, at the price of a second message.
+constexpr size_t kSharedBytes = size_t{32} << 10, kSharedByTwoBytes = size_t{512} << 10;
+
+// The sum of one part over the ranks of a rail.
+class RailSum {
+ public:
+  RailSum(Net &net, const Hosts &hosts, const TwoSteps &reduction, int root_host, size_t bytes)
+      : hosts_(hosts),
+        reduction_(reduction),
+        root_host_(root_host),
+        own_bytes_(std::max<size_t>(bytes, kLine)),
+        // A part that is shared comes in smaller pieces.
+        bytes_(
+            std::min(own_bytes_, root_host >= 0 ? bytes : std::max(shared_from(), bytes / hosts.count() + 2 * kLine))),
+        memory_(net, own_bytes_ + bytes_ * static_cast<size_t>(hosts.count())) {}
+
+  // Where this host's sum may lie.
+  char *own() const { return memory_.data(); }
+  // `sum`: this host's, which stays until the end; `out`: the result, which may be the same memory.
+  void begin(Transfers &transfers, const MessageName &name, const char *sum, char *out, size_t count, size_t item) {
+    sum_ = sum;
+    out_ = out;
+    count_ = count;
+    item_ = item;
+    name_ = name;
+    const size_t bytes = count * item;
+    shares_ = root_host_ < 0 && bytes >= shared_from();
+    step_ = bytes == 0 ? kDone : kSums;
+    if (bytes == 0) return;
+    for (int i = 1; i < hosts_.count(); ++i) {
+      const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
+      const std::pair<size_t, size_t> theirs = share(host), mine = share(hosts_.own());
+      if (receives()) transfers.recv(rank, name, at(host), mine.second * item);
+      if (root_host_ < 0 || host == root_host_)
+        transfers.send(rank, name, sum + theirs.first * item, theirs.second * item);
+    }
+  }
+  phx_status poll(Transfers &transfers) {
+    while (step_ != kDone) {
+      const phx_status status = transfers.poll();
+      if (status != PHX_OK) return status;
+      if (step_ == kResults || !receives()) {
+        step_ = kDone;
+        break;
+      }
+      const std::pair<size_t, size_t> mine = share(hosts_.own());
+      const void *inputs[kMaxGroupSize];
+      for (int host = 0; host < hosts_.count(); ++host)
+        inputs[host] = host == hosts_.own() ? sum_ + mine.first * item_ : at(host);
+      if (mine.second != 0) reduction_.of_hosts(out_ + mine.first * item_, inputs, hosts_.count(), mine.second);
+      step_ = shares_ ? kResults : kDone;
+      if (!shares_) break;
+      for (int i = 1; i < hosts_.count(); ++i) {
+        const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
+        const std::pair<size_t, size_t> theirs = share(host);
+        const MessageName result{name_.channel, name_.call, name_.part + 1};
+        transfers.recv(rank, result, out_ + theirs.first * item_, theirs.second * item_);
+        transfers.send(rank, result, out_ + mine.first * item_, mine.second * item_);
+      }
+    }
+    return PHX_OK;
+  }
+
+ private:
+  enum Step { kDone, kSums, kResults };
+  bool receives() const { return root_host_ < 0 || root_host_ == hosts_.own(); }
+  size_t shared_from() const { return hosts_.count() > 2 ? kSharedBytes : kSharedByTwoBytes; }
+  char *at(int host) const { return memory_.data() + own_bytes_ + static_cast<size_t>(host) * bytes_; }
+  // Which elements of the part a host adds: the first of them, and how many.
+  std::pair<size_t, size_t> share(int host) const {
+    if (!shares_) return {0, count_};
+    const size_t each = part_elements(count_, item_, hosts_.count()), first = std::min(count_, host * each);
+    return {first, std::min(count_ - first, each)};
+  }
+
+  const Hosts &hosts_;
+  const TwoSteps &reduction_;
+  const int root_host_;
+  const size_t own_bytes_, bytes_;  // of the sum of this host, and of what comes from another one at once
+  const Scratch memory_;
+  const char *sum_ = nullptr;
+  char *out_ = nullptr;
+  size_t count_ = 0, item_ = 1;
+  MessageName name_{};
+  bool shares_ = false;
+  Step step_ = kDone;
+};
+
+class HostsReduce final : public BetweenHosts {
+ public:
+  HostsReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
+      : BetweenHosts(plan, buffers, buffers.count * buffers.item, kWindows),
+        reduction_(reduction, plan.net->group().size()),
+        gets_(root < 0 || root == plan.net->group().group_rank()),
+        rails_(hosts_.rails()),
+        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out) {
+    const size_t line = kLine / b_.item;
+    // The same on all hosts, whatever their number of ranks: a slot holds a chunk and one part of another.
+    const size_t room = std::min(plan.lane.slot_bytes(), kSlotBytes) / (rails_ + 1);
+    part_ = std::max(line, elements_in(all_alone() ? 2 * kMessageBytes : room, b_.item));
+    chunk_ = part_ * rails_;
+    chunks_ = rounds_for(b_.count, chunk_);
+    rounds = n_ == 1 ? chunks_ : chunks_ + kWindows;
+    reach = n_ == 1 ? 0 : (chunk_ + part_) * b_.item;
+    const int root_host = root < 0 ? -1 : hosts_.of(root);
+    if (has_part())
+      for (uint32_t i = 0; i < kWindows; ++i)
+        sums_.emplace_back(net_, hosts_, reduction_, root_host, std::min(part_, b_.count) * b_.item);
+    passes_on_ = root_host < 0 || root_host == hosts_.own();
+  }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (n_ == 1) return;
+    char *const slot = lane.data(self_, epoch);
+    if (round < chunks_) put_bytes(slot, b_.in + round * chunk_ * b_.item, length(round) * b_.item);
+    if (round < kWindows || !has_part() || !passes_on_) return;
+    put_bytes(slot + chunk_ * b_.item, sums_[round % kWindows].own(), part(round - kWindows, self_).second * b_.item);
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round == 0) begin_heads();
+    if (round < chunks_ && has_part()) begin(lane, round, epoch);
+    if (n_ == 1 || round < kWindows || !passes_on_ || !gets_) return PHX_OK;
+    for (int i = 0; i < rails_; ++i) {
+      const std::pair<size_t, size_t> span = part(round - kWindows, i);
+      deliver_bytes(b_.out + ((round - kWindows) * chunk_ + span.first) * b_.item,
+                    lane.data(i, epoch) + chunk_ * b_.item, span.second * b_.item, streaming_);
+    }
+    return PHX_OK;
+  }
+
+ protected:
+  phx_status settle(const Lane &, uint32_t round) override {
+    if (!has_part()) return PHX_OK;
+    // All of them go on; the oldest must be complete, and at the end all must be.
+    const uint32_t begun = std::min(round, chunks_), due = round == rounds    ? begun
+                                                           : round < kWindows ? 0
+                                                                              : round - kWindows + 1;
+    for (uint32_t chunk = begun < kWindows ? 0 : begun - kWindows; chunk < begun; ++chunk) {
+      const phx_status status = sums_[chunk % kWindows].poll(window(chunk));
+      if (status != PHX_OK && (status != PHX_IN_PROGRESS || chunk < due)) return status;
+    }
+    return PHX_OK;
+  }
+
+ private:
+  bool has_part() const { return self_ < rails_; }
+  size_t length(uint32_t chunk) const { return elements_of_round(b_.count, chunk_, chunk); }
+  std::pair<size_t, size_t> part(uint32_t chunk, int rail) const {
+    const size_t all = length(chunk), each = part_elements(all, b_.item, rails_), first = std::min(all, rail * each);
+    return {first, std::min(all - first, each)};
+  }
+
+  void begin(const Lane &lane, uint32_t chunk, uint64_t epoch) {
+    RailSum &sums = sums_[chunk % kWindows];
+    const std::pair<size_t, size_t> span = part(chunk, self_);
+    const size_t before = (chunk * chunk_ + span.first) * b_.item;
+    const char *sum = b_.in + before;
+    char *out = n_ == 1 && gets_ ? b_.out + before : sums.own();
+    if (n_ > 1 || !reduction_.keeps_one()) {
+      const void *inputs[kMaxGroupSize];
+      for (int i = 0; i < n_; ++i) inputs[i] = n_ == 1 ? sum : lane.data(i, epoch) + span.first * b_.item;
+      if (span.second != 0) reduction_.on_host(sums.own(), inputs, n_, span.second);
+      sum = sums.own();
+    }
+    sums.begin(window(chunk), name(chunk), sum, out, span.second, b_.item);
+  }
+
+  const TwoSteps reduction_;
+  const bool gets_;
+  const int rails_;
+  const bool streaming_;
+  bool passes_on_ = true;  // whether ranks of this host get results
+  size_t part_, chunk_;    // elements
+  uint32_t chunks_;
+  std::deque<RailSum> sums_;
+};
+
+class HostsReduceScatter final : public BetweenHosts {
+ public:
+  HostsReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
+      : BetweenHosts(plan, buffers, 0, kWindows),
+        reduction_(reduction, plan.net->group().size()),
+        all_(plan.net->group().size()),
+        rank_(plan.net->group().group_rank()),
+        in_(input_blocks(buffers, all_)) {
+    const size_t line = kLine / b_.item;
+    const size_t room = std::min(plan.lane.slot_bytes(), kSlotBytes) / all_;
+    segment_ = std::max(line, elements_in(all_alone() ? 2 * kMessageBytes / all_ : room, b_.item));
+    segment_ = std::min(segment_, rounds_for(in_.largest(), line) * line);
+    chunks_ = rounds_for(in_.largest(), segment_);
+    rounds = n_ == 1 ? chunks_ : chunks_ + 1;
+    reach = n_ == 1 ? 0 : all_ * segment_ * b_.item;
+    for (int rank = 0; rank < all_; ++rank)
+      if (hosts_.position(rank) % n_ == self_ && (!hosts_.is_here(rank) || rank == rank_)) served_.push_back(rank);
+    for (uint32_t i = 0; i < kWindows; ++i) memory_.emplace_back(net_, (served_.size() + hosts_.count()) * bytes());
+  }
+
+  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
+
+  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (n_ == 1 || round == chunks_) return;
+    char *const slot = lane.data(self_, epoch);
+    for (int rank = 0; rank < all_; ++rank)
+      in_.each(rank, round * segment_, length(rank, round), [&](const char *from, size_t done, size_t size) {
+        put_bytes(slot + rank * bytes() + done, from, size);
+      });
+  }
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round == 0) begin_heads();
+    if (round == chunks_) return PHX_OK;
+    Transfers &transfers = window(round);
+    char *sum = memory_[round % kWindows].data();
+    for (const int rank : served_) {
+      const size_t count = length(rank, round);
+      const char *from = alone(rank, round);
+      if (from == nullptr && count != 0) {
+        const void *inputs[kMaxGroupSize] = {sum};
+        if (n_ == 1) in_.copy_to(sum, rank, round * segment_, count);
+        for (int i = 0; n_ > 1 && i < n_; ++i) inputs[i] = lane.data(i, epoch) + rank * bytes();
+        if (n_ > 1 || !reduction_.keeps_one()) reduction_.on_host(sum, inputs, n_, count);
+      }
+      if (rank != rank_ && count != 0) transfers.send(rank, name(round), from != nullptr ? from : sum, count * b_.item);
+      sum += bytes();
+    }
+    const size_t mine = length(rank_, round);
+    for (int host = 0; host < hosts_.count(); ++host)
+      if (host != hosts_.own() && mine != 0)
+        transfers.recv(hosts_.rank(host, self_ % hosts_.size(host)), name(round), theirs(round, host), mine * b_.item);
+    return PHX_OK;
+  }
+
+ protected:
+  phx_status settle(const Lane &, uint32_t round) override {
+    for (; settled_ < std::min(round, chunks_); ++settled_) {
+      if (round != rounds && settled_ + kWindows > round) break;
+      const phx_status status = window(settled_).poll();
+      if (status != PHX_OK) return status;
+      finish(settled_);
+    }
+    return PHX_OK;
+  }
+
+ private:
+  size_t bytes() const { return segment_ * b_.item; }
+  size_t length(int rank, uint32_t round) const { return elements_of_round(in_.count(rank), segment_, round); }
+  // The input, if it is this host's sum and lies side by side.
+  const char *alone(int rank, uint32_t round) const {
+    if (n_ != 1 || !reduction_.keeps_one() || length(rank, round) == 0) return nullptr;
+    return in_.dense(rank, round * segment_);
+  }
+  char *theirs(uint32_t round, int host) const {
+    return memory_[round % kWindows].data() + (served_.size() + host) * bytes();
+  }
+  void finish(uint32_t round) {
+    const size_t count = length(rank_, round);
+    if (count == 0) return;
+    const size_t own = std::find(served_.begin(), served_.end(), rank_) - served_.begin();
+    const void *inputs[kMaxGroupSize];
+    for (int host = 0; host < hosts_.count(); ++host) inputs[host] = theirs(round, host);
+    const char *const direct = alone(rank_, round);
+    inputs[hosts_.own()] = direct != nullptr ? direct : memory_[round % kWindows].data() + own * bytes();
+    reduction_.of_hosts(b_.out + round * bytes(), inputs, hosts_.count(), count);
+  }
+
+  const TwoSteps reduction_;
+  const int all_, rank_;
+  Blocks in_;
+  size_t segment_;  // elements
+  uint32_t chunks_, settled_ = 0;
+  std::vector<int> served_;      // the ranks whose sums of this host this rank makes
+  std::vector<Scratch> memory_;  // by window: the sums that it makes, and those of the other hosts for it
+};
+
+}  // namespace
+
+OperationPtr make_hosts_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
+  return std::make_unique<HostsReduce>(plan, buffers, reduction, root);
+}
+
+OperationPtr make_hosts_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
+  return std::make_unique<HostsReduceScatter>(plan, buffers, reduction);
+}
+
+}  // namespace phx

@@ -1,0 +1,130 @@
+#include "p2p/remote_ring.h"
+
+#include <cstring>
+
+#include "kernels/copy_bytes.h"
+
+namespace phx {
+
+RemoteRing::RemoteRing(Net &net, int peer, uint32_t first, size_t credit)
+    : net_(net),
+      peer_(peer),
+      credit_(credit),
+      charged_(first),
+      known_returned_(first),
+      peer_charged_(first),
+      returned_(first),
+      told_(first) {
+  for (auto &buffer : in_) buffer = std::make_unique<Buffer>(net);
+  for (uint32_t number = 0; number < kPosted; ++number) post(number);
+}
+
+void RemoteRing::post(uint32_t number) {
+  Buffer &buffer = *in_[number % kPosted];
+  buffer.transfers.recv_some(peer_, record_name(number), buffer.memory.data(), sizeof(RecordHeader) + kEagerBytes);
+}
+
+void RemoteRing::flush() {
+  constexpr int64_t kFlushMs = 1000;
+  Backoff(20, 1000).until(Deadline::after_ms(kFlushMs), [&] {
+    for (const auto &buffer : out_)
+      if (buffer->transfers.poll() == PHX_IN_PROGRESS) return false;
+    return true;
+  });
+}
+
+bool RemoteRing::has_room() {
+  while (!out_.empty() && out_.front()->transfers.poll() == PHX_OK) {
+    free_.push_back(std::move(out_.front()));
+    out_.pop_front();
+  }
+  return out_.size() < kSending;
+}
+
+void RemoteRing::write(const Record &record) {
+  if (free_.empty()) free_.push_back(std::make_unique<Buffer>(net_));
+  out_.push_back(std::move(free_.back()));
+  free_.pop_back();
+  Buffer &buffer = *out_.back();
+  auto *const header = reinterpret_cast<RecordHeader *>(buffer.memory.data());
+  new (header) RecordHeader{};
+  header->bytes = static_cast<uint32_t>(record.bytes);
+  header->tag = record.head.tag;
+  header->dtype = static_cast<int16_t>(record.head.dtype);
+  header->kind = record.kind;
+  header->count = record.head.count;
+  header->offset = record.offset;
+  copy_bytes(header + 1, record.data, record.bytes);
+  buffer.transfers.send(peer_, record_name(written_), header, sizeof *header + record.bytes);
+  ++written_;
+}
+
+RingResult RemoteRing::put(const Record &record, size_t *taken) {
+  if (!has_room()) return RingResult::kNothing;
+  write(record);
+  *taken = record.bytes;
+  return RingResult::kOk;
+}
+
+RingResult RemoteRing::charge(uint32_t cost) {
+  if (charged_ - known_returned_ + cost > credit_) return RingResult::kNothing;
+  charged_ += cost;
+  return RingResult::kOk;
+}
+
+bool RemoteRing::charge_peer(uint32_t cost) {
+  peer_charged_ += cost;
+  return peer_charged_ - returned_ <= credit_;
+}
+
+void RemoteRing::give_back(uint32_t cost) {
+  returned_ += cost;
+  tell_credit();
+}
+
+void RemoteRing::tell_credit() {
+  if (returned_ - told_ < credit_ / 4 || !has_room()) return;
+  Record record;
+  record.kind = RecordKind::kCredit;
+  record.offset = told_ = returned_;
+  write(record);
+}
+
+phx_status RemoteRing::advance(bool *moved) {
+  tell_credit();
+  while (come_ - taken_ < kPosted) {
+    const phx_status status = in_[come_ % kPosted]->transfers.poll();
+    if (status == PHX_IN_PROGRESS) return PHX_OK;
+    if (status != PHX_OK) return status;
+    ++come_;
+    *moved = true;
+  }
+  return PHX_OK;
+}
+
+RingResult RemoteRing::peek(Record *out) {
+  for (; taken_ != come_; release()) {
+    const char *const at = in_[taken_ % kPosted]->memory.data();
+    const auto *const header = reinterpret_cast<const RecordHeader *>(at);
+    out->bytes = header->bytes;
+    out->kind = header->kind;
+    out->head.tag = header->tag;
+    out->head.dtype = header->dtype;
+    out->head.count = header->count;
+    out->offset = header->offset;
+    out->data = at + sizeof *header;
+    if (out->bytes > kEagerBytes) return RingResult::kBroken;
+    if (out->kind != RecordKind::kCredit) return RingResult::kOk;
+    const auto now = static_cast<uint32_t>(out->offset);
+    if (charged_ - now > charged_ - known_returned_) return RingResult::kBroken;  // it went backwards or too far
+    known_returned_ = now;
+  }
+  return RingResult::kNothing;
+}
+
+void RemoteRing::release() {
+  post(taken_ + kPosted);
+  ++taken_;
+}
+
+}  // namespace phx
