@@ -13,6 +13,16 @@ constexpr int64_t kVerdictNs = 250 * 1000 * 1000;  // as in net/net.cpp
 
 }  // namespace
 
+// What a rank of another host has sent before it left may come later than the word that it has.
+bool Messenger::is_cut_off(int peer) const {
+  constexpr int64_t kPartingNs = int64_t{1000} * 1000 * 1000;
+  constexpr int kPartingLooks = 200;
+  if (!has_left(peer) || !is_remote(peer)) return has_left(peer);
+  Remote &remote = remote_[peer];
+  if (remote.left_ns == 0) remote.left_ns = now_ns();
+  return ++remote.looks > kPartingLooks && now_ns() - remote.left_ns > kPartingNs;
+}
+
 void Messenger::begin_with(int peer) {
   for (int i = 0; i < size_; ++i)
     if (is_remote(i) && !remote_[i].ring && (peer == i || peer == PHX_ANY_RANK))

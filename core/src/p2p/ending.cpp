@@ -60,9 +60,9 @@ bool Messenger::has_left(int peer) const { return group_->interruption(peer).loa
 bool Messenger::interrupted(const Transfer &transfer) const {
   if (closed_ || group_failed()) return true;
   const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
-  if (peer != PHX_ANY_RANK) return has_left(peer);
+  if (peer != PHX_ANY_RANK) return is_cut_off(peer);
   for (int i = 0; i < size_; ++i)
-    if (i != self_ && !has_left(i)) return false;
+    if (i != self_ && !is_cut_off(i)) return false;
   return size_ > 1;
 }
 

@@ -127,6 +127,7 @@ class Messenger final : public Attachment, public ProgressSource {
   bool interrupted(const Transfer &transfer) const;
   bool group_failed() const;
   bool has_left(int peer) const;
+  bool is_cut_off(int peer) const;  // it has left, and nothing of it is on its way
   void withdraw(Transfer &transfer);
   Transfer *any_with(int peer) const;
   void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: no single peer is the cause
@@ -153,10 +154,12 @@ class Messenger final : public Attachment, public ProgressSource {
     bool is_elsewhere = false;         // on another host
     std::unique_ptr<RemoteRing> ring;  // made when it is first used
     int64_t lost_ns = 0;               // since when its connection is lost
+    int64_t left_ns = 0;               // since when it has left, and how often this rank has looked since
+    int looks = 0;
   };
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
-  std::vector<Remote> remote_;
+  mutable std::vector<Remote> remote_;
   Matcher matcher_;
   NumberedTransfers announced_;       // sends with an RTS and no CTS, except one whose eager part is still in the queue
   NumberedTransfers filling_;         // matched receives that are not complete and have no CTS left to send
