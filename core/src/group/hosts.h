@@ -28,7 +28,7 @@ class Hosts {
   int own() const { return own_; }
   int of(int group_rank) const { return host_of_[group_rank]; }
   bool is_here(int group_rank) const { return host_of_[group_rank] == own_; }
-  // The position of a rank among those of its host. That of this rank is its rank in the lanes of the group.
+  // The position of a rank among those of its host; lanes number the ranks by it.
   int position(int group_rank) const { return position_[group_rank]; }
   int local_rank() const { return local_rank_; }
   int size(int host) const { return static_cast<int>(ranks_[host].size()); }

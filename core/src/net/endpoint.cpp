@@ -88,10 +88,10 @@ phx_status Endpoint::recv(void *peer, uint64_t tag, void *data, size_t bytes, bo
   return PHX_OK;
 }
 
-phx_status Endpoint::test(std::vector<Carried> *list, int *peer, bool *moved) {
+phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
   phx_status status = PHX_OK;
   std::lock_guard<std::mutex> lock(mutex_);
-  *moved = ops_.progress(endpoint_) != 0;
+  ops_.progress(endpoint_);
   int waiting = 0;  // of a long list only the first ones that are not complete are asked
   const auto is_gone = [&](const Carried &carried) {
     if (status != PHX_OK || waiting == kAsked) return false;

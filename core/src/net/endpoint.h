@@ -31,7 +31,6 @@ class Endpoint final : public ProgressSource {
   static phx_status of(World &world, std::shared_ptr<Endpoint> *out);
   ~Endpoint() override;
 
-  const char *name() const { return ops_.name; }
   const std::string &address() const { return address_; }
   // A number that no other group of this world has. Tags of messages to the group begin with it.
   uint16_t take_number();
@@ -44,7 +43,7 @@ class Endpoint final : public ProgressSource {
   phx_status send(void *peer, uint64_t tag, const void *data, size_t bytes, int rank, std::vector<Carried> *list);
   phx_status recv(void *peer, uint64_t tag, void *data, size_t bytes, bool exact, int rank, std::vector<Carried> *list);
   // Moves what can be moved, and takes what is complete from the list. An error: *peer is the group rank at fault.
-  phx_status test(std::vector<Carried> *list, int *peer, bool *moved);
+  phx_status test(std::vector<Carried> *list, int *peer);
   // Gives up the receives (or the sends, after their peers were disconnected) of a list.
   void cancel(std::vector<Carried> *list, bool receives);
   bool advance_pending() override;

@@ -14,7 +14,9 @@ constexpr size_t kMemoryKept = 8;  // pieces of memory that wait for their next 
 // For the monitor to say why a connection has ended, and for the first rank of a host to say how the calls differ.
 constexpr int64_t kVerdictMs = 250, kComparisonMs = 2000;
 
-// A part of a rank's address at the carrier, which may be longer than a parcel.
+constexpr uint32_t kMaxAddress = 64 << 10;  // bytes of a rank's address at the carrier
+
+// A part of an address, which may be longer than a parcel.
 struct AddressPart {
   uint32_t number;  // of the group on that rank
   uint32_t total;   // bytes of the whole
@@ -54,6 +56,7 @@ phx_status Net::exchange_addresses(const Deadline &deadline) {
     if (status != PHX_OK) return status;
     for (int i = 0; i < group_.size(); ++i) {
       const AddressPart &theirs = all[i];
+      if (theirs.total > kMaxAddress) return group_.raise_malformed(kCreate, i);
       numbers_[i] = static_cast<uint16_t>(theirs.number);
       longest = std::max<size_t>(longest, theirs.total);
       const size_t left = theirs.total - std::min<size_t>(where_[i].size(), theirs.total);
@@ -195,8 +198,7 @@ phx_status Transfers::poll() {
   if (error_ == nullptr) {
     if (list_.empty()) return PHX_OK;
     int peer = -1;
-    bool moved = false;
-    if (net_->test(&list_, &peer, &moved) == PHX_OK) return list_.empty() ? PHX_OK : PHX_IN_PROGRESS;
+    if (net_->test(&list_, &peer) == PHX_OK) return list_.empty() ? PHX_OK : PHX_IN_PROGRESS;
     keep_error(peer);
   }
   return set_last_error(*error_);

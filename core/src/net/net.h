@@ -44,7 +44,7 @@ class Net final : public Attachment {
   phx_status send(int to, const MessageName &name, const void *data, size_t bytes, std::vector<Carried> *list);
   // `exact`: whether a message of fewer bytes is an error; one of more always is.
   phx_status recv(int from, const MessageName &name, void *data, size_t bytes, bool exact, std::vector<Carried> *list);
-  phx_status test(std::vector<Carried> *list, int *peer, bool *moved) { return endpoint_->test(list, peer, moved); }
+  phx_status test(std::vector<Carried> *list, int *peer) { return endpoint_->test(list, peer); }
   // Whether it is useless to wait for anybody. A group from which a rank has left in good order goes on without it.
   bool interrupted() const { return group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0; }
   // Gives all of it up. The connections to ranks with which sends are among it end for good.
@@ -126,7 +126,6 @@ class Transfers {
   }
   // PHX_OK once all is complete. An error stays, and is this thread's last one.
   phx_status poll();
-  bool empty() const { return list_.empty() && error_ == nullptr; }
   int failed_peer() const { return peer_; }
   // The ranks for whose messages this one waits, or, if there are none, those that take nothing.
   std::vector<int> late() const;

@@ -286,11 +286,6 @@ TwoSteps::TwoSteps(const Reduction &whole, int ranks)
   keeps_one_ = false;
 }
 
-OperationPtr make_with_heads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
-                             const char *why) {
-  return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
-}
-
 OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                 int root, const char *why) {
   const Group &group = plan.net->group();
@@ -324,7 +319,7 @@ OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buff
     default: break;
   }
   if (with_head <= kWithHead && result <= plan.lane.slot_bytes())
-    return make_with_heads(kind, plan, buffers, reduction, root, why);
+    return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
   switch (kind) {
     case Kind::kAllReduce: return make_hosts_reduce(plan, buffers, reduction, -1);
     case Kind::kReduce: return make_hosts_reduce(plan, buffers, reduction, root);

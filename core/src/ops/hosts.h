@@ -32,7 +32,7 @@ class Heads {
   // Room for this host's data, at most kWithHead bytes; and that of another host, once `poll` has returned PHX_OK.
   char *own() { return data(hosts_.own()); }
   char *data(int host);
-  // `sent`: the bytes of data of each host.
+  // `bytes`: of data, for each host; none if the list is empty.
   void begin(const Operation &operation, const MessageName &name, const std::vector<size_t> &bytes);
   // PHX_OK once the calls of all hosts were compared. An error is that of this thread and has failed the group.
   phx_status poll(const Operation &operation);
@@ -66,16 +66,15 @@ class BetweenHosts : public Operation {
 
  protected:
   BetweenHosts(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t windows);
-  // Called once all calls of go_on for the chunk that uses that window may return. PHX_IN_PROGRESS, or the error of its
-  // transfers.
+  // The part of go_on that concerns the data. PHX_IN_PROGRESS: some of it has not come that `round` needs. Any other
+  // error is that of a transfer.
   virtual phx_status settle(const Lane &lane, uint32_t round) = 0;
   // For transfers that are in no window: the rank with which one has failed, and those for which it waits.
   virtual int failed_peer() const { return -1; }
   virtual std::vector<int> late_elsewhere() const { return {}; }
-  // The name of a message of a chunk: `kind` tells apart what a rank sends to another one for it.
-  MessageName name(uint32_t chunk, uint32_t kind = 0) const {
-    return {channel_, first_call, 1 + chunk * 4 + kind};  // 0 is the head
-  }
+  // The name of a message of a chunk. The next number is free for a second one. None of them is 0 modulo 2^16, which is
+  // the number of the head.
+  MessageName name(uint32_t chunk) const { return {channel_, first_call, 1 + chunk * 4}; }
   // Whether every rank is alone on its host; the same on all ranks. Then nothing goes through slots.
   bool all_alone() const { return hosts_.count() == net_.group().size(); }
   void begin_heads() { heads_.begin(*this, {channel_, first_call, 0}, {}); }
@@ -91,9 +90,6 @@ class BetweenHosts : public Operation {
   std::deque<Transfers> windows_;
 };
 
-// Collectives whose data goes with the heads: `bytes` of one host are at most kWithHead.
-OperationPtr make_with_heads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root,
-                             const char *why);
 // hosts_reduce.cpp
 OperationPtr make_hosts_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 OperationPtr make_hosts_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction);

@@ -82,6 +82,7 @@ class Monitor : private EventLoop {
   void poke();  // makes waiters look at their `interrupted`
 
  private:
+  static constexpr int64_t kHandshakeMs = 5000;
   struct Key {
     Uuid from;
     uint64_t group_id;
@@ -111,6 +112,7 @@ class Monitor : private EventLoop {
   void on_death(const Message &message);
   void greet(int fd);
   void greet_host(int fd);
+  void admit(int fd, const LinkRef &link);
   void close_stranger(int fd);
   void advance_dial(int fd);
   void begin_dial(const PeerRecord &peer, bool only_asks);

@@ -174,7 +174,7 @@ def trains(rank, size):
 
 
 def subgroups(rank, size):
-    """Of the ranks of one host, and of one rank of each host."""
+    """Groups of the ranks of one host, and of one rank of each host."""
     dist.all_gather_object(ids := [None] * size, pc.core_group(dist.group.WORLD).world.host_id)
     near = [[each for each in range(size) if ids[each] == host] for host in dict.fromkeys(ids)]
     far = [list(each) for each in zip(*near)]  # noqa: B905

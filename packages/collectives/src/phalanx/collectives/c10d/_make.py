@@ -27,8 +27,8 @@ def make(options: Any, nccl_options: Any) -> Any:
         nccl_options: Of NCCL, if the caller gave any.
 
     Returns:
-        The backend in C++. Of a group on several hosts, a ProcessGroup: tensors of GPUs go through NCCL there, if this
-        host has it, and where there is no UCX, those of the CPU go through gloo.
+        The backend in C++. For a group on several hosts it is a ProcessGroup: tensors of GPUs go through NCCL there, if
+        this host has it, and where there is no UCX, those of the CPU go through gloo.
 
     Raises:
         DistBackendError: The backend cannot be had on a rank, or ranks did not come in time; the text says which.
