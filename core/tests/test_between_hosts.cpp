@@ -174,7 +174,8 @@ TEST(mismatches_are_named_on_every_rank) {
 
 // Whatever connections are lost, every rank gets an error, or right results.
 TEST(lost_connections) {
-  for (uint64_t seed = 0; seed < 100 / members::kThinner; ++seed) {
+  const uint64_t seeds = reference::asked("PHALANX_TEST_FULL") ? 1000 : 100 / members::kThinner;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
     HubOptions hub;
     hub.seed = seed;
     hub.losses_per_mille = 300;
