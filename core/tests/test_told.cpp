@@ -202,6 +202,34 @@ TEST(a_wrong_argument_of_one_rank_alone_ends_the_call_of_the_others_at_once) {
   }
 }
 
+TEST(a_rank_that_refused_tells_why_though_it_is_the_first_to_see_the_difference) {
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
+    static std::atomic<int> step;
+    if (rank == 0) step = 0;
+    CHECK_OK(phx_barrier(group, nullptr, nullptr));
+    Buffers b;
+    phx_work *work = nullptr;
+    if (rank == 0) {
+      CHECK_OK(phx_all_reduce(group, b.in, b.out, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &work));
+      ++step;
+      while (step != 2) usleep(100);
+      CHECK_FAILS(PHX_ERR_MISMATCH, "refused its own call", phx_work_wait(work, kLongMs));
+      CHECK(last_info().peer == 1 && std::strstr(phx_last_error(), "rank 0 called all_reduce") != nullptr);
+      CHECK(std::strstr(phx_last_error(), "a buffer is NULL") != nullptr);
+      phx_work_release(work);
+    } else {
+      while (step != 1) usleep(100);
+      CHECK_FAILS(PHX_ERR_INVALID, "a buffer is NULL",
+                  phx_all_reduce(group, nullptr, b.out, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
+      CHECK_FAILS(PHX_ERR_MISMATCH, "refused its own call", barrier_within(group, kLongMs));
+      ++step;
+    }
+    phx_group_release(group);
+  });
+}
+
 TEST(ranks_that_refuse_alike_stay_in_step) {
   std::atomic<int> over{0};
   ranks::as_threads(3, [&](int, phx_world *world) {

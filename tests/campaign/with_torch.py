@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
 import time
 from typing import Any
 
@@ -27,7 +26,6 @@ def build() -> None:
     """Compiles the back end, and loads it, before ranks are forked."""
     from phalanx.collectives.c10d import _build
 
-    os.environ[_build.VARIABLE] = "cpp"  # nothing else will do
     _build.module()
 
 

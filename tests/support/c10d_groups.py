@@ -27,7 +27,7 @@ import pytest
 import compiled
 from ranks import run_ranks, scratch
 
-__all__ = ["apart", "has_compiler", "join", "native_folder", "needs_ucx", "run_groups"]
+__all__ = ["apart", "everybody_is_done", "has_compiler", "join", "native_folder", "needs_ucx", "run_groups"]
 
 
 def apart(size: int) -> list[dict[str, str]]:
@@ -81,3 +81,12 @@ def join(rank: int, size: int, seconds: float = 30, backend: str = "phalanx", na
     c10d.register()
     store = f"file://{scratch() / name}"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+
+
+def everybody_is_done(rank: int, ranks: Sequence[int], name: str = "done") -> None:
+    """Inside a rank: wait until all of `ranks` have come here. Who leaves sooner is told of as one that has left."""
+    import torch.distributed as dist
+
+    store = dist.FileStore(str(scratch() / name), 1)
+    store.set(str(rank), b"")
+    store.wait([str(each) for each in ranks], timedelta(seconds=30))

@@ -190,11 +190,13 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
   const int at = result.group_rank(), other = hosts_.local(at);
   if (result.failure() == AwaitFailure::kMismatch) {
     const CallRecord &theirs = lane.record(at, epoch);
-    if (kind_of(theirs) != Kind::kRefused)
+    const bool refused_here = kind_of(record) == Kind::kRefused;
+    if (!refused_here && kind_of(theirs) != Kind::kRefused)
       return fail_all(tell_mismatch(operation, sequence, other, theirs, record).step(round));
-    const char *why = lane.data(at, epoch);
-    return raise_refusal(operation, sequence, other, record,
-                         std::string(why, strnlen(why, std::min(lane.slot_bytes(), sizeof ErrorInfo::text))));
+    const char *slot = lane.data(refused_here ? lane.group_rank() : at, epoch);
+    const std::string why(slot, strnlen(slot, std::min(lane.slot_bytes(), sizeof ErrorInfo::text)));
+    return refused_here ? raise_refusal(operation, sequence, group_rank(), other, theirs, why)
+                        : raise_refusal(operation, sequence, other, group_rank(), record, why);
   }
   std::string late;
   for (int i = 0; i < hosts_.local_size(); ++i) {
@@ -210,11 +212,11 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
                       .step(round));
 }
 
-phx_status Group::raise_refusal(const char *operation, uint64_t sequence, int i, const CallRecord &mine,
+phx_status Group::raise_refusal(const char *operation, uint64_t sequence, int i, int other, const CallRecord &called,
                                 const std::string &why) {
   return fail_all(raise_call(PHX_ERR_MISMATCH, operation, sequence,
                              "rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
-                             rank_of(i), pid_of(i), self_rank(), describe_call(mine).c_str(), why.c_str())
+                             rank_of(i), pid_of(i), rank_of(other), describe_call(called).c_str(), why.c_str())
                       .peer(rank_of(i)));
 }
 

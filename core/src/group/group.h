@@ -153,9 +153,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // For a difference between calls that was found outside of a lane: names both calls, and revokes the group.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine);
-  // For a rank that refused its own call: `why` is its error.
-  phx_status raise_refusal(const char *operation, uint64_t sequence, int group_rank, const CallRecord &mine,
-                           const std::string &why);
+  // For a rank that refused its own call, while `other` made this one. `why`: the error of the rank that refused.
+  phx_status raise_refusal(const char *operation, uint64_t sequence, int group_rank, int other,
+                           const CallRecord &called, const std::string &why);
   // For a call that got no turn in time, because another thread of this rank held it. `scope`: "channel with ...".
   phx_status raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes);
 

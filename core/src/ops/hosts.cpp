@@ -54,7 +54,8 @@ phx_status Heads::compare(const Operation &operation) {
                                          operation.record);
     if (kind_of(head.record) != Kind::kRefused) continue;  // the other host tells why this one refused
     const std::string why(data(host), strnlen(data(host), std::min<size_t>(head.bytes, kWithHead)));
-    return net_.group().raise_refusal(name_of(operation.record), operation.sequence, rank, operation.record, why);
+    return net_.group().raise_refusal(name_of(operation.record), operation.sequence, rank, net_.group().group_rank(),
+                                      operation.record, why);
   }
   return PHX_OK;
 }

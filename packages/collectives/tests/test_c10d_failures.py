@@ -9,15 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from c10d_groups import join, run_groups
+from c10d_groups import everybody_is_done, join, run_groups
 from phalanx.collectives import c10d
 from ranks import scratch
-
-
-def everybody_is_done(rank, ranks):
-    store = dist.FileStore(str(scratch() / "done"), 1)
-    store.set(f"done{rank}", b"")
-    store.wait([f"done{r}" for r in ranks], timedelta(seconds=30))
 
 
 def disagree(rank, size):
@@ -154,7 +148,8 @@ def aborted(rank, size):
         thread.join()
     texts = [str(error) for error in failures]
     assert sum("rank 0 aborted process group '0'" in text for text in texts) == 3, texts
-    assert sum(f"group '{unmet.group_name}' was aborted" in text for text in texts) == 1, texts
+    # of one that several hosts had met for: "rank 0 aborted process group"
+    assert sum(f"group '{unmet.group_name}'" in text and "abort" in text for text in texts) == 1, texts
     with pytest.raises(dist.DistBackendError, match="was aborted"):
         dist.all_reduce(torch.ones(1))
     group.abort()

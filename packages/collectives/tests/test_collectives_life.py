@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
+from c10d_groups import everybody_is_done
 from phalanx.core import MismatchError, PeerDeadError, RevokedError, WaitTimeoutError, load_torch_ops
 from ranks import run_ranks, scratch
 
@@ -191,12 +192,6 @@ def disagree(rank, size):
 
 def test_ranks_that_disagree_learn_what_each_called():
     run_ranks(disagree, 2)
-
-
-def everybody_is_done(rank, ranks):
-    store = dist.FileStore(str(scratch() / "done"), 1)
-    store.set(f"done{rank}", b"")
-    store.wait([f"done{r}" for r in ranks], timedelta(seconds=30))
 
 
 def late(rank, size):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fake_torch_cuda
 import phalanx.collectives as pc
-from c10d_groups import join, needs_ucx, run_groups
+from c10d_groups import everybody_is_done, join, needs_ucx, run_groups
 from phalanx.core import InvalidArgumentError, MismatchError, PeerDeadError, UnsupportedError
 from ranks import run_ranks, scratch
 
@@ -283,9 +283,7 @@ def dies(rank, size):
         future.wait()
     with pytest.raises(PeerDeadError, match="rank 3"):
         pc.check_group(group)
-    done = dist.FileStore(str(scratch() / "done"), 1)
-    done.set(str(rank), b"")
-    done.wait(["0", "1", "2"], timedelta(seconds=30))  # a rank that leaves is named, too
+    everybody_is_done(rank, range(3))
     dist.destroy_process_group()
 
 
@@ -301,6 +299,7 @@ def refused(rank, size):
         dist.all_gather_into_tensor(torch.empty(4 * size + wrong), torch.ones(4))
     assert isinstance(caught.value, InvalidArgumentError) == wrong
     assert wrong or ("rank 1 " in str(caught.value) and "refused its own call" in str(caught.value)), caught.value
+    everybody_is_done(rank, range(size))
     dist.destroy_process_group()
 
 
