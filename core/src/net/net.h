@@ -87,6 +87,7 @@ inline Net &net_of(const Group &group) { return group.attached<Net>(); }
 class Scratch {
  public:
   Scratch() = default;
+  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): it goes back to `net`, and ends with it
   Scratch(Net &net, size_t bytes) : net_(&net), memory_(net.take_memory(bytes)) {}
   Scratch(Scratch &&other) noexcept = default;
   Scratch &operator=(Scratch &&other) noexcept {

@@ -135,6 +135,7 @@ inline Status error_of(const void *result) { return static_cast<Status>(reinterp
   X(request_free, void, ucp_request_free, (void *request))
 
 struct Api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): the arguments are a type and a list of parameters
 #define PHX_UCX_MEMBER(name, result, symbol, arguments) result(*name) arguments = nullptr;
   PHX_UCX_FUNCTIONS(PHX_UCX_MEMBER)
 #undef PHX_UCX_MEMBER

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "base/entropy.h"
+#include "base/error.h"
 #include "base/fd.h"
 #include "base/fork.h"
 #include "base/hash.h"
@@ -151,7 +152,7 @@ void read_hostname(char (*out)[64]) {
   std::memset(*out, 0, sizeof *out);
   // A longer name is cut. gethostname fails only for a name that is too long, and then it has written what fits.
   (void)!gethostname(*out, sizeof *out - 1);
-  if ((*out)[0] == '\0') std::strcpy(*out, "unknown");
+  if ((*out)[0] == '\0') copy_text(*out, sizeof *out, "unknown");
 }
 
 std::string socket_name(const Uuid &uuid) {

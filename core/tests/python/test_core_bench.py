@@ -190,6 +190,7 @@ def test_gloo_is_measured_in_the_same_run(tmp_path):
         assert rows[name, "gloo"]["median_us"] > 0
 
 
+@pytest.mark.slow
 def test_the_python_api_is_measured_beside_gloo(tmp_path, capsys):
     for name in ("torch", "phalanx.collectives"):
         if importlib.util.find_spec(name) is None:

@@ -171,7 +171,11 @@ def runs(rank, size, backend, dynamic):
 
 @pytest.mark.parametrize(
     ("backend", "dynamic"),
-    [("eager", False), ("aot_eager", True), pytest.param("inductor", False, marks=pytest.mark.slow)],
+    [
+        ("eager", False),
+        pytest.param("aot_eager", True, marks=pytest.mark.slow),
+        pytest.param("inductor", False, marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_graphs_compute_what_eager_computes(backend, dynamic, tmp_path):
     # One new cache for both ranks: a rank may get what the other has compiled. CI: torch's warnings become errors.

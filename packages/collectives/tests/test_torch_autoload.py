@@ -101,7 +101,16 @@ def test_importing_our_package_before_or_after_a_group_changes_nothing(tmp_path)
         (tmp_path / "store").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("missing", ["phalanx", "phalanx.core", "phalanx.collectives", "phalanx.collectives._groups"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "phalanx",
+        *(
+            pytest.param(f"phalanx.{name}", marks=pytest.mark.slow)
+            for name in ("core", "collectives", "collectives._groups")
+        ),
+    ],
+)
 def test_where_a_part_is_missing_torch_works_and_the_backend_says_what_to_do(tmp_path, missing):
     text = run(tmp_path, WITHOUT, missing)
     assert "backend 'phalanx': phalanx.collectives cannot be imported: No module named 'phalanx" in text

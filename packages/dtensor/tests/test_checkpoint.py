@@ -118,6 +118,7 @@ def submesh(rank, size, path):
         assert torch.equal(y.to_local(), whole((5, 2))[:, rank // 2 : rank // 2 + 1])
 
 
+@pytest.mark.slow
 def test_what_two_ranks_save_is_read_on_any_mesh_in_any_placements(tmp_path):
     path = str(tmp_path / "saved")
     run_ranks(saved_on_two, 2, path, start_torch=True)

@@ -93,7 +93,7 @@ def calls(rank, size):
             torch.compile(function, backend="eager", fullgraph=True)(mine)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_users_call_is_one_graph_with_the_values_and_gradients_of_eager(size):  # D2, D3, D4, D5, D6
     run_ranks(calls, size, start_torch=True, timeout=280)
 
@@ -169,6 +169,7 @@ def sizes(rank, size):
     assert torch.equal(torch.compile(doubled, backend="eager", fullgraph=True)(x), torch.full((5,), 16.0))
 
 
+@pytest.mark.slow
 def test_one_graph_serves_several_sizes():
     run_ranks(sizes, 2, start_torch=True, timeout=280)
 

@@ -95,7 +95,7 @@ def listed(rank, size, dynamic):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.thorough)])
 def test_ranks_with_other_sizes_compile_the_same_collectives(dynamic):
     first, *others = run_ranks(listed, 4, dynamic, start_torch=True, timeout=280)
     assert all(one == first for one in others)

@@ -154,15 +154,13 @@ def trained(rank, size, way, backend, dynamic, batches, graphs):
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("by hand", marks=pytest.mark.thorough), pytest.param("styles, on sequences", marks=pytest.mark.slow)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["by hand", "styles, on sequences"])
 def test_one_graph_serves_a_block_for_all_batch_sizes(name):
     run_ranks(trained, 2, name, "aot_eager", True, (4, 6, 5), 1, start_torch=True, timeout=280)
 
 
-@pytest.mark.parametrize("name", ["by hand, on sequences", "styles"])
+@pytest.mark.parametrize("name", [pytest.param("by hand, on sequences", marks=pytest.mark.slow), "styles"])
 def test_a_block_becomes_dynamic_where_it_has_to(name):
     # The first size alone, then one graph for all.
     run_ranks(trained, 2, name, "eager", None, (4, 6, 5), 2, start_torch=True, timeout=280)

@@ -66,7 +66,14 @@ def losses(rank, size, backend):
         compared(mesh, [Shard(0)], [Shard(0)], backend)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "eager",
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("inductor", marks=pytest.mark.thorough),
+    ],
+)
 def test_compiled_losses_are_those_of_one_process(backend, tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run_ranks(losses, 2, backend, start_torch=True, timeout=500, env=env)
@@ -94,6 +101,7 @@ def sizes(rank, size):
     return [int(torch.fx.experimental.symbolic_shapes.optimization_hint(one, 0)) for one in backend.sizes]
 
 
+@pytest.mark.slow
 def test_scores_are_not_gathered_whatever_the_batch():
     for found in run_ranks(sizes, 2, start_torch=True, timeout=200):
         assert found and max(found) <= 2 * 20, found  # a maximum and a sum for each row; 64 * 20 scores

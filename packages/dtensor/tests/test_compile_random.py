@@ -79,7 +79,7 @@ def numbers(rank, size, backend):
     "backend",
     [
         "eager",
-        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("aot_eager", marks=pytest.mark.thorough),
         pytest.param("inductor", marks=pytest.mark.thorough),
     ],
 )
@@ -167,6 +167,7 @@ def sizes(rank, size):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_one_graph_draws_for_several_sizes():
     run_ranks(sizes, 2, start_torch=True, timeout=200)
 

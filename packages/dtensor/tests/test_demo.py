@@ -88,6 +88,7 @@ def shared_memory_files() -> set[str]:
     return {entry.name for entry in os.scandir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_agree_with_one_rank_and_with_one_process(tmp_path: Path) -> None:
     two = run(*SMALL, "--steps", "6", "--checked-steps", "3")
     assert two.returncode == 0, two.stderr
@@ -169,7 +170,7 @@ def test_what_the_demo_cannot_do_is_refused_before_ranks_start(words, text, caps
     assert text in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_killed_rank_ends_the_demo_and_is_named(victim: int) -> None:
     before = shared_memory_files()
     with training_demo(*FOREVER) as (demo, ranks):
@@ -184,7 +185,7 @@ def test_a_killed_rank_ends_the_demo_and_is_named(victim: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_a_signal_ends_all_ranks(number: signal.Signals) -> None:
     with training_demo(*FOREVER) as (demo, ranks):
         demo.send_signal(number)

@@ -371,7 +371,7 @@ def test_gradients_are_those_of_one_process(built):
     assert all(here > 10 for here in run_ranks(compared_backward, 2, start_torch=True, env={"PHALANX_NATIVE": built}))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_tensors_of_gpus_take_it_too(built):
     fake_torch_cuda.needs_cuda()
     for calls_here, steps_here in run_ranks(compared_on_gpus, 2, env={"PHALANX_NATIVE": built}, timeout=280):

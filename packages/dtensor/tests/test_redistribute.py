@@ -215,7 +215,7 @@ def tuples(shape, mesh_shape):
     return [placed for placed in all_of_them if valid(shape, mesh_shape, placed)]
 
 
-@pytest.mark.parametrize("mesh_shape", [(2, 2), pytest.param((2, 3), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh_shape", [(2, 2), pytest.param((2, 3), marks=pytest.mark.thorough)])
 def test_two_mesh_dims_every_pair(mesh_shape):  # D4
     for source, target in itertools.product(tuples((7, 4), mesh_shape), repeat=2):
         check(mesh_shape, source, target, (7, 4))

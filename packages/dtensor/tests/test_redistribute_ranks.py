@@ -354,6 +354,7 @@ def test_what_is_transposed_in_memory_arrives_transposed():  # D4
     assert all(run_ranks(transposed, 2, start_torch=True))
 
 
+@pytest.mark.slow
 def test_to_another_mesh():  # D2, D4
     assert all(run_ranks(cross, 4, start_torch=True, timeout=180))
 
@@ -394,5 +395,6 @@ def compiled(rank, size):
     return True
 
 
+@pytest.mark.slow
 def test_in_a_compiled_graph():
     assert all(run_ranks(compiled, 4, start_torch=True, timeout=180))

@@ -100,6 +100,7 @@ def every_collective(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_every_collective_gives_what_eager_gives_on_the_host():  # I8
     run_groups(every_collective, 2, timeout=280)
 

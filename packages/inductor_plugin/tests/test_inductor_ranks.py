@@ -282,6 +282,7 @@ def different_graphs(rank, size):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_ranks_that_compiled_different_graphs_all_raise_naming_both():  # I10
     for text in run_ranks(different_graphs, 2, timeout=200):
         assert "graph " in text
@@ -308,6 +309,7 @@ def dead_peer(rank, size):
         compiled(x)
 
 
+@pytest.mark.slow
 def test_a_dead_rank_is_an_error_within_the_compiled_graph():
     run_ranks(dead_peer, 2, timeout=200, expect_exit={1: 7})
 

@@ -85,7 +85,7 @@ def every_collective(rank, size):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.thorough)])
 def test_every_collective_gives_what_eager_gives(size):  # I8
     run_ranks(every_collective, size, timeout=280)
 
@@ -127,8 +127,8 @@ def each_route(rank, size, wrapper):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrapper", ["python", pytest.param("cpp", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("wrapper", ["python", "cpp"])
 def test_every_route_gives_what_eager_gives(wrapper):
     run_ranks(each_route, 2, wrapper, timeout=280)
 
@@ -219,6 +219,7 @@ def same_address(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_values_lie_at_the_same_address_in_every_iteration():  # I1
     run_ranks(same_address, 2, timeout=200)
 
@@ -242,6 +243,7 @@ def lying_in_the_arena(rank, size):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_results_of_a_graph_are_not_written_over_by_its_next_call():
     run_ranks(lying_in_the_arena, 2, timeout=200)
 

@@ -391,6 +391,7 @@ loss = torch.ones(3, requires_grad=True).sum()
 """
 
 
+@pytest.mark.slow
 @compiled
 def test_an_interpreter_may_end_inside_of_the_with():
     done = subprocess.run([sys.executable, "-X", "dev", "-W", "ignore", "-c", ENDS], capture_output=True, text=True)
