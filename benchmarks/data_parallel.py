@@ -1,21 +1,24 @@
 """Training steps of DistributedDataParallel and of fully_shard: the backend `phalanx` beside gloo, in turns.
 
-    python benchmarks/data_parallel.py [--steps N] [--json FILE]
+    python benchmarks/data_parallel.py [--hosts] [--steps N] [--json FILE]
 
 Two ranks and a model of 25 million parameters. Both groups are in the same two processes, each with a model of its own
-that starts from the same weights and sees the same data; the losses are compared step by step.
+that starts from the same weights and sees the same data; the losses are compared step by step. With --hosts each rank
+is on a host of its own, which are two network namespaces of this machine; making them needs root.
 """
 
 import argparse
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import between_hosts
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -60,9 +63,9 @@ def stepper(model: torch.nn.Module) -> Callable[[int], float]:
     return step
 
 
-def run(rank: int, world_size: int, path: str, steps: int, output: str) -> None:
+def run(rank: int, world_size: int, meeting: str, steps: int, output: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     groups = {"gloo": dist.group.WORLD, "phalanx": dist.new_group(backend="phalanx")}
     rows = []
     draw = random.Random(1)
@@ -89,20 +92,39 @@ def run(rank: int, world_size: int, path: str, steps: int, output: str) -> None:
                 "largest difference of losses {largest_difference_of_losses:g}".format(**row)
             )
         if output:
-            about = {"ranks": world_size, "parameters": LAYERS * WIDTH * (WIDTH + 1), "batch": BATCH, "steps": steps}
-            Path(output).write_text(json.dumps({**about, "cores": os.cpu_count(), "rows": rows}, indent=1) + "\n")
+            about = {"ranks": world_size, "hosts": 2 if meeting.startswith("tcp") else 1, "cores": os.cpu_count()}
+            about |= {"parameters": LAYERS * WIDTH * (WIDTH + 1), "batch": BATCH, "steps": steps}
+            Path(output).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     dist.destroy_process_group()
+
+
+def on_two_hosts(options: argparse.Namespace) -> None:
+    with between_hosts.Hosts() as hosts:
+        words = [os.path.abspath(__file__), "--meeting", f"tcp://{hosts.addresses[0]}:{random.randrange(20000, 30000)}"]
+        words += ["--steps", str(options.steps), "--json", options.json and os.path.abspath(options.json)]
+        commands = [
+            hosts.inside(rank, [sys.executable, *words, "--rank", str(rank)], hosts.cores[rank]) for rank in range(2)
+        ]
+        print(between_hosts.run_all(commands, {"GLOO_SOCKET_IFNAME": between_hosts.CARD})[0], end="")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", default="")
+    parser.add_argument("--hosts", action="store_true")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)  # of a process that --hosts starts
+    parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (2, os.path.join(folder, "store"), options.steps, options.json)
-        torch.multiprocessing.spawn(run, args=arguments, nprocs=2)
+    if options.rank >= 0:
+        run(options.rank, 2, options.meeting, options.steps, options.json)
+    elif options.hosts:
+        on_two_hosts(options)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (2, f"file://{folder}/store", options.steps, options.json)
+            torch.multiprocessing.spawn(run, args=arguments, nprocs=2)
 
 
 if __name__ == "__main__":

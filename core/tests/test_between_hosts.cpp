@@ -172,6 +172,27 @@ TEST(mismatches_are_named_on_every_rank) {
   }
 }
 
+TEST(a_rank_that_does_not_come_is_named_on_every_rank) {
+  for (const Shape &shape : {Shape{0, 0, 1, 1}, Shape{0, 1, 1}, Shape{0, 1}, Shape{0, 1, 0}}) {
+    for (const int32_t count : {1, 50000}) {
+      const int last = static_cast<int>(shape.size()) - 1;
+      std::atomic<int> over{0};
+      with_hosts(shape, members::kUsual, {}, [&](const Member &member, phx_world *) {
+        if (member.self != last) {
+          std::vector<float> in(count, 1.0F), out(count);
+          phx_options options = PHX_OPTIONS_INIT;
+          options.timeout_ms = 300;
+          CHECK_FAILS(PHX_ERR_TIMEOUT, ("rank " + std::to_string(last) + " (pid ").c_str(),
+                      phx_all_reduce(member.group, in.data(), out.data(), in.size(), PHX_DTYPE_F32, PHX_OP_SUM,
+                                     &options, nullptr));
+          ++over;
+        }
+        while (over < last) usleep(1000);
+      });
+    }
+  }
+}
+
 // Whatever connections are lost, every rank gets an error, or right results.
 TEST(lost_connections) {
   const uint64_t seeds = reference::asked("PHALANX_TEST_FULL") ? 1000 : 100 / members::kThinner;

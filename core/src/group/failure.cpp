@@ -14,6 +14,10 @@ ErrorInfo Group::cause() const {
   return cause_;
 }
 
+bool Group::fails_within(int64_t ms) const {
+  return Backoff(1000, 5000).until(Deadline::after_ms(ms), [&] { return failed(); });
+}
+
 bool Group::keep_cause(const ErrorInfo &cause, bool dumps) {
   std::lock_guard<std::mutex> lock(cause_mutex_);
   if (failed_.load(std::memory_order_relaxed) != 0) return false;
@@ -197,6 +201,11 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
     const std::string why(slot, strnlen(slot, std::min(lane.slot_bytes(), sizeof ErrorInfo::text)));
     return refused_here ? raise_refusal(operation, sequence, group_rank(), other, theirs, why)
                         : raise_refusal(operation, sequence, other, group_rank(), record, why);
+  }
+  // In a later round the rank that is late may wait for another host, whose ranks know which of them did not come.
+  if (round > 0 && hosts_.count() > 1 && fails_within(2 * kVerdictMs)) {
+    withdraw();
+    return raise_in_flight(operation, sequence);
   }
   std::string late;
   for (int i = 0; i < hosts_.local_size(); ++i) {

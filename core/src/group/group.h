@@ -51,6 +51,9 @@ struct GroupParams {
   std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
 };
 
+// For the monitor, and for ranks of other hosts, to say more of a failure than the rank that found it knows.
+inline constexpr int64_t kVerdictMs = 250;
+
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
   // Collective. If it fails on one rank it fails on all: ranks that are not connected yet learn it from the store.
@@ -115,6 +118,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
                           Values *out);
   // ---- failure (failure.cpp): the first cause is kept, and revokes the group
   bool failed() const { return failed_.load(std::memory_order_acquire) != 0; }
+  // Waits for what others say of a failure that this rank has found.
+  bool fails_within(int64_t ms) const;
   // For kernels: size() words, each of them not 0 once it is useless to wait for that rank.
   const int32_t *failed_words() const { return reinterpret_cast<const int32_t *>(interruptions_.data()); }
   // The same pages, for a device to read. kReportWords words that a device writes follow those of the ranks.

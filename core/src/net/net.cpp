@@ -10,9 +10,8 @@ namespace phx {
 namespace {
 
 constexpr const char *kCreate = "group_create";
-constexpr size_t kMemoryKept = 8;  // pieces of memory that wait for their next use
-// For the monitor to say why a connection has ended, and for the first rank of a host to say how the calls differ.
-constexpr int64_t kVerdictMs = 250, kComparisonMs = 2000;
+constexpr size_t kMemoryKept = 8;        // pieces of memory that wait for their next use
+constexpr int64_t kComparisonMs = 2000;  // for the first rank of a host to say how the calls differ
 
 constexpr uint32_t kMaxAddress = 64 << 10;  // bytes of a rank's address at the carrier
 
@@ -178,8 +177,7 @@ phx_status Net::raise(const char *operation, uint64_t sequence, int peer) {
   // The monitor knows more about the end of a process than the carrier about that of its connection, and the first rank
   // of each host more about calls that differ.
   const int64_t patience_ms = error.status == PHX_ERR_MISMATCH ? kComparisonMs : kVerdictMs;
-  Backoff(1000, 5000).until(Deadline::after_ms(patience_ms), [&] { return group_.failed(); });
-  if (!group_.failed()) return group_.raise_transfer(operation, sequence, peer, error);
+  if (!group_.fails_within(patience_ms)) return group_.raise_transfer(operation, sequence, peer, error);
   group_.withdraw();
   return group_.raise_in_flight(operation, sequence);
 }
@@ -191,6 +189,13 @@ phx_status Net::raise_wait(const char *operation, uint64_t sequence, WaitResult 
     return group_.raise_in_flight(operation, sequence);
   }
   if (interrupt_requested()) return group_.raise_interrupted(operation, sequence);
+  // A rank that is late may itself wait for one of its host, and its error names that one.
+  const Hosts &hosts = group_.hosts();
+  if (std::any_of(late.begin(), late.end(), [&](int rank) { return hosts.size(hosts.of(rank)) > 1; }) &&
+      group_.fails_within(kVerdictMs)) {
+    group_.withdraw();
+    return group_.raise_in_flight(operation, sequence);
+  }
   return group_.raise_late(operation, sequence, late, timeout_ms);
 }
 
