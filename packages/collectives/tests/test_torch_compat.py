@@ -118,6 +118,17 @@ def test_the_functions_have_the_arguments_of_torchs():
         assert list(ours) == list(inspect.signature(getattr(theirs, name)).parameters), MOVED + name
 
 
+def test_functions_are_constant_in_graphs_by_what_dynamo_reads():
+    def theirs():
+        pass
+
+    def ours():
+        pass
+
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(_torch_compat.constant_in_graphs(ours)) == vars(theirs), MOVED + "assume_constant_result"
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 4), st.data())
 def test_parts_are_cut_and_joined_as_chunk_and_cat_do(shape, size, data):
     dim = data.draw(st.integers(0, len(shape) - 1))

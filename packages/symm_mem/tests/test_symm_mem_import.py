@@ -1,6 +1,8 @@
 """Importing the package where ops cannot be registered: memory, rendezvous and signals work without them."""
 
 import importlib
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -10,6 +12,11 @@ from no_ops import BROKEN
 from ranks import run_ranks
 
 # This file imports nothing of ours: each rank begins with torch alone.
+
+
+def test_it_imports_neither_dynamo_nor_sympy():  # which takes seconds
+    code = "import sys, phalanx.symm_mem; sys.exit(not {'torch._dynamo', 'sympy'}.isdisjoint(sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def without_ops(rank, size):

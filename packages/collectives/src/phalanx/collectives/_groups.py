@@ -151,29 +151,29 @@ def traced_name(group: Any, tag: str) -> str:
     return tagged
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_torch_compat.constant_in_graphs
 def _name_of_ranks(ranks: tuple[Any, ...], tag: str) -> str:
     return find([list(each) if isinstance(each, tuple) else each for each in ranks], tag).name
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_torch_compat.constant_in_graphs
 def _name_of_core(group: Group) -> str:
     return find(group).name
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_torch_compat.constant_in_graphs
 def _name_with_tag(name: str, tag: str) -> str:
     group = _torch_compat.group_named(name)
     return name if group is None else find(group, tag).name
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_torch_compat.constant_in_graphs
 def traced_size(name: str) -> int:
     """The size of a group, for a graph."""
     return _registry.entry_named(name).size
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_torch_compat.constant_in_graphs
 def own_rank(name: str) -> tuple[int, int]:
     """This rank's position in a group and the group's size, for a graph that only this rank runs."""
     entry = _registry.entry_named(name)

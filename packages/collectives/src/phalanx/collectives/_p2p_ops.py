@@ -15,7 +15,7 @@ from phalanx.collectives._async_tensor import wrap
 from phalanx.collectives._groups import GroupLike, find, traced_name
 from phalanx.collectives._later import Together
 from phalanx.collectives._registry import entry_named
-from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
+from phalanx.collectives._torch_compat import constant_in_graphs, is_dynamo_compiling, is_tracing
 from phalanx.collectives._works import CoreWork
 
 _ISEND = "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor"
@@ -240,6 +240,6 @@ def _global(name: str, what: str, rank: int | None, group_rank: int) -> int:
     return found
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _global_rank(name: str, group_rank: int) -> int:
     return entry_named(name).ranks[group_rank]

@@ -5,7 +5,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,20 @@ from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
 
 from phalanx.core.timeouts import milliseconds
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 # ---- dispatch -------------------------------------------------------------------------------------------------------
 
 # Read in 2.13: True while Dynamo traces the caller, and a constant for Dynamo. (torch.compiler.is_dynamo_compiling is
 # the public name of the same function.)
 is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """What torch.compiler.assume_constant_result does, which imports all of Dynamo. Read in 2.11 to 2.13."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
 
 # Read in 2.11 to 2.13: makes a tensor that has sizes, strides, dtype and device, but no storage.
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
