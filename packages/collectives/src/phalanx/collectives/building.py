@@ -123,22 +123,22 @@ def compile_file(path: Path, sources: Sequence[Path], flags: Sequence[str], with
 
     def run(*words: str) -> None:
         command = [*compiler.split(), *words]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
             raise RuntimeError(f"{compiler} failed (exit status {done.returncode}):\n{done.stdout}")
 
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         pays = 1 + sum(source.stat().st_size for source in sources) // _WORTH_A_UNIT
         count = min(len(os.sched_getaffinity(0)), len(sources), pays)
-        units = [Path(scratch, f"unit{i}.cpp") for i in range(count)]
+        units = [f"unit{i}" for i in range(count)]  # a cache of compilers knows a file by its name, too
         for i, unit in enumerate(units):
-            unit.write_text("".join(f'#include "{source}"\n' for source in sources[i::count]))
-        objects = [str(unit.with_suffix(".o")) for unit in units]
+            Path(scratch, f"{unit}.cpp").write_text("".join(f'#include "{source}"\n' for source in sources[i::count]))
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda unit, to: run(*common, "-c", str(unit), "-o", to), units, objects))
+            list(pool.map(lambda unit: run(*common, "-c", f"{unit}.cpp", "-o", f"{unit}.o"), units))
         made = Path(scratch, path.name)
+        objects = [f"{unit}.o" for unit in units]
         libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_python", "-lc10"]
-        run("-shared", "-o", str(made), *objects, *libraries)
+        run("-shared", "-o", made.name, *objects, *libraries)
         made.chmod(0o700)
         made.replace(path)  # at once: another process may look for it, or build it too
 
