@@ -10,7 +10,7 @@ namespace members {
 using collective::Member;
 
 #ifdef PHX_SANITIZED
-constexpr size_t kThinner = 4;  // how much less is done: these runs are for races and bounds
+constexpr size_t kThinner = 8;  // how much less is done: these runs are for races and bounds
 #else
 constexpr size_t kThinner = 1;
 #endif

@@ -157,7 +157,7 @@ class Module(torch.nn.Module):
         return pc.barrier(dist.group.WORLD, x + 1) * 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_it_compiles_into_one_graph_and_stays_there():  # P12
     run_ranks(compiled, 2, start_torch=True, timeout=300)

@@ -187,7 +187,7 @@ def compiles(rank, size):
         check(uneven, (x, y), "inductor")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_ranks_that_share_a_cache_on_disk_run_graphs_of_their_own(tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
     run_ranks(compiles, 2, start_torch=True, timeout=280, env=env)

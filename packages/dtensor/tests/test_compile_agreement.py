@@ -174,7 +174,7 @@ def again(rank, size):
                 torch.testing.assert_close(one.grad.full_tensor(), other.grad)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_checkpointed_block_is_the_first_that_a_process_compiles():
     run_ranks(again, 2, start_torch=True, timeout=200, fresh=True)
 

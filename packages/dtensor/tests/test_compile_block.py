@@ -166,7 +166,7 @@ def test_a_block_becomes_dynamic_where_it_has_to(name):
     run_ranks(trained, 2, name, "eager", None, (4, 6, 5), 2, start_torch=True, timeout=280)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_inductor_compiles_a_block(tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run_ranks(trained, 2, "styles", "inductor", True, (4, 7), 1, start_torch=True, timeout=400, env=env)

@@ -147,7 +147,7 @@ def compilers(rank, size):
     same(torch.compile(lambda x: x.clone().normal_(), backend="aot_eager", fullgraph=True)(term), wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_keys_are_neither_merged_nor_drawn_again(tmp_path):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run_ranks(compilers, 2, start_torch=True, timeout=400, env=env)

@@ -257,7 +257,7 @@ def package(rank, size):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_package_made_ahead_of_time_runs(tmp_path):
     # Ranks that share a cache may pack a file that another is still writing.
     run_ranks(

@@ -85,7 +85,8 @@ def every_collective(rank, size):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", [2, 3])
 def test_every_collective_gives_what_eager_gives(size):  # I8
     run_ranks(every_collective, size, timeout=280)
 
