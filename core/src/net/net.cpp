@@ -10,8 +10,7 @@ namespace phx {
 namespace {
 
 constexpr const char *kCreate = "group_create";
-constexpr size_t kMemoryKept = 8;        // pieces of memory that wait for their next use
-constexpr int64_t kComparisonMs = 2000;  // for the first rank of a host to say how the calls differ
+constexpr size_t kMemoryKept = 8;  // pieces of memory that wait for their next use
 
 constexpr uint32_t kMaxAddress = 64 << 10;  // bytes of a rank's address at the carrier
 

@@ -81,6 +81,9 @@ class Net final : public Attachment {
   std::vector<Memory> memory_;  // that no operation uses
 };
 
+// For the first rank of a host to say how calls differ of which messages do not fit.
+inline constexpr int64_t kComparisonMs = 2000;
+
 inline Net &net_of(const Group &group) { return group.attached<Net>(); }
 
 // Memory for what crosses, which was touched before. It goes back to its group at the end.

@@ -267,6 +267,13 @@ phx_status BetweenHosts::go_on(const Lane &lane, uint32_t round) {
   // has begun on all.
   if (settled == PHX_OK) return round + (n_ > 1 ? 1 : 0) >= rounds ? status : PHX_OK;
   if (settled == PHX_IN_PROGRESS) return settled;
+  if (settled == PHX_ERR_MISMATCH && status == PHX_IN_PROGRESS) {  // the heads know both calls
+    const KeptError kept;
+    Backoff(1000, 5000).until(Deadline::after_ms(kComparisonMs), [&] {
+      status = heads_.poll(*this);
+      return status != PHX_IN_PROGRESS || net_.group().failed();
+    });
+  }
   for (Transfers &transfers : windows_)
     if (transfers.failed_peer() >= 0) return net_.raise(name_of(record), sequence, transfers.failed_peer());
   return net_.raise(name_of(record), sequence, failed_peer());
