@@ -1,4 +1,4 @@
-"""Importing the package: in any order, without CUDA, and where ops cannot be registered."""
+"""Importing the package: what it loads, in any order, without CUDA, and where ops cannot be registered."""
 
 import importlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Importing the package where ops cannot be registered: memory, rendezvous and signals work without them."""
+"""Importing the package: what it loads. Where ops cannot be registered, memory, rendezvous and signals work without them."""
 
 import importlib
 import subprocess
