@@ -1,4 +1,4 @@
-"""Importing the package: what it loads. Where ops cannot be registered, memory, rendezvous and signals work without them."""
+"""Importing the package: what it loads; and that memory, rendezvous and signals work where ops cannot be registered."""
 
 import importlib
 import subprocess
