@@ -1,8 +1,8 @@
 // A carrier inside one process, for tests whose ranks are threads. Every endpoint registers in a hub, which copies
 // messages into queues. By a seed it delays deliveries by a number of calls of progress, completes transfers out of
-// order or at once, reads the data of a send as late as when it is received, and loses connections. It also checks how
-// its caller uses the table of functions; what is wrong is printed and counted, and ends the process at the latest when
-// the hub is destroyed.
+// order or at once, reads the data of a send as late as when it is received, keeps what was sent until the sender has
+// called progress several times, and loses connections. It also checks how its caller uses the table of functions; what
+// is wrong is printed and counted, and ends the process at the latest when the hub is destroyed.
 //
 //     Hub hub(options);
 //     phx_world_set_carrier(world, hub_carrier_ops(), &hub);  // the same hub for all worlds
@@ -103,6 +103,7 @@ class Hub {
     Transfer *late = nullptr;  // the send whose data is read on delivery
     size_t size = 0;
     uint32_t delay = 0;
+    bool kept = false;  // by the sender
   };
   struct Endpoint {
     Hub *hub;
@@ -110,6 +111,7 @@ class Hub {
     int fd = -1;
     std::atomic<bool> busy{false};
     bool open = true;
+    uint32_t keeps = 0;                   // calls of progress until what was sent leaves
     std::list<Message> coming;            // with a delay that has not passed
     std::map<uint64_t, Message> arrived;  // without a receive
     std::map<uint64_t, Transfer *> posted;
@@ -166,7 +168,10 @@ class Hub {
         message = to->coming.erase(message);
         continue;
       }
-      if (message->from == from) read_now(&*message);
+      if (message->from == from) {
+        read_now(&*message);
+        message->kept = false;
+      }
       ++message;
     }
     for (auto entry = to->arrived.begin(); entry != to->arrived.end();) {
@@ -221,6 +226,14 @@ class Hub {
     complete(receive);
     ++messages;
     bytes += message->size;
+  }
+  static void let_go(Endpoint *owner) {
+    if (owner->keeps == 0 || --owner->keeps > 0) return;
+    for (const Peer *peer : owner->peers) {
+      for (Message &message : peer->to->coming)
+        if (message.from == peer) message.kept = false;
+      wake(peer->to);
+    }
   }
   void step(Peer *peer) {
     for (Peer *end : {peer, peer->other})
@@ -386,6 +399,8 @@ struct HubTable {
       if (other.tag == tag) call.hub.violation("two messages with one tag are under way");
     if (target->arrived.count(tag) != 0) call.hub.violation("a message has the tag of one that was not received");
     if (message.late == nullptr && bytes != 0) message.data.assign(source, source + bytes);
+    message.kept = message.late == nullptr && Hub::below(call.self, 4) == 0;
+    if (message.kept) call.self->keeps += 1 + Hub::below(call.self, 30);
     target->coming.push_back(std::move(message));
     Hub::wake(target);
     return PHX_OK;
@@ -457,7 +472,8 @@ struct HubTable {
     Endpoint *const self = call.self;
     uint64_t signals = 0;
     (void)!read(self->fd, &signals, sizeof signals);
-    bool moved = false;
+    bool moved = self->keeps > 0;
+    Hub::let_go(self);
     for (Peer *peer : self->peers) {
       if (!peer->lost || peer->notice == 0) continue;
       --peer->notice;
@@ -475,8 +491,8 @@ struct HubTable {
       moved = true;
     }
     for (auto message = self->coming.begin(); message != self->coming.end();) {
-      if (message->delay > 0) {
-        --message->delay;
+      if (message->delay > 0 || message->kept) {
+        if (!message->kept) --message->delay;
         ++message;
         continue;
       }
@@ -498,8 +514,12 @@ struct HubTable {
       if (peer->lost && peer->notice > 0) return 0;
     for (const Transfer *transfer : call.self->transfers)  // those that a test would report
       if (transfer->state == Hub::kComplete) return 0;
-    return call.self->coming.empty() && call.self->completing.empty() ? 1 : 0;
+    const auto moves = [](const Hub::Message &message) { return !message.kept; };
+    const auto &coming = call.self->coming;
+    return std::none_of(coming.begin(), coming.end(), moves) && call.self->completing.empty() ? 1 : 0;
   }
+
+  static int32_t unsent(void *endpoint) { return Call(endpoint).self->keeps > 0; }
 
   static void disconnect(void *endpoint, void *which, int32_t flush) {
     const Call call(endpoint);
@@ -558,6 +578,7 @@ inline const phx_carrier_ops *hub_carrier_ops(bool armed = true) {
     ops.test = &HubTable::test;
     ops.cancel = &HubTable::cancel;
     ops.progress = &HubTable::progress;
+    ops.unsent = &HubTable::unsent;
     ops.arm = with ? &HubTable::arm : nullptr;
     ops.disconnect = &HubTable::disconnect;
     ops.close = &HubTable::close;

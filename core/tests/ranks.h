@@ -21,6 +21,7 @@ struct Options {
   uint64_t staging_bytes = 0;
   int64_t timeout_ms = 20000;
   uint64_t host_id = 0;
+  uint32_t flags = 0;
   std::vector<uint64_t> host_ids = {};                 // by rank, for ranks that are to count as those of several hosts
   std::function<void(phx_world *)> prepare = nullptr;  // called with each new world
 };
@@ -28,6 +29,7 @@ struct Options {
 inline phx_world *make_world(int rank, int size, phx_store *store, const Options &options = {}) {
   phx_world_params params{};
   params.struct_size = sizeof params;
+  params.flags = options.flags;
   params.rank = rank;
   params.size = size;
   params.store = store;

@@ -1,6 +1,8 @@
 // Collectives of groups that span hosts: ranks are threads, some of which count as on another host, and a carrier of
 // the tests' own delays and reorders what they send by a seed.
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "hub_carrier.h"
 #include "members.h"
@@ -53,6 +55,16 @@ void run(const Member &member, const Case &c, Part &part) {
   CHECK_OK(part.issue(nullptr));
   const std::string wrong = part.check();
   if (!wrong.empty()) check::failed(__FILE__, __LINE__, wrong);
+}
+
+// Waits for other ranks by other means than ours.
+void meet(std::atomic<size_t> *met, size_t all) {
+  ++*met;
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(90);
+  while (*met < all) {
+    CHECK(std::chrono::steady_clock::now() < limit);
+    std::this_thread::yield();
+  }
 }
 
 TEST(every_collective_and_dtype) {
@@ -178,12 +190,14 @@ TEST(a_rank_that_does_not_come_is_named_on_every_rank) {
   for (const Shape &shape : {Shape{0, 0, 1, 1}, Shape{0, 1, 1}, Shape{0, 1}, Shape{0, 1, 0}}) {
     for (const int32_t count : {1, 50000}) {
       const int last = static_cast<int>(shape.size()) - 1;
-      std::atomic<int> over{0};
+      std::atomic<int> here{0}, over{0};
       with_hosts(shape, members::kUsual, {}, [&](const Member &member, phx_world *) {
         if (member.self != last) {
           std::vector<float> in(count, 1.0F), out(count);
           phx_options options = PHX_OPTIONS_INIT;
-          options.timeout_ms = 300;
+          options.timeout_ms = 1000;
+          ++here;
+          while (here < last) usleep(100);
           CHECK_FAILS(PHX_ERR_TIMEOUT, ("rank " + std::to_string(last) + " (pid ").c_str(),
                       phx_all_reduce(member.group, in.data(), out.data(), in.size(), PHX_DTYPE_F32, PHX_OP_SUM,
                                      &options, nullptr));
@@ -230,6 +244,51 @@ TEST(lost_connections) {
         },
         options_of(shape, members::kTiny, carrier));
     carrier.check();
+  }
+}
+
+// A rank that has left a call may wait for the others by other means, such as a barrier of another library.
+TEST(what_was_sent_arrives_though_the_sender_calls_nothing_more) {
+  for (const Shape &shape : kShapes) {
+    std::atomic<size_t> met{0};
+    with_hosts(shape, members::kTiny, {}, [&](const Member &member, phx_world *) {
+      size_t meetings = 0;
+      for (const size_t count : {size_t{1}, size_t{700}, size_t{5000}})
+        for (int root = 0; root < static_cast<int>(shape.size()); ++root) {
+          std::vector<int32_t> value(count, member.self), sum(count);
+          CHECK_OK(phx_all_reduce(member.group, value.data(), sum.data(), count, PHX_DTYPE_I32, PHX_OP_MAX, nullptr,
+                                  nullptr));
+          meet(&met, ++meetings * shape.size());
+          CHECK_OK(phx_broadcast(member.group, value.data(), count, PHX_DTYPE_I32, root, nullptr, nullptr));
+          meet(&met, ++meetings * shape.size());
+          CHECK(sum.back() == static_cast<int>(shape.size()) - 1 && value.back() == root);
+        }
+    });
+  }
+}
+
+TEST(a_world_with_progress_moves_what_a_rank_has_started_while_it_computes) {
+  for (const Shape &shape : kShapes) {
+    std::atomic<size_t> done{0};
+    Hub hub;
+    ranks::Options options = options_of(shape, members::kTiny, hub);
+    options.flags = PHX_WORLD_PROGRESS;
+    ranks::as_threads(
+        static_cast<int>(shape.size()),
+        [&](int rank, phx_world *world) {
+          phx_group *group = ranks::make_group(world);
+          std::vector<int32_t> data(20000, rank);
+          phx_work *work = nullptr;
+          CHECK_OK(phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_DTYPE_I32, PHX_OP_MAX, nullptr,
+                                  rank == 0 ? &work : nullptr));
+          meet(&done, shape.size());
+          if (rank == 0) CHECK_OK(phx_work_wait(work, 0));
+          CHECK(data.back() == static_cast<int>(shape.size()) - 1);
+          phx_work_release(work);
+          phx_group_release(group);
+        },
+        options);
+    hub.check();
   }
 }
 

@@ -193,7 +193,7 @@ TEST(signal_handlers_are_left_alone) {
     for (int number = 1; number < 32; ++number) sigaction(number, nullptr, &before[number]);
     const End end;
     for (int number = 1; number < 32; ++number) {
-      struct sigaction after {};
+      struct sigaction after{};
       sigaction(number, nullptr, &after);
       CHECK(after.sa_handler == before[number].sa_handler);
     }
@@ -386,6 +386,24 @@ TEST(a_flush_sends_what_was_sent) {
     for (uint64_t i = 0; i < kCount; ++i) CHECK(received[i] == data[i]);
     ops().disconnect(pair.b.self, pair.to_a, 1);
   }
+}
+
+// UCX has ended the send, and keeps what the socket did not take.
+TEST(what_a_small_socket_does_not_take_is_not_sent_yet) {
+  CHECK(setenv("UCX_TCP_SNDBUF", "32K", 1) == 0 && setenv("UCX_TCP_RCVBUF", "32K", 1) == 0);
+  Pair pair;
+  CHECK(unsetenv("UCX_TCP_SNDBUF") == 0 && unsetenv("UCX_TCP_RCVBUF") == 0);
+  const std::vector<char> hello = pattern(8, 1), data = pattern(400000, 2);
+  std::vector<char> got(8), all(data.size());
+  CHECK_OK(finish(pair.from_a, pair.send(1, hello)));
+  CHECK_OK(finish(pair.from_b, pair.receive(1, &got)));
+  CHECK(ops().unsent(pair.a.self) == 0);
+  CHECK_OK(finish({&pair.a}, pair.send(2, data)));
+  CHECK(ops().unsent(pair.a.self) == 1);
+  CHECK_OK(finish(pair.from_b, pair.receive(2, &all)));
+  CHECK(all == data);
+  CHECK(ops().unsent(pair.a.self) == 0);
+  pair.disconnect();
 }
 
 TEST(disconnecting_ends_sends_within_bounds) {

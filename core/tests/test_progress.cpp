@@ -319,6 +319,42 @@ TEST(a_process_that_blocks_elsewhere_moves_what_it_has_started) {
 }
 
 // Both ways at once: each rank waits first for the group that the other one leaves for last.
+// Rank 0 starts what takes many rounds, and computes until the others have it.
+TEST(a_world_with_progress_moves_what_a_rank_has_started_while_it_computes) {
+  std::atomic<int> done{0};
+  ranks::Options options = within(30000);
+  options.flags = PHX_WORLD_PROGRESS;
+  ranks::as_threads(
+      3,
+      [&](int rank, phx_world *world) {
+        phx_group *group = ranks::make_group(world);
+        std::vector<int32_t> data(3 << 20, rank + 1), sent(1 << 20, rank);
+        phx_work *work = nullptr;
+        const auto meet = [&](int all) {
+          ++done;
+          const int64_t limit = phx::now_ns() + 60000000000;
+          while (done < all) CHECK(phx::now_ns() < limit);
+        };
+        for (int turn = 0; turn < 3; ++turn) {  // with pauses in which nothing is under way
+          CHECK_OK(phx_all_reduce(group, data.data(), data.data(), data.size(), PHX_DTYPE_I32, PHX_OP_MAX, nullptr,
+                                  rank == 0 ? &work : nullptr));
+          meet(6 * turn + 3);
+          if (rank == 0) {
+            CHECK_OK(phx_work_wait(work, 0));
+            phx_work_release(std::exchange(work, nullptr));
+            CHECK_OK(phx_send(group, sent.data(), sent.size(), PHX_DTYPE_I32, 1, 7, nullptr, &work));
+          } else if (rank == 1) {
+            CHECK_OK(phx_recv(group, sent.data(), sent.size(), PHX_DTYPE_I32, 0, 7, nullptr, nullptr));
+          }
+          meet(6 * turn + 6);
+          CHECK(data.front() == 3 && data.back() == 3 && sent.back() == (rank == 1 ? 0 : rank));
+          phx_work_release(std::exchange(work, nullptr));
+        }
+        phx_group_release(group);
+      },
+      options);
+}
+
 TEST(ranks_may_wait_for_two_groups_in_opposite_orders) {
   ranks::as_threads(
       2,

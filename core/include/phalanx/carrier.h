@@ -40,6 +40,9 @@ typedef struct phx_carrier_ops {
   void (*cancel)(void *endpoint, void *transfer);
   /* Moves what can be moved. Returns whether anything was. */
   int32_t (*progress)(void *endpoint);
+  /* Whether a part of a send that is complete still needs `progress` to leave, because the network had no room for it.
+   * The core asks after a send is complete, and then moves it from a thread of its own. NULL: this does not happen. */
+  int32_t (*unsent)(void *endpoint);
   /* *fd: becomes readable when there is something for `progress` to do. Returns 1 if it is worth waiting for that, 0 if
    * there is something to do already. While the core waits it calls this at least once a second, because a carrier may
    * look here for hosts that are gone. NULL: there is no such descriptor, and the core looks now and then. */

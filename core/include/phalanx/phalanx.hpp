@@ -1319,6 +1319,7 @@ struct WorldOptions {
   uint32_t signal_channels = 0;
   uint32_t channels = 0;
   uint32_t recorder_entries = 0;
+  bool progress = false;  // PHX_WORLD_PROGRESS
   std::string job;
 };
 
@@ -1430,6 +1431,7 @@ class World {
     phx_world_params params = PHX_WORLD_PARAMS_INIT;
     params.rank = rank;
     params.size = size;
+    params.flags = options.progress ? uint32_t{PHX_WORLD_PROGRESS} : 0;
     params.store = store;
     params.timeout_ms = options.timeout.count();
     params.host_id = options.host_id;

@@ -39,7 +39,9 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     if (p.recorder_entries > phx::kMaxRecorderEntries)
       return fail(PHX_ERR_INVALID, operation, "%s: recorder_entries is %u; at most %u", operation, p.recorder_entries,
                   phx::kMaxRecorderEntries);
-    if (p.flags != 0) return fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
+    if ((p.flags & ~uint32_t{PHX_WORLD_PROGRESS}) != 0)
+      return fail(PHX_ERR_INVALID, operation, "%s: flags is %#x; it must be 0 or PHX_WORLD_PROGRESS", operation,
+                  p.flags);
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
     if (status != PHX_OK) return status;

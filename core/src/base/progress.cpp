@@ -1,6 +1,7 @@
 #include "base/progress.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace phx {
 
@@ -18,6 +19,17 @@ void Progress::list(ProgressSource &source) {
   if (source.listed_.load(std::memory_order_relaxed)) return;
   sources_.push_back(&source);
   source.listed_.store(true, std::memory_order_seq_cst);
+  if (attend_ && !std::exchange(attended_, true)) attend_();
+}
+
+bool Progress::step() {
+  constexpr int kMostAtOnce = 100;  // the thread has other work
+  for (int i = 0; i < kMostAtOnce && poll(nullptr); ++i) {
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  drop_idle();
+  attended_ = !sources_.empty();
+  return attended_;
 }
 
 void Progress::forget(ProgressSource &source) {
@@ -25,19 +37,23 @@ void Progress::forget(ProgressSource &source) {
   sources_.erase(std::remove(sources_.begin(), sources_.end(), &source), sources_.end());
 }
 
+void Progress::drop_idle() {
+  const auto idle = [](ProgressSource *source) {
+    if (source->pending_.load(std::memory_order_relaxed) > 0) return false;
+    source->listed_.store(false, std::memory_order_seq_cst);
+    if (source->pending_.load(std::memory_order_seq_cst) == 0) return true;
+    source->listed_.store(true, std::memory_order_relaxed);  // an operation has begun meanwhile
+    return false;
+  };
+  sources_.erase(std::remove_if(sources_.begin(), sources_.end(), idle), sources_.end());
+}
+
 bool Progress::poll(const ProgressSource *caller) {
   std::vector<std::shared_ptr<ProgressSource>> sources;
   {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;  // another thread of this rank is polling
-    const auto idle = [](ProgressSource *source) {
-      if (source->pending_.load(std::memory_order_relaxed) > 0) return false;
-      source->listed_.store(false, std::memory_order_seq_cst);
-      if (source->pending_.load(std::memory_order_seq_cst) == 0) return true;
-      source->listed_.store(true, std::memory_order_relaxed);  // an operation has begun meanwhile
-      return false;
-    };
-    sources_.erase(std::remove_if(sources_.begin(), sources_.end(), idle), sources_.end());
+    drop_idle();
     for (ProgressSource *source : sources_)
       if (source != caller)
         if (auto owner = source->self_.lock()) sources.push_back(std::move(owner));

@@ -1,10 +1,12 @@
 // Advances the operations that a rank has started but not completed, while the rank waits for something else.
 //
-// There is no thread for it: a thread that waits for long polls. Otherwise a rank that waits on one group, while a peer
-// waits for an operation that this rank started on another group, would be in a deadlock that is not in the program.
+// A thread that waits for long polls, and, if the world was made so, the thread of the world does. Otherwise a rank
+// that waits on one group, while a peer waits for an operation that this rank started on another group, would be in a
+// deadlock that is not in the program.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -24,6 +26,9 @@ class ProgressSource {
   // Advances the operations that can advance without waiting for a peer or a lock. Returns whether any did.
   virtual bool advance_pending() = 0;
 
+ protected:
+  const std::weak_ptr<ProgressSource> &weak() const { return self_; }
+
  private:
   friend class Progress;
   Progress *progress_ = nullptr;        // NULL before Progress::add
@@ -35,6 +40,10 @@ class ProgressSource {
 // The sources of one world that have pending operations. Idle sources cost nothing, however many there are.
 class Progress {
  public:
+  // Before the first operation: `attend` is called when there is something to advance, from a thread with a lock of its
+  // source. Another thread calls `step` from then on until it returns false.
+  void set_attendant(std::function<void()> attend) { attend_ = std::move(attend); }
+  bool step();
   // To be called once for each source, before its first operation.
   void add(const std::shared_ptr<ProgressSource> &source);
   void began(ProgressSource &source) {
@@ -72,8 +81,12 @@ class Progress {
   void forget(ProgressSource &source);
 
   std::atomic<int> pending_{0};
+  void drop_idle();  // with the mutex held
+
   std::mutex mutex_;
   std::vector<ProgressSource *> sources_;
+  std::function<void()> attend_;
+  bool attended_ = false;
 };
 
 }  // namespace phx

@@ -203,7 +203,7 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
                         : raise_refusal(operation, sequence, other, group_rank(), record, why);
   }
   // In a later round the rank that is late may wait for another host, whose ranks know which of them did not come.
-  if (round > 0 && hosts_.count() > 1 && fails_within(2 * kVerdictMs)) {
+  if (round > 0 && hosts_.count() > 1 && fails_within(2 * verdict_ms(timeout_ms))) {
     withdraw();
     return raise_in_flight(operation, sequence);
   }

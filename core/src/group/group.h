@@ -2,6 +2,7 @@
 // of one host share memory: lanes join these alone, and number them by their positions on the host.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -53,6 +54,8 @@ struct GroupParams {
 
 // For the monitor, and for ranks of other hosts, to say more of a failure than the rank that found it knows.
 inline constexpr int64_t kVerdictMs = 250;
+// The same at a timeout: the rank that knows more may have come to the call somewhat later.
+inline int64_t verdict_ms(int64_t timeout_ms) { return std::clamp<int64_t>(timeout_ms / 2, kVerdictMs, 2000); }
 
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:

@@ -13,13 +13,15 @@ namespace {
 constexpr const char *kOpen = "group_create";
 constexpr int kAsked = 16;
 constexpr int64_t kUnarmedNs = 200 * 1000;  // a sleep without a descriptor to wait for
+constexpr int kRestCalls = 20;              // of send_rest that find nothing before it ends
+constexpr int kMostAtOnce = 100;            // steps of send_rest: its thread has other work
 
 }  // namespace
 
 phx_status Endpoint::of(World &world, std::shared_ptr<Endpoint> *out) {
   return world.carrier().endpoint(
       [&](const CarrierRef &carrier, std::shared_ptr<ProgressSource> *made) -> phx_status {
-        std::shared_ptr<Endpoint> endpoint(new Endpoint(world.progress(), carrier->ops(), carrier));
+        std::shared_ptr<Endpoint> endpoint(new Endpoint(world, carrier->ops(), carrier));
         const phx_status status = endpoint->open(carrier->self());
         if (status != PHX_OK) return status;
         world.progress().add(endpoint);
@@ -71,7 +73,8 @@ phx_status Endpoint::send(void *peer, uint64_t tag, const void *data, size_t byt
   std::lock_guard<std::mutex> lock(mutex_);
   const phx_status status = ops_.send(endpoint_, peer, tag, data, bytes, &transfer);
   if (status == PHX_ERR_PEER_DEAD) return PHX_OK;  // see `test`
-  if (status != PHX_OK || transfer == nullptr) return status;
+  if (status != PHX_OK) return status;
+  if (transfer == nullptr) return look_behind(), PHX_OK;
   list->push_back({transfer, rank, false, 0});
   progress_.began(*this);
   return PHX_OK;
@@ -93,6 +96,7 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   ops_.progress(endpoint_);
   int waiting = 0;  // of a long list only the first ones that are not complete are asked
+  bool sent = false;
   const auto is_gone = [&](const Carried &carried) {
     if (status != PHX_OK || waiting == kAsked) return false;
     int32_t done = 0;
@@ -100,6 +104,7 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
     status = ops_.test(endpoint_, carried.transfer, &done, &bytes);
     if (status == PHX_OK && done == 0) return ++waiting, false;
     progress_.ended(*this);
+    sent = sent || !carried.receives;
     // A peer that has left in good order had what it needed. One that has not misses this message, and says so, or the
     // monitor says that it has died.
     if (status == PHX_ERR_PEER_DEAD && !carried.receives) status = PHX_OK;
@@ -110,7 +115,29 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
     return true;
   };
   list->erase(std::remove_if(list->begin(), list->end(), is_gone), list->end());
+  if (sent) look_behind();
   return status;
+}
+
+// A rank may leave its call and wait for something else, with no progress here. What its peers need must go all the
+// same.
+void Endpoint::look_behind() {
+  if (rest_calls_ != 0 || ops_.unsent == nullptr || ops_.unsent(endpoint_) == 0) return;
+  rest_calls_ = kRestCalls;
+  const std::weak_ptr<ProgressSource> self = weak();
+  monitor_.attend([self] {
+    const auto endpoint = self.lock();
+    return endpoint != nullptr && static_cast<Endpoint &>(*endpoint).send_rest();
+  });
+}
+
+bool Endpoint::send_rest() {
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || watches_.load(std::memory_order_relaxed) != 0) return true;  // others make progress
+  for (int i = 0; i < kMostAtOnce && ops_.progress(endpoint_) != 0; ++i) {
+  }
+  rest_calls_ = ops_.unsent(endpoint_) != 0 ? kRestCalls : rest_calls_ - 1;
+  return rest_calls_ != 0;
 }
 
 void Endpoint::cancel(std::vector<Carried> *list, bool receives) {

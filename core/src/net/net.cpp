@@ -191,7 +191,7 @@ phx_status Net::raise_wait(const char *operation, uint64_t sequence, WaitResult 
   // A rank that is late may itself wait for one of its host, and its error names that one.
   const Hosts &hosts = group_.hosts();
   if (std::any_of(late.begin(), late.end(), [&](int rank) { return hosts.size(hosts.of(rank)) > 1; }) &&
-      group_.fails_within(kVerdictMs)) {
+      group_.fails_within(verdict_ms(timeout_ms))) {
     group_.withdraw();
     return group_.raise_in_flight(operation, sequence);
   }

@@ -47,6 +47,8 @@ std::vector<Setting> settings(unsigned minor) {
       // 256 KiB. Both ends must have the same.
       {"TCP_TX_SEG_SIZE", "512K"},
       {"TCP_RX_SEG_SIZE", "512K"},
+      // See `unsent`: a worker's flush does not ask the peers whether everything has come.
+      {"FLUSH_WORKER_EPS", "n"},
   };
 }
 // The name by which ucp_config_modify knows a setting: before 1.17, those of transports lack the transport's name.
@@ -92,6 +94,8 @@ struct Endpoint {
   int fd = -1;
   TcpSockets sockets;
   int64_t look_at_ns = 0;  // when `arm` looks next for hosts that are gone
+  bool over_tcp = false;   // a connection is
+  void *flush = nullptr;   // of the worker, under way
   std::unordered_set<Peer *> peers;
   std::vector<Transfer *> unused;
   std::vector<void *> orphans;  // requests that UCX has not ended; nothing can touch their data any more
@@ -236,6 +240,18 @@ void on_error(void *argument, ucx::Endpoint, ucx::Status status) {
   peer->broken = true;
 }
 
+template <class Print>
+std::string printed(Print print) {
+  char *text = nullptr;
+  size_t size = 0;
+  FILE *const stream = open_memstream(&text, &size);
+  if (stream == nullptr) return {};
+  print(stream);
+  (void)std::fclose(stream);
+  const std::unique_ptr<char, void (*)(void *)> owner(text, &std::free);
+  return text;
+}
+
 phx_status connect(void *endpoint, const void *where, size_t bytes, void **out) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   const SignalsBlocked blocked;
@@ -249,6 +265,10 @@ phx_status connect(void *endpoint, const void *where, size_t bytes, void **out) 
   parameters.error_handler = {&on_error, peer.get()};
   const ucx::Status status = self.api.endpoint_create(self.worker, &parameters, &peer->to);
   if (status != ucx::kOk) return failed(self.api, "connecting", status);
+  if (!self.over_tcp) {
+    const std::string about = printed([&](FILE *stream) { self.api.endpoint_print(peer->to, stream); });
+    self.over_tcp = about.find("tcp/") != std::string::npos;
+  }
   self.peers.insert(peer.get());
   *out = peer.release();
   return PHX_OK;
@@ -381,6 +401,20 @@ int32_t progress(void *endpoint) {
   return self.api.progress(self.worker) != 0;
 }
 
+// UCX ends a send when it has the data, but over TCP it keeps what the socket does not take at once.
+int32_t unsent(void *endpoint) {
+  constexpr ucx::RequestParameters kNone{};
+  Endpoint &self = *static_cast<Endpoint *>(endpoint);
+  if (!self.over_tcp) return 0;
+  if (self.flush != nullptr) {
+    if (self.under_way(self.flush)) return 1;
+    self.api.request_free(std::exchange(self.flush, nullptr));
+  }
+  void *const request = self.api.flush(self.worker, &kNone);
+  if (!ucx::is_error(request)) self.flush = request;
+  return self.flush != nullptr;
+}
+
 int32_t arm(void *endpoint, int32_t *fd) {
   Endpoint &self = *static_cast<Endpoint *>(endpoint);
   *fd = self.fd;
@@ -449,6 +483,7 @@ void close(void *endpoint) {
     disconnect(self.get(), open, 0);
   }
   drop_unexpected(*self);
+  if (self->flush != nullptr) self->orphans.push_back(self->flush);
   for (void *request : self->orphans)
     if (!self->under_way(request)) self->api.request_free(request);
   self->orphans.clear();
@@ -468,6 +503,7 @@ constexpr phx_carrier_ops kUcx = {sizeof(phx_carrier_ops),
                                   &test,
                                   &cancel,
                                   &progress,
+                                  &unsent,
                                   &arm,
                                   &disconnect,
                                   &close,
@@ -475,14 +511,7 @@ constexpr phx_carrier_ops kUcx = {sizeof(phx_carrier_ops),
 
 // The transports and devices of a context, out of its description: "# resource 1 : md 1 dev 1 flags -- tcp/eth0".
 std::string transports_of(const ucx::Api &api, ucx::Context context) {
-  char *text = nullptr;
-  size_t size = 0;
-  FILE *const stream = open_memstream(&text, &size);
-  if (stream == nullptr) return {};
-  api.context_print(context, stream);
-  (void)std::fclose(stream);
-  const std::unique_ptr<char, void (*)(void *)> owner(text, &std::free);
-  std::istringstream lines(text);
+  std::istringstream lines(printed([&](FILE *stream) { api.context_print(context, stream); }));
   std::string line, all;
   while (std::getline(lines, line)) {
     if (line.find("resource") == std::string::npos) continue;

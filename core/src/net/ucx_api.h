@@ -114,13 +114,15 @@ inline Status error_of(const void *result) { return static_cast<Status>(reinterp
   X(context_print, void, ucp_context_print_info, (Context context, FILE * stream))                                    \
   X(worker_create, Status, ucp_worker_create, (Context context, const WorkerParameters *parameters, Worker *out))     \
   X(worker_destroy, void, ucp_worker_destroy, (Worker worker))                                                        \
-  X(worker_address, Status, ucp_worker_get_address, (Worker worker, Address * out, size_t * bytes))                   \
+  X(worker_address, Status, ucp_worker_get_address, (Worker worker, Address * out, size_t *bytes))                    \
   X(release_address, void, ucp_worker_release_address, (Worker worker, Address address))                              \
   X(worker_fd, Status, ucp_worker_get_efd, (Worker worker, int *fd))                                                  \
   X(worker_arm, Status, ucp_worker_arm, (Worker worker))                                                              \
   X(progress, unsigned, ucp_worker_progress, (Worker worker))                                                         \
   X(endpoint_create, Status, ucp_ep_create, (Worker worker, const EndpointParameters *parameters, Endpoint *out))     \
   X(endpoint_flush, void *, ucp_ep_flush_nbx, (Endpoint endpoint, const RequestParameters *parameters))               \
+  X(endpoint_print, void, ucp_ep_print_info, (Endpoint endpoint, FILE * stream))                                      \
+  X(flush, void *, ucp_worker_flush_nbx, (Worker worker, const RequestParameters *parameters))                        \
   X(endpoint_close, void *, ucp_ep_close_nbx, (Endpoint endpoint, const RequestParameters *parameters))               \
   X(send, void *, ucp_tag_send_nbx,                                                                                   \
     (Endpoint endpoint, const void *data, size_t bytes, uint64_t tag, const RequestParameters *parameters))           \

@@ -2,7 +2,9 @@
 // collective passes through it.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -80,6 +82,8 @@ class Monitor : private EventLoop {
   // Waits for a short time at most until all messages that have arrived by now are read.
   void catch_up();
   void poke();  // makes waiters look at their `interrupted`
+  // Has the thread call `chore` every millisecond until that returns false.
+  void attend(std::function<bool()> chore);
 
  private:
   static constexpr int64_t kHandshakeMs = 5000;
@@ -104,7 +108,9 @@ class Monitor : private EventLoop {
   void on_event(int fd, uint32_t events) override;
   void on_wake() override;
   void after_events(bool any) override;
-  int64_t next_look_ns() const override { return woken_ == caught_up_ ? redial_ns_.load() : 0; }
+  int64_t next_look_ns() const override {
+    return woken_ == caught_up_ ? std::min(redial_ns_.load(), chore_ns_.load()) : 0;
+  }
   bool goes_on_after(const std::exception &error) override;
   void flush(const LinkRef &link);
   void arm(const Link &link) const;  // with send_mutex held
@@ -118,6 +124,7 @@ class Monitor : private EventLoop {
   void begin_dial(const PeerRecord &peer, bool only_asks);
   void after_step(HostDial &dial, HostDial::Step step, int watched);  // with the mutex held
   void redial();
+  void do_chores();
   void keep(const LinkRef &link);  // with the mutex held
   void read_link(const LinkRef &link);
   void deliver(const LinkRef &link, Message &&message);
@@ -135,7 +142,9 @@ class Monitor : private EventLoop {
   uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
   uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
   std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection to another host is to be tried again
-  std::map<int, Fd> pending_;                  // strangers by descriptor; the thread's own, like those of other hosts
+  std::vector<std::function<bool()>> chores_;
+  std::atomic<int64_t> chore_ns_{INT64_MAX};  // when they are to be called
+  std::map<int, Fd> pending_;                 // strangers by descriptor; the thread's own, like those of other hosts
   std::map<int, std::unique_ptr<HostStranger>> pending_hosts_;
   std::map<int, LinkRef> by_fd_;                          // socket and pidfd
   std::map<Uuid, std::unique_ptr<HostDial>> host_dials_;  // connections to other hosts that are being made

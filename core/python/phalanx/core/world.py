@@ -64,6 +64,9 @@ class World(Uncopied):
         recorder_entries: How many collectives of each channel the flight recorder keeps, rounded up to 256, 512,
             1024, ...; the same on all ranks. None takes the environment variable PHALANX_RECORDER_ENTRIES, and without
             it 256.
+        progress: Whether what was started moves on also while this rank computes: the world's thread then looks after it
+            every millisecond. Without it only calls that wait, and `Work.test`, do that. None takes the environment
+            variable PHALANX_PROGRESS, 0 or 1, and without it False.
         job: Prefix of all keys in the store; None is "phalanx".
 
     Raises:
@@ -82,6 +85,7 @@ class World(Uncopied):
         signal_channels: int = 0,
         channels: int = 0,
         recorder_entries: int | None = None,
+        progress: bool | None = None,
         job: str | None = None,
     ) -> None:
         interrupts.install(ffi, lib)  # where another thread has imported this package
@@ -89,6 +93,7 @@ class World(Uncopied):
         self._store = None if store is None else as_store(store)
         params = ffi.new("phx_world_params *")
         params.struct_size = ffi.sizeof("phx_world_params")
+        params.flags = lib.PHX_WORLD_PROGRESS * _or_environment(progress, "progress", "PHALANX_PROGRESS", 1)
         params.rank = c_integer(rank, "rank", -INT32_MAX, INT32_MAX)
         params.size = c_integer(size, "size", -INT32_MAX, INT32_MAX)
         params.store = ffi.NULL if self._store is None else self._store.pointer
