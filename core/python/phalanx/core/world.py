@@ -64,8 +64,8 @@ class World(Uncopied):
         recorder_entries: How many collectives of each channel the flight recorder keeps, rounded up to 256, 512,
             1024, ...; the same on all ranks. None takes the environment variable PHALANX_RECORDER_ENTRIES, and without
             it 256.
-        progress: Whether what was started moves on also while this rank computes: the world's thread then looks after it
-            every millisecond. Without it only calls that wait, and `Work.test`, do that. None takes the environment
+        progress: Whether what was started moves on also while this rank computes: the world's thread then looks after
+            it every millisecond. Without it only calls that wait, and `Work.test`, do that. None takes the environment
             variable PHALANX_PROGRESS, 0 or 1, and without it False.
         job: Prefix of all keys in the store; None is "phalanx".
 
