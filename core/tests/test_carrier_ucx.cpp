@@ -390,9 +390,11 @@ TEST(a_flush_sends_what_was_sent) {
 
 // UCX has ended the send, and keeps what the socket did not take.
 TEST(what_a_small_socket_does_not_take_is_not_sent_yet) {
-  CHECK(setenv("UCX_TCP_SNDBUF", "32K", 1) == 0 && setenv("UCX_TCP_RCVBUF", "32K", 1) == 0);
+  const std::pair<const char *, const char *> settings[] = {
+      {"UCX_TCP_SNDBUF", "32K"}, {"UCX_TCP_RCVBUF", "32K"}, {"UCX_RNDV_THRESH", "inf"}, {"UCX_ZCOPY_THRESH", "inf"}};
+  for (const auto &setting : settings) CHECK(setenv(setting.first, setting.second, 1) == 0);
   Pair pair;
-  CHECK(unsetenv("UCX_TCP_SNDBUF") == 0 && unsetenv("UCX_TCP_RCVBUF") == 0);
+  for (const auto &setting : settings) CHECK(unsetenv(setting.first) == 0);
   const std::vector<char> hello = pattern(8, 1), data = pattern(400000, 2);
   std::vector<char> got(8), all(data.size());
   CHECK_OK(finish(pair.from_a, pair.send(1, hello)));

@@ -483,7 +483,10 @@ void close(void *endpoint) {
     disconnect(self.get(), open, 0);
   }
   drop_unexpected(*self);
-  if (self->flush != nullptr) self->orphans.push_back(self->flush);
+  if (self->flush != nullptr) {
+    self->progress_until([&] { return !self->under_way(self->flush); }, kPatienceNs / 20);
+    self->orphans.push_back(self->flush);
+  }
   for (void *request : self->orphans)
     if (!self->under_way(request)) self->api.request_free(request);
   self->orphans.clear();
