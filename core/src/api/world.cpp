@@ -98,7 +98,17 @@ phx_status phx_world_check(phx_world *world) {
 }
 
 phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
-  return with_live_handle("world_check_peer", world, [&](phx::World &w) { return w.look_at_rank(rank); });
+  const char *operation = "world_check_peer";
+  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+    if (const phx_status status = w.look_at_rank(rank); status != PHX_OK) return status;
+    for (const auto &group : phx::groups_of(w)) {  // another rank may have seen it first, and told
+      if (!group->failed()) continue;
+      const phx::ErrorInfo &cause = group->cause();
+      if (cause.status == PHX_ERR_PEER_DEAD && cause.peer == rank)
+        return fail(PHX_ERR_PEER_DEAD, operation, "%s", cause.text).rank(w.rank()).peer(rank);
+    }
+    return PHX_OK;
+  });
 }
 
 int32_t phx_world_rank(const phx_world *world) {
