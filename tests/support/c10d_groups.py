@@ -83,10 +83,10 @@ def join(rank: int, size: int, seconds: float = 30, backend: str = "phalanx", na
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
 
 
-def everybody_is_done(rank: int, ranks: Sequence[int]) -> None:
+def everybody_is_done(rank: int, ranks: Sequence[int], what: str = "all") -> None:
     """Inside a rank: wait until all of `ranks` have come here. Peers are told of a rank that leaves sooner."""
     import torch.distributed as dist
 
-    store = dist.FileStore(str(scratch() / "done"), 1)
+    store = dist.FileStore(str(scratch() / f"done-{what}"), 1)
     store.set(str(rank), b"")
     store.wait([str(each) for each in ranks], timedelta(seconds=30))

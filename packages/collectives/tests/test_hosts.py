@@ -274,6 +274,7 @@ def dies(rank, size):
     join(rank, size)
     group = served(dist.group.WORLD)
     dist.barrier()
+    everybody_is_done(rank, range(size), "barrier")  # what fails the group ends the calls of ranks that are not as far
     future = dist.irecv(torch.ones(1), 0 if rank == 3 else 3).get_future()
     if rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -294,6 +295,7 @@ def test_a_killed_rank_is_named_on_all_ranks_of_both_hosts():
 def refused(rank, size):
     join(rank, size, seconds=3600)
     dist.barrier()
+    everybody_is_done(rank, range(size), "barrier")
     wrong = rank == 1
     with pytest.raises((InvalidArgumentError, dist.DistBackendError)) as caught:
         dist.all_gather_into_tensor(torch.empty(4 * size + wrong), torch.ones(4))
