@@ -193,7 +193,7 @@ TEST(signal_handlers_are_left_alone) {
     for (int number = 1; number < 32; ++number) sigaction(number, nullptr, &before[number]);
     const End end;
     for (int number = 1; number < 32; ++number) {
-      struct sigaction after{};
+      struct sigaction after {};
       sigaction(number, nullptr, &after);
       CHECK(after.sa_handler == before[number].sa_handler);
     }

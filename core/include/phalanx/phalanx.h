@@ -729,18 +729,32 @@ PHX_API void phx_work_release(phx_work *work); /* the operation still completes:
 /* ---- initializers -------------------------------------------------------------------------------------------- */
 
 /* Each gives a struct its struct_size and its defaults: `phx_options options = PHX_OPTIONS_INIT;`. */
-#define PHX_ERROR_INFO_INIT {sizeof(phx_error_info), 0, -1, -1, 0, 0, 0, NULL, NULL, NULL}
-#define PHX_STORE_OPS_INIT {sizeof(phx_store_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL}
-#define PHX_WORLD_PARAMS_INIT {sizeof(phx_world_params), 0, 0, 1, NULL, 0, 0, 0, 0, 0, 0, 0, NULL}
-#define PHX_GROUP_INFO_INIT {sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0}
-#define PHX_ALLOCATOR_OPS_INIT {sizeof(phx_allocator_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL}
-#define PHX_MEM_INFO_INIT {sizeof(phx_mem_info), 0, NULL, 0, 0, 0, 0, {0, 0}}
-#define PHX_SYMM_INFO_INIT {sizeof(phx_symm_info), 0, 0, 0, NULL, 0, 0, {0, 0}, NULL, 0, 0}
-#define PHX_TEAM_INIT {sizeof(phx_team), 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL}
-#define PHX_OPTIONS_INIT {sizeof(phx_options), 0, PHX_ALGO_AUTO, 0, 0, 1.0, NULL}
-#define PHX_BLOCK_INIT {NULL, 0, 0, 0}
-#define PHX_CALL_INIT {sizeof(phx_call), 0, NULL, NULL, 0, 0, 0, 0, 0}
-#define PHX_MESSAGE_INIT {sizeof(phx_message), 0, NULL, 0, 0, 0, 0, 0}
+#define PHX_ERROR_INFO_INIT \
+  { sizeof(phx_error_info), 0, -1, -1, 0, 0, 0, NULL, NULL, NULL }
+#define PHX_STORE_OPS_INIT \
+  { sizeof(phx_store_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL }
+#define PHX_WORLD_PARAMS_INIT \
+  { sizeof(phx_world_params), 0, 0, 1, NULL, 0, 0, 0, 0, 0, 0, 0, NULL }
+#define PHX_GROUP_INFO_INIT \
+  { sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
+#define PHX_ALLOCATOR_OPS_INIT \
+  { sizeof(phx_allocator_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+#define PHX_MEM_INFO_INIT                               \
+  {                                                     \
+    sizeof(phx_mem_info), 0, NULL, 0, 0, 0, 0, { 0, 0 } \
+  }
+#define PHX_SYMM_INFO_INIT \
+  { sizeof(phx_symm_info), 0, 0, 0, NULL, 0, 0, {0, 0}, NULL, 0, 0 }
+#define PHX_TEAM_INIT \
+  { sizeof(phx_team), 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, NULL }
+#define PHX_OPTIONS_INIT \
+  { sizeof(phx_options), 0, PHX_ALGO_AUTO, 0, 0, 1.0, NULL }
+#define PHX_BLOCK_INIT \
+  { NULL, 0, 0, 0 }
+#define PHX_CALL_INIT \
+  { sizeof(phx_call), 0, NULL, NULL, 0, 0, 0, 0, 0 }
+#define PHX_MESSAGE_INIT \
+  { sizeof(phx_message), 0, NULL, 0, 0, 0, 0, 0 }
 
 #ifdef __cplusplus
 }

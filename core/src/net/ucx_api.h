@@ -114,7 +114,7 @@ inline Status error_of(const void *result) { return static_cast<Status>(reinterp
   X(context_print, void, ucp_context_print_info, (Context context, FILE * stream))                                    \
   X(worker_create, Status, ucp_worker_create, (Context context, const WorkerParameters *parameters, Worker *out))     \
   X(worker_destroy, void, ucp_worker_destroy, (Worker worker))                                                        \
-  X(worker_address, Status, ucp_worker_get_address, (Worker worker, Address * out, size_t *bytes))                    \
+  X(worker_address, Status, ucp_worker_get_address, (Worker worker, Address * out, size_t * bytes))                   \
   X(release_address, void, ucp_worker_release_address, (Worker worker, Address address))                              \
   X(worker_fd, Status, ucp_worker_get_efd, (Worker worker, int *fd))                                                  \
   X(worker_arm, Status, ucp_worker_arm, (Worker worker))                                                              \
