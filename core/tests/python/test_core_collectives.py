@@ -527,27 +527,6 @@ def test_buffers_of_dropped_works_live_as_long_as_anything_holds_their_group():
     run_ranks(drop_group_with_works, 2)
 
 
-def compute_after_a_start(rank, world_size, options):
-    with join(rank, world_size, **options) as world:
-        group = world.create_group("all", range(world_size))
-        data = np.full(1 << 20, rank, np.float32)
-        work = group.all_reduce(data, data, blocking=rank != 0)
-        if rank == 0:
-            await_file("done")  # the others complete while this rank calls nothing
-            work.wait()
-        else:
-            (scratch() / "done").touch()
-        assert (data == sum(range(world_size))).all()
-
-
-@pytest.mark.parametrize("named", [True, False], ids=["argument", "variable"])
-def test_a_world_with_progress_moves_what_a_rank_has_started_while_it_computes(named):
-    if named:
-        run_ranks(compute_after_a_start, 2, {"progress": True})
-    else:
-        run_ranks(compute_after_a_start, 2, {}, env={"PHALANX_PROGRESS": "1"})
-
-
 def poll_until_complete(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))

@@ -269,3 +269,25 @@ def test_the_log_goes_to_the_function_that_was_set():
     with World(0, 1):
         pass
     assert len(lines) == count
+
+
+def compute_after_a_start(rank, world_size, options):
+    with join(rank, world_size, **options) as world:
+        group = world.create_group("all", range(world_size))
+        data = np.full(1 << 20, rank, np.float32)
+        work = group.all_reduce(data, data, blocking=rank != 0)
+        if rank == 0:
+            while not (scratch() / "done").exists():  # the others complete while this rank calls nothing
+                time.sleep(0.001)
+            work.wait()
+        else:
+            (scratch() / "done").touch()
+        assert (data == sum(range(world_size))).all()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["argument", "variable"])
+def test_a_world_with_progress_moves_what_a_rank_has_started_while_it_computes(named):
+    if named:
+        run_ranks(compute_after_a_start, 2, {"progress": True})
+    else:
+        run_ranks(compute_after_a_start, 2, {}, env={"PHALANX_PROGRESS": "1"})
