@@ -1,7 +1,6 @@
 #include "base/progress.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace phx {
 
@@ -19,7 +18,14 @@ void Progress::list(ProgressSource &source) {
   if (source.listed_.load(std::memory_order_relaxed)) return;
   sources_.push_back(&source);
   source.listed_.store(true, std::memory_order_seq_cst);
-  if (attend_ && !std::exchange(attended_, true)) attend_();
+  if (always_) call_attendant();
+}
+
+// It stays for a while, because calling it takes longer than a step that finds nothing.
+void Progress::call_attendant() {
+  constexpr int kSteps = 20;
+  if (steps_left_ == 0 && attend_) attend_();
+  steps_left_ = kSteps;
 }
 
 bool Progress::step() {
@@ -28,8 +34,8 @@ bool Progress::step() {
   }
   std::lock_guard<std::mutex> lock(mutex_);
   drop_idle();
-  attended_ = !sources_.empty();
-  return attended_;
+  if (insisted_ > 0 || (always_ && !sources_.empty())) return true;
+  return --steps_left_ > 0;
 }
 
 void Progress::forget(ProgressSource &source) {

@@ -26,9 +26,6 @@ class ProgressSource {
   // Advances the operations that can advance without waiting for a peer or a lock. Returns whether any did.
   virtual bool advance_pending() = 0;
 
- protected:
-  const std::weak_ptr<ProgressSource> &weak() const { return self_; }
-
  private:
   friend class Progress;
   Progress *progress_ = nullptr;        // NULL before Progress::add
@@ -40,10 +37,21 @@ class ProgressSource {
 // The sources of one world that have pending operations. Idle sources cost nothing, however many there are.
 class Progress {
  public:
-  // Before the first operation: `attend` is called when there is something to advance, from a thread with a lock of its
-  // source. Another thread calls `step` from then on until it returns false.
-  void set_attendant(std::function<void()> attend) { attend_ = std::move(attend); }
+  // Before the first operation: `attend` is called when there is something for another thread to advance, with a lock
+  // of its source held. That thread then calls `step` now and then until it returns false. `always`: there is, whenever
+  // an operation is pending; else only while a source insists.
+  void set_attendant(std::function<void()> attend, bool always) {
+    attend_ = std::move(attend);
+    always_ = always;
+  }
   bool step();
+  // Of a pending operation: it must go on though this rank calls nothing.
+  void insist() {
+    ++insisted_;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    call_attendant();
+  }
+  void relent() { --insisted_; }
   // To be called once for each source, before its first operation.
   void add(const std::shared_ptr<ProgressSource> &source);
   void began(ProgressSource &source) {
@@ -81,12 +89,15 @@ class Progress {
   void forget(ProgressSource &source);
 
   std::atomic<int> pending_{0};
-  void drop_idle();  // with the mutex held
+  void drop_idle();  // this and the next with the mutex held
+  void call_attendant();
 
   std::mutex mutex_;
   std::vector<ProgressSource *> sources_;
   std::function<void()> attend_;
-  bool attended_ = false;
+  bool always_ = false;
+  std::atomic<int> insisted_{0};
+  int steps_left_ = 0;  // that find nothing to do before the attendant goes; 0: it is not there
 };
 
 }  // namespace phx

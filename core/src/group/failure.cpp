@@ -68,6 +68,13 @@ void Group::after_interruption() {
   dump_failure(*this, cause());
 }
 
+void Group::on_finalized(const ErrorInfo &cause) {
+  ends_well_ = ends_well();
+  if (ends_well_)
+    for (auto it = attachments_.rbegin(); it != attachments_.rend(); ++it) (*it)->flush();
+  fail_with(cause, false);
+}
+
 void Group::revoke(const char *operation, const char *reason) {
   ErrorInfo cause = make_error_info();
   cause.status = PHX_ERR_REVOKED;

@@ -132,6 +132,8 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // Set when a wait for that rank cannot succeed: the group failed, or only that rank has left. (A rank that leaves in
   // good order must not disturb others that are still completing calls that it has completed.)
   const std::atomic<int32_t> &interruption(int group_rank) const { return interruptions_[group_rank]; }
+  // Whether nothing but the end of its own world has ended it for this rank.
+  bool ends_well() const { return ends_well_ || interruption(group_rank()).load(std::memory_order_acquire) == 0; }
   ErrorInfo cause() const;
   // Makes `cause` the thread's error and returns its status. `tell`: sends it to the peers, which revokes the group
   // there too. `only`: the one rank for which to interrupt waits; -1 = all.
@@ -184,7 +186,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void on_revoked(const ErrorInfo &cause) override;
   void after_interruption() override;
   void on_block_freed(uint64_t block_serial) override;
-  void on_finalized(const ErrorInfo &cause) override { fail_with(cause, false); }
+  void on_finalized(const ErrorInfo &cause) override;
 
   // ---- exchange (exchange.cpp). Collective: every rank gets the parcels of all ranks (its own without descriptors).
   // `fds` are borrowed. A failure revokes the group.
@@ -281,6 +283,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   mutable std::atomic<bool> told_{false};      // the peers know the cause, or find out themselves
   mutable std::atomic<bool> reported_{false};  // a call of this rank has returned the cause
   std::atomic<bool> dump_is_due_{false};
+  std::atomic<bool> ends_well_{false};
   mutable std::mutex cause_mutex_;
   ErrorInfo cause_ = make_error_info();
 

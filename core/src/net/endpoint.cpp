@@ -13,8 +13,6 @@ namespace {
 constexpr const char *kOpen = "group_create";
 constexpr int kAsked = 16;
 constexpr int64_t kUnarmedNs = 200 * 1000;  // a sleep without a descriptor to wait for
-constexpr int kRestCalls = 20;              // of send_rest that find nothing before it ends
-constexpr int kMostAtOnce = 100;            // steps of send_rest: its thread has other work
 
 }  // namespace
 
@@ -41,7 +39,14 @@ phx_status Endpoint::open(void *self) {
   return ops_.address(endpoint_, &address_[0], &bytes);
 }
 
+void Endpoint::end_rest() {
+  rest_ = false;
+  progress_.relent();
+  progress_.ended(*this);
+}
+
 Endpoint::~Endpoint() {
+  if (rest_) end_rest();
   if (endpoint_ != nullptr) ops_.close(endpoint_);
 }
 
@@ -122,22 +127,10 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
 // A rank may leave its call and wait for something else, with no progress here. What its peers need must go all the
 // same.
 void Endpoint::look_behind() {
-  if (rest_calls_ != 0 || ops_.unsent == nullptr || ops_.unsent(endpoint_) == 0) return;
-  rest_calls_ = kRestCalls;
-  const std::weak_ptr<ProgressSource> self = weak();
-  monitor_.attend([self] {
-    const auto endpoint = self.lock();
-    return endpoint != nullptr && static_cast<Endpoint &>(*endpoint).send_rest();
-  });
-}
-
-bool Endpoint::send_rest() {
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || watches_.load(std::memory_order_relaxed) != 0) return true;  // others make progress
-  for (int i = 0; i < kMostAtOnce && ops_.progress(endpoint_) != 0; ++i) {
-  }
-  rest_calls_ = ops_.unsent(endpoint_) != 0 ? kRestCalls : rest_calls_ - 1;
-  return rest_calls_ != 0;
+  if (rest_ || ops_.unsent == nullptr || ops_.unsent(endpoint_) == 0) return;
+  rest_ = true;
+  progress_.began(*this);
+  progress_.insist();
 }
 
 void Endpoint::cancel(std::vector<Carried> *list, bool receives) {
@@ -154,7 +147,19 @@ void Endpoint::cancel(std::vector<Carried> *list, bool receives) {
 bool Endpoint::advance_pending() {
   if (watches_.load(std::memory_order_relaxed) != 0) return false;
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  return lock.owns_lock() && ops_.progress(endpoint_) != 0;  // else another thread of this rank does that
+  if (!lock.owns_lock()) return false;  // another thread of this rank does that
+  const bool moved = ops_.progress(endpoint_) != 0;
+  if (rest_ && ops_.unsent(endpoint_) == 0) end_rest();
+  return moved;
+}
+
+void Endpoint::flush(int64_t ms) {
+  Backoff(20, 1000).until(Deadline::after_ms(ms), [&] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ops_.unsent == nullptr || ops_.unsent(endpoint_) == 0) return true;
+    ops_.progress(endpoint_);
+    return false;
+  });
 }
 
 void Endpoint::sleep(int64_t ns) {

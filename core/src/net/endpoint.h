@@ -58,25 +58,26 @@ class Endpoint final : public ProgressSource {
    private:
     Endpoint &endpoint_;
   };
+  // Lets what was sent leave this process, for `ms` at most.
+  void flush(int64_t ms);
   // Sleeps until there may be something to move, for at most `ns`.
   void sleep(int64_t ns);
 
  private:
   Endpoint(World &world, const phx_carrier_ops &ops, std::shared_ptr<void> owner)
-      : progress_(world.progress()), monitor_(world.monitor()), ops_(ops), owner_(std::move(owner)) {}
+      : progress_(world.progress()), ops_(ops), owner_(std::move(owner)) {}
   phx_status open(void *self);
   void look_behind();  // after a send is complete, with the mutex held
-  bool send_rest();    // in the thread of the world; returns whether it is to be called again
+  void end_rest();
 
   Progress &progress_;
-  Monitor &monitor_;
   const phx_carrier_ops ops_;
   const std::shared_ptr<void> owner_;  // the carrier
   void *endpoint_ = nullptr;
   std::string address_;
   std::mutex mutex_;
   std::atomic<int> watches_{0};
-  int rest_calls_ = 0;  // of send_rest that are still to come; 0: the thread of the world does not call it
+  bool rest_ = false;  // of complete sends, which waits for progress: a pending operation
   std::set<uint16_t> numbers_;
   uint16_t last_number_ = 0;
 };

@@ -167,8 +167,12 @@ void Net::disconnect_all(bool flush) {
   number_ = 0;
 }
 
+void Net::flush() {
+  if (endpoint_) endpoint_->flush(kPartingMs);
+}
+
 void Net::close() {
-  if (endpoint_) disconnect_all(!interrupted());
+  if (endpoint_) disconnect_all(group_.ends_well());
 }
 
 phx_status Net::raise(const char *operation, uint64_t sequence, int peer) {

@@ -32,6 +32,7 @@ class Net final : public Attachment {
 
   phx_status prepare() override;
   phx_status connect(const Deadline &deadline) override;
+  void flush() override;
   void close() override;
 
   Group &group() const { return group_; }
@@ -79,6 +80,23 @@ class Net final : public Attachment {
   std::vector<bool> ended_;    // by group rank: there is to be no connection any more
   std::mutex memory_mutex_;
   std::vector<Memory> memory_;  // that no operation uses
+};
+
+// How long a rank that leaves waits for what it has sent to go, and its peers for what it had sent to come.
+inline constexpr int64_t kPartingMs = 1000;
+
+// A peer that has left. What it had sent may come later than the word that it has.
+class Parting {
+ public:
+  bool is_over() {
+    constexpr int kLooks = 200;
+    if (since_ns_ == 0) since_ns_ = now_ns();
+    return ++looks_ > kLooks && now_ns() - since_ns_ > kPartingMs * 1000 * 1000;
+  }
+
+ private:
+  int64_t since_ns_ = 0;
+  int looks_ = 0;
 };
 
 // For the first rank of a host to say how calls differ of which messages do not fit.
@@ -150,8 +168,7 @@ class Transfers {
 
 template <class Look, class Late>
 WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
-  constexpr int64_t kSliceNs = 5 * 1000 * 1000, kPartingNs = int64_t{1000} * 1000 * 1000;
-  constexpr int kPartingLooks = 200;
+  constexpr int64_t kSliceNs = 5 * 1000 * 1000;
   // Longer spinning would keep the core from a rank that is waited for, if that one is on it. Over TCP a look takes a
   // system call, so a yield after each costs little.
   constexpr int64_t kSpinNs = 2000;
@@ -160,17 +177,14 @@ WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
     if (const WaitResult seen = look(); seen != WaitResult::kNothing) return seen;
   } while (now_ns() < spin_until_ns);
   const Endpoint::Watch watch(*endpoint_);
-  int64_t parted_ns = 0;  // since when a rank that is waited for has left, and how often this one has looked since
-  int looks = 0;
+  Parting parting;
   const auto look_at_all = [&] {
     const WaitResult seen = look();
     if (seen != WaitResult::kNothing) return seen;
     if (interrupted()) return WaitResult::kInterrupted;
     bool gone = false;
     for (const int rank : late()) gone = gone || group_.interruption(rank).load(std::memory_order_acquire) != 0;
-    if (!gone) return seen;
-    if (parted_ns == 0) parted_ns = now_ns();
-    return ++looks > kPartingLooks && now_ns() - parted_ns > kPartingNs ? WaitResult::kInterrupted : seen;
+    return gone && parting.is_over() ? WaitResult::kInterrupted : seen;
   };
   Waiter waiter(deadline);
   return waiter.wait(look_at_all, [&] {

@@ -60,6 +60,7 @@ class Fused final : public Operation {
     if (status == PHX_OK && round == rounds) deliver();
     return status;
   }
+  phx_status compare() override { return inner_->compare(); }
   std::vector<int> late() const override { return inner_->late(); }
   uint64_t done_after(uint64_t epoch) const override { return inner_->done_after(epoch); }
   bool exclusive() const override { return inner_->exclusive(); }
@@ -184,6 +185,7 @@ class Sequence final : public Operation {
     Operation &step = *steps_[ends ? next - 1 : next];
     return step.go_on(lane, ends ? step.rounds : round - begins_[next]);
   }
+  phx_status compare() override { return steps_[index(taken)]->compare(); }
   std::vector<int> late() const override {
     for (const OperationPtr &step : steps_)
       if (std::vector<int> ranks = step->late(); !ranks.empty()) return ranks;

@@ -146,6 +146,20 @@ phx_status Engine::await_transfers(Operation &operation, LazyDeadline &deadline,
                                    deadline.budget_ms());
 }
 
+// A rank of this host that met a call which differs does not come; the heads tell how it does.
+phx_status Engine::compare_before(uint64_t epoch, Operation &operation, LazyDeadline &deadline, bool may_block) {
+  phx_status status = PHX_IN_PROGRESS;
+  const auto look = [&] {
+    const bool ends = !lane_->await_would_block(epoch) || (status = operation.compare()) != PHX_IN_PROGRESS;
+    return ends ? WaitResult::kReached : WaitResult::kNothing;
+  };
+  if (may_block)
+    operation.net->wait(deadline, look, [&] { return operation.late(); });
+  else
+    look();
+  return status == PHX_IN_PROGRESS ? PHX_OK : status;
+}
+
 // Runs the rounds of `operation` until it is complete or, unless `may_block`, until it would block.
 phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
   while (operation.taken < operation.rounds) {
@@ -157,6 +171,9 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
       if (status != PHX_OK) return status;
     }
     const uint64_t epoch = operation.first_epoch + operation.taken;
+    if (operation.net != nullptr && operation.taken != 0)
+      if (const phx_status status = compare_before(epoch, operation, deadline, may_block); status != PHX_OK)
+        return status;
     if (!may_block && lane_->await_would_block(epoch)) return PHX_IN_PROGRESS;
     const AwaitResult all = lane_->await(epoch, operation.record, deadline);
     if (!all) return raise(all, operation, operation.taken, deadline);

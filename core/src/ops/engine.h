@@ -61,6 +61,7 @@ class Engine final : public ProgressSource {
   phx_status use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block);
   phx_status complete_front(LazyDeadline &deadline, bool may_block);
   phx_status await_transfers(Operation &operation, LazyDeadline &deadline, bool may_block);
+  phx_status compare_before(uint64_t epoch, Operation &operation, LazyDeadline &deadline, bool may_block);
   void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
   LazyDeadline deadline(int64_t timeout_ms);

@@ -61,6 +61,7 @@ class Heads {
 class BetweenHosts : public Operation {
  public:
   phx_status go_on(const Lane &lane, uint32_t round) final;
+  phx_status compare() final { return heads_.poll(*this); }
   std::vector<int> late() const final;
   bool takes_input_at_once() const override { return false; }
 

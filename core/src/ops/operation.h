@@ -68,6 +68,9 @@ class Operation {
   // before the operation ends, again and again until it returns something else than PHX_IN_PROGRESS: its transfers
   // allow the next step then. An error has failed the group.
   virtual phx_status go_on(const Lane &, uint32_t) { return PHX_OK; }
+  // For such an operation, while this rank waits for others of its host: compares its call with those of other hosts.
+  // PHX_IN_PROGRESS: they have not come. An error has failed the group.
+  virtual phx_status compare() { return PHX_OK; }
   // The ranks of other hosts for which go_on waits.
   virtual std::vector<int> late() const { return {}; }
   // Called when the operation is complete; releases what it holds.

@@ -13,28 +13,44 @@ constexpr int64_t kVerdictNs = 250 * 1000 * 1000;  // as in net/net.cpp
 
 }  // namespace
 
-// What a rank of another host has sent before it left may come later than the word that it has.
 bool Messenger::is_cut_off(int peer) const {
-  constexpr int64_t kPartingNs = int64_t{1000} * 1000 * 1000;
-  constexpr int kPartingLooks = 200;
-  if (!has_left(peer) || !is_remote(peer)) return has_left(peer);
-  Remote &remote = remote_[peer];
-  if (remote.left_ns == 0) remote.left_ns = now_ns();
-  return ++remote.looks > kPartingLooks && now_ns() - remote.left_ns > kPartingNs;
+  return has_left(peer) && (!is_remote(peer) || remote_[peer].parting.is_over());
 }
 
 void Messenger::begin_with(int peer) {
   for (int i = 0; i < size_; ++i)
     if (is_remote(i) && !remote_[i].ring && (peer == i || peer == PHX_ANY_RANK))
-      remote_[i].ring = std::make_unique<RemoteRing>(net_of(*group_), i, group_->first_count(), credit_bytes_);
+      remote_[i].ring =
+          std::make_unique<RemoteRing>(net_of(*group_), i, group_->first_count(), credit_bytes_, &leaving_);
+}
+
+// A send is complete once its message is in the ring. The rank may then wait for something else.
+void Messenger::mind_leaving() {
+  const bool minds = leaving_ != 0 && !closed_;
+  if (minds == minds_leaving_) return;
+  minds_leaving_ = minds;
+  Progress &progress = group_->world().progress();
+  if (minds) {
+    progress.began(*this);
+    progress.insist();
+  } else {
+    progress.relent();
+    progress.ended(*this);
+  }
+}
+
+void Messenger::flush() {
+  const Lock lock(mutex_);
+  const Deadline deadline = Deadline::after_ms(kPartingMs);
+  for (Remote &remote : remote_)
+    if (remote.ring) remote.ring->flush(deadline);
 }
 
 void Messenger::close() {
+  if (group_->ends_well()) flush();
   const Lock lock(mutex_);
-  for (Remote &remote : remote_) {
-    if (remote.ring && !closed_ && !group_failed()) remote.ring->flush();
-    remote.ring.reset();
-  }
+  for (Remote &remote : remote_) remote.ring.reset();
+  mind_leaving();
 }
 
 RingResult Messenger::put(int peer, const Record &record, size_t *taken) {

@@ -119,6 +119,8 @@ void Messenger::abort_all() {
 
 // Drops transfers whose handles are gone, without an error: the group can no longer be asked for the cause.
 Messenger::~Messenger() {
+  for (Remote &remote : remote_) remote.ring.reset();
+  mind_leaving();
   const auto drop = [&](Transfer *transfer) {
     withdraw(*transfer);
     if (!transfer->work) return;

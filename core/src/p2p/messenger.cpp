@@ -83,6 +83,7 @@ void Messenger::leave(Lock &lock) {
     group_->raise_in_flight(failure.operation, 0);  // makes the group note that the cause is being reported
     abort_all();
   }
+  mind_leaving();
   const bool others = std::exchange(completed_, false);
   lock.unlock();
   if (others) wake(self_);

@@ -31,6 +31,7 @@ class Messenger final : public Attachment, public ProgressSource {
   void begin_area_at(char *area, uint32_t first) override;
   void open(const std::vector<char *> &areas) override;
   void on_failed() override;
+  void flush() override;
   void close() override;
   std::vector<ProgressSource *> progress_sources() override { return {this}; }
   bool advance_pending() override;
@@ -81,6 +82,7 @@ class Messenger final : public Attachment, public ProgressSource {
   bool is_remote(int peer) const { return remote_[peer].is_elsewhere; }
   void begin_with(int peer);  // PHX_ANY_RANK: with all
   bool advance_remote(int peer);
+  void mind_leaving();  // lets the thread of the world see to what is on its way out
   void carry(Transfer &transfer);
   // What wakes this rank when ranks of other hosts do something is not what wakes it when one of this host does.
   void sleep_between_hosts(const Transfer &transfer, const SharedWord &doorbell, uint32_t rings,
@@ -154,16 +156,17 @@ class Messenger final : public Attachment, public ProgressSource {
     bool is_elsewhere = false;         // on another host
     std::unique_ptr<RemoteRing> ring;  // made when it is first used
     int64_t lost_ns = 0;               // since when its connection is lost
-    int64_t left_ns = 0;               // since when it has left, and how often this rank has looked since
-    int looks = 0;
+    Parting parting;                   // once it has left
   };
   std::vector<Outbound> outbound_;
   std::vector<Inbound> inbound_;
   mutable std::vector<Remote> remote_;
   Matcher matcher_;
-  NumberedTransfers announced_;       // sends with an RTS and no CTS, except one whose eager part is still in the queue
-  NumberedTransfers filling_;         // matched receives that are not complete and have no CTS left to send
-  int sending_ = 0;                   // peers for which something is to be pushed
+  NumberedTransfers announced_;  // sends with an RTS and no CTS, except one whose eager part is still in the queue
+  NumberedTransfers filling_;    // matched receives that are not complete and have no CTS left to send
+  int sending_ = 0;              // peers for which something is to be pushed
+  size_t leaving_ = 0;           // records for other hosts that are on their way out
+  bool minds_leaving_ = false;
   bool closed_ = false;               // the group failed: nothing moves any more
   bool completed_ = false;            // whether a transfer was completed since the lock was taken
   std::optional<ErrorInfo> failure_;  // detected since the lock was taken

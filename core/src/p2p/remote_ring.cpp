@@ -6,10 +6,11 @@
 
 namespace phx {
 
-RemoteRing::RemoteRing(Net &net, int peer, uint32_t first, size_t credit)
+RemoteRing::RemoteRing(Net &net, int peer, uint32_t first, size_t credit, size_t *leaving)
     : net_(net),
       peer_(peer),
       credit_(credit),
+      leaving_(leaving),
       charged_(first),
       known_returned_(first),
       peer_charged_(first),
@@ -24,9 +25,8 @@ void RemoteRing::post(uint32_t number) {
   buffer.transfers.recv_some(peer_, record_name(number), buffer.memory.data(), sizeof(RecordHeader) + kEagerBytes);
 }
 
-void RemoteRing::flush() {
-  constexpr int64_t kFlushMs = 1000;
-  Backoff(20, 1000).until(Deadline::after_ms(kFlushMs), [&] {
+void RemoteRing::flush(const Deadline &deadline) {
+  Backoff(20, 1000).until(deadline, [&] {
     for (const auto &buffer : out_)
       if (buffer->transfers.poll() == PHX_IN_PROGRESS) return false;
     return true;
@@ -37,6 +37,7 @@ bool RemoteRing::has_room() {
   while (!out_.empty() && out_.front()->transfers.poll() == PHX_OK) {
     free_.push_back(std::move(out_.front()));
     out_.pop_front();
+    --*leaving_;
   }
   return out_.size() < kSending;
 }
@@ -45,6 +46,7 @@ void RemoteRing::write(const Record &record) {
   if (free_.empty()) free_.push_back(std::make_unique<Buffer>(net_));
   out_.push_back(std::move(free_.back()));
   free_.pop_back();
+  ++*leaving_;
   Buffer &buffer = *out_.back();
   auto *const header = reinterpret_cast<RecordHeader *>(buffer.memory.data());
   new (header) RecordHeader{};
@@ -57,6 +59,7 @@ void RemoteRing::write(const Record &record) {
   copy_bytes(header + 1, record.data, record.bytes);
   buffer.transfers.send(peer_, record_name(written_), header, sizeof *header + record.bytes);
   ++written_;
+  has_room();  // most have left by now
 }
 
 RingResult RemoteRing::put(const Record &record, size_t *taken) {
@@ -91,6 +94,7 @@ void RemoteRing::tell_credit() {
 }
 
 phx_status RemoteRing::advance(bool *moved) {
+  has_room();
   tell_credit();
   while (come_ - taken_ < kPosted) {
     const phx_status status = in_[come_ % kPosted]->transfers.poll();

@@ -19,10 +19,14 @@ class RemoteRing {
  public:
   static constexpr size_t kEagerBytes = size_t{8} << 10;
 
-  // `first`: where the counts of credit begin, and `credit`: the limit of both directions.
-  RemoteRing(Net &net, int peer, uint32_t first, size_t credit);
-  // Lets what was sent go, for a second at most.
-  void flush();
+  // `first`: where the counts of credit begin, and `credit`: the limit of both directions. *leaving: how many records
+  // of all rings are on their way out of this process.
+  RemoteRing(Net &net, int peer, uint32_t first, size_t credit, size_t *leaving);
+  ~RemoteRing() { *leaving_ -= out_.size(); }
+  RemoteRing(const RemoteRing &) = delete;
+  RemoteRing &operator=(const RemoteRing &) = delete;
+  // Lets what was sent go.
+  void flush(const Deadline &deadline);
 
   // As of RingWriter. record.bytes is at most kEagerBytes.
   RingResult put(const Record &record, size_t *taken);
@@ -68,6 +72,7 @@ class RemoteRing {
   Net &net_;
   const int peer_;
   const size_t credit_;
+  size_t *const leaving_;
   std::array<std::unique_ptr<Buffer>, kPosted> in_;
   std::deque<std::unique_ptr<Buffer>> out_;
   std::vector<std::unique_ptr<Buffer>> free_;

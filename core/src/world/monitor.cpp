@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <iterator>
 #include <new>
 
 #include "base/error.h"
@@ -160,7 +159,7 @@ void Monitor::on_wake() {
 void Monitor::after_events(bool any) {
   const int64_t now = now_ns();
   if (now >= redial_ns_.load()) redial();
-  if (now >= chore_ns_.load()) do_chores();
+  if (now >= chore_ns_.load()) do_chore();
   if (any || caught_up_ == woken_) return;
   std::lock_guard<std::mutex> lock(mutex_);
   caught_up_ = woken_;
@@ -559,28 +558,15 @@ void Monitor::catch_up() {
   changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return caught_up_ >= mine || stopping_.load(); });
 }
 
-void Monitor::attend(std::function<bool()> chore) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    chores_.push_back(std::move(chore));
-  }
+void Monitor::begin_chore() {
   chore_ns_.store(0);
   wake();
 }
 
-void Monitor::do_chores() {
+void Monitor::do_chore() {
   constexpr int64_t kPauseNs = 1000 * 1000;
-  std::vector<std::function<bool()>> chores;
-  chore_ns_.store(INT64_MAX);  // before the calls: one that ends may be given anew at once
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    chores.swap(chores_);
-  }
-  chores.erase(std::remove_if(chores.begin(), chores.end(), [](const auto &chore) { return !chore(); }), chores.end());
-  if (chores.empty()) return;
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::move(chores.begin(), chores.end(), std::back_inserter(chores_));
-  chore_ns_.store(now_ns() + kPauseNs);
+  chore_ns_.store(INT64_MAX);  // before the call: it may be begun again as soon as it has ended
+  if (chore_()) chore_ns_.store(now_ns() + kPauseNs);
 }
 
 void Monitor::poke() {

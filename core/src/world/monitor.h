@@ -82,8 +82,9 @@ class Monitor : private EventLoop {
   // Waits for a short time at most until all messages that have arrived by now are read.
   void catch_up();
   void poke();  // makes waiters look at their `interrupted`
-  // Has the thread call `chore` every millisecond until that returns false.
-  void attend(std::function<bool()> chore);
+  // begin_chore() has the thread call `chore` every millisecond until that returns false. Set before the start.
+  void set_chore(std::function<bool()> chore) { chore_ = std::move(chore); }
+  void begin_chore();
 
  private:
   static constexpr int64_t kHandshakeMs = 5000;
@@ -124,7 +125,7 @@ class Monitor : private EventLoop {
   void begin_dial(const PeerRecord &peer, bool only_asks);
   void after_step(HostDial &dial, HostDial::Step step, int watched);  // with the mutex held
   void redial();
-  void do_chores();
+  void do_chore();
   void keep(const LinkRef &link);  // with the mutex held
   void read_link(const LinkRef &link);
   void deliver(const LinkRef &link, Message &&message);
@@ -142,8 +143,8 @@ class Monitor : private EventLoop {
   uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
   uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
   std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection to another host is to be tried again
-  std::vector<std::function<bool()>> chores_;
-  std::atomic<int64_t> chore_ns_{INT64_MAX};  // when they are to be called
+  std::function<bool()> chore_;
+  std::atomic<int64_t> chore_ns_{INT64_MAX};  // when it is to be called
   std::map<int, Fd> pending_;                 // strangers by descriptor; the thread's own, like those of other hosts
   std::map<int, std::unique_ptr<HostStranger>> pending_hosts_;
   std::map<int, LinkRef> by_fd_;                          // socket and pidfd

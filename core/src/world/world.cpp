@@ -55,10 +55,9 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   world->allows_fences_ = allow_fences();
   world->cpu_quota_ = phx::cpu_quota();
   begin_tick_scale();
-  if ((params.flags & PHX_WORLD_PROGRESS) != 0) {
-    World *const self = world.get();  // which outlives its monitor's thread
-    self->progress_.set_attendant([self] { self->monitor_.attend([self] { return self->progress_.step(); }); });
-  }
+  World *const self = world.get();  // which outlives its monitor's thread
+  self->monitor_.set_chore([self] { return self->progress_.step(); });
+  self->progress_.set_attendant([self] { self->monitor_.begin_chore(); }, (params.flags & PHX_WORLD_PROGRESS) != 0);
   const phx_status status = world->monitor_.start();
   if (status != PHX_OK) return status;
   *out = std::move(world);
