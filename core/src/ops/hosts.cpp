@@ -10,11 +10,15 @@ namespace phx {
 
 // ---- heads
 
-Heads::Heads(const Plan &plan) : net_(*plan.net), hosts_(plan.net->group().hosts()), transfers_(*plan.net) {
-  if (leads()) memory_ = Scratch(net_, kBytes * static_cast<size_t>(hosts_.count()));
+Heads::Heads(const Plan &plan)
+    : net_(*plan.net),
+      hosts_(plan.net->group().hosts()),
+      bytes_(sizeof(Head) + head_room(hosts_)),
+      transfers_(*plan.net) {
+  if (leads()) memory_ = Scratch(net_, bytes_ * static_cast<size_t>(hosts_.count()));
 }
 
-char *Heads::data(int host) { return memory_.data() + kBytes * static_cast<size_t>(host) + sizeof(Head); }
+char *Heads::data(int host) { return memory_.data() + bytes_ * static_cast<size_t>(host) + sizeof(Head); }
 
 void Heads::begin(const Operation &operation, const MessageName &name, const std::vector<size_t> &bytes) {
   if (begun_ || !leads()) return;
@@ -23,11 +27,12 @@ void Heads::begin(const Operation &operation, const MessageName &name, const std
   expected_.resize(hosts_.count(), 0);
   const size_t own = expected_[hosts_.own()];
   const Head head{operation.record, static_cast<uint32_t>(own), {}};
-  std::memcpy(memory_.data() + kBytes * static_cast<size_t>(hosts_.own()), &head, sizeof head);
+  const auto place = [&](int host) { return data(host) - sizeof head; };
+  std::memcpy(place(hosts_.own()), &head, sizeof head);
   for (int i = 1; i < hosts_.count(); ++i) {
     const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, 0);
-    transfers_.recv_some(rank, name, memory_.data() + kBytes * static_cast<size_t>(host), kBytes);
-    transfers_.send(rank, name, memory_.data() + kBytes * static_cast<size_t>(hosts_.own()), sizeof head + own);
+    transfers_.recv_some(rank, name, place(host), bytes_);
+    transfers_.send(rank, name, place(hosts_.own()), sizeof head + own);
   }
 }
 
@@ -53,7 +58,7 @@ phx_status Heads::compare(const Operation &operation) {
       return net_.group().raise_mismatch(name_of(operation.record), operation.sequence, rank, head.record,
                                          operation.record);
     if (kind_of(head.record) != Kind::kRefused) continue;  // the other host tells why this one refused
-    const std::string why(data(host), strnlen(data(host), std::min<size_t>(head.bytes, kWithHead)));
+    const std::string why(data(host), strnlen(data(host), std::min<size_t>(head.bytes, head_room(hosts_))));
     return net_.group().raise_refusal(name_of(operation.record), operation.sequence, rank, net_.group().group_rank(),
                                       operation.record, why);
   }
@@ -88,7 +93,7 @@ class WithHeads final : public Operation {
       size_t &all = bytes_[hosts_.of(rank)];
       all = reduces() ? own_bytes(rank) : all + own_bytes(rank);
     }
-    if (kind == Kind::kRefused) bytes_[hosts_.own()] = std::min(why_.size() + 1, kWithHead);
+    if (kind == Kind::kRefused) bytes_[hosts_.own()] = std::min(why_.size() + 1, head_room(hosts_));
     size_t total = 0;
     for (const size_t bytes : bytes_) total += bytes;
     reach = rounds == 1 ? 0 : std::max(in_bytes_, total);
@@ -114,12 +119,17 @@ class WithHeads final : public Operation {
     const phx_status status = heads_.poll(*this);
     if (status != PHX_OK || rounds != 1 || round != 1 || done_) return status;
     done_ = true;
-    if (kind_ == Kind::kRefused) return PHX_OK;
-    size_t total = 0;
-    for (const size_t bytes : bytes_) total += bytes;
-    const Scratch result(*net, std::max<size_t>(total, 1));
-    finish(result.data());
-    take_result(result.data());
+    if (kind_ == Kind::kReduceScatter || kind_ == Kind::kReduceScatterV) {
+      const Scratch sums(*net, std::max<size_t>(bytes_[0], 1));
+      finish(sums.data());
+      take_result(sums.data());
+    } else if (kind_ == Kind::kAllReduce || (kind_ == Kind::kReduce && group_.group_rank() == root_)) {
+      finish(b_.out);
+    } else if (kind_ == Kind::kBroadcast) {
+      take_result(heads_.data(hosts_.of(root_)));
+    } else if (kind_ == Kind::kAllGather || kind_ == Kind::kAllGatherV) {
+      for (int host = 0; host < hosts_.count(); ++host) take_blocks(host, heads_.data(host));
+    }
     return PHX_OK;
   }
   std::vector<int> late() const override { return heads_.late(); }
@@ -200,6 +210,17 @@ class WithHeads final : public Operation {
     }
   }
 
+  // The blocks of the ranks of that host. Returns where those of the next one lie.
+  const char *take_blocks(int host, const char *from) const {
+    for (int i = 0; i < hosts_.size(host); ++i) {
+      const int rank = hosts_.rank(host, i);
+      out_.each(rank, 0, out_.count(rank),
+                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, from + done, bytes); });
+      from += out_.count(rank) * b_.item;
+    }
+    return from;
+  }
+
   void take_result(const char *from) const {
     const int self = group_.group_rank();
     switch (kind_) {
@@ -218,13 +239,7 @@ class WithHeads final : public Operation {
       }
       case Kind::kAllGather:
       case Kind::kAllGatherV:
-        for (int host = 0; host < hosts_.count(); ++host)
-          for (int i = 0; i < hosts_.size(host); ++i) {
-            const int rank = hosts_.rank(host, i);
-            out_.each(rank, 0, out_.count(rank),
-                      [&](char *to, size_t done, size_t bytes) { copy_bytes(to, from + done, bytes); });
-            from += out_.count(rank) * b_.item;
-          }
+        for (int host = 0; host < hosts_.count(); ++host) from = take_blocks(host, from);
         return;
       default: return;
     }
@@ -326,7 +341,9 @@ OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buff
     case Kind::kScatter: return make_hosts_pairs(kind, plan, buffers, root);
     default: break;
   }
-  if (with_head <= kWithHead && result <= plan.lane.slot_bytes())
+  const Hosts &hosts = group.hosts();
+  const size_t room = head_room(hosts) / (is_pair(hosts) || traits_of(kind).reduces ? 1 : 2);
+  if (with_head <= room && result <= plan.lane.slot_bytes())
     return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
   switch (kind) {
     case Kind::kAllReduce: return make_hosts_reduce(plan, buffers, reduction, -1);

@@ -15,8 +15,10 @@
 
 namespace phx {
 
-// The most data that travels with a head, from one host.
-inline constexpr size_t kWithHead = size_t{8} << 10;
+// Whether these are two hosts with one rank each, which work from and into the buffers of their callers.
+inline bool is_pair(const Hosts &hosts) { return hosts.count() == 2 && hosts.size(0) + hosts.size(1) == 2; }
+// The most data that travels with a head, from one host. It is copied more often than data in a message of its own.
+inline size_t head_room(const Hosts &hosts) { return size_t{is_pair(hosts) ? 64u : 16u} << 10; }
 // Larger data moves in chunks, several of which may travel at the same time.
 inline constexpr uint32_t kWindows = 2;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;  // of a slot that a chunk uses at most
@@ -29,7 +31,7 @@ class Heads {
  public:
   explicit Heads(const Plan &plan);
   bool leads() const { return hosts_.local_rank() == 0; }
-  // Room for this host's data, at most kWithHead bytes; and that of another host, once `poll` has returned PHX_OK.
+  // Room for this host's data, at most head_room bytes; and that of another host, once `poll` has returned PHX_OK.
   char *own() { return data(hosts_.own()); }
   char *data(int host);
   // `bytes`: of data, for each host; none if the list is empty.
@@ -45,12 +47,11 @@ class Heads {
     uint32_t reserved[9];
   };
   static_assert(sizeof(Head) == kLine);
-  static constexpr size_t kBytes = sizeof(Head) + kWithHead;
-
   phx_status compare(const Operation &operation);
 
   Net &net_;
   const Hosts &hosts_;
+  const size_t bytes_;  // of a head and its room
   Scratch memory_;
   std::vector<size_t> expected_;
   bool begun_ = false, compared_ = false;
