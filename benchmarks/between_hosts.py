@@ -4,7 +4,8 @@
 
 The hosts are two network namespaces of this machine, joined by a pair of virtual cards; making them needs root. Each
 has one rank, and then two, pinned to the cores in turn. Every round starts each library once, in an order drawn anew,
-in processes of its own; each of them measures all sizes. What is compared are ratios within a round. A result is the
+in processes of its own; each of them measures all sizes. What is compared are ratios within a round. Rounds are short
+and many: cores of a busy host change their speed for seconds at a time. A result is the
 median
 over the rounds of the slowest rank's median.
 
@@ -528,7 +529,7 @@ def measure_all(options: argparse.Namespace) -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="")
     parser.add_argument("--build", default="build", help="a folder with libphalanx.so")
     parser.add_argument("--before", default="", help="another one, to compare two builds")
@@ -539,7 +540,7 @@ def main() -> int:
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES))
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--ops", default=",".join(OPS))
-    parser.add_argument("--seconds", type=float, default=0.2, help="for each size, at most")
+    parser.add_argument("--seconds", type=float, default=0.04, help="for each size, at most")
     parser.add_argument("--gloo-rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--gloo-size", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()

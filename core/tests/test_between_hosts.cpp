@@ -57,6 +57,30 @@ void run(const Member &member, const Case &c, Part &part) {
   if (!wrong.empty()) check::failed(__FILE__, __LINE__, wrong);
 }
 
+void run_every_collective(const Shape &shape, const members::Setup &setup) {
+  with_hosts(shape, setup, {}, [&](const Member &member, phx_world *) {
+    Part part;
+    Draw draw(7);
+    for (int what = 0; what < collective::kWhats; ++what)
+      for (int where = 0; where < collective::kWheres; ++where)
+        for (const size_t count : {size_t{0}, size_t{1}, size_t{100}, size_t{700}, size_t{5000}}) {
+          Case c;
+          c.what = static_cast<What>(what);
+          c.where = static_cast<Where>(where);
+          if (c.where == Where::kSymmetric) continue;
+          for (const bool in_place : {false, true}) {
+            c.in_place = in_place;
+            c.dtype = static_cast<int32_t>(PHX_DTYPE_F16 + draw.below(reference::kLastDtype));
+            c.op = static_cast<int32_t>(PHX_OP_SUM + draw.below(reference::kLastOp));
+            c.count = count;
+            c.root = static_cast<int>(draw.below(member.ranks.size()));
+            c.seed = draw.next();
+            if (possible(c)) run(member, c, part);
+          }
+        }
+  });
+}
+
 // Waits for other ranks by other means than ours.
 void meet(std::atomic<size_t> *met, size_t all) {
   ++*met;
@@ -68,29 +92,9 @@ void meet(std::atomic<size_t> *met, size_t all) {
 }
 
 TEST(every_collective_and_dtype) {
-  for (const Shape &shape : kShapes) {
-    with_hosts(shape, members::kTiny, {}, [&](const Member &member, phx_world *) {
-      Part part;
-      Draw draw(7);
-      for (int what = 0; what < collective::kWhats; ++what)
-        for (int where = 0; where < collective::kWheres; ++where)
-          for (const size_t count : {size_t{0}, size_t{1}, size_t{100}, size_t{700}, size_t{5000}}) {
-            Case c;
-            c.what = static_cast<What>(what);
-            c.where = static_cast<Where>(where);
-            if (c.where == Where::kSymmetric) continue;
-            for (const bool in_place : {false, true}) {
-              c.in_place = in_place;
-              c.dtype = static_cast<int32_t>(PHX_DTYPE_F16 + draw.below(reference::kLastDtype));
-              c.op = static_cast<int32_t>(PHX_OP_SUM + draw.below(reference::kLastOp));
-              c.count = count;
-              c.root = static_cast<int>(draw.below(member.ranks.size()));
-              c.seed = draw.next();
-              if (possible(c)) run(member, c, part);
-            }
-          }
-    });
-  }
+  for (const Shape &shape : kShapes) run_every_collective(shape, members::kTiny);
+  // With slots of the usual size much of it travels with the heads.
+  for (const Shape &shape : {kShapes[0], kShapes[1], kShapes[3]}) run_every_collective(shape, members::kUsual);
 }
 
 // Many calls in flight, waited for in another order on some ranks; the inputs are destroyed when they may be.
