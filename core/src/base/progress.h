@@ -45,13 +45,6 @@ class Progress {
     always_ = always;
   }
   bool step();
-  // Of a pending operation: it must go on though this rank calls nothing.
-  void insist() {
-    ++insisted_;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    call_attendant();
-  }
-  void relent() { --insisted_; }
   // To be called once for each source, before its first operation.
   void add(const std::shared_ptr<ProgressSource> &source);
   void began(ProgressSource &source) {
@@ -65,6 +58,17 @@ class Progress {
   void ended(ProgressSource &source) {
     source.pending_.fetch_sub(1, std::memory_order_relaxed);
     pending_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  // The same for an operation that must go on though this rank calls nothing.
+  void insist(ProgressSource &source) {
+    began(source);
+    ++insisted_;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    call_attendant();
+  }
+  void relent(ProgressSource &source) {
+    --insisted_;
+    ended(source);
   }
   bool pending() const { return pending_.load(std::memory_order_relaxed) > 0; }
   // Advances the listed sources except `caller`, which holds its own lock. Returns whether any advanced.

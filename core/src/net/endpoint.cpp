@@ -41,8 +41,7 @@ phx_status Endpoint::open(void *self) {
 
 void Endpoint::end_rest() {
   rest_ = false;
-  progress_.relent();
-  progress_.ended(*this);
+  progress_.relent(*this);
 }
 
 Endpoint::~Endpoint() {
@@ -129,8 +128,7 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
 void Endpoint::look_behind() {
   if (rest_ || ops_.unsent == nullptr || ops_.unsent(endpoint_) == 0) return;
   rest_ = true;
-  progress_.began(*this);
-  progress_.insist();
+  progress_.insist(*this);
 }
 
 void Endpoint::cancel(std::vector<Carried> *list, bool receives) {

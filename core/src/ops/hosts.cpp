@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "group/lane.h"
@@ -111,7 +112,9 @@ class WithHeads final : public Operation {
       if (heads_.leads()) pack(lane, epoch);
       return PHX_OK;
     }
-    take_result(lane.data(0, epoch));
+    const char *const result = lane.data(0, epoch);
+    take_result(result,
+                [&](int host) { return result + std::accumulate(bytes_.begin(), bytes_.begin() + host, size_t{0}); });
     return PHX_OK;
   }
 
@@ -119,17 +122,9 @@ class WithHeads final : public Operation {
     const phx_status status = heads_.poll(*this);
     if (status != PHX_OK || rounds != 1 || round != 1 || done_) return status;
     done_ = true;
-    if (kind_ == Kind::kReduceScatter || kind_ == Kind::kReduceScatterV) {
-      const Scratch sums(*net, std::max<size_t>(bytes_[0], 1));
-      finish(sums.data());
-      take_result(sums.data());
-    } else if (kind_ == Kind::kAllReduce || (kind_ == Kind::kReduce && group_.group_rank() == root_)) {
-      finish(b_.out);
-    } else if (kind_ == Kind::kBroadcast) {
-      take_result(heads_.data(hosts_.of(root_)));
-    } else if (kind_ == Kind::kAllGather || kind_ == Kind::kAllGatherV) {
-      for (int host = 0; host < hosts_.count(); ++host) take_blocks(host, heads_.data(host));
-    }
+    char *const sums = kind_ == Kind::kAllReduce ? b_.out : heads_.own();
+    if (reduces()) finish(sums);
+    take_result(sums, [&](int host) { return heads_.data(host); });
     return PHX_OK;
   }
   std::vector<int> late() const override { return heads_.late(); }
@@ -210,36 +205,35 @@ class WithHeads final : public Operation {
     }
   }
 
-  // The blocks of the ranks of that host. Returns where those of the next one lie.
-  const char *take_blocks(int host, const char *from) const {
-    for (int i = 0; i < hosts_.size(host); ++i) {
-      const int rank = hosts_.rank(host, i);
-      out_.each(rank, 0, out_.count(rank),
-                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, from + done, bytes); });
-      from += out_.count(rank) * b_.item;
-    }
-    return from;
-  }
-
-  void take_result(const char *from) const {
+  // `sums`: of a collective that reduces; else from_host(i): what host i has brought.
+  template <class FromHost>
+  void take_result(const char *sums, FromHost from_host) const {
     const int self = group_.group_rank();
     switch (kind_) {
       case Kind::kReduce:
         if (self != root_) return;
         [[fallthrough]];
-      case Kind::kAllReduce: return copy_bytes(b_.out, from, b_.count * b_.item);
+      case Kind::kAllReduce: return copy_bytes(b_.out, sums, b_.count * b_.item);
       case Kind::kBroadcast:
-        if (self != root_) copy_bytes(b_.out, from, b_.count * b_.item);
+        if (self != root_) copy_bytes(b_.out, from_host(hosts_.of(root_)), b_.count * b_.item);
         return;
       case Kind::kReduceScatter:
       case Kind::kReduceScatterV: {
         size_t before = 0;
         for (int i = 0; i < self; ++i) before += in_.count(i);
-        return copy_bytes(b_.out, from + before * b_.item, in_.count(self) * b_.item);
+        return copy_bytes(b_.out, sums + before * b_.item, in_.count(self) * b_.item);
       }
       case Kind::kAllGather:
       case Kind::kAllGatherV:
-        for (int host = 0; host < hosts_.count(); ++host) from = take_blocks(host, from);
+        for (int host = 0; host < hosts_.count(); ++host) {
+          const char *from = from_host(host);
+          for (int i = 0; i < hosts_.size(host); ++i) {
+            const int rank = hosts_.rank(host, i);
+            out_.each(rank, 0, out_.count(rank),
+                      [&](char *to, size_t done, size_t bytes) { copy_bytes(to, from + done, bytes); });
+            from += out_.count(rank) * b_.item;
+          }
+        }
         return;
       default: return;
     }

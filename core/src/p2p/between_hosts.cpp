@@ -30,13 +30,7 @@ void Messenger::mind_leaving() {
   if (minds == minds_leaving_) return;
   minds_leaving_ = minds;
   Progress &progress = group_->world().progress();
-  if (minds) {
-    progress.began(*this);
-    progress.insist();
-  } else {
-    progress.relent();
-    progress.ended(*this);
-  }
+  minds ? progress.insist(*this) : progress.relent(*this);
 }
 
 void Messenger::flush() {
