@@ -20,14 +20,10 @@ namespace {
 constexpr size_t kMaxName = 255;
 
 // Creates the attachments of every group.
-std::vector<std::unique_ptr<phx::Attachment>> attach_all(phx::Group &group) {
-  std::vector<std::unique_ptr<phx::Attachment>> all;  // by AttachmentKind
-  all.push_back(std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make));
-  all.push_back(std::make_unique<phx::GpuGroup>(group));
-  all.push_back(std::make_unique<phx::Net>(group));
-  all.push_back(std::make_unique<phx::Messenger>(group));
-  all.push_back(std::make_unique<phx::Collectives>(group));
-  return all;
+phx::Attachments attach_all(phx::Group &group) {
+  return {std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make), std::make_unique<phx::GpuGroup>(group),
+          std::make_unique<phx::Net>(group), std::make_unique<phx::Messenger>(group),
+          std::make_unique<phx::Collectives>(group)};
 }
 
 phx_status check_name(const char *operation, const char *name) {

@@ -56,13 +56,17 @@ void sleep_while(const SharedWord &word, uint32_t seen, int64_t ns) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &timeout, nullptr, 0);
 }
 
+std::atomic<bool> fences_allowed{false};
+
 void fence_others() { syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
 
 bool allow_fences() {
   const long known = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
-  return known > 0 && (known & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
-         syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 &&
-         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+  const bool allowed = known > 0 && (known & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
+                       syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0 &&
+                       syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+  fences_allowed.store(allowed, std::memory_order_relaxed);
+  return allowed;
 }
 
 uint32_t current_core() {

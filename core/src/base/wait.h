@@ -194,6 +194,8 @@ void wake_all(const SharedWord &word);
 
 // Registers this process for the fences of others (membarrier). False if the kernel or the container lacks them.
 bool allow_fences();
+extern std::atomic<bool> fences_allowed;  // by the last call of allow_fences
+inline bool fences_are_allowed() { return fences_allowed.load(std::memory_order_relaxed); }
 // Every thread of every registered process passes a full fence between the call and the return.
 void fence_others();
 

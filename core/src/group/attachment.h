@@ -3,6 +3,7 @@
 // constructor (GroupParams::attach), calls them when it opens, fails and ends, and knows nothing else about them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -48,7 +49,8 @@ class Attachment {
 
 class Group;
 
-// Creates the attachments of a group, by kind.
-using AttachTo = std::vector<std::unique_ptr<Attachment>> (*)(Group &group);
+using Attachments = std::array<std::unique_ptr<Attachment>, kAttachmentKinds>;  // by kind
+// Creates the attachments of a group.
+using AttachTo = Attachments (*)(Group &group);
 
 }  // namespace phx

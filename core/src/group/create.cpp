@@ -91,8 +91,10 @@ phx_status read_first_count(uint32_t *out) {
 }  // namespace
 
 Group::Group(std::shared_ptr<World> world, GroupParams params)
-    : world_(std::move(world)), params_(std::move(params)), interruptions_(params_.ranks.size() + kReportWords) {
-  for (uint32_t i = 0; i < world_->channels(); ++i) lanes_.emplace_back();
+    : world_(std::move(world)),
+      params_(std::move(params)),
+      lanes_(world_->channels()),
+      interruptions_(params_.ranks.size() + kReportWords) {
   attachments_ = params_.attach(*this);
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -270,13 +269,15 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   bool watched_ = false;
   Hosts hosts_;
   std::vector<SharedMappingRef> segments_;  // by group rank; NULL for ranks of other hosts
-  std::deque<Lane> lanes_;
+  // What every call uses lies side by side.
+  std::vector<Lane> lanes_;  // one for each channel
+  Attachments attachments_;
+  std::atomic<int32_t> failed_{0};
   bool fenced_by_sleepers_ = false;
   uint32_t first_count_ = 0;
   int cores_ = 1;  // how many its ranks on this host may use together
   Published<Tuning> tuning_;
 
-  std::atomic<int32_t> failed_{0};
   PageWords interruptions_;  // by group rank; then kReportWords
   // The same words for the lanes, by position on this host. Only a group that spans hosts has them.
   std::unique_ptr<std::atomic<int32_t>[]> lane_interruptions_;
@@ -295,7 +296,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t agreements_ = 0;  // counts agreements, and the next splits: the same on all ranks that take part
   uint64_t splits_ = 0;
 
-  std::vector<std::unique_ptr<Attachment>> attachments_;  // by kind
 };
 
 template <class T>

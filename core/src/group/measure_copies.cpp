@@ -25,20 +25,15 @@ constexpr uint32_t kChunks = 5;    // of a trial; the first two bring the caches
 constexpr uint32_t kUntimed = 2;
 constexpr double kGain = 0.9;      // what replaces the choice by features must take less than this part of its time
 constexpr double kHopeless = 1.6;  // what takes this much longer than the best in the first round is not tried again
-constexpr double kSlowAround = 3;
 constexpr int kRounds = 8;  // if time allows
 constexpr size_t kPage = 4096;
 constexpr double kNever = 1e30;
 
 constexpr uint32_t kOver = uint32_t{1} << 30;  // in place of the number of a trial: there will be no more
 
-enum Pattern : uint32_t { kOneWay = 1, kSwap };
-
 struct Trial {
-  Pattern pattern;
-  Copy put, read;  // kSwap: both exchange with `put`
+  Copy put, read;
   size_t bytes;
-  bool streaming;  // kSwap
 };
 
 // Lies at the beginning of the third slot. Counters only grow.
@@ -104,14 +99,9 @@ class Measuring {
     done_ += kChunks;
     for (uint32_t i = 0; i < kChunks; ++i) {
       if (i == kUntimed) begin_ns_ = now_ns();
-      const bool swaps = trial.pattern == kSwap;
-      // The writer fills a slot once it has been read, and a swap is of the slot that the other has left.
-      const uint32_t needed = swaps ? i : leads_ ? (i < 2 ? 0 : i - 1) : i + 1;
+      const uint32_t needed = leads_ ? (i < 2 ? 0 : i - 1) : i + 1;  // the writer fills a slot once it has been read
       if (!await(theirs_, before + needed)) return false;
-      if (swaps)
-        kernels::exchange_with(trial.put, out_, slots_[(i + (leads_ ? 0 : 1)) % 2], source_, trial.bytes,
-                               trial.streaming);
-      else if (leads_)
+      if (leads_)
         kernels::copy_with(trial.put, slots_[i % 2], source_, trial.bytes);
       else
         kernels::copy_with(trial.read, out_, slots_[i % 2], trial.bytes);
@@ -159,54 +149,28 @@ class Measuring {
     return true;
   }
 
-  // The result of this exchange is small and stays in the cache, as those for which it is meant do not. So what
-  // bypasses the cache may be slower here. On some processors it is eight times as slow, because other stores come
-  // between.
-  bool settle_around(Copy *chosen, size_t bytes) {
-    if (!kernels::copy_is_for(Copy::kString, CopyUse::kExchangeAround)) return false;
-    double string = kNever, around = kNever;
-    for (int i = 0; i < 2; ++i) {
-      string = std::min(string, time({kSwap, Copy::kString, Copy::kString, bytes, false}));
-      around = std::min(around, time({kSwap, Copy::kPages, Copy::kPages, bytes, true}));
-    }
-    if (string == kNever || around == kNever) return false;
-    *chosen = around > kSlowAround * string ? Copy::kString : Copy::kPages;
-    return true;
-  }
-
   // The sizes of most chunks come first.
   bool choose(CopyPlan *plan) {
-    constexpr size_t kMany = size_t{128} << 10, kFew = size_t{32} << 10, kHalf = kMany / 2;
+    constexpr size_t kMany = size_t{128} << 10, kFew = size_t{32} << 10;
     Copy &many = plan->at(CopyUse::kAny, copy_class(kMany)), &few = plan->at(CopyUse::kAny, copy_class(kFew));
     Copy &put_many = plan->at(CopyUse::kPutOneWay, copy_class(kMany));
     Copy &put_few = plan->at(CopyUse::kPutOneWay, copy_class(kFew));
     Copy &read = plan->at(CopyUse::kReadOneWay, copy_class(kMany));
-    Copy &swap = plan->at(CopyUse::kExchange, copy_class(kHalf));
-    bool any = settle(CopyUse::kAny, kMany, 0.2, &many, [&](Copy c) { return Trial{kOneWay, c, c, kMany, false}; });
-    any |= settle(CopyUse::kPutOneWay, kMany, 0.25, &put_many, [&](Copy c) {
-      return Trial{kOneWay, c, many, kMany, false};
+    bool any = settle(CopyUse::kAny, kMany, 0.25, &many, [&](Copy c) { return Trial{c, c, kMany}; });
+    any |= settle(CopyUse::kPutOneWay, kMany, 0.3, &put_many, [&](Copy c) {
+      return Trial{c, many, kMany};
     });
-    any |= settle(CopyUse::kExchange, kHalf, 0.2, &swap, [&](Copy c) { return Trial{kSwap, c, c, kHalf, false}; });
-    any |= settle_around(&plan->at(CopyUse::kExchangeAround, 0), kFew);
-    any |= settle(CopyUse::kReadOneWay, kMany, 0.15, &read, [&](Copy c) {
-      return Trial{kOneWay, put_many, c, kMany, false};
+    any |= settle(CopyUse::kReadOneWay, kMany, 0.2, &read, [&](Copy c) {
+      return Trial{put_many, c, kMany};
     });
-    any |= settle(CopyUse::kAny, kFew, 0.08, &few, [&](Copy c) { return Trial{kOneWay, c, c, kFew, false}; });
-    any |= settle(CopyUse::kPutOneWay, kFew, 0.12, &put_few, [&](Copy c) {
-      return Trial{kOneWay, c, few, kFew, false};
+    any |= settle(CopyUse::kAny, kFew, 0.1, &few, [&](Copy c) { return Trial{c, c, kFew}; });
+    any |= settle(CopyUse::kPutOneWay, kFew, 0.15, &put_few, [&](Copy c) {
+      return Trial{c, few, kFew};
     });
     const size_t last = kernels::kCopyClasses - 1;
     plan->at(CopyUse::kAny, last) = many;
     plan->at(CopyUse::kPutOneWay, last) = put_many;
-    for (size_t i = 1; i <= last; ++i) {
-      plan->at(CopyUse::kReadOneWay, i) = read;
-      plan->at(CopyUse::kExchange, i) = swap;
-      plan->at(CopyUse::kExchangeAround, i) = plan->at(CopyUse::kExchangeAround, 0);
-    }
-    // Strings that are faster between caches are faster from memory, too, than stores that bypass the cache. So are
-    // they where loads wait for such stores: large inputs and outputs have the same offsets in their pages.
-    const bool strings = many == Copy::kString || plan->at(CopyUse::kExchangeAround, 0) == Copy::kString;
-    plan->at(CopyUse::kAroundCache, last) = strings ? Copy::kString : plan->at(CopyUse::kAroundCache, 0);
+    for (size_t i = 1; i <= last; ++i) plan->at(CopyUse::kReadOneWay, i) = read;
     return any;
   }
 

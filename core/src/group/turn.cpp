@@ -4,14 +4,15 @@ namespace phx {
 
 bool TurnMutex::try_lock_for_ns(int64_t ns) {
   const int64_t until = now_ns() + ns;
-  for (int64_t left = ns;;) {
-    // From here on the holder wakes this thread when it unlocks. A thread that gets the lock here keeps the mark,
-    // because others may still sleep.
-    if (word_.exchange(kAwaited, std::memory_order_acquire) == kFree) return true;
-    if (left <= 0) return false;
-    sleep_while(word_, kAwaited, left);
-    left = until - now_ns();
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  fence_others();  // see store_and_wake
+  bool locked = try_lock();
+  for (int64_t left = ns; !locked && left > 0; left = until - now_ns()) {
+    sleep_while(word_, kHeld, left);
+    locked = try_lock();
   }
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return locked;
 }
 
 bool await_turn(Turn &turn, LazyDeadline &deadline) {

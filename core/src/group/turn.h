@@ -27,13 +27,11 @@ class TurnMutex {
     while (!try_lock() && !try_lock_for_ns(1000000000)) {
     }
   }
-  void unlock() {
-    if (word_.exchange(kFree, std::memory_order_release) == kAwaited) wake_all(word_);
-  }
+  void unlock() { store_and_wake(word_, kFree, sleepers_, fences_are_allowed()); }
 
  private:
-  static constexpr uint32_t kFree = 0, kHeld = 1, kAwaited = 2;  // kAwaited: held, and a thread may sleep
-  SharedWord word_{kFree};
+  static constexpr uint32_t kFree = 0, kHeld = 1;
+  SharedWord word_{kFree}, sleepers_{0};
 };
 using Turn = std::unique_lock<TurnMutex>;
 

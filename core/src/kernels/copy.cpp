@@ -9,11 +9,9 @@
 #include <sstream>
 
 #include "base/sanitizers.h"
-#include "base/ticks.h"
 #include "kernels/copy_plan.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
-#include "kernels/rivals.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -179,13 +177,12 @@ const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(c
 
 std::atomic<CopyOrigin> origin_of_plan{CopyOrigin::kFeatures};
 
-Rivals putting[kCopyClasses];
-
 [[maybe_unused]] const bool begins_by_features = (use_plan(plan_by_features(), CopyOrigin::kFeatures), true);
 
 }  // namespace
 
 std::atomic<Copy> chosen_copies[kCopyUses][kCopyClasses];  // memcpy until this library is initialized
+Rivals rivals[kCopyUses][kCopyClasses];
 
 bool copy_is_for(Copy copy, CopyUse use) {
   return (candidate(copy).uses & bit(use)) != 0 && candidate(copy).available();
@@ -228,7 +225,8 @@ CopyOrigin copy_origin() { return origin_of_plan.load(std::memory_order_relaxed)
 void use_plan(const CopyPlan &plan, CopyOrigin origin) {
   for (size_t use = 0; use < kCopyUses; ++use)
     for (size_t i = 0; i < kCopyClasses; ++i) chosen_copies[use][i].store(plan.of[use][i], std::memory_order_relaxed);
-  for (Rivals &rivals : putting) rivals.restart();
+  for (auto &of_use : rivals)
+    for (Rivals &both : of_use) both.restart();
   origin_of_plan.store(origin, std::memory_order_relaxed);
 }
 
@@ -267,7 +265,11 @@ thread_local size_t copied_bytes = 0;
 
 void copy_streaming(void *to, const void *from, size_t size) {
   copied_bytes += size;
-  copy_with(chosen_copy(CopyUse::kAroundCache, size), to, from, size);
+  const Copy first = chosen_copy(CopyUse::kAroundCache, size);
+  const Copy second = first != Copy::kString ? Copy::kString : chosen_copy(CopyUse::kAroundCache, kSlotBytes);
+  if (size <= kSlotBytes || first == second || !copy_is_for(second, CopyUse::kAroundCache))
+    return copy_with(first, to, from, size);
+  run_faster(CopyUse::kAroundCache, size, first, second, [&](Copy copy) { copy_with(copy, to, from, size); });
 }
 
 void copy_wide(void *to, const void *from, size_t size) {
@@ -286,11 +288,7 @@ void put_one_way(void *to, const void *from, size_t size) {
              around = chosen_copy(CopyUse::kAroundCache, std::min(size, kSlotBytes));
   const Copy second = first == around ? chosen_copy(CopyUse::kAny, size) : around;
   if (first == second) return copy_with(first, to, from, size);
-  Rivals &rivals = putting[copy_class(size)];
-  const Rivals::Turn turn = rivals.next();
-  const uint64_t begin = ticks();
-  copy_with(turn.second ? second : first, to, from, size);
-  rivals.took(turn, ((ticks() - begin) << 10) / size);
+  run_faster(CopyUse::kPutOneWay, size, first, second, [&](Copy copy) { copy_with(copy, to, from, size); });
 }
 
 }  // namespace phx::kernels

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "base/sanitizers.h"
+#include "base/ticks.h"
+#include "kernels/rivals.h"
 
 namespace phx::kernels {
 
@@ -25,11 +27,12 @@ inline constexpr size_t kCopyCount = 6;
 
 enum class CopyUse : uint8_t {
   kAny,             // into slots that are exchanged, out of slots, within a rank
-  kPutOneWay,       // into a slot that others only read; where to begin, see Rivals in copy.cpp
+  kPutOneWay,       // into a slot that others only read; where to begin, see Rivals
   kReadOneWay,      // out of such a slot
-  kAroundCache,     // results that would not stay in the cache until they are read
+  kAroundCache,     // results that would not stay in the cache until they are read; likewise from kSlotBytes on
   kExchange,        // both copies of an exchange; kPages: in one pass over the slot
-  kExchangeAround,  // the same where the result would not stay in the cache; kPages: with stores that bypass it
+  kExchangeAround,  // the same where the result would not stay in the cache; kPages: with stores that
+                    // bypass it; likewise
 };
 inline constexpr size_t kCopyUses = 6;
 
@@ -75,6 +78,17 @@ void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t si
 extern std::atomic<Copy> chosen_copies[kCopyUses][kCopyClasses];
 inline Copy chosen_copy(CopyUse use, size_t size) {
   return chosen_copies[static_cast<size_t>(use)][copy_class(size)].load(std::memory_order_relaxed);
+}
+
+// Runs `run` with the one of two candidates that has been faster lately for copies of that use and size.
+extern Rivals rivals[kCopyUses][kCopyClasses];
+template <class Run>
+void run_faster(CopyUse use, size_t size, Copy first, Copy second, const Run &run) {
+  Rivals &both = rivals[static_cast<size_t>(use)][copy_class(size)];
+  const Rivals::Turn turn = both.next();
+  const uint64_t begin = ticks();
+  run(turn.second ? second : first);
+  both.took(turn, ((ticks() - begin) << 10) / size);
 }
 
 }  // namespace phx::kernels

@@ -76,9 +76,13 @@ size_t lines(char *, char *, const char *, size_t, bool) { return 0; }
 }  // namespace
 
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming) {
+  if (size == 0) return;
   copied_bytes += next == nullptr ? size : 2 * size;
-  exchange_with(chosen_copy(streaming ? CopyUse::kExchangeAround : CopyUse::kExchange, size), out, slot, next, size,
-                streaming);
+  const CopyUse use = streaming ? CopyUse::kExchangeAround : CopyUse::kExchange;
+  const Copy first = chosen_copy(use, size), second = first == Copy::kPages ? Copy::kString : Copy::kPages;
+  const auto exchange_by = [&](Copy copy) { exchange_with(copy, out, slot, next, size, streaming); };
+  if (size < kSmallCopyBytes || !copy_is_for(second, use)) return exchange_by(first);
+  run_faster(use, size, first, second, exchange_by);
 }
 
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming) {

@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include "base/error.h"
+#include "base/wait.h"
 
 namespace phx {
 namespace {

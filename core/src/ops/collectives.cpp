@@ -26,16 +26,16 @@ class Refusal final : public Operation {
 }  // namespace
 
 Collectives::Collectives(Group &group) : group_(group) {
-  for (uint32_t i = 0; i < group.channels(); ++i) engines_.emplace_back(&group, &group.lane(i));
+  for (uint32_t i = 0; i < group.channels(); ++i) engines_.push_back(std::make_unique<Engine>(&group, &group.lane(i)));
 }
 
 void Collectives::open(const std::vector<char *> &) {
-  for (Engine &engine : engines_) engine.begin_at(group_.first_count());
+  for (const auto &engine : engines_) engine->begin_at(group_.first_count());
 }
 
 std::vector<ProgressSource *> Collectives::progress_sources() {
   std::vector<ProgressSource *> sources;
-  for (Engine &engine : engines_) sources.push_back(&engine);
+  for (const auto &engine : engines_) sources.push_back(engine.get());
   return sources;
 }
 
@@ -43,7 +43,7 @@ std::vector<ProgressSource *> Collectives::progress_sources() {
 // one for the first time at this moment sees the interruption after a slice of its sleep.
 void Collectives::on_failed() {
   for (uint32_t i = 0; i < group_.channels(); ++i)
-    if (engines_[i].sequence() != 0) group_.lane(i).wake_waiters();
+    if (engines_[i]->sequence() != 0) group_.lane(i).wake_waiters();
 }
 
 phx_status Collectives::refuse(uint32_t channel) {
@@ -55,7 +55,7 @@ phx_status Collectives::refuse(uint32_t channel) {
     refusal = make_between_hosts(Kind::kRefused, plan, {}, {}, -1, error.info().text);
     refusal->record.operation = static_cast<uint8_t>(Kind::kRefused);
   }
-  if (group_.may_refuse()) engines_[channel].start(std::move(refusal), group_.world().default_timeout_ms(), &work);
+  if (group_.may_refuse()) engines_[channel]->start(std::move(refusal), group_.world().default_timeout_ms(), &work);
   return error.info().status;
 }
 

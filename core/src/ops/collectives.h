@@ -1,7 +1,8 @@
 // The collectives of one group: an engine for each of its channels.
 #pragma once
 
-#include <deque>
+#include <memory>
+#include <vector>
 
 #include "group/group.h"
 #include "ops/engine.h"
@@ -13,7 +14,7 @@ class Collectives final : public Attachment {
   static constexpr AttachmentKind kKind = AttachmentKind::kCollectives;
   explicit Collectives(Group &group);
 
-  Engine &engine(uint32_t channel) { return engines_[channel]; }
+  Engine &engine(uint32_t channel) { return *engines_[channel]; }
   // Publishes this thread's last error in place of a collective of that channel, and returns its status.
   phx_status refuse(uint32_t channel);
 
@@ -23,7 +24,7 @@ class Collectives final : public Attachment {
 
  private:
   Group &group_;
-  std::deque<Engine> engines_;
+  std::vector<std::unique_ptr<Engine>> engines_;
 };
 
 inline Collectives &collectives_of(const Group &group) { return group.attached<Collectives>(); }

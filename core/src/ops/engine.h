@@ -69,11 +69,11 @@ class Engine final : public ProgressSource {
 
   Group *const group_;
   Lane *const lane_;
-  TurnMutex mutex_;                        // held by one collective at a time, which may wait for its peers
-  std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
+  TurnMutex mutex_;  // held by one collective at a time, which may wait for its peers
   std::atomic<uint64_t> sequence_{0};
-  uint64_t calls_ = 0;                    // the numbers that messages to other hosts have taken
-  std::atomic<uint64_t> zero_copies_{0};  // calls whose inputs were read where they lie
+  uint64_t calls_ = 0;                     // the numbers that messages to other hosts have taken
+  std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
+  std::atomic<uint64_t> zero_copies_{0};   // calls whose inputs were read where they lie
 };
 
 }  // namespace phx
