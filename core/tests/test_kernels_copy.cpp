@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/copy_plan.h"
+#include "kernels/copies.h"
 #include "kernels/kernels.h"
 
 namespace {
@@ -46,7 +46,6 @@ void expect_copied(const Function &copy) {
 }  // namespace
 
 using phx::kernels::Copy;
-using phx::kernels::CopyPlan;
 using phx::kernels::CopyUse;
 
 // Calls `body` once for each candidate that may serve `use`.
@@ -68,8 +67,9 @@ TEST(every_candidate_moves_its_bytes_and_no_others) {
     });
 }
 
-TEST(copies_by_the_plan_move_their_bytes_and_no_others) {
+TEST(copies_by_the_fastest_move_their_bytes_and_no_others) {
   expect_copied(phx::kernels::copy_wide);
+  expect_copied(phx::kernels::put);
   expect_copied(phx::kernels::put_one_way);
   expect_copied(phx::kernels::copy_one_way);
   expect_copied(phx::kernels::copy_streaming);

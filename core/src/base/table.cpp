@@ -34,9 +34,7 @@ namespace phx {
 namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 20;
-constexpr size_t kMostRows = 64;  // of the file for the boot: containers that share it each have another name
-
-using Row = Words;
+using Row = std::map<std::string, std::string>;
 
 // The words at the beginning of a row that identify it.
 using Key = std::vector<std::pair<std::string, std::string>>;
@@ -76,23 +74,6 @@ std::string host_key() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
   return digits_of(name + processor_line(read_start("/proc/cpuinfo"), "model name"));
-}
-
-// A row of this boot, by this build, for a processor with these features. Empty if the kernel does not tell the boot.
-Key key_of_boot() {
-  std::string boot = read_start("/proc/sys/kernel/random/boot_id");
-  while (!boot.empty() && boot.back() <= ' ') boot.pop_back();
-  if (boot.empty()) return {};
-  const Build &build = this_build();
-  return {{"host", host_key()},
-          {"boot", boot},
-          {"cpu", digits_of(processor_line(read_start("/proc/cpuinfo"), "flags"))},
-          {"build", std::string(build.fingerprint, strnlen(build.fingerprint, sizeof build.fingerprint))}};
-}
-
-std::string path_for_boot() {
-  const std::string path = tuning_path();
-  return path.empty() ? path : path + ".copies";
 }
 
 Row parse(const std::string &line) {
@@ -202,44 +183,6 @@ std::string tuning_path() {
   if (const char *home = std::getenv("HOME"); home != nullptr && *home == '/')
     return std::string(home) + "/.cache/phalanx/tuning";
   return "";
-}
-
-bool may_keep_for_boot() {
-  const std::string table = tuning_path();
-  if (table.empty()) return false;
-  struct stat info;
-  for (const std::string &path : {table, path_for_boot()})
-    if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return false;
-  return !key_of_boot().empty();
-}
-
-Words load_for_boot() {
-  const std::string path = path_for_boot(), text = path.empty() ? path : read_table(path);
-  if (text.empty()) return {};
-  const Key key = key_of_boot();
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);)
-    if (Row row = parse(line); !key.empty() && is_for(row, key)) return row;
-  return {};
-}
-
-phx_status save_for_boot(const Words &words) {
-  const Key key = key_of_boot();
-  if (key.empty()) return fail(PHX_ERR_UNSUPPORTED, "group_create", "group_create: the kernel does not tell the boot");
-  std::vector<std::string> kept;
-  std::istringstream lines(read_table(path_for_boot()));
-  for (std::string line; std::getline(lines, line);) {
-    const Row row = parse(line);
-    const auto boot = row.find("boot");
-    const bool of_earlier_boot = is_for(row, {key[0]}) && (boot == row.end() || boot->second != key[1].second);
-    if (!row.empty() && !of_earlier_boot && !is_for(row, key)) kept.push_back(line + "\n");
-  }
-  std::string text;
-  for (size_t i = kept.size() < kMostRows ? 0 : kept.size() - kMostRows + 1; i < kept.size(); ++i) text += kept[i];
-  for (const auto &[name, value] : key) text.append(name).append("=").append(value).append(" ");
-  for (const auto &[name, value] : words) text.append(name).append("=").append(value).append(" ");
-  text.back() = '\n';
-  return write_table("group_create", path_for_boot(), text);
 }
 
 Tuning load_tuning(int group_size) {

@@ -105,14 +105,6 @@ Values private_tuning(const typename Values::Public &values) {
   return tuning;
 }
 
-// Facts about this host that were measured by this build since the host was booted. They lie beside the table, in
-// `tuning_path() + ".copies"`, and no row of an earlier boot is read.
-using Words = std::map<std::string, std::string>;
-// Whether there is a place for them: a path, which no directory, device or other special file has.
-bool may_keep_for_boot();
-Words load_for_boot();  // empty if there are none, or the file cannot be read or belongs to another user
-phx_status save_for_boot(const Words &words);
-
 // $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. Empty when there is none.
 std::string tuning_path();
 

@@ -17,32 +17,12 @@
 #include "base/hash.h"
 #include "group/attempt.h"
 #include "group/group.h"
-#include "group/measure_copies.h"
 #include "store/semantics.h"
 
 namespace phx {
 namespace {
 
 constexpr int64_t kTidyMs = 1000;  // in case the store hangs
-
-// The plan of a rank's copies. Those of group rank 0 become the plan of all.
-struct Copies {
-  kernels::CopyPlan plan;
-  kernels::CopyOrigin origin;
-  uint8_t measures;  // nothing was measured since the host was booted, and this rank would keep what is
-};
-
-std::atomic<bool> copies_were_measured{false};  // by this process, with or without success
-
-Copies own_copies() {
-  Copies own{kernels::current_plan(), kernels::copy_origin(), 0};
-  if (!kernels::kMeasuresCopies || own.origin != kernels::CopyOrigin::kFeatures) return own;
-  if (kernels::plan_of_words(load_for_boot(), &own.plan))
-    own.origin = kernels::CopyOrigin::kKept;
-  else
-    own = {kernels::current_plan(), own.origin, !copies_were_measured.load() && may_keep_for_boot()};
-  return own;
-}
 
 // Each rank sends this to the others with its control segment.
 struct Geometry {
@@ -56,7 +36,6 @@ struct Geometry {
   Tuning tuning;   // from the table of that rank
   CpuQuota quota;  // of that rank's control group
   CoreMask cores;  // that the rank may use
-  Copies copies;
 };
 
 // How many cores these ranks, of one host, may use together. The result is the same on all of them.
@@ -373,8 +352,7 @@ struct GroupMaker {
                   first_count,
                   {},
                   {},
-                  {},
-                  own_copies()};
+                  {}};
     mine.tuning = load_tuning(group.size());
     mine.cores = allowed_cores();
     mine.quota = group.world_->cpu_quota();
@@ -390,55 +368,11 @@ struct GroupMaker {
     PHX_FAILPOINT(kGroupCreate, 8);
     if (status != PHX_OK) return status;
     adopt(all);
-    if (!group.spans_hosts()) status = agree_copies(all[0].copies, slot_bytes);
-    if (status != PHX_OK) return status;
     open_lanes(slot_bytes);
     if (!group.spans_hosts()) return PHX_OK;
     for (const auto &attachment : group.attachments_)
       if (status == PHX_OK) status = attachment->connect(deadline);
     return status;
-  }
-
-  // All ranks come to the same plan, which came from one measurement. `first`: what group rank 0 has.
-  phx_status agree_copies(Copies first, size_t slot_bytes) {
-    const bool possible = group.size() > 1 && !group.is_crowded() && slot_bytes >= kMeasuredSlotBytes &&
-                          !(group.records_[0].process == group.records_[1].process);
-    if (first.measures != 0 && possible) {
-      Copies mine{kernels::plan_by_features(), kernels::CopyOrigin::kFeatures, 0};
-      if (group.group_rank() < 2 && measure(slot_bytes, &mine.plan)) mine.origin = kernels::CopyOrigin::kMeasured;
-      std::vector<Copies> all;
-      const phx_status status = group.exchange_all(kGroupCreate, mine, deadline, &all);
-      if (status != PHX_OK) return status;
-      first = all[0];
-      copies_were_measured.store(true);
-      if (group.group_rank() == 0 && first.origin == kernels::CopyOrigin::kMeasured) {
-        const KeptError kept;  // where it cannot be written, the next first group measures again
-        (void)save_for_boot(kernels::words_of_plan(first.plan));
-      }
-    }
-    const kernels::CopyPlan present = kernels::current_plan();
-    const bool is_new = kernels::copy_origin() == kernels::CopyOrigin::kFeatures ||
-                        std::memcmp(&present, &first.plan, sizeof present) != 0;
-    if (first.origin != kernels::CopyOrigin::kFeatures && is_new && kernels::is_usable(first.plan))
-      kernels::use_plan(first.plan, first.origin);
-    return PHX_OK;
-  }
-
-  // In slots of group rank 0, which hold nothing yet. Their memory is given back.
-  bool measure(size_t slot_bytes, kernels::CopyPlan *out) {
-    constexpr size_t kSlotsUsed = 3;
-    const bool leads = group.group_rank() == 0;
-    char *slots[kSlotsUsed];
-    for (uint32_t i = 0; i < kSlotsUsed; ++i)
-      slots[i] = group.segments_[0]->bytes() + slot_offset(i, slot_bytes) + sizeof(SlotHeader);
-    const bool measured = measure_copies(slots, leads, out);
-    if (!leads) return false;
-    for (char *const slot : slots) {
-      const auto begin = round_up(reinterpret_cast<uintptr_t>(slot), page_bytes());
-      const auto end = reinterpret_cast<uintptr_t>(slot + kMeasuredSlotBytes) / page_bytes() * page_bytes();
-      madvise(reinterpret_cast<void *>(begin), end - begin, MADV_REMOVE);
-    }
-    return measured;
   }
 
   void open_lanes(size_t slot_bytes) {

@@ -1,15 +1,12 @@
-// The candidates for large copies, and the plan that says which of them serves what.
+// The candidates for large copies.
 //
 // No processor's name decides. On some, one string instruction is faster than any loop: its stores need not fetch the
 // lines that they fill, nor wait for another core to give them up one after the other. On others loops are faster, and
 // stores that bypass the cache fill lines that lie in the caches of others. See docs/explanation/algorithms.
-#include <algorithm>
 #include <cstring>
-#include <iterator>
-#include <sstream>
 
 #include "base/sanitizers.h"
-#include "kernels/copy_plan.h"
+#include "kernels/copies.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
 
@@ -104,13 +101,10 @@ void copy_plain(void *to, const void *from, size_t size) {
 
 bool any_processor() { return true; }
 
-constexpr size_t kSlotBytes = size_t{256} << 10;  // a copy of more than this is not from or to a slot
-
 constexpr uint32_t bit(CopyUse use) { return uint32_t{1} << static_cast<uint32_t>(use); }
 
 struct Candidate {
   Copy copy;
-  const char *name;
   void (*function)(void *to, const void *from, size_t size);
   bool (*available)();
   uint32_t uses;
@@ -138,20 +132,21 @@ bool has_strings() { return false; }
 bool has_strings() { return true; }
 #endif
 
-constexpr uint32_t kInCache = bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kReadOneWay);
+constexpr uint32_t kInCache =
+    bit(CopyUse::kAny) | bit(CopyUse::kPut) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kReadOneWay);
 constexpr uint32_t kExchanges = bit(CopyUse::kExchange) | bit(CopyUse::kExchangeAround);
 constexpr uint32_t kAround = bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache);
 
 // Strings may not read what one rank writes again and again and others only read. Now and then, for seconds, some
 // processors fall into a state in which such a reader takes twice as long, which no measurement of milliseconds shows.
 constexpr Candidate kCandidates[kCopyCount] = {
-    {Copy::kMemcpy, "memcpy", &copy_plain, &any_processor, kInCache},
-    {Copy::kPages, "pages", &aligned<copy_lines<false>>, &any_processor, kInCache | kExchanges},
-    {Copy::kLines, "lines", &aligned<copy_lines_avx512>, &has_avx512f, kInCache},
-    {Copy::kString, "string", &aligned<copy_string>, &has_strings,
-     bit(CopyUse::kAny) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache) | kExchanges},
-    {Copy::kStream, "stream", &aligned<copy_lines<true>>, &any_processor, kAround},
-    {Copy::kStreamLines, "stream_lines", &aligned<stream_lines_avx512>, &has_avx512f, kAround},
+    {Copy::kMemcpy, &copy_plain, &any_processor, kInCache},
+    {Copy::kPages, &aligned<copy_lines<false>>, &any_processor, kInCache | kExchanges},
+    {Copy::kLines, &aligned<copy_lines_avx512>, &has_avx512f, kInCache},
+    {Copy::kString, &aligned<copy_string>, &has_strings,
+     bit(CopyUse::kAny) | bit(CopyUse::kPut) | bit(CopyUse::kPutOneWay) | bit(CopyUse::kAroundCache) | kExchanges},
+    {Copy::kStream, &aligned<copy_lines<true>>, &any_processor, kAround},
+    {Copy::kStreamLines, &aligned<stream_lines_avx512>, &has_avx512f, kAround},
 };
 
 #else
@@ -160,135 +155,86 @@ constexpr uint32_t kAllUses = (uint32_t{1} << kCopyUses) - 1;
 bool never() { return false; }
 
 constexpr Candidate kCandidates[kCopyCount] = {
-    {Copy::kMemcpy, "memcpy", &copy_plain, &any_processor, kAllUses},
-    {Copy::kPages, "pages", &copy_plain, &never, 0},
-    {Copy::kLines, "lines", &copy_plain, &never, 0},
-    {Copy::kString, "string", &copy_plain, &never, 0},
-    {Copy::kStream, "stream", &copy_plain, &never, 0},
-    {Copy::kStreamLines, "stream_lines", &copy_plain, &never, 0},
+    {Copy::kMemcpy, &copy_plain, &any_processor, kAllUses},
+    {Copy::kPages, &copy_plain, &never, 0},
+    {Copy::kLines, &copy_plain, &never, 0},
+    {Copy::kString, &copy_plain, &never, 0},
+    {Copy::kStream, &copy_plain, &never, 0},
+    {Copy::kStreamLines, &copy_plain, &never, 0},
 };
 
 #endif
 
-constexpr const char *kUseNames[kCopyUses] = {"any",          "put_one_way", "read_one_way",
-                                              "around_cache", "exchange",    "exchange_around"};
-
 const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(copy)]; }
 
-std::atomic<CopyOrigin> origin_of_plan{CopyOrigin::kFeatures};
+// Who takes part in a contest: of stores that bypass the cache the widest, and memcpy for few bytes only, because for
+// more it is one of the others.
+uint32_t candidates_for(CopyUse use, size_t of_class) {
+  uint32_t found = 0;
+  for (const Candidate &row : kCandidates) {
+    const bool is_other_again = (row.copy == Copy::kMemcpy && of_class != 0 && copy_is_for(Copy::kPages, use)) ||
+                                (row.copy == Copy::kStream && copy_is_for(Copy::kStreamLines, use));
+    if (copy_is_for(row.copy, use) && !is_other_again) found |= uint32_t{1} << static_cast<uint32_t>(row.copy);
+  }
+  return found;
+}
 
-[[maybe_unused]] const bool begins_by_features = (use_plan(plan_by_features(), CopyOrigin::kFeatures), true);
+// Who makes the copies until another one has proved to be faster.
+Copy first_for(CopyUse use, size_t of_class) {
+#if defined(__x86_64__)
+  const bool strings = has_strings() && has_short_strings(), last = of_class == kCopyClasses - 1;
+  const Copy loop = of_class == 0 ? Copy::kMemcpy : Copy::kPages;
+  const Copy around = has_avx512f() ? Copy::kStreamLines : Copy::kStream;
+  switch (use) {
+    case CopyUse::kAny:
+    case CopyUse::kPut: return strings ? Copy::kString : loop;
+    case CopyUse::kPutOneWay: return strings ? Copy::kString : has_avx512f() ? loop : around;
+    case CopyUse::kReadOneWay: return loop;
+    case CopyUse::kAroundCache: return strings && last ? Copy::kString : around;
+    case CopyUse::kExchange:
+    case CopyUse::kExchangeAround: return strings ? Copy::kString : Copy::kPages;
+  }
+#endif
+  (void)use, (void)of_class;
+  return Copy::kMemcpy;
+}
+
+[[maybe_unused]] const bool has_begun = [] {
+  for (size_t use = 0; use < kCopyUses; ++use)
+    for (size_t i = 0; i < kCopyClasses; ++i) {
+      CopyContest &of = copy_contests[use][i];
+      of.first = first_for(static_cast<CopyUse>(use), i);
+      of.candidates = candidates_for(static_cast<CopyUse>(use), i);
+    }
+  return true;
+}();
 
 }  // namespace
 
-std::atomic<Copy> chosen_copies[kCopyUses][kCopyClasses];  // memcpy until this library is initialized
-Rivals rivals[kCopyUses][kCopyClasses];
+CopyContest copy_contests[kCopyUses][kCopyClasses];
 
 bool copy_is_for(Copy copy, CopyUse use) {
   return (candidate(copy).uses & bit(use)) != 0 && candidate(copy).available();
-}
-
-bool is_usable(const CopyPlan &plan) {
-  for (size_t use = 0; use < kCopyUses; ++use)
-    for (const Copy copy : plan.of[use])
-      if (static_cast<size_t>(copy) >= kCopyCount || !copy_is_for(copy, static_cast<CopyUse>(use))) return false;
-  return true;
-}
-
-CopyPlan plan_by_features() {
-  CopyPlan plan{};
-#if defined(__x86_64__)
-  const bool short_strings = has_strings() && has_short_strings(), strings = short_strings && has_avx512f();
-  const Copy around = has_avx512f() ? Copy::kStreamLines : Copy::kStream;
-  for (size_t i = 0; i < kCopyClasses; ++i) {
-    const Copy loop = i == 0 ? Copy::kMemcpy : Copy::kPages;
-    plan.at(CopyUse::kAny, i) = strings ? Copy::kString : loop;
-    plan.at(CopyUse::kPutOneWay, i) = has_avx512f() ? plan.at(CopyUse::kAny, i) : around;
-    plan.at(CopyUse::kReadOneWay, i) = strings ? Copy::kLines : loop;
-    plan.at(CopyUse::kAroundCache, i) = short_strings && i == kCopyClasses - 1 ? Copy::kString : around;
-    plan.at(CopyUse::kExchange, i) = strings ? Copy::kString : Copy::kPages;
-    plan.at(CopyUse::kExchangeAround, i) = short_strings ? Copy::kString : Copy::kPages;
-  }
-#endif
-  return plan;
-}
-
-CopyPlan current_plan() {
-  CopyPlan plan{};
-  for (size_t use = 0; use < kCopyUses; ++use)
-    for (size_t i = 0; i < kCopyClasses; ++i) plan.of[use][i] = chosen_copies[use][i].load(std::memory_order_relaxed);
-  return plan;
-}
-
-CopyOrigin copy_origin() { return origin_of_plan.load(std::memory_order_relaxed); }
-
-void use_plan(const CopyPlan &plan, CopyOrigin origin) {
-  for (size_t use = 0; use < kCopyUses; ++use)
-    for (size_t i = 0; i < kCopyClasses; ++i) chosen_copies[use][i].store(plan.of[use][i], std::memory_order_relaxed);
-  for (auto &of_use : rivals)
-    for (Rivals &both : of_use) both.restart();
-  origin_of_plan.store(origin, std::memory_order_relaxed);
-}
-
-std::map<std::string, std::string> words_of_plan(const CopyPlan &plan) {
-  std::map<std::string, std::string> words;
-  for (size_t use = 0; use < kCopyUses; ++use)
-    for (const Copy copy : plan.of[use]) {
-      std::string &word = words[kUseNames[use]];
-      word.append(word.empty() ? "" : ",").append(candidate(copy).name);
-    }
-  return words;
-}
-
-bool plan_of_words(const std::map<std::string, std::string> &words, CopyPlan *out) {
-  for (size_t use = 0; use < kCopyUses; ++use) {
-    const auto word = words.find(kUseNames[use]);
-    if (word == words.end()) return false;
-    std::istringstream names(word->second);
-    std::string name;
-    size_t i = 0;
-    for (; std::getline(names, name, ','); ++i) {
-      const Candidate *found = std::begin(kCandidates);
-      while (found != std::end(kCandidates) && name != found->name) ++found;
-      if (i == kCopyClasses || found == std::end(kCandidates)) return false;
-      if (!copy_is_for(found->copy, static_cast<CopyUse>(use))) return false;
-      out->of[use][i] = found->copy;
-    }
-    if (i != kCopyClasses) return false;
-  }
-  return true;
 }
 
 void copy_with(Copy copy, void *to, const void *from, size_t size) { candidate(copy).function(to, from, size); }
 
 thread_local size_t copied_bytes = 0;
 
-void copy_streaming(void *to, const void *from, size_t size) {
+namespace {
+
+void copy_for(CopyUse use, void *to, const void *from, size_t size) {
+  if (size == 0) return;
   copied_bytes += size;
-  const Copy first = chosen_copy(CopyUse::kAroundCache, size);
-  const Copy second = first != Copy::kString ? Copy::kString : chosen_copy(CopyUse::kAroundCache, kSlotBytes);
-  if (size <= kSlotBytes || first == second || !copy_is_for(second, CopyUse::kAroundCache))
-    return copy_with(first, to, from, size);
-  run_faster(CopyUse::kAroundCache, size, first, second, [&](Copy copy) { copy_with(copy, to, from, size); });
+  by_fastest(use, size, [&](Copy copy) { copy_with(copy, to, from, size); });
 }
 
-void copy_wide(void *to, const void *from, size_t size) {
-  copied_bytes += size;
-  copy_with(chosen_copy(CopyUse::kAny, size), to, from, size);
-}
+}  // namespace
 
-void copy_one_way(void *to, const void *from, size_t size) {
-  copied_bytes += size;
-  copy_with(chosen_copy(CopyUse::kReadOneWay, size), to, from, size);
-}
-
-void put_one_way(void *to, const void *from, size_t size) {
-  copied_bytes += size;
-  const Copy first = chosen_copy(CopyUse::kPutOneWay, size),
-             around = chosen_copy(CopyUse::kAroundCache, std::min(size, kSlotBytes));
-  const Copy second = first == around ? chosen_copy(CopyUse::kAny, size) : around;
-  if (first == second) return copy_with(first, to, from, size);
-  run_faster(CopyUse::kPutOneWay, size, first, second, [&](Copy copy) { copy_with(copy, to, from, size); });
-}
+void copy_wide(void *to, const void *from, size_t size) { copy_for(CopyUse::kAny, to, from, size); }
+void put(void *to, const void *from, size_t size) { copy_for(CopyUse::kPut, to, from, size); }
+void put_one_way(void *to, const void *from, size_t size) { copy_for(CopyUse::kPutOneWay, to, from, size); }
+void copy_one_way(void *to, const void *from, size_t size) { copy_for(CopyUse::kReadOneWay, to, from, size); }
+void copy_streaming(void *to, const void *from, size_t size) { copy_for(CopyUse::kAroundCache, to, from, size); }
 
 }  // namespace phx::kernels

@@ -1,11 +1,11 @@
-// The copies of collectives and messages: chooses a kernel, or memcpy, by the size.
+// The copies of collectives and messages: memcpy for few bytes, else whatever is fastest for the use.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/copy_plan.h"
+#include "kernels/copies.h"
 #include "kernels/kernels.h"
 
 namespace phx {
@@ -23,7 +23,8 @@ inline void copy_bytes(void *to, const void *from, size_t size) {
 // Copies into a slot that others are going to read. Few bytes are moved on to the cache that all cores share: the
 // others read them sooner from there, and this core need not ask for the lines back when it fills the slot again.
 inline void put_bytes(void *slot, const void *from, size_t size) {
-  copy_bytes(slot, from, size);
+  if (size >= kernels::kSmallCopyBytes) return kernels::put(slot, from, size);
+  if (size != 0) std::memcpy(slot, from, size);
   if (size <= kDemotedBytes) kernels::demote(slot, size);
 }
 

@@ -9,7 +9,7 @@
 // after the other, are faster than one pass of stores: the plan of this process says which (copy_plan.h).
 #include <cstring>
 
-#include "kernels/copy_plan.h"
+#include "kernels/copies.h"
 #include "kernels/kernels.h"
 #include "kernels/pages.h"
 
@@ -78,11 +78,8 @@ size_t lines(char *, char *, const char *, size_t, bool) { return 0; }
 void exchange(void *out, void *slot, const void *next, size_t size, bool streaming) {
   if (size == 0) return;
   copied_bytes += next == nullptr ? size : 2 * size;
-  const CopyUse use = streaming ? CopyUse::kExchangeAround : CopyUse::kExchange;
-  const Copy first = chosen_copy(use, size), second = first == Copy::kPages ? Copy::kString : Copy::kPages;
-  const auto exchange_by = [&](Copy copy) { exchange_with(copy, out, slot, next, size, streaming); };
-  if (size < kSmallCopyBytes || !copy_is_for(second, use)) return exchange_by(first);
-  run_faster(use, size, first, second, exchange_by);
+  by_fastest(streaming ? CopyUse::kExchangeAround : CopyUse::kExchange, size,
+             [&](Copy copy) { exchange_with(copy, out, slot, next, size, streaming); });
 }
 
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming) {

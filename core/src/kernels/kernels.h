@@ -51,8 +51,9 @@ inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size
 #endif
 }
 
-// Copies of kSmallCopyBytes and more, with what the plan of this process has for each use (copy_plan.h).
+// Copies of kSmallCopyBytes and more, with whatever is fastest for the use at the moment (copies.h).
 void copy_wide(void *to, const void *from, size_t size);
+void put(void *to, const void *from, size_t size);  // into a slot
 // The same for memory that one rank writes again and again and others only read, while it stays in the cache.
 void put_one_way(void *to, const void *from, size_t size);
 void copy_one_way(void *to, const void *from, size_t size);

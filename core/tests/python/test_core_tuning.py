@@ -1,7 +1,6 @@
 """Tuning values, the table that holds them, and the command that measures them."""
 
 import os
-import platform
 import select
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 from phalanx.core import FileStore, InvalidArgumentError, SystemCallError, Tuning, World, _cli, doctor, tune
 from phalanx.core._tune_decide import best_value, crossover_above, crossover_below, settled_ratio
-from phalanx.core.tuning import copies_path, measured_copies, rows_of_host, table_path
+from phalanx.core.tuning import rows_of_host, table_path
 from ranks import run_ranks, scratch
 
 MINE = Tuning(one_shot_bytes=2048, chunk_bytes=65536, streaming_bytes=1 << 20, push_bytes=4096)
@@ -172,44 +171,6 @@ def test_a_table_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
         for path, text in ((7, "give a str or a Path"), ("", "names no file"), ("a\0b", "names no file")):
             with pytest.raises(InvalidArgumentError, match=text):
                 group.save_tuning(path)
-
-
-# ---- copies -------------------------------------------------------------------------------------
-
-
-def measured(tries=100):
-    """What groups of two ranks measure. On a busy host a group may not find the time."""
-    if platform.machine() != "x86_64" or len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("copies are measured on x86-64 with two cores")
-    for _ in range(tries):
-        run_ranks(get, 2)
-        if (words := measured_copies()) is not None:
-            return words
-    raise AssertionError(f"none of {tries} groups measured its copies")
-
-
-def test_the_first_group_measures_copies_and_those_after_it_read_that(table):
-    assert measured_copies() is None
-    assert "not measured" in next(doctor._library.check_copies(None)).text
-    words = measured()
-    assert {"any", "put_one_way", "read_one_way", "around_cache", "exchange"} <= set(words)
-    assert [len(names.split(",")) for names in words.values()] == [3] * len(words)
-    assert words["any"] in next(doctor._library.check_copies(None)).text
-    inode = copies_path().stat().st_ino
-    run_ranks(get, 2)
-    assert copies_path().stat().st_ino == inode
-
-
-def test_tune_has_copies_measured_anew_and_shows_them(table, capsys):
-    measured()
-    inode, text = copies_path().stat().st_ino, copies_path().read_text()
-    assert _cli.main(["tune", "--ranks", "2", "--show"]) == 0
-    assert "copies from 16k" in capsys.readouterr().out
-    assert _cli.main(["tune", "--ranks", "2", *QUICK, "--dry-run"]) == 0
-    assert (copies_path().stat().st_ino, copies_path().read_text()) == (inode, text)
-    copies_path().write_text(text.replace("any=", "stale=1 any="))
-    assert _cli.main(["tune", "--ranks", "2", *QUICK]) == 0
-    assert not copies_path().exists() or "stale" not in copies_path().read_text()
 
 
 # ---- decisions ----------------------------------------------------------------------------------

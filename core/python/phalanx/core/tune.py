@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.core.doctor import _cuda
 from phalanx.core.errors import PeerDeadError
-from phalanx.core.tuning import NEVER, copies_path, measured_copies, table_path
+from phalanx.core.tuning import NEVER, table_path
 
 SECONDS = 60.0
 _MAX_RANKS = 64
@@ -54,9 +54,6 @@ def main(argv: list[str]) -> int:
         sizes = given.ranks or (default_ranks(len(cores)) if not gpus else default_ranks_of_gpus(len(gpus)))
         seconds = 0.0 if given.show else given.seconds / len(sizes)
         print(f"table: {path or 'none'}{'' if path is not None and path.exists() else ' (not there)'}")
-        if not given.show and not given.dry_run and given.output is None and (copies := copies_path()) is not None:
-            with contextlib.suppress(OSError):
-                copies.unlink()  # the first group measures them anew
         for ranks in sizes:
             plan = {"seconds": seconds, "largest": given.largest, "save": not given.dry_run, "path": path and str(path)}
             plan |= {"device": given.device, "gpus": len(gpus)}
@@ -66,9 +63,6 @@ def main(argv: list[str]) -> int:
     except TuneError as error:
         print(f"phalanx tune: {error}", file=sys.stderr)
         return 1
-    if given.device == "cpu" and (measured := measured_copies()) is not None:
-        print("\ncopies from 16k, from 96k and above 256k")
-        print("\n".join(f"  {use:16} {words}" for use, words in measured.items()))
     if not given.show:
         print("\nnothing was written" if given.dry_run else f"\nwrote {path}: {_users(path)}")
     return 0

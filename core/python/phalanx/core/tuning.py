@@ -1,6 +1,5 @@
 """Where one algorithm takes over from another."""
 
-import json
 import os
 import tempfile
 from dataclasses import asdict, dataclass, fields
@@ -81,35 +80,6 @@ def table_path() -> Path | None:
         The path, whether or not there is such a file; None where no table is read.
     """
     return cache_path("PHALANX_TUNING", "tuning")
-
-
-def copies_path() -> Path | None:
-    """Where what was measured about copies is kept until the host is booted again: beside the table.
-
-    Returns:
-        The path, whether or not there is such a file; None where nothing is kept.
-    """
-    path = table_path()
-    return None if path is None else path.with_name(path.name + ".copies")
-
-
-def measured_copies() -> dict[str, str] | None:
-    """How large copies are made on this host, as the first group that this build made since the boot measured it.
-
-    Returns:
-        By use, the candidates for copies from 16 KiB, from 96 KiB and above 256 KiB; None if nothing is kept.
-    """
-    path = copies_path()
-    if path is None or not path.is_file() or path.stat().st_uid not in (os.geteuid(), 0):
-        return None
-    build = str(json.loads(ffi.string(lib.phx_build_info()).decode())["build"])
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    key = (_host(), boot, build)
-    for line in path.read_text(errors="replace").splitlines():
-        row = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if tuple(row.pop(name, "") for name in ("host", "boot", "build")) == key and row.pop("cpu", ""):
-            return row
-    return None
 
 
 def rows_of_host(text: str) -> dict[int, dict[str, str]]:

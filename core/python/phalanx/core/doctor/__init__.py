@@ -66,7 +66,6 @@ _CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     _library.check_environment,
     _library.check_library,
     _library.check_tuning,
-    _library.check_copies,
     _trial.check_trial,
     _hosts.check_hosts,
 )

@@ -72,24 +72,3 @@ def check_tuning(host: Host) -> Iterator[Finding]:
         yield Finding(OK, "tuning", text, f"for groups of {host.ranks}: phalanx tune --ranks {host.ranks}")
     else:
         yield Finding(OK, "tuning", text)
-
-
-def check_copies(host: Host) -> Iterator[Finding]:
-    """How large copies are made. Silent where the library cannot be loaded: see `library`."""
-    try:
-        from phalanx.core import tuning
-    except ImportError:
-        return
-    try:
-        measured = tuning.measured_copies()
-    except OSError as error:
-        yield Finding(
-            WARN, "copies", f"{tuning.copies_path()} cannot be read ({error})", "each first group measures anew"
-        )
-        return
-    if measured is None:
-        where = "features decide" if tuning.copies_path() is None else "the first group of two ranks measures them"
-        yield Finding(OK, "copies", f"not measured since the boot; {where}")
-    else:
-        words = " ".join(f"{use}={names}" for use, names in measured.items())
-        yield Finding(OK, "copies", f"measured: {words}")
