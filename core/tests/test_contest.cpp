@@ -19,7 +19,8 @@ struct Copies {
 };
 
 // Makes copies whose cost by each candidate are these.
-Copies copy(Contest *contest, int count, uint64_t first, uint64_t rival, uint32_t candidates = kTwo, uint64_t third = 0) {
+Copies copy(Contest *contest, int count, uint64_t first, uint64_t rival, uint32_t candidates = kTwo,
+            uint64_t third = 0) {
   Copies made;
   for (int i = 0; i < count; ++i) {
     const Contest::Turn turn = contest->next(candidates, kFirst);

@@ -1,4 +1,4 @@
-// all_gather_into_tensor, also into memory of the caller.
+// all_gather_into_tensor, also into memory of the caller, and all_gather_v.
 #include "output.h"
 #include "rows.h"
 
@@ -36,6 +36,25 @@ void all_gather_into_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   const Operand out = caller_output(call, target, in, in.numel * group_size);
   if (in.range().overlaps(out.range()) && !is_in_place(call, in, out)) make_private(in, input);
   run_into(call, target, out, in, [&](phx_work **work) { return all_gather(call, in, out, work); });
+}
+
+void all_gather_v(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  IntList list(stack[1]);
+  String group_name(stack[2]);
+  const Call call = route("all_gather_v", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, list, group_name);
+  const Operand in = read_operand(input, call.gpu);
+  if (in.dims == 0) call.refuse("input has no dimension to join along; it must have at least one");
+  const std::vector<int64_t> rows = check_sizes(call, list.values());
+  check_own(call, rows, in.sizes[0], "input dimension 0");
+  Tensor result = empty(with_dim0(in, sum_of(rows)), in.dtype, call.gpu);
+  const Operand out = fresh_output(result, in, sum_of(rows) * in.numel_of_row());
+  const std::vector<size_t> counts = in_elements(rows, in);
+  run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
+    return phx_all_gather_v(call.handle(), in.data, out.data, counts.data(), in.type.code, call.options(), work);
+  });
+  stack[0] = result.release();
 }
 
 }  // namespace phxt

@@ -1,8 +1,8 @@
 // broadcast, in place and not, and all_to_all_single.
 #include <cstring>
-#include <numeric>
 
 #include "output.h"
+#include "rows.h"
 
 namespace phxt {
 namespace {
@@ -21,31 +21,6 @@ phx_status broadcast_from(const Call &call, const Operand &buffer, int32_t root,
 // Only the root knows where its input lies, so `run` asks on every rank whether there is any memory that it may lie in:
 // all wait inside the call, or none does.
 constexpr const void *kAnywhere = nullptr;
-
-// Rows of dim 0 for each rank. An empty list is an even split.
-std::vector<int64_t> check_splits(const Call &call, const char *name, std::vector<int64_t> splits, int64_t rows) {
-  const auto ranks = static_cast<size_t>(call.group->size);
-  if (splits.empty()) {
-    if (rows % call.group->size != 0)
-      call.refuse("dimension 0 has size " + std::to_string(rows) + ", which must be a multiple of the group size " +
-                  std::to_string(ranks) + " when " + name + " is empty");
-    return std::vector<int64_t>(ranks, rows / call.group->size);
-  }
-  if (splits.size() != ranks)
-    call.refuse(std::string(name) + " has " + std::to_string(splits.size()) + " entries, but the group has " +
-                std::to_string(ranks) + " ranks");
-  for (const int64_t split : splits)
-    if (split < 0) call.refuse(std::string(name) + " has the negative entry " + std::to_string(split));
-  return splits;
-}
-
-std::vector<size_t> in_elements(const std::vector<int64_t> &rows, const Operand &like) {
-  std::vector<size_t> counts;
-  counts.reserve(rows.size());
-  const size_t row = static_cast<size_t>(like.numel_of_row()) * like.type.lanes;
-  for (const int64_t count : rows) counts.push_back(static_cast<size_t>(count) * row);
-  return counts;
-}
 
 }  // namespace
 
@@ -93,11 +68,8 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
   const bool even = output_list.empty() && input_list.empty();
   const std::vector<int64_t> input_rows = check_splits(call, "input_split_sizes", input_list.values(), in.sizes[0]);
   const std::vector<int64_t> output_rows = check_splits(call, "output_split_sizes", output_list.values(), in.sizes[0]);
-  const int64_t sent = std::accumulate(input_rows.begin(), input_rows.end(), INT64_C(0));
-  if (sent != in.sizes[0])
-    call.refuse("input_split_sizes add up to " + std::to_string(sent) + ", but input dimension 0 has size " +
-                std::to_string(in.sizes[0]));
-  const int64_t rows = std::accumulate(output_rows.begin(), output_rows.end(), INT64_C(0));
+  check_sum(call, "input_split_sizes", input_rows, in.sizes[0]);
+  const int64_t rows = sum_of(output_rows);
   Tensor result = empty(with_dim0(in, rows), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, rows * in.numel_of_row());
   // Which of the two calls it is depends on whether splits were given, not on their values, so that all ranks agree.

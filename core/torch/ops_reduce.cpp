@@ -1,4 +1,4 @@
-// all_reduce and reduce_scatter_tensor, each also into memory of the caller.
+// all_reduce and reduce_scatter_tensor, each also into memory of the caller, and reduce_scatter_v.
 #include "host_memory.h"
 #include "output.h"
 #include "phalanx_torch.h"
@@ -75,6 +75,30 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   const Operand out = caller_output(call, target, in, in.numel / group_size);
   if (in.range().overlaps(out.range()) && !is_in_place(call, out, in)) make_private(in, input);
   run_into(call, target, out, in, [&](phx_work **work) { return reduce_scatter(call, in, out, reduction, work); });
+}
+
+void reduce_scatter_v(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String reduce_op(stack[1]), group_name(stack[4]);
+  IntList list(stack[2]);
+  const auto own = static_cast<int64_t>(stack[3]);
+  const int32_t reduction = parse_reduction(reduce_op.view());
+  const Call call = route("reduce_scatter_v", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, reduce_op, list, own, group_name);
+  const Operand in = read_operand(input, call.gpu);
+  check_reduction(call, reduction, in.type);
+  if (in.dims == 0) call.refuse("input has no dimension to scatter along; it must have at least one");
+  const std::vector<int64_t> rows = check_sizes(call, list.values());
+  check_sum(call, "sizes", rows, in.sizes[0]);
+  check_own(call, rows, own, "own");
+  Tensor result = empty(with_dim0(in, own), in.dtype, call.gpu);
+  const Operand out = fresh_output(result, in, own * in.numel_of_row());
+  const std::vector<size_t> counts = in_elements(rows, in);
+  run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
+    return phx_reduce_scatter_v(call.handle(), in.data, out.data, counts.data(), in.type.code, reduction,
+                                call.options(), work);
+  });
+  stack[0] = result.release();
 }
 
 }  // namespace phxt

@@ -1,6 +1,12 @@
 // How tensors are dealt to ranks: by rows, the indices of dim 0.
 #pragma once
 
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "call.h"
 
 namespace phxt {
@@ -14,6 +20,55 @@ inline int64_t rows_per_rank(const Call &call, const Operand &input) {
     call.refuse("input dimension 0 has size " + std::to_string(input.sizes[0]) +
                 ", which must be a multiple of group_size " + std::to_string(call.group->size));
   return input.sizes[0] / call.group->size;
+}
+
+inline int64_t sum_of(const std::vector<int64_t> &rows) {
+  return std::accumulate(rows.begin(), rows.end(), INT64_C(0));
+}
+
+// Refuses a list that has not one size for each rank.
+inline std::vector<int64_t> check_sizes(const Call &call, std::vector<int64_t> sizes, const char *name = "sizes") {
+  if (sizes.size() != static_cast<size_t>(call.group->size))
+    call.refuse(std::string(name) + " has " + std::to_string(sizes.size()) + " entries, but the group has " +
+                std::to_string(call.group->size) + " ranks");
+  for (const int64_t size : sizes)
+    if (size < 0) call.refuse(std::string(name) + " has the negative entry " + std::to_string(size));
+  return sizes;
+}
+
+// Refuses sizes that say something else of this rank than `name`, which is `own`.
+inline void check_own(const Call &call, const std::vector<int64_t> &sizes, int64_t own, const char *name) {
+  if (const int64_t said = sizes[static_cast<size_t>(call.group->rank)]; said != own)
+    call.refuse("sizes has " + std::to_string(said) + " for this rank, group rank " + std::to_string(call.group->rank) +
+                ", but " + name + " is " + std::to_string(own));
+}
+
+// Rows of dim 0 for each rank. An empty list is an even split.
+inline std::vector<int64_t> check_splits(const Call &call, const char *name, std::vector<int64_t> splits,
+                                         int64_t rows) {
+  const auto ranks = static_cast<size_t>(call.group->size);
+  if (splits.empty()) {
+    if (rows % call.group->size != 0)
+      call.refuse("dimension 0 has size " + std::to_string(rows) + ", which must be a multiple of the group size " +
+                  std::to_string(ranks) + " when " + name + " is empty");
+    return std::vector<int64_t>(ranks, rows / call.group->size);
+  }
+  return check_sizes(call, std::move(splits), name);
+}
+
+// Refuses splits of a tensor that do not add up to its rows.
+inline void check_sum(const Call &call, const char *name, const std::vector<int64_t> &splits, int64_t rows) {
+  if (const int64_t sum = sum_of(splits); sum != rows)
+    call.refuse(std::string(name) + " add up to " + std::to_string(sum) + ", but input dimension 0 has size " +
+                std::to_string(rows));
+}
+
+inline std::vector<size_t> in_elements(const std::vector<int64_t> &rows, const Operand &like) {
+  std::vector<size_t> counts;
+  counts.reserve(rows.size());
+  const size_t row = static_cast<size_t>(like.numel_of_row()) * like.type.lanes;
+  for (const int64_t count : rows) counts.push_back(static_cast<size_t>(count) * row);
+  return counts;
 }
 
 }  // namespace phxt

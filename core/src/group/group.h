@@ -295,7 +295,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   TurnMutex derive_mutex_;
   uint64_t agreements_ = 0;  // counts agreements, and the next splits: the same on all ranks that take part
   uint64_t splits_ = 0;
-
 };
 
 template <class T>

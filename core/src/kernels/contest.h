@@ -10,8 +10,8 @@ namespace phx::kernels {
 // How long a store takes depends on who has the line, and what is fastest on one machine is slow on the next one. It
 // changes on one machine, too: between cores that share no third-level cache some stores into a line that others have
 // read take three to eight times as long, and the processors of a virtual machine move between the caches of the host,
-// unseen. So the copies themselves are measured. Now and then another candidate makes some of them in a row, since those
-// of one call differ, and one that is faster twice makes the copies from then on.
+// unseen. So the copies themselves are measured. Now and then another candidate makes some of them in a row, since
+// those of one call differ, and one that is faster twice makes the copies from then on.
 //
 // Threads that copy at the same time may lose an observation of each other.
 class Contest {
@@ -64,9 +64,9 @@ class Contest {
   }
 
   // A try is kInARow copies long; less if one of them is hopeless. The others tell how many copies later the next one
-  // begins: usually, after a hopeless one, and in the beginning or after a win. The first kEarly tries come soon. Of the
-  // usual copies, one of kTimedEvery is timed. These are primes, so that calls which make a few copies of different kinds
-  // do not meet a try with always the same one.
+  // begins: usually, after a hopeless one, and in the beginning or after a win. The first kEarly tries come soon. Of
+  // the usual copies, one of kTimedEvery is timed. These are primes, so that calls which make a few copies of different
+  // kinds do not meet a try with always the same one.
   static constexpr uint32_t kInARow = 4, kTriedEvery = 509, kTriedRarely = 4093, kSoon = 7, kEarly = 4, kTimedEvery = 7;
 
  private:

@@ -19,12 +19,14 @@ from phalanx.collectives._barrier import barrier
 from phalanx.collectives._coalescing import coalescing_manager
 from phalanx.collectives._functional import (
     all_gather_tensor,
+    all_gather_v,
     all_reduce,
     all_reduce_,
     all_to_all_single,
     broadcast,
     broadcast_,
     reduce_scatter_tensor,
+    reduce_scatter_v,
     wait_tensor,
 )
 from phalanx.collectives._groups import GroupLike, core_group, enable_group, finalize, is_core_group
@@ -70,6 +72,7 @@ __all__ = [
     "all_gather_tensor",
     "all_gather_tensor_autograd",
     "all_gather_tensor_inplace",
+    "all_gather_v",
     "all_reduce",
     "all_reduce_",
     "all_reduce_coalesced",
@@ -102,6 +105,7 @@ __all__ = [
     "reduce_scatter_tensor_autograd",
     "reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor_inplace",
+    "reduce_scatter_v",
     "send",
     "wait_tensor",
 ]

@@ -8,6 +8,8 @@ backward at the same time: so every backward pass is a collective of its own.
     all_gather            reduce_scatter sum        all_to_all            all_to_all with the splits exchanged
     broadcast             the sum on the source, zeros elsewhere
 
+all_gather_v and reduce_scatter_v are to each other as the two without v.
+
 (torch.distributed._functional_collectives of torch 2.13 has the same, without avg; there broadcast passes the local
 gradient on, which is wrong.)
 """
@@ -71,6 +73,43 @@ class ReduceScatter(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         whole = _waited(torch.ops.phalanx.all_gather_into_tensor(grad, ctx.size, ctx.group))
         return None, whole / ctx.size if ctx.reduce_op == "avg" else whole, None, None, None
+
+
+class AllGatherV(Function):
+    """all_gather_v, differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, sizes: list[int], group: str) -> Any:
+        ctx.sizes, ctx.own, ctx.group = sizes, tensor.size(0), group
+        return run(tensor, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        part = torch.ops.phalanx.reduce_scatter_v(grad, "sum", ctx.sizes, ctx.own, ctx.group)
+        return None, _waited(part), None, None
+
+
+class ReduceScatterV(Function):
+    """reduce_scatter_v, differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., torch.Tensor],
+        tensor: torch.Tensor,
+        reduce_op: str,
+        sizes: list[int],
+        own: int,
+        group: str,
+    ) -> Any:
+        ctx.reduce_op, ctx.sizes, ctx.group = check_differentiable("reduce_scatter_v", reduce_op), sizes, group
+        return run(tensor, reduce_op, sizes, own, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        whole = _waited(torch.ops.phalanx.all_gather_v(grad, ctx.sizes, ctx.group))
+        divided = whole / len(ctx.sizes) if ctx.reduce_op == "avg" else whole
+        return None, divided, None, None, None, None
 
 
 class AllToAll(Function):
@@ -255,6 +294,8 @@ _FUNCTIONS = {
     "all_reduce": AllReduce,
     "all_gather_into_tensor": AllGather,
     "reduce_scatter_tensor": ReduceScatter,
+    "all_gather_v": AllGatherV,
+    "reduce_scatter_v": ReduceScatterV,
     "all_to_all_single": AllToAll,
     "broadcast": Broadcast,
     "broadcast_backward": BroadcastBackward,

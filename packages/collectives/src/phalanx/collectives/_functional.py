@@ -10,7 +10,7 @@ from phalanx.collectives import _async_tensor, _autograd, _ops, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
+from phalanx.collectives._groups import GroupLike, find, meet, own_rank, traced_name, traced_size
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
 from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._registry import ready
@@ -58,17 +58,19 @@ class _Op(Start):
 
     def _through_torch(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         given = list(args)
-        if self.name in ("all_reduce", "reduce_scatter_tensor"):
+        if self.name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_v"):
             given[0] = check_reduction(given[0])
         elif self.name == "all_to_all_single" and not given[0] and not given[1]:
             given[0] = given[1] = _ops.even(tensor.size(0), entry.size)
-        started: torch.Tensor = getattr(torch.ops._c10d_functional, self.name)(tensor.contiguous(), *given)
+        started: torch.Tensor = _ops.through_torch(self.name)(tensor.contiguous(), *given)
         return started
 
 
 ALL_REDUCE = _Op("all_reduce", _autograd.AllReduce)
 ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
 REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
+ALL_GATHER_V = _Op("all_gather_v", _autograd.AllGatherV)
+REDUCE_SCATTER_V = _Op("reduce_scatter_v", _autograd.ReduceScatterV)
 ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
 BROADCAST = _Op("broadcast", _autograd.Broadcast)
 _ALL_REDUCE_ = InPlace("all_reduce_")
@@ -95,7 +97,7 @@ def _recorded(name: str, recorder: Any, tensor: torch.Tensor, argument: Any, gro
     return tensor
 
 
-for _op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST):
+for _op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_GATHER_V, REDUCE_SCATTER_V, ALL_TO_ALL, BROADCAST):
     _recording.detour(_op, "begin", _not_now)
 _recording.detour(_ALL_REDUCE_, "run", partial(_recorded, "all_reduce_"))
 _recording.detour(_BROADCAST_, "run", partial(_recorded, "broadcast_"))
@@ -231,6 +233,107 @@ def reduce_scatter_tensor(
         check_reduction(reduceOp)
         meet(entry, parts)
         return REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def all_gather_v(
+    self: torch.Tensor, sizes: list[int], gather_dim: int, group: GroupLike, tag: str = ""
+) -> torch.Tensor:
+    """Join tensors of different sizes along a dim; every rank gets the result. Collective.
+
+    all_gather_tensor for uneven parts, without padding. torch.distributed has none such; MPI calls it Allgatherv.
+    Differentiable.
+
+    Args:
+        self: At least one dim, any strides and dtype; of the same shape on all ranks but for `gather_dim`.
+        sizes: The size of `gather_dim` on each rank, by group rank; the same list on all ranks.
+        gather_dim: Along which to join; negative ones count from the end.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        Of the shape of `self`, with sum(sizes) at `gather_dim`, contiguous. An AsyncCollectiveTensor when gather_dim
+        is 0; otherwise joining may have waited.
+
+    Raises:
+        IndexError: There is no such dim; nothing was sent.
+        ValueError: The sizes do not fit the tensor or the group; nothing was sent.
+        MismatchError: Ranks gave other sizes.
+        PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> rows = [2, 1]  # 2 on rank 0, 1 on rank 1
+        >>> all_gather_v(torch.ones(rows[rank], 4), rows, 0, dist.group.WORLD).shape
+        torch.Size([3, 4])
+    """
+    dim = check_dim("all_gather_v", "gather_dim", gather_dim, self.dim())
+    rows = self if dim == 0 else self.movedim(dim, 0)
+    if is_dynamo_compiling():
+        whole = _traced(torch.ops.phalanx.all_gather_v(rows, sizes, traced_name(group, tag)))
+    else:
+        whole = _started(ALL_GATHER_V, group, tag, rows, _split_sizes("sizes", sizes))
+    return whole if dim == 0 else wait_tensor(whole).movedim(0, dim).contiguous()
+
+
+def reduce_scatter_v(
+    self: torch.Tensor,
+    reduceOp: str,  # noqa: N803
+    sizes: list[int],
+    scatter_dim: int,
+    group: GroupLike,
+    tag: str = "",
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks; each rank gets a part of its own size. Collective.
+
+    reduce_scatter_tensor for uneven parts, without padding. Differentiable for sum and avg.
+
+    Args:
+        self: At least one dim, any strides and dtype, the same shape and dtype on all ranks.
+        reduceOp: As for `all_reduce`.
+        sizes: The size of each rank's part of `scatter_dim`, by group rank; the same list on all ranks.
+        scatter_dim: Along which to split; negative ones count from the end.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        The part of this rank: of the shape of `self`, with its size at `scatter_dim`, contiguous. An
+        AsyncCollectiveTensor when scatter_dim is 0; otherwise laying it out may have waited.
+
+    Raises:
+        IndexError: There is no such dim; nothing was sent.
+        ValueError: The sizes do not fit the tensor or the group; nothing was sent.
+        RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> reduce_scatter_v(torch.ones(3, 4), "sum", [2, 1], 0, dist.group.WORLD).shape  # on rank 1
+        torch.Size([1, 4])
+    """
+    dim = check_dim("reduce_scatter_v", "scatter_dim", scatter_dim, self.dim())
+    rows = self if dim == 0 else self.movedim(dim, 0)
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        own = sizes[own_rank(name)[0]]
+        part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), sizes, own, name))
+    else:
+        check_reduction(reduceOp)
+        counts = _split_sizes("sizes", sizes)
+        entry = find(group, tag)
+        # The op refuses a list that is too short, so that its peers hear of it.
+        own = counts[entry.group_rank] if entry.group_rank < len(counts) else 0
+        part = _started(REDUCE_SCATTER_V, group, tag, rows, reduceOp, counts, own)
+    return part if dim == 0 else wait_tensor(part).movedim(0, dim).contiguous()
+
+
+def _started(op: _Op, group: GroupLike, tag: str, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    """The result of a collective in eager mode, by the short road where that is open."""
+    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    try:
+        if entry is not None and entry.core is not None:
+            started = op.begin(tensor, *args, entry.name)
+            if started is not None:
+                return started
+        entry = entry or find(group, tag)
+        meet(entry, tensor)
+        return op.call(entry, tensor, *args, entry.name)
     except (RuntimeError, ValueError) as error:
         fail(error)
 

@@ -80,6 +80,17 @@ def _fake_all_to_all(
     return _rows(tensor, sum(output_split_sizes)) if output_split_sizes else _contiguous_like(tensor)
 
 
+def _fake_all_gather_v(tensor: torch.Tensor, sizes: Sequence[Any], group_name: str) -> torch.Tensor:
+    return _rows(tensor, sum(sizes))
+
+
+def _fake_reduce_scatter_v(
+    tensor: torch.Tensor, reduce_op: str, sizes: Sequence[Any], own: Any, group_name: str
+) -> torch.Tensor:
+    check_reduction(reduce_op)
+    return _rows(tensor, own)
+
+
 def _each(fake: Any) -> Any:
     """The fake kernel of the coalesced form of an op that has this one."""
     return lambda tensors, *args: [fake(tensor, *args) for tensor in tensors]
@@ -101,6 +112,8 @@ _FAKES: dict[str, Any] = {
     "all_reduce": _fake_all_reduce,
     "all_gather_into_tensor": _fake_all_gather,
     "reduce_scatter_tensor": _fake_reduce_scatter,
+    "all_gather_v": _fake_all_gather_v,
+    "reduce_scatter_v": _fake_reduce_scatter_v,
     "all_to_all_single": _fake_all_to_all,
     "broadcast": _fake_broadcast,
     "broadcast_backward": _fake_broadcast,
@@ -125,6 +138,38 @@ def text(number: int) -> str:
     """What the native ops mean by this number, where they have to hand on a text."""
     ops = loaded()
     return str(bytes(ops.ffi.string(ops.lib.phxt_text(number))).decode())
+
+
+def _all_gather_v_through_torch(tensor: torch.Tensor, sizes: Sequence[int], group_name: str) -> torch.Tensor:
+    everywhere = torch.cat([tensor] * len(sizes))
+    started: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
+        everywhere, sizes, [tensor.size(0)] * len(sizes), group_name
+    )
+    return started
+
+
+def _reduce_scatter_v_through_torch(
+    tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int, group_name: str
+) -> torch.Tensor:
+    from phalanx.collectives import _registry  # it needs this module
+
+    before = sum(sizes[: _registry.entry_named(group_name).group_rank])
+    whole = torch.ops._c10d_functional.wait_tensor(
+        torch.ops._c10d_functional.all_reduce(tensor, check_reduction(reduce_op), group_name)
+    )
+    part: torch.Tensor = whole.narrow(0, before, own).clone()
+    return part
+
+
+_THROUGH_TORCH: dict[str, Any] = {
+    "all_gather_v": _all_gather_v_through_torch,
+    "reduce_scatter_v": _reduce_scatter_v_through_torch,
+}
+
+
+def through_torch(name: str) -> Any:
+    """The op of that name, by torch.distributed. It takes a contiguous tensor, and gives one that may be pending."""
+    return _THROUGH_TORCH.get(name) or getattr(torch.ops._c10d_functional, name)
 
 
 def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
@@ -153,8 +198,8 @@ def _road(name: str, texts: tuple[int, ...], even_splits: bool = False) -> Any:
                 return getattr(torch.ops.phalanx, name)(*given, **kwargs)
             if even_splits and not given[1] and not given[2]:
                 given[1] = given[2] = even(tensor.size(0), entry.size)
-            through = getattr(torch.ops._c10d_functional, name)
-            done = torch.ops._c10d_functional.wait_tensor(through(tensor.contiguous(), *given[1:], **kwargs))
+            started = through_torch(name)(tensor.contiguous(), *given[1:], **kwargs)
+            done = torch.ops._c10d_functional.wait_tensor(started)
             return None if name.endswith(("_", "_out")) else done
         except BaseException as error:
             _errors.keep(_errors.better(error))
@@ -213,6 +258,8 @@ _ROADS = {
     "all_gather_into_tensor_out": _road("all_gather_into_tensor_out", (2,)),
     "reduce_scatter_tensor": _road("reduce_scatter_tensor", (1, 3)),
     "reduce_scatter_tensor_out": _road("reduce_scatter_tensor_out", (1, 3)),
+    "all_gather_v": _road("all_gather_v", (2,)),
+    "reduce_scatter_v": _road("reduce_scatter_v", (1, 4)),
     "all_to_all_single": _road("all_to_all_single", (3,), even_splits=True),
     "broadcast": _road("broadcast", (2,)),
     "broadcast_": _in_place_road("broadcast_", (2,)),

@@ -192,7 +192,7 @@ class Recorder:
     def _add(self, op: Any, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
         if self.entry.core is not None:
             memory = _calls.memory_of(source, self.entry.on_gpus)
-            if memory is not None and not (op.name == "all_to_all_single" and args[0]):
+            if memory is not None and op.name in _calls.KINDS and not (op.name == "all_to_all_single" and args[0]):
                 rows = self._rows if memory.is_cpu else self._rows_on.setdefault(memory.device, [])
                 self._add_row(rows, op.name, memory, out, args)
                 self._calls.append(_call(source, out))

@@ -34,6 +34,8 @@ _NAMES: Final = (
     "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced",
 )
+# Ours that torch has not, and what it would call instead.
+_INSTEAD: Final = {"all_gather_v": "all_gather_into_tensor", "reduce_scatter_v": "reduce_scatter_tensor"}
 _C10D_NAMES: Final = (
     "_allgather_base_",
     "_reduce_scatter_base_",
@@ -76,7 +78,7 @@ def counted_as(op: Any) -> Any:
     """
     space, _, name = op._schema.name.partition("::")
     if space in ("phalanx", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"):
-        base = name.removesuffix("_")
+        base = _INSTEAD.get(name, name.removesuffix("_"))
         return getattr(_PY, base) if base in _NAMES else None
     return op._overloadpacket if space == "c10d" and name in _C10D_NAMES else None
 

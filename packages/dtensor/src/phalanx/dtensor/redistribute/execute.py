@@ -26,6 +26,7 @@ Run: TypeAlias = Callable[..., torch.Tensor]
 TAG = 0x70687864
 _Pending = pc.AsyncCollectiveTensor
 _all_gather, _all_reduce, _reduce_scatter = pc.all_gather_tensor, pc.all_reduce, pc.reduce_scatter_tensor
+_all_gather_v, _reduce_scatter_v = pc.all_gather_v, pc.reduce_scatter_v
 _all_to_all, _wait = pc.all_to_all_single, pc.wait_tensor
 
 
@@ -80,13 +81,17 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
         return _exchange(call, mesh)
     assert mesh is not None
     name = str(_group(mesh, call.mesh_dim).group_name)
-    dim, op = call.dim, call.op
+    dim, op, sizes = call.dim, call.op, list(call.sizes)
     if call.name == "all_gather":
         return lambda x: _all_gather(x, dim, name)
     if call.name == "all_reduce":
         return lambda x: _all_reduce(x, op, name)
     if call.name == "reduce_scatter":
         return lambda x: _reduce_scatter(x, op, dim, name)
+    if call.name == "all_gather_v":
+        return lambda x: _all_gather_v(x, sizes, dim, name)
+    if call.name == "reduce_scatter_v":
+        return lambda x: _reduce_scatter_v(x, op, sizes, dim, name)
     return lambda x: _all_to_all(x, None, None, name)
 
 

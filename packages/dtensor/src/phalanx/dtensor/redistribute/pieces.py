@@ -26,14 +26,15 @@ class Call(NamedTuple):
     """A collective on one tensor.
 
     Attributes:
-        name: "all_gather" and "reduce_scatter" (along `dim`), "all_reduce", "all_to_all" (even, along dim 0) over a
-            mesh dim; "exchange" of a flat buffer among ranks.
+        name: "all_gather" and "reduce_scatter" (along `dim`), with `sizes` "all_gather_v" and "reduce_scatter_v",
+            "all_reduce", "all_to_all" (even, along dim 0) over a mesh dim; "exchange" of a flat buffer among ranks.
         mesh_dim: The mesh dim; -1 for an exchange among `peers` of several mesh dims.
         dim: The dim of the tensor.
         op: The reduction.
         peers: Of an exchange: numbers of the ranks, ascending.
         sent: Of an exchange: how many elements go to each peer.
         received: Of an exchange: how many elements come from each.
+        sizes: Of `dim` on each rank of the group.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Call(NamedTuple):
     peers: tuple[int, ...] = ()
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 class Action(NamedTuple):
@@ -180,12 +182,25 @@ def is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -
     return all(_runs(placement, size, len(order), at) == [(at * length, length)] for at in order)
 
 
+def _in_order(runs: Sequence[Sequence[tuple[int, int]]], order: Sequence[int]) -> tuple[int, ...] | None:
+    """The sizes of the pieces by position in the group, if they lie one after another; None if they do not."""
+    end = 0
+    for i in order:
+        if len(runs[i]) > 1 or any(start != end for start, length in runs[i] if length):
+            return None
+        end += sum(length for _, length in runs[i])
+    return tuple(sum(length for _, length in runs[i]) for i in order)
+
+
 def _reduce_scatter(op: str, target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
     dim, ranks, order = split_dim(target), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
     assert dim is not None
     if is_plain(target, seen[dim], order):
         return Action(None, Call("reduce_scatter", mesh_dim, dim=dim, op=op), None)
     runs = [_runs(target, seen[dim], ranks, i) for i in range(ranks)]
+    in_order = _in_order(runs, order)
+    if in_order is not None:
+        return Action(None, Call("reduce_scatter_v", mesh_dim, dim=dim, op=op, sizes=in_order), None)
     sizes = [sum(length for _, length in own) for own in runs]
     most, own_size = max(sizes), sizes[place.coordinate[mesh_dim]]
     after: Local | None = None
@@ -207,6 +222,9 @@ def _all_gather(source: AnyPlacement, seen: Any, place: Place, mesh_dim: int) ->
     if is_plain(source, seen[dim], order):
         return Action(None, Call("all_gather", mesh_dim, dim=dim), None)
     runs = [_runs(source, seen[dim], ranks, i) for i in range(ranks)]
+    in_order = _in_order(runs, order)
+    if in_order is not None:
+        return Action(None, Call("all_gather_v", mesh_dim, dim=dim, sizes=in_order), None)
     most = max(sum(length for _, length in own) for own in runs)
     # (where it begins in the whole, which part of the group it is in, where there, length), in the order of the whole
     found: list[tuple[int, int, int, int]] = []

@@ -151,7 +151,7 @@ class Planner:
         return self.whole_bytes / cut
 
     def _waste(self, placed: Placed, mesh_dim: int, placement: AnyPlacement) -> float:
-        """How many times more is moved when all pieces are made as long as the longest."""
+        """How many times longer it takes than with equal pieces, because the longest decides."""
         dim = split_dim(placement)
         assert dim is not None
         most = 1.0
