@@ -47,6 +47,23 @@ def cases(size):
                 lambda x, g, o=op, d=dim: pc.reduce_scatter_tensor(x, o, d, g),
                 lambda xs, o=op, d=dim: scatter(xs, o, d),
             )
+    sizes = [1, 0, 2, 0][:size]
+    for dim in (0, 2):
+        yield (
+            f"uneven gather {dim}",
+            shape,
+            lambda x, g, d=dim: pc.all_gather_v(x.narrow(d, 0, sizes[dist.get_rank()]), sizes, d, g),
+            lambda xs, d=dim: [torch.cat([x.narrow(d, 0, sizes[i]) for i, x in enumerate(xs)], d)] * size,
+        )
+        for op in ("sum", "avg"):
+            yield (
+                f"{op} uneven scatter {dim}",
+                shape,
+                lambda x, g, o=op, d=dim: pc.reduce_scatter_v(x.narrow(d, 0, sum(sizes)), o, sizes, d, g),
+                lambda xs, o=op, d=dim: [
+                    *(sum(xs) / (size if o == "avg" else 1)).narrow(d, 0, sum(sizes)).split(sizes, d)
+                ],
+            )
     yield "gather of a scalar", (), lambda x, g: pc.all_gather_tensor(x, 0, g), lambda xs: [torch.stack(xs)] * size
     yield "broadcast", shape, lambda x, g: pc.broadcast(x, size - 1, g), lambda xs: [xs[-1]] * size
     yield "all_to_all", shape, lambda x, g: pc.all_to_all_single(x, None, None, g), lambda xs: exchange(xs, even)
@@ -80,7 +97,7 @@ def gradients(rank, size, eager):
         x = leaf(rank, shape)
         y = ours(x, group)
         assert y.requires_grad, name
-        assert isinstance(y, pc.AsyncCollectiveTensor) or name in ("gather 2",), (name, type(y))
+        assert isinstance(y, pc.AsyncCollectiveTensor) or name == "gather 2" or "uneven" in name, (name, type(y))
         if eager == "waited":
             y = pc.wait_tensor(y)
             assert type(y) is torch.Tensor and y.requires_grad

@@ -29,6 +29,11 @@ def each_op(rank, size):
     assert torch.equal(pc.reduce_scatter_tensor(x, "sum", 0, group) + 0, total.chunk(size)[rank])
     halves = [y.view(2, size) for y in inputs]
     assert torch.equal(pc.reduce_scatter_tensor(halves[rank], "sum", 1, group) + 0, sum(halves).chunk(size, 1)[rank])
+    sizes = [2, *[1] * (size - 1)]
+    parts = [y[: sizes[i]] for i, y in enumerate(inputs)]
+    assert torch.equal(pc.all_gather_v(parts[rank], sizes, 0, group) + 0, torch.cat(parts))
+    most = [y[: size + 1] for y in inputs]
+    assert torch.equal(pc.reduce_scatter_v(most[rank], "sum", sizes, 0, group) + 0, sum(most).split(sizes)[rank])
     assert torch.equal(pc.broadcast(x, 1, group) + 0, inputs[1])
     exchanged = torch.cat([y.chunk(size)[rank] for y in inputs])
     assert torch.equal(pc.all_to_all_single(x, None, None, group) + 0, exchanged)
@@ -55,6 +60,8 @@ def each_op(rank, size):
     for call, wanted in (
         (lambda z: pc.all_reduce(z, "sum", group), sum(range(1, size + 1))),
         (lambda z: pc.all_gather_tensor(z, 0, group), sum(range(1, size + 1))),
+        (lambda z: pc.all_gather_v(z, [3] * size, 0, group), sum(range(1, size + 1))),
+        (lambda z: pc.reduce_scatter_v(z, "avg", [3, *[0] * (size - 1)], 0, group), 1 / size),
         (lambda z: pc.broadcast(z, 0, group), sum(range(1, size + 1)) * (rank == 0)),
     ):
         z = torch.ones(3, requires_grad=True)

@@ -70,6 +70,19 @@ def each_op(rank, size):
             gathered = pc.all_gather_tensor(mine, dim, group)
             assert gathered.is_contiguous()
             same(gathered, torch.cat(inputs, dim))
+        for sizes in ([3, 0, 1, 2][:size], [1] * size):  # uneven parts, an empty one among them
+            for dim in (0, 1, -1):
+                parts = [
+                    data(r, (*(2, 3, 4)[:dim], sizes[r], *(2, 3, 4)[dim:][1:]), dtype, seed=2) for r in range(size)
+                ]
+                gathered = pc.all_gather_v(parts[rank], sizes, dim, group)
+                assert gathered.is_contiguous()
+                same(gathered, torch.cat(parts, dim))
+                wholes = [data(r, torch.cat(parts, dim).shape, dtype, seed=3) for r in range(size)]
+                for op in ("sum", "avg", "max"):
+                    part = pc.reduce_scatter_v(wholes[rank], op, sizes, dim, group)
+                    assert part.is_contiguous()
+                    same(part, reduced(wholes, op).split(sizes, dim)[rank])
         for src in range(size):
             same(pc.broadcast(mine, src, group), inputs[src])
         same(pc.all_to_all_single(mine, None, None, group), torch.cat([x.chunk(size)[rank] for x in inputs]))

@@ -100,6 +100,11 @@ def collect(call, inputs, order):
     elif call.name == "all_gather":
         assert len({one.shape for one in given}) == 1  # the collective asks for it
         results = [torch.cat(given, call.dim)] * count
+    elif call.name == "all_gather_v":
+        assert tuple(one.size(call.dim) for one in given) == call.sizes
+        results = [torch.cat(given, call.dim)] * count
+    elif call.name == "reduce_scatter_v":
+        results = list(REDUCE[call.op](given).split(call.sizes, call.dim))
     elif call.name == "reduce_scatter":
         assert given[0].size(call.dim) % count == 0
         results = list(REDUCE[call.op](given).chunk(count, call.dim))

@@ -159,7 +159,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
 
     Returns:
         Of the shape of `self`, with `gather_dim` group-size times as long, contiguous. An AsyncCollectiveTensor when
-        gather_dim is 0; otherwise joining may have waited.
+        gather_dim is 0; otherwise joining may have waited. Within a coalescing manager: along dim 0 only.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -271,7 +271,7 @@ def all_gather_v(
     if is_dynamo_compiling():
         whole = _traced(torch.ops.phalanx.all_gather_v(rows, sizes, traced_name(group, tag)))
     else:
-        whole = _started(ALL_GATHER_V, group, tag, rows, _split_sizes("sizes", sizes))
+        whole = _of_sizes(ALL_GATHER_V, group, tag, rows, sizes)
     return whole if dim == 0 else wait_tensor(whole).movedim(0, dim).contiguous()
 
 
@@ -296,7 +296,8 @@ def reduce_scatter_v(
 
     Returns:
         The part of this rank: of the shape of `self`, with its size at `scatter_dim`, contiguous. An
-        AsyncCollectiveTensor when scatter_dim is 0; otherwise laying it out may have waited.
+        AsyncCollectiveTensor when scatter_dim is 0; otherwise laying it out may have waited. Within a coalescing
+        manager: along dim 0 only.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -315,25 +316,34 @@ def reduce_scatter_v(
         part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), sizes, own, name))
     else:
         check_reduction(reduceOp)
-        counts = _split_sizes("sizes", sizes)
-        entry = find(group, tag)
-        # The op refuses a list that is too short, so that its peers hear of it.
-        own = counts[entry.group_rank] if entry.group_rank < len(counts) else 0
-        part = _started(REDUCE_SCATTER_V, group, tag, rows, reduceOp, counts, own)
+        part = _of_sizes(REDUCE_SCATTER_V, group, tag, rows, sizes, reduceOp)
     return part if dim == 0 else wait_tensor(part).movedim(0, dim).contiguous()
 
 
-def _started(op: _Op, group: GroupLike, tag: str, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-    """The result of a collective in eager mode, by the short road where that is open."""
+def _of_sizes(
+    op: _Op, group: GroupLike, tag: str, tensor: torch.Tensor, sizes: list[int], *reduction: str
+) -> torch.Tensor:
+    """Start all_gather_v or reduce_scatter_v on rows of dim 0, checked."""
+    counts = _split_sizes("sizes", sizes)
     entry = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None:
-            started = op.begin(tensor, *args, entry.name)
+        entry = entry or find(group, tag)
+        if len(counts) != entry.size:
+            raise ValueError(f"{op.name}: sizes has {len(counts)} entries, but the group has {entry.size} ranks")
+        if any(count < 0 for count in counts):
+            raise ValueError(f"{op.name}: sizes has a negative entry: {counts}")
+        own, rows = counts[entry.group_rank], tensor.size(0)
+        if reduction and sum(counts) != rows:
+            raise ValueError(f"{op.name}: sizes add up to {sum(counts)}, but the dim of the tensor has size {rows}")
+        if not reduction and own != rows:
+            raise ValueError(f"{op.name}: sizes has {own} for this rank, but the dim of the tensor has size {rows}")
+        args: tuple[Any, ...] = (*reduction, counts, *((own,) if reduction else ()), entry.name)
+        if entry.core is not None:
+            started = op.begin(tensor, *args)
             if started is not None:
                 return started
-        entry = entry or find(group, tag)
         meet(entry, tensor)
-        return op.call(entry, tensor, *args, entry.name)
+        return op.call(entry, tensor, *args)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
