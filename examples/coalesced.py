@@ -1,4 +1,4 @@
-"""Two processes: several collectives as one call, and messages in a ring."""
+"""Two processes: several collectives as one call, parts of different sizes, and messages in a ring."""
 
 import os
 import tempfile
@@ -23,6 +23,13 @@ def run(rank: int, world_size: int, path: str) -> None:
     assert losses.tolist() == [0.5] * 3
     assert count.tolist() == [21]
     assert ranks.tolist() == [0, 1]
+    # [uneven]
+    sizes = [3, 1]  # rows on rank 0 and on rank 1
+    whole = pc.all_gather_v(torch.full((sizes[rank], 2), float(rank)), sizes, 0, group)  # 4 rows
+    part = pc.reduce_scatter_v(whole, "sum", sizes, 0, group)  # sizes[rank] rows
+    # [uneven end]
+    assert whole[:, 0].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert part[:, 0].tolist() == [0.0] * 3 if rank == 0 else [2.0]
     # [messages]
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     mine, came = torch.full((2,), float(rank)), torch.empty(2)

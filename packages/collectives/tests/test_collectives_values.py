@@ -70,7 +70,7 @@ def each_op(rank, size):
             gathered = pc.all_gather_tensor(mine, dim, group)
             assert gathered.is_contiguous()
             same(gathered, torch.cat(inputs, dim))
-        for sizes in ([3, 0, 1, 2][:size], [1] * size):  # uneven parts, an empty one among them
+        for sizes in ([3, 0, 1, 2][:size], [1] * size):  # F27: uneven parts, one is empty
             for dim in (0, 1, -1):
                 parts = [
                     data(r, (*(2, 3, 4)[:dim], sizes[r], *(2, 3, 4)[dim:][1:]), dtype, seed=2) for r in range(size)
