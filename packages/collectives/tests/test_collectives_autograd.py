@@ -47,7 +47,7 @@ def cases(size):
                 lambda x, g, o=op, d=dim: pc.reduce_scatter_tensor(x, o, d, g),
                 lambda xs, o=op, d=dim: scatter(xs, o, d),
             )
-    sizes = [1, 0, 2, 0][:size]
+    sizes = [1, 0, 2, 0][:size]  # F27
     for dim in (0, 2):
         yield (
             f"uneven gather {dim}",
