@@ -83,7 +83,7 @@ def without_process_groups(rank, size):
     with World(rank, size, FileStore(scratch() / "store"), timeout_ms=60_000) as world:
         group = world.create_group("tp", range(size))
         assert pc.barrier(group, torch.ones(2)).tolist() == [1.0, 1.0]
-        with pytest.raises(ValueError, match="there is no default group"):
+        with pytest.raises(ValueError, match="there are no process groups"):
             pc.barrier()
         group.barrier()
 

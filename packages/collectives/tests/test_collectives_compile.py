@@ -30,7 +30,7 @@ class Graphs:
 def tracing(rank, _):
     init_fake()
     world, sub = dist.group.WORLD, dist.new_group([0, 1])
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     name = str(sub.group_name)
     x = torch.ones(8, 4)
     for call, op in (
@@ -60,7 +60,8 @@ def tracing(rank, _):
     seen = {}
     for group, wanted in (
         (world, str(world.group_name)), (sub, name), (world, str(world.group_name)), ((mesh, 1), row),
-        ((mesh, 0), column), (name, name), (str(world.group_name), str(world.group_name)), (sub, name),
+        ((mesh, 0), column), ((mesh, "tp"), row), (None, str(world.group_name)),
+        (name, name), (str(world.group_name), str(world.group_name)), (sub, name),
     ):  # fmt: skip
         before = len(graphs.ops)
         compiled(x, group)

@@ -106,15 +106,15 @@ def test_ranks_of_a_subgroup_keep_its_order():
 
 
 def wrong_groups(rank, size):
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     x = torch.ones(2)
     if rank == 0:  # the other rank makes no such call: nothing may be sent, nothing may hang
         for group, kind, text in (
-            ((mesh, "a"), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),  # F14
+            ((mesh, "a"), ValueError, "the dims of the mesh have the names ['tp']"),
+            ((mesh, 1.0), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),  # F14
             ((mesh,), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),
             ((mesh, 3), ValueError, "the mesh has 1 dims"),
             (3, ValueError, "must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int)"),  # F15
-            (None, ValueError, "must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int)"),
             ([], ValueError, "an empty list of ranks is no group"),
             ([[]], ValueError, "an empty list of ranks is no group"),
             ([0, "1"], ValueError, "must hold ints only"),
@@ -131,7 +131,9 @@ def wrong_groups(rank, size):
                 with pytest.raises(kind) as caught:
                     call()
                 assert text in str(caught.value), str(caught.value)
-    assert pc.all_reduce(x, "sum", dist.group.WORLD).tolist() == [2.0, 2.0]
+    for group in (dist.group.WORLD, None, (mesh, "tp")):
+        assert pc.all_reduce(x, "sum", group).tolist() == [2.0, 2.0]
+        assert pc.process_group_of(group).size() == 2
 
 
 def test_wrong_groups_are_refused_before_anything_is_sent():  # F11, F13 to F18

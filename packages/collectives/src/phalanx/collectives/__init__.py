@@ -29,7 +29,7 @@ from phalanx.collectives._functional import (
     reduce_scatter_v,
     wait_tensor,
 )
-from phalanx.collectives._groups import GroupLike, core_group, enable_group, finalize, is_core_group
+from phalanx.collectives._groups import GroupLike, core_group, enable_group, finalize, is_core_group, process_group_of
 from phalanx.collectives._more import (
     all_gather_inplace,
     all_gather_single,
@@ -97,6 +97,7 @@ __all__ = [
     "isend",
     "isend_inplace",
     "permute_tensor",
+    "process_group_of",
     "recv",
     "reduce_scatter_single",
     "reduce_scatter_single_autograd",

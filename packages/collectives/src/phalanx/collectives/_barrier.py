@@ -20,7 +20,7 @@ from phalanx.core import Group, PeerDeadError
 _SCHEMA = "barrier(Tensor tensor, str group_name) -> Tensor"
 
 
-def barrier(group: GroupLike | None = None, tensor: torch.Tensor | None = None, tag: str = "") -> torch.Tensor:
+def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: str = "") -> torch.Tensor:
     """Wait until every rank of the group has come here. Collective. It returns when they have, also with a GPU.
 
     As torch.distributed.barrier, in a form that can be traced. A compiler keeps it in the graph, but knows only from
@@ -28,7 +28,7 @@ def barrier(group: GroupLike | None = None, tensor: torch.Tensor | None = None, 
     compute what comes after from the result.
 
     Args:
-        group, tag: As for `all_reduce`; group None is the default process group.
+        group, tag: As for `all_reduce`.
         tensor: Any; it is complete before this rank comes to the barrier. Its device says which backend is used. None
             for the CPU.
 
@@ -40,10 +40,6 @@ def barrier(group: GroupLike | None = None, tensor: torch.Tensor | None = None, 
         RuntimeError: A coalescing manager of the group is open; nothing was sent.
         PhalanxError: As for `all_reduce`.
     """
-    if group is None:
-        group = dist.group.WORLD
-    if group is None:
-        raise ValueError("barrier: there is no default group: call torch.distributed.init_process_group first")
     token = torch.empty(0, device="cpu") if tensor is None else tensor
     if is_dynamo_compiling():
         traced: torch.Tensor = torch.ops.phalanx.barrier(token, traced_name(group, tag))

@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +42,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
     waited for together. In a graph of torch.compile they are the single calls that they would be without a manager.
 
     Args:
-        group: As for `all_reduce`; None is the default process group. All its ranks must record the same calls in one
+        group: As for `all_reduce`. All its ranks must record the same calls in one
             order. Managers nest on different groups only.
         device: Without meaning here; torch's has it.
         async_ops: Not to wait at the end of the body, but in `wait`, or at the first use of a result that is an
@@ -60,7 +59,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
 
     def __init__(
         self,
-        group: GroupLike | None = None,
+        group: GroupLike = None,
         device: torch.device | str | None = None,
         async_ops: bool = False,
     ) -> None:
@@ -75,7 +74,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
             return self
         if self._recorder is not None:
             raise RuntimeError("coalescing_manager: this one is open already; make another one")
-        entry = find(_group(self._group))
+        entry = find(self._group)
         recorder = Recorder(entry)
         process_group = group_named(entry.name)
         _recording.begin(entry.name, recorder)
@@ -125,11 +124,3 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
             self._recorder.settle()
         for work in self.works:
             work.wait(timeout) if timeout else work.wait()
-
-
-def _group(group: GroupLike | None) -> Any:
-    if group is not None:
-        return group
-    if dist.group.WORLD is None:
-        raise ValueError("there is no default group: call torch.distributed.init_process_group first")
-    return dist.group.WORLD

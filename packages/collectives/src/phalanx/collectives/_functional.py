@@ -116,9 +116,10 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
             serves the group). bool, integers and floats; complex numbers for sum and avg.
         reduceOp: sum, avg, product, min, max, band, bor or bxor, in upper or lower case. 16-bit floats are added
             in float32 and rounded once; avg of integers rounds towards zero.
-        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
-            lists of them (each rank takes part in the one that holds it), the name of a process group, or a
-            phalanx.core.Group. The first collective of a rank on a group waits until all its ranks come.
+        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim by its number or name), a list of global
+            ranks, a list of lists of them (each rank takes part in the one that holds it), the name of a process group,
+            a phalanx.core.Group, or None for the default process group. The first collective of a rank on a group waits
+            until all its ranks come.
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
 
     Returns:

@@ -11,10 +11,13 @@ from phalanx.collectives._entry import Entry
 from phalanx.collectives._torch_compat import DeviceMesh
 from phalanx.core import Group
 
-GroupLike = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int] | list[int] | list[list[int]] | str | Group
+# dist.group.WORLD is None before init_process_group; None is the default group.
+GroupLike = (
+    dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str] | list[int] | list[list[int]] | str | Group | None
+)
 
 _NOT_1D = "Only 1D mesh is supported, pass in (DeviceMesh, int) together if mesh > 1D"
-_TUPLE = "Invalid tuple for group must be (DeviceMesh, int)"
+_TUPLE = "Invalid tuple for group must be (DeviceMesh, int) or (DeviceMesh, str)"
 _ACCEPTED = (
     "Invalid type for group, must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int), the name of a process "
     "group, or a phalanx.core.Group"
@@ -41,7 +44,7 @@ def find(group: GroupLike, tag: str = "") -> Entry:
         raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
     if isinstance(group, list):
         return _registry.entry_of(_group_of_ranks(_own_ranks(group), tag))
-    process_group = _process_group(group)
+    process_group = process_group_of(group)
     if tag and _torch_compat.is_registered(process_group) and _torch_compat.tag_of(process_group) != tag:
         process_group = _group_of_ranks(dist.get_process_group_ranks(process_group), tag)
     return _registry.entry_of(process_group)
@@ -63,17 +66,39 @@ def meet(entry: Entry, tensor: torch.Tensor) -> None:
         entry.decide_on_gpus(tensor.device)
 
 
-def _process_group(group: Any) -> dist.ProcessGroup:
+def process_group_of(group: Any) -> dist.ProcessGroup:
+    """The process group that a group argument means. Not collective.
+
+    Args:
+        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim by its number or name), a list of global
+            ranks, a list of lists of them, or None for the default process group.
+
+    Raises:
+        ValueError, AssertionError: It is no group of this rank; the text says why.
+    """
     if isinstance(group, dist.ProcessGroup):
         return group
+    if group is None:
+        if dist.group.WORLD is None:
+            raise ValueError("there is no default group: call torch.distributed.init_process_group first")
+        return dist.group.WORLD
+    if isinstance(group, list):
+        if not dist.is_initialized():
+            raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
+        return _group_of_ranks(_own_ranks(group), "")
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise AssertionError(_NOT_1D)
         return group.get_group()
     if isinstance(group, tuple):
-        if len(group) != 2 or not isinstance(group[0], DeviceMesh) or type(group[1]) is not int:
+        if len(group) != 2 or not isinstance(group[0], DeviceMesh) or type(group[1]) not in (int, str):
             raise ValueError(f"{_TUPLE}, not {_kinds(group)}")
         mesh, dim = group
+        if isinstance(dim, str):
+            names = mesh.mesh_dim_names or ()
+            if dim not in names:
+                raise ValueError(f"(DeviceMesh, {dim!r}): the dims of the mesh have the names {list(names)}")
+            dim = names.index(dim)
         if not -mesh.ndim <= dim < mesh.ndim:
             raise ValueError(f"(DeviceMesh, {dim}): the mesh has {mesh.ndim} dims, so the dim must be below that")
         return cast(dist.ProcessGroup, mesh.get_group(dim % mesh.ndim))
@@ -129,6 +154,9 @@ def traced_name(group: Any, tag: str) -> str:
     """The name of a group, for a graph."""
     if isinstance(group, str):
         return group
+    if group is None:
+        of_all: str = _name_of_default()
+        return of_all
     if isinstance(group, Group):
         of_core: str = _name_of_core(group)
         return of_core
@@ -154,6 +182,11 @@ def traced_name(group: Any, tag: str) -> str:
 @_torch_compat.constant_in_graphs
 def _name_of_ranks(ranks: tuple[Any, ...], tag: str) -> str:
     return find([list(each) if isinstance(each, tuple) else each for each in ranks], tag).name
+
+
+@_torch_compat.constant_in_graphs
+def _name_of_default() -> str:
+    return find(None).name
 
 
 @_torch_compat.constant_in_graphs
@@ -189,9 +222,9 @@ def enable_group(group: GroupLike, tag: str = "", *, device: torch.device | None
     Collective among the ranks of the group the first time, for the CPU and for GPUs; later calls return at once.
 
     Args:
-        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim), a list of global ranks, a list of
-            lists of them (each rank takes part in the one that holds it), the name of a process group, or a
-            phalanx.core.Group.
+        group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim by its number or name), a list of global
+            ranks, a list of lists of them (each rank takes part in the one that holds it), the name of a process group,
+            a phalanx.core.Group, or None for the default process group.
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
         device: A GPU of this rank: also find out whether the core serves tensors there. By default only of the CPU.
 

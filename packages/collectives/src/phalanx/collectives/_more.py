@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from phalanx.collectives import _recording
 from phalanx.collectives._functional import (
@@ -66,12 +65,12 @@ def permute_tensor(self: torch.Tensor, src_dst: Sequence[int], group: GroupLike,
 
 
 def all_reduce_inplace(
-    tensor: torch.Tensor, op: str = "sum", group: GroupLike | None = None, async_op: bool = False, tag: str = ""
+    tensor: torch.Tensor, op: str = "sum", group: GroupLike = None, async_op: bool = False, tag: str = ""
 ) -> torch.Tensor:
     """`all_reduce` into its input. Collective.
 
     Args:
-        tensor, op, group, tag: As for `all_reduce`; group None is the default process group.
+        tensor, op, group, tag: As for `all_reduce`.
         async_op: Must be False.
 
     Returns:
@@ -81,7 +80,7 @@ def all_reduce_inplace(
         AssertionError: async_op is True, or there is no default group.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
     """
-    group = _group("all_reduce_inplace", group, async_op)
+    _check_sync("all_reduce_inplace", async_op)
     if _recorder(group, tag) is not None:
         return all_reduce_(tensor, op, group, tag)
     return tensor.copy_(all_reduce(tensor, op, group, tag))
@@ -90,7 +89,7 @@ def all_reduce_inplace(
 def all_gather_tensor_inplace(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     async_op: bool = False,
     tag: str = "",
     gather_dim: int = 0,
@@ -99,7 +98,7 @@ def all_gather_tensor_inplace(
 
     Args:
         output_tensor: Of the shape of the result.
-        input_tensor, group, tag, gather_dim: As for `all_gather_tensor`; group None is the default process group.
+        input_tensor, group, tag, gather_dim: As for `all_gather_tensor`.
         async_op: Must be False.
 
     Returns:
@@ -109,7 +108,7 @@ def all_gather_tensor_inplace(
         AssertionError: async_op is True, or there is no default group.
         IndexError, ValueError, PhalanxError: As for `all_gather_tensor`.
     """
-    group = _group("all_gather_tensor_inplace", group, async_op)
+    _check_sync("all_gather_tensor_inplace", async_op)
     recorder = _recorder(group, tag)
     if recorder is not None and gather_dim == 0 and input_tensor.dim():
         shape = [recorder.entry.size * input_tensor.size(0), *input_tensor.shape[1:]]
@@ -121,7 +120,7 @@ def all_gather_tensor_inplace(
 def all_gather_inplace(
     tensor_list: list[torch.Tensor],
     tensor: torch.Tensor,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     async_op: bool = False,
     tag: str = "",
 ) -> list[torch.Tensor]:
@@ -130,7 +129,7 @@ def all_gather_inplace(
     Args:
         tensor_list: One tensor of the shape of `tensor` for each rank.
         tensor: Any shape and dtype, the same on all ranks.
-        group, tag: As for `all_reduce`; group None is the default process group.
+        group, tag: As for `all_reduce`.
         async_op: Must be False.
 
     Returns:
@@ -140,7 +139,7 @@ def all_gather_inplace(
         AssertionError: async_op is True, there is no default group, or the sizes differ.
         ValueError, PhalanxError: As for `all_gather_tensor`.
     """
-    group = _group("all_gather_inplace", group, async_op)
+    _check_sync("all_gather_inplace", async_op)
     if any(each.shape != tensor.shape for each in tensor_list):
         raise AssertionError(
             "all_gather_inplace: every tensor of the list must have the shape of the input, "
@@ -159,7 +158,7 @@ def reduce_scatter_tensor_inplace(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002
     op: str = "sum",
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     async_op: bool = False,
     scatter_dim: int = 0,
     tag: str = "",
@@ -168,7 +167,7 @@ def reduce_scatter_tensor_inplace(
 
     Args:
         output: Of the shape of the result.
-        input, op, group, scatter_dim, tag: As for `reduce_scatter_tensor`; group None is the default process group.
+        input, op, group, scatter_dim, tag: As for `reduce_scatter_tensor`.
         async_op: Must be False.
 
     Returns:
@@ -178,7 +177,7 @@ def reduce_scatter_tensor_inplace(
         AssertionError: async_op is True, or there is no default group.
         IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
     """
-    group = _group("reduce_scatter_tensor_inplace", group, async_op)
+    _check_sync("reduce_scatter_tensor_inplace", async_op)
     recorder = _recorder(group, tag)
     if recorder is not None and scatter_dim == 0 and input.dim() and input.size(0) % recorder.entry.size == 0:
         shape = [input.size(0) // recorder.entry.size, *input.shape[1:]]
@@ -192,7 +191,7 @@ def all_to_all_inplace(
     input: torch.Tensor,  # noqa: A002
     output_split_sizes: list[int] | None = None,
     input_split_sizes: list[int] | None = None,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     async_op: bool = False,
     tag: str = "",
 ) -> torch.Tensor:
@@ -211,18 +210,18 @@ def all_to_all_inplace(
         AssertionError: async_op is True, or there is no default group.
         ValueError, PhalanxError: As for `all_to_all_single`.
     """
-    group = _group("all_to_all_inplace", group, async_op)
+    _check_sync("all_to_all_inplace", async_op)
     moved = all_to_all_single(input, output_split_sizes, input_split_sizes, group, tag)
     return _copied(output, moved, group, tag)
 
 
 def broadcast_inplace(
-    tensor: torch.Tensor, src: int, group: GroupLike | None = None, async_op: bool = False, tag: str = ""
+    tensor: torch.Tensor, src: int, group: GroupLike = None, async_op: bool = False, tag: str = ""
 ) -> torch.Tensor:
     """`broadcast` into its input. Collective.
 
     Args:
-        tensor, src, group, tag: As for `broadcast`; group None is the default process group.
+        tensor, src, group, tag: As for `broadcast`.
         async_op: Must be False.
 
     Returns:
@@ -232,7 +231,7 @@ def broadcast_inplace(
         AssertionError: async_op is True, or there is no default group.
         ValueError, PhalanxError: As for `broadcast`.
     """
-    group = _group("broadcast_inplace", group, async_op)
+    _check_sync("broadcast_inplace", async_op)
     if _recorder(group, tag) is not None:
         return broadcast_(tensor, src, group, tag)
     return tensor.copy_(broadcast(tensor, src, group, tag))
@@ -275,11 +274,6 @@ def _place(group: GroupLike, tag: str) -> tuple[int, int]:
     return entry.group_rank, entry.size
 
 
-def _group(operation: str, group: GroupLike | None, async_op: bool) -> GroupLike:
+def _check_sync(operation: str, async_op: bool) -> None:
     if async_op:
         raise AssertionError(f"{operation}: async_op must be False; the result is complete when it returns")
-    if group is None:
-        group = dist.group.WORLD
-    if group is None:
-        raise AssertionError(f"{operation}: there is no default group: call torch.distributed.init_process_group first")
-    return group

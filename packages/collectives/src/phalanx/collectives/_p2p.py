@@ -25,7 +25,7 @@ _MOST_TAG = 2**32 - 1
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work:
@@ -36,7 +36,7 @@ def isend(
     Args:
         tensor: Any shape, strides and dtype. It must stay unchanged until the work is complete.
         dst: The receiver, as a global rank.
-        group: As for `all_reduce`; None is the default process group. If its ranks have not met yet, all of them must
+        group: As for `all_reduce`. If its ranks have not met yet, all of them must
             come to a call on it: see `enable_group`.
         tag: 0 to 2**32 - 1; that of the receive.
         group_dst: The receiver, as a rank within the group, instead of `dst`.
@@ -58,7 +58,7 @@ def isend(
 def irecv(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work:
@@ -90,7 +90,7 @@ def irecv(
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
@@ -108,7 +108,7 @@ def send(
 def recv(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: GroupLike | None = None,
+    group: GroupLike = None,
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
@@ -152,7 +152,7 @@ class P2POp:
         op: Callable[..., Any],
         tensor: torch.Tensor,
         peer: int | None = None,
-        group: GroupLike | None = None,
+        group: GroupLike = None,
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
@@ -263,15 +263,11 @@ class Message(NamedTuple):
 
 
 def _checked(
-    sends: bool, tensor: torch.Tensor, rank: int | None, group: GroupLike | None, tag: int, group_rank: int | None
+    sends: bool, tensor: torch.Tensor, rank: int | None, group: GroupLike, tag: int, group_rank: int | None
 ) -> Message:
     operation, peer_name = ("isend", "dst") if sends else ("irecv", "src")
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{operation} takes a torch.Tensor, not {type(tensor).__name__}")
-    if group is None:
-        group = dist.group.WORLD
-        if group is None:
-            raise ValueError("there is no default group: call torch.distributed.init_process_group first")
     entry = find(group)
     where = f"{operation} on group '{entry.name}'"
     if type(tag) is not int or not 0 <= tag <= _MOST_TAG:

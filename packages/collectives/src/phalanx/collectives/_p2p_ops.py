@@ -122,7 +122,7 @@ def register() -> None:
 
 
 def isend_inplace(
-    tensor: torch.Tensor, dst: int | None, tag: int = 0, group: GroupLike | None = None, group_dst: int = -1
+    tensor: torch.Tensor, dst: int | None, tag: int = 0, group: GroupLike = None, group_dst: int = -1
 ) -> torch.Tensor:
     """`isend`, in a form that can be traced. As torch.distributed._functional_collectives.isend_inplace.
 
@@ -146,7 +146,7 @@ def isend_inplace(
 
 
 def irecv_inplace(
-    tensor: torch.Tensor, src: int | None, tag: int = 0, group: GroupLike | None = None, group_src: int = -1
+    tensor: torch.Tensor, src: int | None, tag: int = 0, group: GroupLike = None, group_src: int = -1
 ) -> torch.Tensor:
     """`irecv`, in a form that can be traced. As torch.distributed._functional_collectives.irecv_inplace.
 
@@ -177,7 +177,7 @@ def batch_p2p_ops_inplace(
     peer_list: list[int],
     tag_list: list[int],
     tensors: list[torch.Tensor],
-    group_name: GroupLike | None = None,
+    group_name: GroupLike = None,
 ) -> list[torch.Tensor]:
     """`batch_isend_irecv`, in a form that can be traced.
 
@@ -218,7 +218,7 @@ def _wrapped(tensor: torch.Tensor, work: Any) -> torch.Tensor:
     return result
 
 
-def _name(group: GroupLike | None) -> str:
+def _name(group: GroupLike) -> str:
     if group is None:
         group = dist.group.WORLD
     if group is None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from phalanx.collectives import GroupLike
 from phalanx.core import InvalidArgumentError
 from phalanx.symm_mem import _ops
-from phalanx.symm_mem._groups import GroupLike, resolve
+from phalanx.symm_mem._groups import resolve
 from phalanx.symm_mem._handle import SymmetricMemory
 
 

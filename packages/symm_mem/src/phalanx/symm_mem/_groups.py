@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.collectives import check_group
+from phalanx.collectives import GroupLike, check_group, process_group_of
 from phalanx.core import (
     AlreadyExistsError,
     Group,
@@ -29,8 +28,6 @@ from phalanx.symm_mem._context import RankContext, current
 
 if TYPE_CHECKING:
     from phalanx.symm_mem._handle import SymmetricMemory
-
-GroupLike = str | dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str]
 
 _serials = itertools.count(1)
 _STORE_PREFIX = "phalanx.symm_mem"  # of what this package writes to the store of a process group
@@ -231,35 +228,22 @@ def resolve(group: GroupLike) -> RankGroup:
     """
     context = current()
     if not isinstance(group, str):
-        return _from_process_group(context, _process_group_of(group))
+        try:
+            process_group = process_group_of(group)
+        except (ValueError, AssertionError) as error:
+            raise InvalidArgumentError(str(error)) from None
+        return _from_process_group(context, process_group)
     known = context.groups.get(group)
     if known is not None and known.process_group is None:
         return known
-    process_group = _torch_compat.process_group_named(group)
-    if process_group is None:
+    named = _torch_compat.process_group_named(group)
+    if named is None:
         raise NotFoundError(
             f"get_group_info: no group info associated with the group name {group}; call set_group_info first, or "
             "give the name of a torch process group",
             group=group,
         )
-    return _from_process_group(context, process_group)
-
-
-def _process_group_of(group: Any) -> dist.ProcessGroup:
-    if isinstance(group, dist.ProcessGroup):
-        return group
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise InvalidArgumentError(
-                f"the mesh has {group.ndim} dims; give a 1-D mesh, or (mesh, dim) for the group of one dim"
-            )
-        return group.get_group()
-    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
-        return group[0].get_group(group[1])
-    raise InvalidArgumentError(
-        f"group is a {type(group).__name__}; give a group name, a ProcessGroup that has this rank, a 1-D DeviceMesh "
-        "or (DeviceMesh, dim)"
-    )
+    return _from_process_group(context, named)
 
 
 def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) -> RankGroup:

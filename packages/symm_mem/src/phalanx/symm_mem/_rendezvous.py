@@ -2,11 +2,12 @@
 
 import torch
 
+from phalanx.collectives import GroupLike
 from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm
 from phalanx.symm_mem import _streams
 from phalanx.symm_mem._alloc import Allocation, find
 from phalanx.symm_mem._context import current
-from phalanx.symm_mem._groups import GroupLike, RankGroup, resolve
+from phalanx.symm_mem._groups import RankGroup, resolve
 from phalanx.symm_mem._handle import SymmetricMemory
 
 
@@ -20,8 +21,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
     Args:
         tensor: Made by `empty` or `empty_strided_p2p`, or a view of such a one. A view gives a
             handle with the view's `offset`; handles of one block share their signals.
-        group: The name given to `set_group_info`, the name of a torch process group, a ProcessGroup,
-            a 1-D DeviceMesh, or (DeviceMesh, dim). None: the group that the tensor was allocated for.
+        group: The name given to `set_group_info`, or what `phalanx.collectives` takes as a group, but a core group.
+            None: the group that the tensor was allocated for.
         timeout_ms: How long to wait for the other ranks, in milliseconds; 0 is the default of the rank context, or else
             of the process group, or five minutes.
 
