@@ -25,7 +25,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/build.h"
 #include "base/fd.h"
 #include "base/hash.h"
 #include "base/tuning.h"

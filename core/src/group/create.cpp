@@ -1,6 +1,5 @@
 // Creates a group: the members find each other in the store, connect, and those of one host share their control
 // segments.
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
