@@ -26,13 +26,16 @@ static const char *const kNames[] = {"all_reduce", "all_gather", "reduce_scatter
                                      "broadcast",  "reduce",     "gather",         "scatter"};
 enum { kCollectives = sizeof kNames / sizeof kNames[0] };
 
-#define FUNCTIONS(X)                                                                                                   \
-  X(phx_last_error)                                                                                                    \
-  X(phx_store_file)                                                                                                    \
-  X(phx_world_create) X(phx_world_finalize) X(phx_group_create) X(phx_symm_alloc) X(phx_symm_buffer) X(phx_all_reduce) \
-      X(phx_all_gather) X(phx_reduce_scatter) X(phx_all_to_all) X(phx_broadcast) X(phx_reduce) X(phx_gather)           \
-          X(phx_scatter) X(phx_symm_all_reduce) X(phx_symm_all_gather) X(phx_symm_reduce_scatter)                      \
-              X(phx_symm_all_to_all) X(phx_symm_broadcast) X(phx_symm_reduce) X(phx_symm_gather) X(phx_symm_scatter)
+/* clang-format off */
+#define FUNCTIONS(X) \
+  X(phx_last_error) X(phx_store_file) X(phx_world_create) X(phx_world_finalize) X(phx_group_create) \
+  X(phx_symm_alloc) X(phx_symm_buffer) \
+  X(phx_all_reduce) X(phx_all_gather) X(phx_reduce_scatter) X(phx_all_to_all) X(phx_broadcast) X(phx_reduce) \
+  X(phx_gather) X(phx_scatter) \
+  X(phx_symm_all_reduce) X(phx_symm_all_gather) X(phx_symm_reduce_scatter) X(phx_symm_all_to_all) \
+  X(phx_symm_broadcast) X(phx_symm_reduce) \
+  X(phx_symm_gather) X(phx_symm_scatter)
+/* clang-format on */
 
 typedef struct {
 #define MEMBER(name) __typeof__(&name) name;

@@ -24,6 +24,10 @@ SOME_OPS = "add,bmm,cat,einsum,gather,nn.functional.layer_norm,softmax"
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
+# The ranks of one group take the same of the two; another group may have parts of other sizes.
+UNEVEN = {"all_gather_v": "all_gather_into_tensor", "reduce_scatter_v": "reduce_scatter_tensor"}
+
+
 class Listing:
     """A backend that lists the collectives of the forward and backward graphs."""
 
@@ -38,7 +42,10 @@ class Listing:
     def listing(self, kind):
         def compiler(module, inputs):
             targets = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
-            self.found[kind] += [one for one in targets if any(name in one for name in NAMES)]
+            for one in targets:
+                if any(name in one for name in NAMES):
+                    space, name, *rest = one.split(".")
+                    self.found[kind].append(".".join((space, UNEVEN.get(name, name), *rest)))
             return make_boxed_func(module.forward)
 
         return compiler
