@@ -1,4 +1,4 @@
-// Of the candidates, the one that is the fastest at the moment makes the copies.
+// The candidate that is the fastest at the moment makes the copies.
 #include "kernels/contest.h"
 
 #include <array>

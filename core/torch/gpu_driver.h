@@ -35,7 +35,7 @@ struct Driver {
 #define PHXT_CUDA_MEMBER(member, symbol, parameters) Result(*member) parameters;
   PHXT_CUDA_FUNCTIONS(PHXT_CUDA_MEMBER)
 #undef PHXT_CUDA_MEMBER
-  // Of CUDA 11.3, by the name that drivers keep for it; cuda.h has later forms. What is NULL is not told.
+  // A function of CUDA 11.3, by the name that drivers keep for it; cuda.h has later forms. What is NULL is not told.
   Result (*capture_info)(Stream stream, int *status, uint64_t *id, void **graph, const void **nodes, size_t *count);
 };
 

@@ -99,7 +99,7 @@ constexpr int64_t kPackingCost = 4;  // in elements moved, for each of b
 // No size was found at which an all_reduce in pieces is faster where ranks keep step.
 constexpr int64_t kPiecesOfAllReduce = 1;
 
-// Of a product that is too large for staging. Only two pieces have memory at a time, which stays in the cache.
+// For a product that is too large for staging. Only two pieces have memory at a time, which stays in the cache.
 int64_t pieces_of_reduce_scatter(int64_t own_rows, const Matrix &a, const Matrix &b) {
   constexpr int64_t kMost = 16;
   if (b.bytes(a.rows) <= kMostStaged) return 1;

@@ -14,7 +14,7 @@ struct OptionalShim {
   int32_t (*tag_needs_contiguous_strides)();
   // 2.13: the text of the thread's last exception, borrowed until the next one.
   const char *(*exception_get_what_without_backtrace)();
-  // Of CUDA builds, in libtorch_cuda.so.
+  // In libtorch_cuda.so of CUDA builds.
   AOTITorchError (*aoti_get_current_cuda_stream)(int32_t device_index, void **out);
   // The same in two calls, of any build. The stream is owned; its native handle came with 2.13.
   AOTITorchError (*aoti_get_current_stream)(int32_t device_index, StreamHandle *out);

@@ -25,8 +25,8 @@ Segments &segments() {
 }
 thread_local phx_world *entered = nullptr;
 
-// Who gives a segment back is through with it on this stream, but the stream may not be; and memory is unmapped at
-// once.
+// The thread that gives a segment back is through with it on this stream, but the stream may not be; and memory is
+// unmapped at once.
 void wait_for(void *stream) {
   using Wait = int (*)(void *stream);
   static void *const driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);  // which the core has loaded

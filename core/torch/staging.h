@@ -15,7 +15,7 @@ struct Call;
 
 constexpr size_t kMostStaged = size_t{64} << 20;  // bytes of a half: what is larger goes another way
 
-// Of one Group, which has it for as long as it lives.
+// Each Group has one for as long as it lives.
 class Staging {
  public:
   Staging() = default;

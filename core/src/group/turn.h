@@ -9,8 +9,9 @@
 
 namespace phx {
 
-// A mutex whose wait can end at a time of the monotonic clock. It is one word with inline functions, because every
-// collective locks and unlocks it, and std::timed_mutex costs twice as much there.
+// A mutex whose wait can end at a time of the monotonic clock. Its functions are inline, because every collective
+// locks and unlocks it: std::timed_mutex costs twice as much there. Unlocking takes no locked instruction
+// (store_and_wake).
 class TurnMutex {
  public:
   TurnMutex() = default;

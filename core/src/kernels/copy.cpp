@@ -167,8 +167,8 @@ constexpr Candidate kCandidates[kCopyCount] = {
 
 const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(copy)]; }
 
-// Who takes part in a contest: of stores that bypass the cache the widest, and memcpy for few bytes only, because for
-// more it is one of the others.
+// The candidates that take part in a contest: only the widest stores that bypass the cache, and memcpy only for few
+// bytes, because for more it is one of the others.
 uint32_t candidates_for(CopyUse use, size_t of_class) {
   uint32_t found = 0;
   for (const Candidate &row : kCandidates) {
@@ -179,7 +179,7 @@ uint32_t candidates_for(CopyUse use, size_t of_class) {
   return found;
 }
 
-// Who makes the copies until another one has proved to be faster.
+// The candidate that makes the copies until another one has proved to be faster.
 Copy first_for(CopyUse use, size_t of_class) {
 #if defined(__x86_64__)
   const bool strings = has_strings() && has_short_strings(), last = of_class == kCopyClasses - 1;

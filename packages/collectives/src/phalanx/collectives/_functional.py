@@ -160,7 +160,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
 
     Returns:
         Of the shape of `self`, with `gather_dim` group-size times as long, contiguous. An AsyncCollectiveTensor when
-        gather_dim is 0; otherwise joining may have waited. Within a coalescing manager: along dim 0 only.
+        gather_dim is 0; otherwise joining may have waited.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -254,7 +254,7 @@ def all_gather_v(
 
     Returns:
         Of the shape of `self`, with sum(sizes) at `gather_dim`, contiguous. An AsyncCollectiveTensor when gather_dim
-        is 0; otherwise joining may have waited.
+        is 0; otherwise joining may have waited. Within a coalescing manager: along dim 0 only.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.

@@ -40,11 +40,7 @@ def find(group: GroupLike, tag: str = "") -> Entry:
         raise ValueError("there are no process groups: this torch was built without torch.distributed")
     if isinstance(group, str) and (dist.is_initialized() or _torch_compat.group_named(group) is not None):
         return _registry.entry_named(group)
-    if not isinstance(group, dist.ProcessGroup) and not dist.is_initialized():
-        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
-    if isinstance(group, list):
-        return _registry.entry_of(_group_of_ranks(_own_ranks(group), tag))
-    process_group = process_group_of(group)
+    process_group = process_group_of(group, tag)
     if tag and _torch_compat.is_registered(process_group) and _torch_compat.tag_of(process_group) != tag:
         process_group = _group_of_ranks(dist.get_process_group_ranks(process_group), tag)
     return _registry.entry_of(process_group)
@@ -66,26 +62,25 @@ def meet(entry: Entry, tensor: torch.Tensor) -> None:
         entry.decide_on_gpus(tensor.device)
 
 
-def process_group_of(group: Any) -> dist.ProcessGroup:
-    """The process group that a group argument means. Not collective.
+def process_group_of(group: Any, tag: str = "") -> dist.ProcessGroup:
+    """The process group that a group argument means. Not collective, unless a tag asks for a new one.
 
     Args:
         group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim by its number or name), a list of global
             ranks, a list of lists of them, or None for the default process group.
+        tag: With a list, tells groups of the same ranks apart.
 
     Raises:
         ValueError, AssertionError: It is no group of this rank; the text says why.
     """
     if isinstance(group, dist.ProcessGroup):
         return group
+    if (group is None or isinstance(group, (str, list))) and not dist.is_initialized():
+        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
     if group is None:
-        if dist.group.WORLD is None:
-            raise ValueError("there is no default group: call torch.distributed.init_process_group first")
-        return dist.group.WORLD
+        return cast(dist.ProcessGroup, dist.group.WORLD)
     if isinstance(group, list):
-        if not dist.is_initialized():
-            raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
-        return _group_of_ranks(_own_ranks(group), "")
+        return _group_of_ranks(_own_ranks(group), tag)
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise AssertionError(_NOT_1D)
