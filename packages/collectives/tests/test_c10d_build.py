@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from c10d_groups import has_compiler, native_folder
-from phalanx.collectives.c10d import _build
+from phalanx.collectives._c10d import _build
 
 LOAD = "from phalanx.collectives import c10d; c10d.load(); c10d.load(); print('loaded')"
 # A compiler that takes no time: it notes what it is asked for, and the result is there already.

@@ -7,15 +7,13 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from phalanx.collectives import _registry
-from phalanx.collectives._meeting import Meeting
+from phalanx.collectives._bootstrap import Bootstrap, FirstFailure
 from phalanx.collectives._torch_compat import PrefixStore
 from phalanx.core import (
     Group,
     InvalidArgumentError,
-    PhalanxError,
     RevokedError,
     UnsupportedError,
-    WaitTimeoutError,
     ffi,
 )
 from phalanx.core.timeouts import milliseconds
@@ -72,7 +70,7 @@ class Connection:
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         self._group: Group | None = None
-        self._failure: PhalanxError | None = None
+        self._failure = FirstFailure(name)
         self._closed = False
         _registry.connections[name] = self
 
@@ -94,16 +92,8 @@ class Connection:
             group = self._group
             if group is not None:
                 return group
-            if self._failure is not None:
-                text = f"the ranks of group '{self.name}' could not meet before; make a new process group. "
-                raise RevokedError(f"{text}The first failure was: {self._failure}", group=self.name)
-            try:
+            with self._failure:
                 group = self._meet(timeout_ms)
-            except WaitTimeoutError:  # nothing has been sent: a late rank may still come
-                raise
-            except PhalanxError as error:
-                self._failure = error
-                raise
             with self._ending:
                 if not self._closed:
                     self._group = group
@@ -132,7 +122,7 @@ class Connection:
             group.set_timeout(timeout_ms)
 
     def address(self, timeout_ms: int) -> tuple[int, str]:
-        """Where the core's group is in memory, and the token of the meeting. Collective the first time."""
+        """Where the core's group is in memory, and the token of its bootstrap. Collective the first time."""
         return int(ffi.cast("uintptr_t", self.group(timeout_ms).pointer)), self.token
 
     def close(self) -> None:
@@ -157,21 +147,18 @@ class Connection:
             rank = self._rank
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
         store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
-        looking = StoreOfMeeting(store, self)
+        looking = ClosableStore(store, self)
         default_ms, check_peer = self.timeout_ms, rank.check_peer
-        meeting = Meeting(looking, self.name, self.ranks, self.position, timeout_ms, check_peer, default_ms)
-        self.token = meeting.hold("").token
-        rank.store.use(PrefixStore(self.token, store))
-        try:
+        bootstrap = Bootstrap(looking, self.name, self.ranks, self.position, timeout_ms, check_peer, default_ms)
+        self.token = bootstrap.run("").token
+        with rank.store.use(PrefixStore(self.token, store)):
             group = rank.world().create_group(self.name, self.ranks, timeout_ms)
-            group.set_timeout(self.timeout_ms)
-            return group
-        finally:
-            rank.store.use(None)
+        group.set_timeout(self.timeout_ms)
+        return group
 
 
-class StoreOfMeeting:
-    """A store for a meeting that ends when the connection is closed.
+class ClosableStore:
+    """A store for the bootstrap of a group, which ends when the connection is closed.
 
     Args:
         base: A torch Store.

@@ -9,12 +9,12 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from phalanx.core import AbiError, PeerDeadError, WaitTimeoutError, ffi, lib
+from phalanx.core import AbiError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError, ffi, lib
 from phalanx.core.timeouts import timed_out
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
@@ -26,11 +26,11 @@ def _build() -> str:
     return f"{known['version']} (build {known['build']})"
 
 
-class Answer(NamedTuple):
-    """What all ranks of the group know after the meeting.
+class BootstrapResult(NamedTuple):
+    """What all ranks of the group know when it is over.
 
     Attributes:
-        token: Drawn for this meeting; the same on all ranks.
+        token: Drawn for this time; the same on all ranks.
         refusal: Why a rank cannot use the core; "" when all can.
         hosts: What the ranks call their hosts, in order.
     """
@@ -40,8 +40,8 @@ class Answer(NamedTuple):
     hosts: list[str]
 
 
-class Meeting:
-    """One meeting of the ranks of a group.
+class Bootstrap:
+    """How the ranks of a group meet, once.
 
     Args:
         store: A torch Store that the ranks share.
@@ -73,8 +73,8 @@ class Meeting:
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._pause_s = _FIRST_PAUSE_S
 
-    def hold(self, refusal: str, host: str = "") -> Answer:
-        """Meet. Collective among the ranks of the group.
+    def run(self, refusal: str, host: str = "") -> BootstrapResult:
+        """Meet the others. Collective among the ranks of the group.
 
         Args:
             refusal: Why this rank cannot use the core, or "".
@@ -86,12 +86,12 @@ class Meeting:
             PeerDeadError: One has ended, as is known from another group of this process.
         """
         if len(self._ranks) == 1:
-            return Answer(uuid4().hex, refusal, [host])
+            return BootstrapResult(uuid4().hex, refusal, [host])
         hello = [uuid4().hex, refusal, host, _build()]
         self._write(f"hello/{self._position}", hello)
         return self._lead(hello) if self._position == 0 else self._follow(hello)
 
-    def _lead(self, hello: list[str]) -> Answer:
+    def _lead(self, hello: list[str]) -> BootstrapResult:
         token = uuid4().hex
         answered: list[list[str]] = []
         hosts: list[str] = []
@@ -117,11 +117,11 @@ class Meeting:
         self._remove("hello/0")
         self._remove("answer")
         self._compare(builds)
-        return Answer(token, refusal, hosts)
+        return BootstrapResult(token, refusal, hosts)
 
-    def _follow(self, hello: list[str]) -> Answer:
+    def _follow(self, hello: list[str]) -> BootstrapResult:
         while True:
-            answer = self._read("answer", len(Answer._fields) + 2)
+            answer = self._read("answer", len(BootstrapResult._fields) + 2)
             if answer is not None and answer[2][self._position] == hello[0]:
                 break
             if self._read(f"hello/{self._position}") is None:  # removed at the end of the meeting before
@@ -129,7 +129,7 @@ class Meeting:
             self._pause(None)
         self._write(f"thanks/{self._position}", answer[0])
         self._compare(answer[4])
-        return Answer(answer[0], answer[1], answer[3])
+        return BootstrapResult(answer[0], answer[1], answer[3])
 
     def _compare(self, builds: list[str]) -> None:
         for i, build in enumerate(builds):
@@ -190,19 +190,61 @@ class Meeting:
             self._store.delete_key(key)
 
 
+class FirstFailure:
+    """A context in which the ranks of a group meet. Where that fails, later entries raise RevokedError.
+
+    A timeout may be tried again: nothing has been sent, and a late rank may still come.
+
+    Args:
+        group: Its name.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._error: PhalanxError | None = None
+
+    def __enter__(self) -> None:
+        if self._error is not None:
+            raise RevokedError(
+                f"the ranks of group '{self._group}' could not meet before, so they may be out of step; make a new "
+                f"process group. The first failure was: {self._error}",
+                operation="enable_group",
+                group=self._group,
+            )
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, PhalanxError) and not isinstance(error, WaitTimeoutError):
+            self._error = error
+
+
+class _Local(threading.local):
+    making: int = 0
+
+
+_local = _Local()
+
+
+def in_group_creation() -> bool:
+    """Whether the calling thread is inside the core's group_create, where no other call into it is allowed."""
+    return _local.making > 0
+
+
 class StoreInUse:
     """The store of the group that the calling thread makes, as the core sees it: that of a world has many groups."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def use(self, store: Any) -> None:
-        """Set the torch store for calls from this thread; None when no group is being made."""
+    @contextlib.contextmanager
+    def use(self, store: Any) -> Iterator[None]:
+        """A context in which the calling thread makes a group, and the core uses this torch store."""
         self._local.store = store
-
-    def in_use(self) -> bool:
-        """Whether this thread is making a group."""
-        return getattr(self._local, "store", None) is not None
+        _local.making += 1
+        try:
+            yield
+        finally:
+            _local.making -= 1
+            self._local.store = None
 
     def set(self, key: str, value: bytes) -> None:
         self._local.store.set(key, value)

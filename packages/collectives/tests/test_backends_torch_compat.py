@@ -1,12 +1,11 @@
-"""torch still has what c10d/_torch_compat.py relies on, and it means what that says."""
+"""torch still has what _torch_compat.py relies on, and it means what that says."""
 
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives import c10d
-from phalanx.collectives.c10d import _torch_compat
+from phalanx.collectives import _torch_compat, c10d
 from ranks import run_ranks, scratch
 
 MOVED = f"torch {torch.__version__} has changed "

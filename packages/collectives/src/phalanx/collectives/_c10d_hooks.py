@@ -11,21 +11,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives import _functional, _recording
-from phalanx.collectives._groups import meet
-from phalanx.collectives._plain_calls import _torch_compat
+from phalanx.collectives import _recording, _torch_compat
+from phalanx.collectives._group_state import GroupState
+from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from phalanx.collectives._process_group import ensure_initialized
+from phalanx.collectives._reductions import REDUCTIONS
 
 # What torch appends, by the name of the function. Those on the right are the names of torch 2.12 and before.
-_OPS: dict[str, Any] = {
-    "all_reduce": _functional.ALL_REDUCE,
-    "all_gather_single": _functional.ALL_GATHER,
-    "all_gather_into_tensor": _functional.ALL_GATHER,
-    "reduce_scatter_single": _functional.REDUCE_SCATTER,
-    "reduce_scatter_tensor": _functional.REDUCE_SCATTER,
+_OPS: dict[str, Collective] = {
+    "all_reduce": ALL_REDUCE,
+    "all_gather_single": ALL_GATHER,
+    "all_gather_into_tensor": ALL_GATHER,
+    "reduce_scatter_single": REDUCE_SCATTER,
+    "reduce_scatter_tensor": REDUCE_SCATTER,
 }
 _REDUCTIONS = {
     getattr(dist.ReduceOp, name.upper()): name
-    for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+    for name in REDUCTIONS - {"premul_sum"}  # which has a factor
 }
 _KIND = type(dist.ReduceOp.SUM)
 
@@ -36,19 +38,19 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 class _Captured(list[Any]):
     """The list of a process group while managers of ours are open on it, on one thread or several."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, group: GroupState) -> None:
         super().__init__()
-        self.name = name
+        self.group = group
         self.managers = 0
 
     def __bool__(self) -> bool:
         return True  # so that torch's manager raises instead of nesting
 
     def append(self, call: Any) -> None:
-        recorder = _recording.on(self.name)
+        recorder = _recording.recorder_on(self.group)
         if recorder is None:
             raise RuntimeError(
-                f"{call.op.__name__} on group '{self.name}': another thread has a coalescing_manager open on the "
+                f"{call.op.__name__} on group '{self.group.name}': another thread has a coalescing_manager open on the "
                 "group, and torch.distributed keeps that for all threads; use the functions of phalanx.collectives, or "
                 "another process group"
             )
@@ -56,28 +58,28 @@ class _Captured(list[Any]):
 
 
 def _record(recorder: Any, call: Any) -> None:
-    op, tensor, entry = _OPS.get(call.op.__name__), call.tensor, recorder.entry
-    if op is _functional.ALL_REDUCE and entry.decided and not tensor.requires_grad:
-        recorder.write_into(op, tensor, tensor, _reduction(call), entry.name)
+    collective, tensor, group = _OPS.get(call.op.__name__), call.tensor, recorder.group
+    if collective is ALL_REDUCE and group.decided and not tensor.requires_grad:
+        recorder.write_into(collective, tensor, tensor, _reduction(call))
         return
-    if op is None:
+    if collective is None:
         raise RuntimeError(f"coalescing_manager cannot record {call.op.__name__} of torch.distributed; call it outside")
     tensor, out = _plain(tensor), _plain(tensor if call.dst_tensor is None else call.dst_tensor)
-    size = entry.size
-    few, many = (tensor, out) if op is not _functional.REDUCE_SCATTER else (out, tensor)
-    wanted = few.numel() * (1 if op is _functional.ALL_REDUCE else size)
+    size = group.size
+    few, many = (tensor, out) if collective is not REDUCE_SCATTER else (out, tensor)
+    wanted = few.numel() * (1 if collective is ALL_REDUCE else size)
     if many.numel() != wanted or few.dtype != many.dtype:
         raise ValueError(
-            f"{call.op.__name__} on group '{entry.name}': {few.numel()} elements of {few.dtype} on one side, "
-            f"and {many.numel()} of {many.dtype} on the other; in a group of {size} there must be {wanted}, all alike"
+            f"{call.op.__name__} on group '{group.name}': {few.numel()} elements of {few.dtype} on one side, "
+            f"and {many.numel()} of {many.dtype} on the other; in a group of {size} there must be {wanted}, all of them"
         )
-    args: tuple[Any, ...] = () if op is _functional.ALL_REDUCE else (size,)
+    args: tuple[Any, ...] = () if collective is ALL_REDUCE else (size,)
     if call.redop is not None:
         args = (_reduction(call), *args)
-    if op is not _functional.ALL_REDUCE and not (entry.core is not None and tensor.is_contiguous()):
+    if collective is not ALL_REDUCE and not (group.core is not None and tensor.is_contiguous()):
         tensor = tensor.reshape(-1)  # what counts is the order of the elements
-    meet(entry, tensor)
-    recorder.write_into(op, out, tensor, *args, entry.name)
+    ensure_initialized(group, tensor)
+    recorder.write_into(collective, out, tensor, *args)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,7 +98,7 @@ def _reduction(call: Any) -> str:
     )
 
 
-def begin(group: dist.ProcessGroup, name: str) -> None:
+def begin(process_group: dist.ProcessGroup, group: GroupState) -> None:
     """Record plain calls on a process group.
 
     Raises:
@@ -104,14 +106,14 @@ def begin(group: dist.ProcessGroup, name: str) -> None:
     """
     with _lock:
         state = _torch_compat.coalesce_state()
-        found = state.get(group)
+        found = state.get(process_group)
         if found and not isinstance(found, _Captured):
             raise RuntimeError(
-                f"coalescing_manager: torch's _coalescing_manager is open on group '{name}', or an exception left it "
-                "so; use only one of the two on a group"
+                f"coalescing_manager: torch's _coalescing_manager is open on group '{group.name}', or was left so by an "
+                "exception; use only one of the two on a group"
             )
         if not isinstance(found, _Captured):
-            found = state[group] = _Captured(name)
+            found = state[process_group] = _Captured(group)
         found.managers += 1
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _autograd, _functional, _recording
+from phalanx.collectives import _autograd, _op_table, _recording
 from phalanx.collectives._async_tensor import wrap
-from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find, meet, traced_name, traced_size
+from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, parts_first
+from phalanx.collectives._op_table import Collective
+from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, traced_name, traced_size
 from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
 
@@ -39,12 +40,10 @@ def all_reduce_coalesced(
     if not tensors:
         return []
     if is_dynamo_compiling():
-        started = torch.ops.phalanx.all_reduce_coalesced(tensors, reduceOp.lower(), traced_name(group, tag))
-        return [torch.ops.phalanx.wait_tensor(each) for each in started]
+        return _waited(torch.ops.phalanx.all_reduce_coalesced(tensors, reduceOp.lower(), traced_name(group, tag)))
     try:
         check_reduction(reduceOp)
-        entry = _met(group, tag, tensors)
-        return _started("all_reduce_coalesced", entry, tensors, reduceOp, entry.name)
+        return _started(_op_table.ALL_REDUCE, find(group, tag), tensors, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -71,11 +70,9 @@ def all_gather_into_tensor_coalesced(
         return []
     if is_dynamo_compiling():
         name = traced_name(group, tag)
-        started = torch.ops.phalanx.all_gather_into_tensor_coalesced(tensors, traced_size(name), name)
-        return [torch.ops.phalanx.wait_tensor(each) for each in started]
+        return _waited(torch.ops.phalanx.all_gather_into_tensor_coalesced(tensors, traced_size(name), name))
     try:
-        entry = _met(group, tag, tensors)
-        return _started("all_gather_into_tensor_coalesced", entry, tensors, entry.size, entry.name)
+        return _started(_op_table.ALL_GATHER, find(group, tag), tensors)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -119,14 +116,12 @@ def reduce_scatter_tensor_coalesced(
         name = traced_name(group, tag)
         size = traced_size(name)
         parts = [parts_first(tensor, size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
-        started = torch.ops.phalanx.reduce_scatter_tensor_coalesced(parts, reduceOp.lower(), size, name)
-        return [torch.ops.phalanx.wait_tensor(each) for each in started]
+        return _waited(torch.ops.phalanx.reduce_scatter_tensor_coalesced(parts, reduceOp.lower(), size, name))
     try:
         check_reduction(reduceOp)
-        entry = find(group, tag)
-        parts = [parts_first(tensor, entry.size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
-        meet(entry, parts[0])
-        return _started(operation, entry, parts, reduceOp, entry.size, entry.name)
+        state = find(group, tag)
+        parts = [parts_first(tensor, state.size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        return _started(_op_table.REDUCE_SCATTER, state, parts, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -135,34 +130,32 @@ def reduce_scatter_tensor_coalesced(
 
 
 def _listed(operation: str, tensors: Any) -> list[torch.Tensor]:
-    if not isinstance(tensors, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in tensors):
+    if not isinstance(tensors, (list, tuple)) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise TypeError(f"{operation} takes a list of tensors, not {type(tensors).__name__}")
     return list(tensors)
 
 
-def _met(group: GroupLike, tag: str, tensors: list[torch.Tensor]) -> Entry:
-    entry = find(group, tag)
-    meet(entry, tensors[0])
-    return entry
+def _waited(started: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.ops.phalanx.wait_tensor(tensor) for tensor in started]
 
 
-_SINGLE = {
-    "all_reduce_coalesced": _functional.ALL_REDUCE,
-    "all_gather_into_tensor_coalesced": _functional.ALL_GATHER,
-    "reduce_scatter_tensor_coalesced": _functional.REDUCE_SCATTER,
-}
+def _started(collective: Collective, group: GroupState, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
+    """Start a collective of several tensors and wrap its results. In a coalescing manager, record one for each."""
+    name = f"{collective.name}_coalesced"
+    ensure_initialized(group, tensors[0])
+    if collective.takes_size:
+        args = (*args, group.size)
 
-
-def _started(name: str, entry: Entry, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
     def run(given: list[torch.Tensor], *inner: Any) -> list[torch.Tensor]:
-        recorder = _recording.on(inner[-1])
+        recorder = _recording.recorder_on(group)
         if recorder is not None and not is_tracing():
-            return [recorder.record(_SINGLE[name], each, *inner) for each in given]
+            return [recorder.record(collective, tensor, *inner[:-1]) for tensor in given]
         started = getattr(torch.ops.phalanx, name)(given, *inner)
         if is_tracing():
-            return [torch.ops.phalanx.wait_tensor(each) for each in started]
-        return [wrap(each) if type(each) is torch.Tensor else each for each in started]
+            return _waited(started)
+        return [wrap(tensor) if type(tensor) is torch.Tensor else tensor for tensor in started]
 
-    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors) and not is_tracing():
-        return list(_autograd.COALESCED[name].apply(run, args, *tensors))
+    args = (*args, group.op_name)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) and not is_tracing():
+        return list(_autograd.FUNCTIONS[name].apply(run, args, *tensors))
     return run(tensors, *args)

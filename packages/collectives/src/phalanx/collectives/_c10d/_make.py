@@ -5,13 +5,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from phalanx.collectives import _registry
-from phalanx.collectives._entry import tell
-from phalanx.collectives._meeting import Answer, Meeting
+from phalanx.collectives import _registry, _torch_compat
+from phalanx.collectives._bootstrap import Bootstrap, BootstrapResult
+from phalanx.collectives._c10d import BACKEND, _build
+from phalanx.collectives._c10d._connect import Connection, Facts, default_ms
+from phalanx.collectives._group_state import tell
 from phalanx.collectives._registry import members
 from phalanx.collectives._torch_compat import PrefixStore, backends_of
-from phalanx.collectives.c10d import BACKEND, _build, _torch_compat
-from phalanx.collectives.c10d._connect import Connection, Facts, default_ms
 from phalanx.core import PhalanxError, UnsupportedError, WaitTimeoutError, World
 
 _hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
@@ -69,13 +69,13 @@ def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms
     if default is not None and BACKEND in backends_of(default) and not by_hand:
         return [_hosts[default.group_name][each] for each in ranks]
     refusal = _build.refusal()
-    answer = Answer("", f"rank {ranks[0]}: {refusal}" if refusal else "", [""])
+    answer = BootstrapResult("", f"rank {ranks[0]}: {refusal}" if refusal else "", [""])
     if len(ranks) > 1:
         with World(0, 1) as alone:
             host = f"{alone.host_id:x}"
         own = PrefixStore(f"phalanx/hosts/{members(ranks)}", store)
         try:
-            answer = Meeting(own, name, ranks, rank, timeout_ms).hold(refusal, host)
+            answer = Bootstrap(own, name, ranks, rank, timeout_ms).run(refusal, host)
         except WaitTimeoutError as error:
             late = str(error).partition(" to call ")[0]
             raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None

@@ -29,11 +29,12 @@ from typing import Any
 import phalanx_torch_autoload
 import torch.distributed as dist
 
-from phalanx.collectives.c10d import _torch_compat
+from phalanx.collectives import _torch_compat
+from phalanx.collectives._c10d import BACKEND, _build, _make
+from phalanx.collectives._registry import connections
+from phalanx.core.timeouts import milliseconds
 
 __all__ = ["BACKEND", "load", "monitored_barrier", "register", "set_timeout"]
-
-BACKEND = "phalanx"
 
 
 def register() -> None:
@@ -50,8 +51,6 @@ def load() -> None:
     Raises:
         RuntimeError: It cannot be had; the text says why, and what to do.
     """
-    from phalanx.collectives.c10d import _build
-
     _build.module()
 
 
@@ -84,9 +83,6 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     Raises:
         ValueError: The timeout is negative.
     """
-    from phalanx.collectives._registry import connections
-    from phalanx.core.timeouts import milliseconds
-
     found = _group(group)
     _torch_compat.backend_of(found, BACKEND).set_timeout(timeout)
     if (connection := connections.get(found.group_name)) is not None:
@@ -102,8 +98,6 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def create(options: Any, backend_options: Any) -> Any:
     """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
-    from phalanx.collectives.c10d import _make
-
     if "ignite.distributed" in sys.modules:
         warnings.warn(
             "ignite.distributed.auto_model does not wrap a model in DistributedDataParallel for the backend 'phalanx': "

@@ -1,4 +1,4 @@
-"""Calls of several collectives as one: how the core reads each, from the tensors of torch."""
+"""How the core reads tensors of torch: element types, reductions, memory, and the rows of phx_coalesced."""
 
 import struct
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
-from phalanx.core import DType, ReduceOp, UnsupportedError, ffi, lib
+from phalanx.core import DType, ReduceOp, UnsupportedError, ffi
 
 # ---- element types ---------------------------------------------------------------------------------------------------
 
@@ -118,14 +118,6 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
-
-KINDS = {
-    "all_reduce": int(lib.PHX_CALL_ALL_REDUCE),
-    "all_gather_into_tensor": int(lib.PHX_CALL_ALL_GATHER),
-    "reduce_scatter_tensor": int(lib.PHX_CALL_REDUCE_SCATTER),
-    "all_to_all_single": int(lib.PHX_CALL_ALL_TO_ALL),
-    "broadcast": int(lib.PHX_CALL_BROADCAST),
-}
 
 # The fields of a phx_call, by their types in C. From Python, a list of numbers is packed ten times faster than structs
 # are filled in.

@@ -1,4 +1,4 @@
-"""The short road of eager mode: an op on a plain CPU tensor, called without the dispatcher.
+"""The fast path of eager mode: an op on a plain CPU tensor, called without the dispatcher.
 
 It is open where the dispatcher would do nothing but call the kernel (see _torch_compat.is_plain). What `phalanx build`
 compiles does the same without Python: _native/eager.cpp.
@@ -19,8 +19,8 @@ class Start:
     """An op that makes a new tensor.
 
     Attributes:
-        begin: begin(tensor, *the op's other arguments) starts it and gives its result, pending; None if the road is
-            closed.
+        begin: begin(tensor, *the op's other arguments) starts it and gives its result, pending; None if the fast
+            path is closed.
     """
 
     __slots__ = ("begin",)
@@ -42,8 +42,8 @@ class InPlace:
     """An op that writes into its first argument.
 
     Attributes:
-        run: run(tensor, *the op's other arguments) gives the tensor when the result is in it; None if the road is
-            closed.
+        run: run(tensor, *the op's other arguments) gives the tensor when the result is in it; None if the fast
+            path is closed.
     """
 
     __slots__ = ("run",)

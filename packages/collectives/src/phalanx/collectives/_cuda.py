@@ -1,4 +1,4 @@
-"""Streams of GPUs: what the core is told of them, and what stands for all that was put on one so far."""
+"""GPUs: whether the core can use one, what it is told of streams, and streams beside the current one."""
 
 import contextlib
 import threading
@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from phalanx.core import ffi, lib
+from phalanx.collectives import _library
+from phalanx.core import PhalanxError, World, ffi, lib
 
 
-def where(device: torch.device) -> dict[str, Any]:
+def stream_kwargs(device: torch.device) -> dict[str, Any]:
     """What a collective of the core is told of tensors of a GPU: which one, and its current stream.
 
     Args:
@@ -26,14 +27,14 @@ def options_on(device: torch.device) -> tuple[Any, Any]:
     Args:
         device: With its index.
     """
-    told = where(device)
+    told = stream_kwargs(device)
     gpu = ffi.new("phx_gpu_options *", {"struct_size": ffi.sizeof("phx_gpu_options")})
     gpu.stream = ffi.cast("void *", told["stream"])
     gpu.device.type, gpu.device.index = lib.PHX_DEVICE_CUDA, device.index
     return ffi.new("phx_options *", {"struct_size": ffi.sizeof("phx_options"), "scale": 1.0, "gpu": gpu}), gpu
 
 
-class Mark:
+class StreamMarker:
     """A place on the current stream of a GPU: after all that was put on it so far.
 
     Args:
@@ -59,7 +60,7 @@ class Mark:
         return bool(self._event.query())
 
 
-class Beside:
+class SideStreams:
     """Streams beside the current one, for what may wait for another rank while the current one goes on."""
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Beside:
             which: The same one for the same value.
         """
         make: Any = torch.cuda.Stream  # without types
-        before = Mark(device)
+        before = StreamMarker(device)
         with self._lock:
             found = self._made.get((device.index, which))
             if found is None:
@@ -83,3 +84,32 @@ class Beside:
         with torch.cuda.stream(found):
             before.wait()
             yield found
+
+
+_refusals: dict[int, str] = {}  # by the number of a GPU
+
+
+def refusal(device: torch.device) -> str:
+    """Why the core cannot serve tensors of a GPU in this process, or "". Not collective; it is found out once.
+
+    Args:
+        device: With its index.
+    """
+    known = _refusals.get(device.index)
+    if known is None:
+        known = _refusals[device.index] = _library.refusal() or _try(device)
+    return known
+
+
+def _try(device: torch.device) -> str:
+    """What a group of this rank alone fails with there: no driver, no kernels, a GPU that is too old."""
+    told = stream_kwargs(device)
+    try:
+        with World(0, 1) as alone:
+            block = alone.alloc(4, device=told["device"])
+            symm = alone.create_group("gpu", [0]).rendezvous(block)
+            symm.all_reduce(0, None, 1, "float32", stream=told["stream"])
+            torch.cuda.current_stream(device).synchronize()
+    except PhalanxError as error:
+        return str(error)
+    return ""

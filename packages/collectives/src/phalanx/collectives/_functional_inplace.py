@@ -5,10 +5,8 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _recording
+from phalanx.collectives import _op_table, _recording
 from phalanx.collectives._functional import (
-    ALL_GATHER,
-    REDUCE_SCATTER,
     all_gather_tensor,
     all_reduce,
     all_reduce_,
@@ -17,9 +15,10 @@ from phalanx.collectives._functional import (
     broadcast_,
     reduce_scatter_tensor,
 )
-from phalanx.collectives._groups import GroupLike, find, own_rank, traced_name
+from phalanx.collectives._functional_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
+from phalanx.collectives._op_table import Collective
+from phalanx.collectives._process_group import GroupLike, find, own_rank, traced_name
 from phalanx.collectives._registry import ready
-from phalanx.collectives._several import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from phalanx.collectives._torch_compat import is_dynamo_compiling
 
 # Newer names of torch, and its differentiable forms: here all are differentiable.
@@ -111,8 +110,8 @@ def all_gather_tensor_inplace(
     _check_sync("all_gather_tensor_inplace", async_op)
     recorder = _recorder(group, tag)
     if recorder is not None and gather_dim == 0 and input_tensor.dim():
-        shape = [recorder.entry.size * input_tensor.size(0), *input_tensor.shape[1:]]
-        if _into(ALL_GATHER, output_tensor, input_tensor, shape, recorder=recorder):
+        shape = [recorder.group.size * input_tensor.size(0), *input_tensor.shape[1:]]
+        if _into(_op_table.ALL_GATHER, output_tensor, input_tensor, shape, recorder=recorder):
             return output_tensor
     return _copied(output_tensor, all_gather_tensor(input_tensor, gather_dim, group, tag), group, tag)
 
@@ -179,9 +178,9 @@ def reduce_scatter_tensor_inplace(
     """
     _check_sync("reduce_scatter_tensor_inplace", async_op)
     recorder = _recorder(group, tag)
-    if recorder is not None and scatter_dim == 0 and input.dim() and input.size(0) % recorder.entry.size == 0:
-        shape = [input.size(0) // recorder.entry.size, *input.shape[1:]]
-        if _into(REDUCE_SCATTER, output, input, shape, op, recorder=recorder):
+    if recorder is not None and scatter_dim == 0 and input.dim() and input.size(0) % recorder.group.size == 0:
+        shape = [input.size(0) // recorder.group.size, *input.shape[1:]]
+        if _into(_op_table.REDUCE_SCATTER, output, input, shape, op, recorder=recorder):
             return output
     return _copied(output, reduce_scatter_tensor(input, op, scatter_dim, group, tag), group, tag)
 
@@ -241,8 +240,8 @@ def _recorder(group: GroupLike, tag: str) -> Any:
     """What records on this thread, if a coalescing manager of the group is open."""
     if is_dynamo_compiling() or not _recording.is_any_open():
         return None
-    entry = ready.get(group if type(group) is str else id(group)) if not tag else None
-    return _recording.on((entry or find(group, tag)).name)
+    state = ready.get(group if type(group) is str else id(group)) if not tag else None
+    return _recording.recorder_on(state or find(group, tag))
 
 
 def _copied(out: torch.Tensor, result: torch.Tensor, group: GroupLike, tag: str) -> torch.Tensor:
@@ -254,14 +253,16 @@ def _copied(out: torch.Tensor, result: torch.Tensor, group: GroupLike, tag: str)
     return out
 
 
-def _into(op: Any, out: torch.Tensor, tensor: torch.Tensor, shape: Any, *args: Any, recorder: Any) -> bool:
+def _into(
+    collective: Collective, out: torch.Tensor, tensor: torch.Tensor, shape: Any, *args: Any, recorder: Any
+) -> bool:
     """Record a call that writes a result of this shape right into `out`, if it can."""
-    entry = recorder.entry
-    if list(out.shape) != shape or out.dtype is not tensor.dtype or entry.core is None:
+    group = recorder.group
+    if list(out.shape) != shape or out.dtype is not tensor.dtype or group.core is None:
         return False
     if torch.is_grad_enabled() and (tensor.requires_grad or out.requires_grad):
         return False
-    recorder.write_into(op, out, tensor, *args, entry.size, entry.name)
+    recorder.write_into(collective, out, tensor, *args, group.size)
     return True
 
 
@@ -270,8 +271,8 @@ def _place(group: GroupLike, tag: str) -> tuple[int, int]:
     if is_dynamo_compiling():
         place: tuple[int, int] = own_rank(traced_name(group, tag))
         return place
-    entry = find(group, tag)
-    return entry.group_rank, entry.size
+    state = find(group, tag)
+    return state.group_rank, state.size
 
 
 def _check_sync(operation: str, async_op: bool) -> None:

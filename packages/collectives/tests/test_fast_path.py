@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx.collectives as pc
-from phalanx.collectives._short_road import InPlace, Start
+from phalanx.collectives._fast_path import InPlace, Start
 from ranks import run_ranks
 
 

@@ -1,4 +1,4 @@
-"""All the forms of a group argument, as the entry of a process group."""
+"""All the forms of a group argument, and the state of the group that each means."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -6,8 +6,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives import _ops, _registry, _torch_compat
-from phalanx.collectives._entry import Entry
+from phalanx.collectives import _library, _registry, _torch_compat
+from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._torch_compat import DeviceMesh
 from phalanx.core import Group
 
@@ -27,39 +27,39 @@ _ACCEPTED = (
 # ---- in eager mode ---------------------------------------------------------------------------------------------------
 
 
-def find(group: GroupLike, tag: str = "") -> Entry:
-    """The entry of a group. Not collective, unless a tag asks for a new process group.
+def find(group: GroupLike, tag: str = "") -> GroupState:
+    """The state of a group. Not collective, unless a tag asks for a new process group.
 
     Raises:
         ValueError, AssertionError: It is no group of this rank; the text says why.
     """
-    _ops.loaded()
+    _library.loaded()
     if isinstance(group, Group):
-        return _registry.entry_of_core(group)
+        return _registry.state_of_core(group)
     if not dist.is_available():
         raise ValueError("there are no process groups: this torch was built without torch.distributed")
     if isinstance(group, str) and (dist.is_initialized() or _torch_compat.group_named(group) is not None):
-        return _registry.entry_named(group)
+        return _registry.state_named(group)
     process_group = process_group_of(group, tag)
     if tag and _torch_compat.is_registered(process_group) and _torch_compat.tag_of(process_group) != tag:
         process_group = _group_of_ranks(dist.get_process_group_ranks(process_group), tag)
-    return _registry.entry_of(process_group)
+    return _registry.state_of(process_group)
 
 
-def meet(entry: Entry, tensor: torch.Tensor) -> None:
+def ensure_initialized(state: GroupState, tensor: torch.Tensor) -> None:
     """Let the ranks of a group meet before the first collective on a CPU tensor, and on one of a GPU. Collective then.
 
     Raises:
         PhalanxError: The ranks could not meet.
     """
-    if entry.decided and (entry.decided_on_gpus or not getattr(tensor, "is_cuda", False)):
+    if state.decided and (state.decided_on_gpus or not getattr(tensor, "is_cuda", False)):
         return
     if _torch_compat.is_tracing():
         return
     if getattr(tensor, "is_cpu", False):
-        entry.decide()
+        state.decide()
     elif getattr(tensor, "is_cuda", False):
-        entry.decide_on_gpus(tensor.device)
+        state.decide_on_gpus(tensor.device)
 
 
 def process_group_of(group: Any, tag: str = "") -> dist.ProcessGroup:
@@ -198,14 +198,14 @@ def _name_with_tag(name: str, tag: str) -> str:
 @_torch_compat.constant_in_graphs
 def traced_size(name: str) -> int:
     """The size of a group, for a graph."""
-    return _registry.entry_named(name).size
+    return _registry.state_named(name).size
 
 
 @_torch_compat.constant_in_graphs
 def own_rank(name: str) -> tuple[int, int]:
     """This rank's position in a group and the group's size, for a graph that only this rank runs."""
-    entry = _registry.entry_named(name)
-    return entry.group_rank, entry.size
+    state = _registry.state_named(name)
+    return state.group_rank, state.size
 
 
 # ---- public ----------------------------------------------------------------------------------------------------------
@@ -233,15 +233,15 @@ def enable_group(group: GroupLike, tag: str = "", *, device: torch.device | None
         UnsupportedError: Its ranks would meet while a stream of the GPU is captured.
         PhalanxError: The ranks could not meet.
     """
-    entry = find(group, tag)
+    state = find(group, tag)
     if device is not None and device.type == "cuda":
-        if not entry.decided_on_gpus:
+        if not state.decided_on_gpus:
             index = torch.cuda.current_device() if device.index is None else device.index
-            entry.decide_on_gpus(torch.device("cuda", index))
-        return entry.on_gpus
-    if not entry.decided:
-        entry.decide()
-    return entry.core is not None
+            state.decide_on_gpus(torch.device("cuda", index))
+        return state.on_gpus
+    if not state.decided:
+        state.decide()
+    return state.core is not None
 
 
 def is_core_group(group: GroupLike, tag: str = "", *, device: torch.device | None = None) -> bool:
@@ -250,8 +250,8 @@ def is_core_group(group: GroupLike, tag: str = "", *, device: torch.device | Non
     Args:
         group, tag, device: As for `enable_group`.
     """
-    entry = find(group, tag)
-    return entry.on_gpus if device is not None and device.type == "cuda" else entry.core is not None
+    state = find(group, tag)
+    return state.on_gpus if device is not None and device.type == "cuda" else state.core is not None
 
 
 def core_group(group: GroupLike, tag: str = "") -> Group | None:

@@ -108,9 +108,9 @@ def test_ranks_on_several_hosts_go_through_torch_where_there_is_no_ucx():
 def no_library_on_one_rank(rank, size):
     logging.basicConfig(stream=sys.stdout)
     if rank == 1:
-        from phalanx.collectives import _ops
+        from phalanx.collectives import _library
 
-        _ops.refusal = lambda: "there is no library"
+        _library.refusal = lambda: "there is no library"
     assert pc.enable_group(dist.group.WORLD) is False
     assert (pc.all_reduce(torch.ones(2), "sum", dist.group.WORLD) + 0).tolist() == [2.0, 2.0]
 
