@@ -15,7 +15,7 @@ or a list says only what this rank does.
 
 import warnings
 
-from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _torch_compat, c10d
+from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _process_group, _torch_compat, c10d
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
 from phalanx.collectives._barrier import barrier
 from phalanx.collectives._coalescing import coalescing_manager
@@ -54,9 +54,11 @@ from phalanx.collectives._functional_inplace import (
     reduce_scatter_tensor_autograd,
     reduce_scatter_tensor_inplace,
 )
+from phalanx.collectives._op_table import form_of
 from phalanx.collectives._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from phalanx.collectives._p2p_ops import batch_p2p_ops_inplace, irecv_inplace, isend_inplace
 from phalanx.collectives._process_group import (
+    RANK_TYPES,
     GroupLike,
     core_group,
     enable_group,
@@ -65,8 +67,10 @@ from phalanx.collectives._process_group import (
     process_group_of,
 )
 from phalanx.collectives._registry import check_group
+from phalanx.collectives._torch_compat import allow_inflight_collective_as_graph_input_ctx
 
 __all__ = [
+    "RANK_TYPES",
     "AsyncCollectiveTensor",
     "GroupLike",
     "P2POp",
@@ -86,6 +90,7 @@ __all__ = [
     "all_to_all_inplace",
     "all_to_all_single",
     "all_to_all_single_autograd",
+    "allow_inflight_collective_as_graph_input_ctx",
     "barrier",
     "batch_isend_irecv",
     "batch_p2p_ops_inplace",
@@ -97,6 +102,7 @@ __all__ = [
     "core_group",
     "enable_group",
     "finalize",
+    "form_of",
     "irecv",
     "irecv_inplace",
     "is_core_group",
@@ -119,7 +125,9 @@ __all__ = [
 
 # As torch has them.
 _coalescing_manager = coalescing_manager
+_expand_group = _process_group._expand_group
 _register_tensor_work = _torch_compat.register_work
+_resolve_group_name = _process_group._resolve_group_name
 
 if _library.refusal():
     warnings.warn(f"phalanx.collectives cannot run collectives: {_library.refusal()}", stacklevel=2)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _recording, _torch_compat
+from phalanx.collectives._call_rows import PLAIN_REDUCTIONS
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from phalanx.collectives._process_group import ensure_initialized
-from phalanx.collectives._reductions import REDUCTIONS
 
 # What torch appends, by the name of the function. Those on the right are the names of torch 2.12 and before.
 _OPS: dict[str, Collective] = {
@@ -25,10 +25,7 @@ _OPS: dict[str, Collective] = {
     "reduce_scatter_single": REDUCE_SCATTER,
     "reduce_scatter_tensor": REDUCE_SCATTER,
 }
-_REDUCTIONS = {
-    getattr(dist.ReduceOp, name.upper()): name
-    for name in REDUCTIONS - {"premul_sum"}  # which has a factor
-}
+_REDUCTIONS = {getattr(dist.ReduceOp, name.upper()): name for name in PLAIN_REDUCTIONS}
 _KIND = type(dist.ReduceOp.SUM)
 
 _lock = threading.Lock()
@@ -109,8 +106,8 @@ def begin(process_group: dist.ProcessGroup, group: GroupState) -> None:
         found = state.get(process_group)
         if found and not isinstance(found, _Captured):
             raise RuntimeError(
-                f"coalescing_manager: torch's _coalescing_manager is open on group '{group.name}', or was left so by an "
-                "exception; use only one of the two on a group"
+                f"coalescing_manager: torch's _coalescing_manager is open on group '{group.name}', or was left so by "
+                "an exception; use only one of the two on a group"
             )
         if not isinstance(found, _Captured):
             found = state[process_group] = _Captured(group)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
+from phalanx.collectives._reductions import REDUCTIONS
 from phalanx.core import DType, ReduceOp, UnsupportedError, ffi
 
 # ---- element types ---------------------------------------------------------------------------------------------------
@@ -48,10 +49,8 @@ def element_type(dtype: torch.dtype) -> ElementType:
 
 PLAIN_CODES = {dtype: each.code for dtype, each in _TYPES.items() if each.lanes == 1}  # whatever can be done with them
 
-_REDUCTIONS = {op.name.lower(): int(op) for op in ReduceOp}
-
-
-REDUCTIONS = {name: number for name, number in _REDUCTIONS.items() if number != ReduceOp.PREMUL_SUM}
+# Those without a factor, which a call has no place for.
+PLAIN_REDUCTIONS = {name: number for name, number in REDUCTIONS.items() if number != ReduceOp.PREMUL_SUM}
 
 
 def reduction_of(operation: str, name: str, dtype: torch.dtype) -> int:
@@ -61,7 +60,7 @@ def reduction_of(operation: str, name: str, dtype: torch.dtype) -> int:
         ValueError: There is no such reduction, or it needs a factor.
         UnsupportedError: Not for this dtype.
     """
-    number = _REDUCTIONS.get(name) or _REDUCTIONS.get(str(name).lower())
+    number = REDUCTIONS.get(name) or REDUCTIONS.get(str(name).lower())
     if number is None:
         raise ValueError(f"Invalid reduce operation {name}")
     if number == ReduceOp.PREMUL_SUM:

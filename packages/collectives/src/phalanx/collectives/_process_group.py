@@ -140,6 +140,39 @@ def _group_of_ranks(ranks: list[int], tag: str) -> dist.ProcessGroup:
     return found if found is not None else _torch_compat.make_group(ranks, tag)
 
 
+# ---- what others use of torch's module, by its names there ----------------------------------------------------------
+
+RANK_TYPES = GroupLike
+
+
+def _expand_group(group: GroupLike, tag: str = "") -> tuple[str, list[int], int]:
+    """The tag of a group, the global ranks of it (of all groups, for a list of lists), and its size. Not collective.
+
+    As torch.distributed._functional_collectives._expand_group.
+
+    Raises:
+        ValueError, AssertionError: It is no group of this rank.
+    """
+    if isinstance(group, list):
+        nested = bool(group) and isinstance(group[0], list)
+        own = _own_ranks(group)
+        return tag, [rank for ranks in cast(Any, group) for rank in ranks] if nested else own, len(own)
+    process_group = process_group_of(_torch_compat.group_named(group) if isinstance(group, str) else group)
+    ranks = list(_torch_compat.ranks_of(process_group))
+    return tag or _torch_compat.tag_of(process_group), ranks, len(ranks)
+
+
+def _resolve_group_name(group: GroupLike, tag: str = "") -> str:
+    """The name by which ops find a group. Not collective, unless a tag asks for a new process group.
+
+    As torch.distributed._functional_collectives._resolve_group_name.
+
+    Raises:
+        ValueError, AssertionError: It is no group of this rank.
+    """
+    return group if isinstance(group, str) else find(group, tag).op_name
+
+
 # ---- while torch.compile traces --------------------------------------------------------------------------------------
 # Dynamo follows the functions that are not constant, and guards on the group. Nothing is sent: the ranks meet when the
 # graph runs first.

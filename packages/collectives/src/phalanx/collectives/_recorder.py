@@ -208,7 +208,7 @@ class Recorder:
         reduction = count = 0
         address = other = source.data_ptr()
         if collective is ALL_REDUCE:
-            reduction = _call_rows.REDUCTIONS.get(args[0], 0)
+            reduction = _call_rows.PLAIN_REDUCTIONS.get(args[0], 0)
             if not reduction or not source.is_cpu or not address or out is not source or source.is_neg():
                 return False
             self._rows += (_call_rows.SIZE, collective.kind, address, address, source.numel(), code, reduction, 0, 0)
@@ -219,7 +219,7 @@ class Recorder:
                 count = source.numel()
             elif collective is REDUCE_SCATTER:
                 count = out.numel()
-                reduction = _call_rows.REDUCTIONS.get(args[0], 0)
+                reduction = _call_rows.PLAIN_REDUCTIONS.get(args[0], 0)
             other = out.data_ptr()
             if not (count and address and other and source.is_cpu and out.is_cpu) or source.is_neg() or out.is_neg():
                 return False

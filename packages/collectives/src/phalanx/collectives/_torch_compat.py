@@ -3,7 +3,8 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -303,6 +304,24 @@ def register_work(tensor: torch.Tensor, work: Any) -> None:
 def registered_work_count() -> int:
     """How many tensors torch.distributed has work for. Read in 2.11 to 2.13."""
     return int(_native_c10d._get_work_registry_size())
+
+
+@contextlib.contextmanager
+def allow_inflight_collective_as_graph_input_ctx(value: bool = True) -> Iterator[None]:
+    """A context in which collectives of torch.distributed with `async_op` may be waited for in a compiled graph.
+
+    As torch.distributed._functional_collectives.allow_inflight_collective_as_graph_input_ctx: torch then remembers
+    their work by the tensor, for `wait_tensor` of the graph. Read in 2.11 to 2.13.
+
+    Args:
+        value: Whether they may.
+    """
+    before = _native_c10d._allow_inflight_collective_as_graph_input()
+    _native_c10d._set_allow_inflight_collective_as_graph_input(value)
+    try:
+        yield
+    finally:
+        _native_c10d._set_allow_inflight_collective_as_graph_input(before)
 
 
 def coalesce_state() -> dict[dist.ProcessGroup, list[Any]]:
