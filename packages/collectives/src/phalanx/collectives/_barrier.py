@@ -64,7 +64,7 @@ def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
         )
     done = torch.ops.phalanx.wait_tensor(tensor)
     ensure_initialized(state, tensor)
-    transport_for(state, tensor).barrier(tensor.device)
+    transport_for(state, tensor).barrier(tensor)
     copied: torch.Tensor = done.clone(memory_format=torch.contiguous_format)
     return copied
 

@@ -91,10 +91,14 @@ class InPlaceOperation(InPlace):
 
     def start(self, group: GroupState, tensor: torch.Tensor, argument: Any) -> torch.Tensor:
         """Check it, and run it through the dispatcher. In a coalescing manager, record it."""
+        recorder = _recording.recorder_on(group)
+        if recorder is not None and group.decided and type(tensor) is torch.Tensor and not is_watched():
+            self.collective.check(group, tensor, argument)
+            recorder.write(self.collective, tensor, argument)
+            return tensor
         target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
         self.collective.check(group, target, argument)
         ensure_initialized(group, target)
-        recorder = _recording.recorder_on(group)
         if recorder is not None and not is_tracing():
             recorder.write(self.collective, target, argument)
             return tensor

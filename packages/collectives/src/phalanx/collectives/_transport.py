@@ -47,17 +47,21 @@ class Transport(Protocol):
             args: The other arguments of its op but the last one, the name of the group.
         """
 
-    def barrier(self, device: torch.device) -> None:
-        """Wait until all ranks have come, with a GPU too."""
+    def barrier(self, tensor: torch.Tensor) -> None:
+        """Wait until all ranks have come. The tensor says by its device which of them is meant; with a GPU too, it
+        returns when they have."""
 
     def post(self, message: Message) -> Work:
         """Send or receive a message, and return at once."""
 
 
-class CoreTransport(NamedTuple):
+class CoreTransport:
     """The core."""
 
-    state: GroupState
+    __slots__ = ("state",)
+
+    def __init__(self, state: GroupState) -> None:
+        self.state = state
 
     @property
     def _core(self) -> Group:
@@ -69,10 +73,11 @@ class CoreTransport(NamedTuple):
         started: torch.Tensor = getattr(torch.ops.phalanx, collective.name)(tensor, *args, self.state.op_name)
         return started
 
-    def barrier(self, device: torch.device) -> None:
-        if device.type == "cpu":
+    def barrier(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cpu:
             self._core.barrier()
             return
+        device = tensor.device
         self._core.barrier(**stream_kwargs(device))
         if torch.cuda.is_current_stream_capturing():
             return  # a barrier of streams, whenever the graph is replayed
@@ -108,10 +113,13 @@ class CoreTransport(NamedTuple):
         return work
 
 
-class C10dTransport(NamedTuple):
+class C10dTransport:
     """The back end of the process group, by torch.distributed."""
 
-    state: GroupState
+    __slots__ = ("state",)
+
+    def __init__(self, state: GroupState) -> None:
+        self.state = state
 
     def _process_group(self) -> dist.ProcessGroup:
         group = _torch_compat.group_named(self.state.name)
@@ -127,8 +135,8 @@ class C10dTransport(NamedTuple):
         )
         return started
 
-    def barrier(self, device: torch.device) -> None:
-        group = self._process_group()
+    def barrier(self, tensor: torch.Tensor) -> None:
+        group, device = self._process_group(), tensor.device
         options = dist.BarrierOptions()
         options.asyncOp = False
         if f"{device.type}:" not in dist.get_backend_config(group):
