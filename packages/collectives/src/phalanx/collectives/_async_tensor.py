@@ -72,6 +72,11 @@ class AsyncCollectiveTensor(torch.Tensor):
 
     Attributes:
         elem: The ordinary tensor; not to be read before the wait.
+
+    Example:
+        >>> y = all_reduce(torch.ones(2), "sum", group)
+        >>> type(y).__name__, y.completed, type(y + 1).__name__, y.completed
+        ('AsyncCollectiveTensor', False, 'Tensor', True)
     """
 
     # True: complete. None: pending, elem is a plain CPU tensor. False: pending, elem is any tensor. A pending tensor:

@@ -37,6 +37,10 @@ def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: st
         ValueError: Not a group of this rank, or there is no default group; nothing was sent.
         RuntimeError: A coalescing manager of the group is open; nothing was sent.
         PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> barrier(group, torch.ones(2))
+        tensor([1., 1.])
     """
     token = torch.empty(0, device="cpu") if tensor is None else tensor
     if is_dynamo_compiling():

@@ -54,6 +54,13 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         ValueError: Not a group of this rank; or, at the end of the body, two calls overlap: nothing was sent.
         RuntimeError: A manager is open on the group already; or, at the end, a tensor was changed: nothing was sent.
         PhalanxError: At the end, or from `wait`: as for `all_reduce`.
+
+    Example:
+        >>> with coalescing_manager(group):
+        ...     a = all_reduce(torch.ones(2), "sum", group)
+        ...     b = all_gather_tensor(torch.tensor([rank]), 0, group)
+        >>> a, b
+        (AsyncCollectiveTensor(tensor([2., 2.])), AsyncCollectiveTensor(tensor([0, 1])))
     """
 
     def __init__(

@@ -149,6 +149,10 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         RuntimeError: A gradient is needed that the reduction does not have; nothing was sent.
         PhalanxError: From here or from the first use of the result: a peer died (PeerDeadError) or did not come
             (WaitTimeoutError), or the ranks made different calls (MismatchError). The group is of no use after it.
+
+    Example:
+        >>> all_reduce(torch.full((2,), rank + 1.0), "sum", group)
+        AsyncCollectiveTensor(tensor([3., 3.]))
     """
     if is_dynamo_compiling():
         return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
@@ -181,6 +185,10 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     Raises:
         IndexError: There is no such dim; nothing was sent.
         ValueError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_gather_tensor(torch.tensor([rank, rank]), 0, group)
+        AsyncCollectiveTensor(tensor([0, 0, 1, 1]))
     """
     dim = 0 if gather_dim == 0 else check_dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
     if is_dynamo_compiling():
@@ -230,6 +238,10 @@ def reduce_scatter_tensor(
         AssertionError: The size is no multiple; nothing was sent.
         IndexError: There is no such dim; nothing was sent.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> reduce_scatter_tensor(torch.arange(4), "sum", 0, group)  # on rank 1
+        AsyncCollectiveTensor(tensor([4, 6]))
     """
     dim = check_dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
     if is_dynamo_compiling():
@@ -361,6 +373,10 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
     Raises:
         ValueError: No such rank in the group, or not a group of this rank; nothing was sent.
         PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> broadcast(torch.tensor([rank]), 1, group)
+        AsyncCollectiveTensor(tensor([1]))
     """
     if is_dynamo_compiling():
         return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
@@ -401,6 +417,10 @@ def all_to_all_single(
         ValueError: The splits do not fit the tensor or the group; nothing was sent.
         MismatchError: Ranks disagree about how many rows go from one to the other.
         PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_to_all_single(torch.tensor([10 * rank, 10 * rank + 1]), [1, 1], [1, 1], group)  # on rank 0
+        AsyncCollectiveTensor(tensor([ 0, 10]))
     """
     output_rows = _split_sizes("output_split_sizes", output_split_sizes)
     input_rows = _split_sizes("input_split_sizes", input_split_sizes)
@@ -436,6 +456,10 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         PhalanxError: The collective failed.
+
+    Example:
+        >>> wait_tensor(all_reduce(torch.ones(2), "sum", group))
+        tensor([2., 2.])
     """
     if is_dynamo_compiling():
         return _traced(tensor)
@@ -462,6 +486,13 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
 
     Raises:
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> all_reduce_(x, "sum", group) is x
+        True
+        >>> x
+        tensor([2., 2.])
     """
     if is_dynamo_compiling():
         return self.copy_(all_reduce(self, reduceOp, group, tag))
@@ -486,6 +517,10 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
 
     Raises:
         ValueError, RuntimeError, PhalanxError: As for `broadcast`.
+
+    Example:
+        >>> broadcast_(torch.tensor([rank]), 1, group)
+        tensor([1])
     """
     if is_dynamo_compiling():
         return self.copy_(broadcast(self, src, group, tag))

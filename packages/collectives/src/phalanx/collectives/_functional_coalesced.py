@@ -35,6 +35,10 @@ def all_reduce_coalesced(
 
     Raises:
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_reduce_coalesced([torch.ones(2), torch.tensor(rank)], "sum", group)
+        [AsyncCollectiveTensor(tensor([2., 2.])), AsyncCollectiveTensor(1)]
     """
     tensors = _listed("all_reduce_coalesced", self)
     if not tensors:
@@ -64,6 +68,10 @@ def all_gather_into_tensor_coalesced(
 
     Raises:
         ValueError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_gather_into_tensor_coalesced([torch.tensor([rank]), torch.ones(1)], group)
+        [AsyncCollectiveTensor(tensor([0, 1])), AsyncCollectiveTensor(tensor([1., 1.]))]
     """
     tensors = _listed("all_gather_into_tensor_coalesced", self)
     if not tensors:
@@ -100,6 +108,11 @@ def reduce_scatter_tensor_coalesced(
         AssertionError: A size is no multiple of the group size, or there are not as many dims as tensors; nothing was
             sent.
         IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
+
+    Example:
+        >>> reduce_scatter_tensor_coalesced([torch.arange(2), torch.ones(2, 2)], "sum", [0, 1], group)  # on rank 1
+        [AsyncCollectiveTensor(tensor([2])), AsyncCollectiveTensor(tensor([[2.],
+                [2.]]))]
     """
     operation = "reduce_scatter_tensor_coalesced"
     tensors = _listed(operation, inputs)

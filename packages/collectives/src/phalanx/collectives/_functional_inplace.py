@@ -49,6 +49,10 @@ def permute_tensor(self: torch.Tensor, src_dst: Sequence[int], group: GroupLike,
     Raises:
         ValueError: src_dst is no permutation; nothing was sent.
         ValueError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> permute_tensor(torch.tensor([rank]), [1, 0], group)  # on rank 0
+        AsyncCollectiveTensor(tensor([1]))
     """
     rank, size = _place(group, tag)
     targets = [i for each in src_dst for i in range(size) if each == i]  # by comparison: constants also in a graph
@@ -78,6 +82,10 @@ def all_reduce_inplace(
     Raises:
         AssertionError: async_op is True, or there is no default group.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_reduce_inplace(torch.ones(2))
+        tensor([2., 2.])
     """
     _check_sync("all_reduce_inplace", async_op)
     if _recorder(group, tag) is not None:
@@ -106,6 +114,10 @@ def all_gather_tensor_inplace(
     Raises:
         AssertionError: async_op is True, or there is no default group.
         IndexError, ValueError, PhalanxError: As for `all_gather_tensor`.
+
+    Example:
+        >>> all_gather_tensor_inplace(torch.empty(2), torch.ones(1))
+        tensor([1., 1.])
     """
     _check_sync("all_gather_tensor_inplace", async_op)
     recorder = _recorder(group, tag)
@@ -137,6 +149,10 @@ def all_gather_inplace(
     Raises:
         AssertionError: async_op is True, there is no default group, or the sizes differ.
         ValueError, PhalanxError: As for `all_gather_tensor`.
+
+    Example:
+        >>> all_gather_inplace([torch.empty(1), torch.empty(1)], torch.tensor([float(rank)]))
+        [tensor([0.]), tensor([1.])]
     """
     _check_sync("all_gather_inplace", async_op)
     if any(each.shape != tensor.shape for each in tensor_list):
@@ -175,6 +191,10 @@ def reduce_scatter_tensor_inplace(
     Raises:
         AssertionError: async_op is True, or there is no default group.
         IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
+
+    Example:
+        >>> reduce_scatter_tensor_inplace(torch.empty(1), torch.arange(2.0))  # on rank 1
+        tensor([2.])
     """
     _check_sync("reduce_scatter_tensor_inplace", async_op)
     recorder = _recorder(group, tag)
@@ -208,6 +228,10 @@ def all_to_all_inplace(
     Raises:
         AssertionError: async_op is True, or there is no default group.
         ValueError, PhalanxError: As for `all_to_all_single`.
+
+    Example:
+        >>> all_to_all_inplace(torch.empty(2), torch.full((2,), float(rank)))
+        tensor([0., 1.])
     """
     _check_sync("all_to_all_inplace", async_op)
     moved = all_to_all_single(input, output_split_sizes, input_split_sizes, group, tag)
@@ -229,6 +253,10 @@ def broadcast_inplace(
     Raises:
         AssertionError: async_op is True, or there is no default group.
         ValueError, PhalanxError: As for `broadcast`.
+
+    Example:
+        >>> broadcast_inplace(torch.tensor([rank]), 1)
+        tensor([1])
     """
     _check_sync("broadcast_inplace", async_op)
     if _recorder(group, tag) is not None:

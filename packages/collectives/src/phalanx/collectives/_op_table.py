@@ -376,6 +376,13 @@ def form_of(op: str) -> Form | None:
     no collective.
 
     For compilers and for what counts collectives.
+
+    Example:
+        >>> form = form_of("reduce_scatter_tensor_coalesced")
+        >>> form.collective.name, form.takes_list, form.writes
+        ('reduce_scatter_tensor', True, False)
+        >>> form_of("wait_tensor") is None
+        True
     """
     return FORMS.get(BLOCKING.get(op, op))
 

@@ -44,6 +44,12 @@ def isend(
     Raises:
         ValueError: No such rank or tag, or not a group of this rank; nothing was sent.
         PhalanxError: From here or from `wait`: as for `all_reduce`.
+
+    Example:
+        >>> work = isend(torch.tensor([rank]), 1 - rank)
+        >>> received = torch.empty(1, dtype=torch.int64)
+        >>> recv(received, 1 - rank) == 1 - rank and work.wait()
+        True
     """
     try:
         return _started(_checked(True, tensor, dst, group, tag, group_dst))
@@ -76,6 +82,13 @@ def irecv(
         ValueError: No such rank or tag, the tensor is not contiguous, or not a group of this rank.
         PhalanxError: From here or from `wait`: as for `all_reduce`; MismatchError where the sender's dtype or number of
             elements differs.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> work = irecv(received, 1 - rank)
+        >>> send(torch.ones(1), 1 - rank)
+        >>> work.wait() and received
+        tensor([1.])
     """
     try:
         return _started(_checked(False, tensor, src, group, tag, group_src))
@@ -97,6 +110,15 @@ def send(
 
     Raises:
         ValueError, PhalanxError: As for `isend`.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> if rank == 0:
+        ...     send(torch.ones(1), 1)
+        ... else:
+        ...     sender = recv(received, 0)
+        >>> received  # on rank 1
+        tensor([1.])
     """
     isend(tensor, dst, group, tag, group_dst).wait()
 
@@ -118,6 +140,14 @@ def recv(
 
     Raises:
         ValueError, PhalanxError: As for `irecv`.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> if rank == 0:
+        ...     send(torch.ones(1), 1, tag=7)
+        ... else:
+        ...     print(recv(received, tag=7))  # who has sent it, on rank 1
+        0
     """
     message = _checked(False, tensor, src, group, tag, group_src)
     try:
@@ -141,6 +171,10 @@ class P2POp:
 
     Raises:
         ValueError: It is neither of these.
+
+    Example:
+        >>> P2POp(isend, torch.ones(2), peer=1)
+        P2POp(isend, [2] of torch.float32, peer=1, tag=0)
     """
 
     def __init__(
@@ -183,6 +217,12 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     Raises:
         ValueError: An argument is wrong, which is found before anything is sent.
         PhalanxError: As for `isend` and `irecv`.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> ops = [P2POp(isend, torch.ones(1), 1 - rank), P2POp(irecv, received, 1 - rank)]
+        >>> all(work.wait() for work in batch_isend_irecv(ops)) and received
+        tensor([1.])
     """
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, (P2POp, dist.P2POp)) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv takes a list of P2POp")

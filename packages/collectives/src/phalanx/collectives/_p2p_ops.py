@@ -135,6 +135,11 @@ def isend_inplace(
 
     Raises:
         ValueError, PhalanxError: As for `isend`.
+
+    Example:
+        >>> sent = isend_inplace(torch.ones(1), 1 - rank)
+        >>> irecv_inplace(torch.empty(1), 1 - rank) + 0
+        tensor([1.])
     """
     if is_dynamo_compiling() or is_tracing():
         name = _name(group)
@@ -160,6 +165,11 @@ def irecv_inplace(
 
     Raises:
         ValueError, PhalanxError: As for `irecv`.
+
+    Example:
+        >>> sent = isend_inplace(torch.ones(1), 1 - rank)
+        >>> irecv_inplace(torch.empty(1), 1 - rank)
+        AsyncCollectiveTensor(tensor([1.]))
     """
     if is_dynamo_compiling() or is_tracing():
         name = _name(group)
@@ -194,6 +204,11 @@ def batch_p2p_ops_inplace(
 
     Raises:
         ValueError, PhalanxError: As for `batch_isend_irecv`.
+
+    Example:
+        >>> given = [torch.ones(1), torch.empty(1)]
+        >>> batch_p2p_ops_inplace(["isend", "irecv"], [1 - rank] * 2, [0, 0], given)[1]
+        AsyncCollectiveTensor(tensor([1.]))
     """
     if is_dynamo_compiling() or is_tracing():
         name = _name(group_name or None)

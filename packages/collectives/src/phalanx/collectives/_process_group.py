@@ -72,6 +72,10 @@ def process_group_of(group: Any, tag: str = "") -> dist.ProcessGroup:
 
     Raises:
         ValueError, AssertionError: It is no group of this rank; the text says why.
+
+    Example:
+        >>> process_group_of([0, 1]) is process_group_of(None) is group
+        True
     """
     if isinstance(group, dist.ProcessGroup):
         return group
@@ -265,6 +269,10 @@ def enable_group(group: GroupLike, tag: str = "", *, device: torch.device | None
         ValueError, AssertionError: It is no group of this rank.
         UnsupportedError: Its ranks would meet while a stream of the GPU is captured.
         PhalanxError: The ranks could not meet.
+
+    Example:
+        >>> enable_group(group)
+        True
     """
     state = find(group, tag)
     if device is not None and device.type == "cuda":
@@ -282,6 +290,10 @@ def is_core_group(group: GroupLike, tag: str = "", *, device: torch.device | Non
 
     Args:
         group, tag, device: As for `enable_group`.
+
+    Example:
+        >>> enable_group(group) and is_core_group(group)
+        True
     """
     state = find(group, tag)
     return state.on_gpus if device is not None and device.type == "cuda" else state.core is not None
@@ -295,6 +307,10 @@ def core_group(group: GroupLike, tag: str = "") -> Group | None:
 
     Args:
         group, tag: As for `enable_group`.
+
+    Example:
+        >>> core_group(group).group_rank == rank
+        True
     """
     enable_group(group, tag)
     return find(group, tag).core
@@ -305,5 +321,10 @@ def finalize() -> None:
 
     It is done without this call for each process group when it is destroyed, and at the end of the process. A later
     collective lets the ranks meet again.
+
+    Example:
+        >>> finalize()
+        >>> all_reduce(torch.ones(1), "sum", group)  # the ranks meet again
+        AsyncCollectiveTensor(tensor([2.]))
     """
     _registry.release_rank()

@@ -163,6 +163,9 @@ def check_group(group: dist.ProcessGroup) -> None:
 
     Raises:
         PeerDeadError: One has; the text names it and its process.
+
+    Example:
+        >>> check_group(group)  # no rank of it is known to have ended
     """
     rank = rank_of_default()
     if rank is None:

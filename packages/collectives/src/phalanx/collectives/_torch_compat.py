@@ -315,6 +315,13 @@ def allow_inflight_collective_as_graph_input_ctx(value: bool = True) -> Iterator
 
     Args:
         value: Whether they may.
+
+    Example:
+        >>> with allow_inflight_collective_as_graph_input_ctx():
+        ...     x = torch.ones(2)
+        ...     work = dist.all_reduce(x, async_op=True)
+        ...     torch.ops._c10d_functional.wait_tensor(x)  # as a compiled graph does
+        tensor([2., 2.])
     """
     before = _native_c10d._allow_inflight_collective_as_graph_input()
     _native_c10d._set_allow_inflight_collective_as_graph_input(value)
