@@ -15,34 +15,14 @@ from phalanx.collectives import _torch_compat, bits
 from phalanx.collectives._autograd import COLLECTIVES
 
 
-def _fake_arena(nbytes: Any, plan: str, group_name: str) -> torch.Tensor:
+def _fake_arena(nbytes: Any, plan: str, group_name: str, gpu: int = -1) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64)
 
 
-def _fake_arena_cuda(nbytes: Any, plan: str, group_name: str, gpu: int) -> torch.Tensor:
-    return torch.empty(1, dtype=torch.int64)
-
-
-def _fake_view(arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype)
-
-
-def _fake_peer_view(
-    arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype
+def _fake_view(
+    arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int = -1
 ) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype)
-
-
-def _fake_view_cuda(
-    arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int
-) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu))
-
-
-def _fake_peer_view_cuda(
-    arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int
-) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu))
+    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu) if gpu >= 0 else arena.device)
 
 
 def _fake_nothing(*_: Any, **__: Any) -> None:
@@ -55,74 +35,56 @@ def _fake_mm_reduce_scatter(
     return a.new_empty([a.size(0) // group_size, b.size(1)])
 
 
-def _fake_all_gather_mm(shard: torch.Tensor, b: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
-    return shard.new_empty([shard.size(0) * group_size, b.size(1)])
-
-
 def _fake_all_gather_mms(
     shard: torch.Tensor, bs: Sequence[torch.Tensor], group_size: int, group_name: str
 ) -> list[torch.Tensor]:
-    return [_fake_all_gather_mm(shard, b, group_size, group_name) for b in bs]
+    return [shard.new_empty([shard.size(0) * group_size, b.size(1)]) for b in bs]
 
 
 FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
-    "symm_arena_cuda": _fake_arena_cuda,
     "arena_view": _fake_view,
-    "arena_view_cuda": _fake_view_cuda,
-    "peer_view": _fake_peer_view,
-    "peer_view_cuda": _fake_peer_view_cuda,
-    "arena_barrier_": _fake_nothing,
     "arena_release_": _fake_nothing,
     "mm_into_": _fake_nothing,
     "bmm_into_": _fake_nothing,
     "addmm_into_": _fake_nothing,
-    "mm_all_reduce_": _fake_nothing,
     "mm_reduce_scatter": _fake_mm_reduce_scatter,
-    "all_gather_mm": _fake_all_gather_mm,
     "all_gather_mms": _fake_all_gather_mms,
 }
 
 _libraries: list[Any] = []  # what is registered lives as long as these
 
 
-def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
-    """The arena of a group that the native ops do not know: its ranks meet here, where a cached graph runs first."""
+def _symm_arena(nbytes: int, plan: int, group_name: int, gpu: int = -1) -> torch.Tensor:
+    """The arena of a group that the native ops do not serve yet: a graph from a cache runs before its group is ready.
+
+    Args:
+        nbytes: Size of the arena in bytes.
+        plan: Its plan, as an interned string.
+        group_name: The name of the group, as an interned string.
+        gpu: The GPU of its memory, or -1 for the host.
+    """
     from phalanx.collectives import _errors, _ops, _registry  # they need this module
 
     try:
         name = _ops.text(group_name)
         entry = _registry.entry_named(name)
-        if not entry.decided:
+        if gpu < 0 and not entry.decided:
             entry.decide()
-        if entry.core is None or (nbytes and entry.core.hosts > 1):
+        if gpu >= 0 and not entry.decided_on_gpus:
+            entry.decide_on_gpus(torch.device("cuda", gpu))
+        if gpu < 0 and (entry.core is None or (nbytes and entry.core.hosts > 1)):
             raise RuntimeError(
                 f"symm_arena on group '{name}': this graph was compiled for ranks that share the memory of a host, and "
                 "the ranks of this group do not; compile it again with this group"
             )
-        made: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _ops.text(plan), name)
-        return made
-    except BaseException as error:
-        _errors.keep(_errors.better(error))
-        raise
-
-
-def _symm_arena_cuda(nbytes: int, plan: int, group_name: int, gpu: int) -> torch.Tensor:
-    """Likewise on a GPU, for a group that does not serve GPUs yet."""
-    from phalanx.collectives import _errors, _ops, _registry  # they need this module
-
-    try:
-        name = _ops.text(group_name)
-        entry = _registry.entry_named(name)
-        if not entry.decided_on_gpus:
-            entry.decide_on_gpus(torch.device("cuda", gpu))
-        if not entry.on_gpus:
+        if gpu >= 0 and not entry.on_gpus:
             raise RuntimeError(
-                f"symm_arena_cuda on group '{name}': this graph was compiled for ranks whose GPUs the core serves, and "
-                "it does not serve those of this group; compile it again with this group"
+                f"symm_arena on group '{name}': this graph was compiled for ranks whose GPUs the core serves, and it "
+                "does not serve those of this group; compile it again with this group"
             )
-        made: torch.Tensor = torch.ops.phalanx.symm_arena_cuda(nbytes, _ops.text(plan), name, gpu)
-        return made
+        arena: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _ops.text(plan), name, gpu)
+        return arena
     except BaseException as error:
         _errors.keep(_errors.better(error))
         raise
@@ -156,4 +118,3 @@ def register(fakes: Mapping[str, Any]) -> None:
         torch.library.register_fake(f"phalanx_ordered::{name}", _without_order(fakes[name], op), lib=ordered)
         _torch_compat.keep_in_graphs(op)
     _torch_compat.implement(roads, "symm_arena", _symm_arena, "CompositeExplicitAutograd")
-    _torch_compat.implement(roads, "symm_arena_cuda", _symm_arena_cuda, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""What a graph communicates: its collectives, who waits for them, and who uses what comes out."""
+"""Analysis of FX graphs: collectives, their waits, the users of their results, and aliases."""
 
 import operator
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Form:
-    """What an op of torch or of ours does.
+    """The form of a collective op of torch or of Phalanx.
 
     Attributes:
         kind: The collective: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, shard_dim_all_to_all.
-        several: It takes and gives a list of tensors.
-        in_place: It writes its input.
-        out: It writes an argument of that name.
+        several: Whether it takes and returns a list of tensors.
+        in_place: Whether it writes its input.
+        out: Whether it writes an argument `out`.
     """
 
     kind: str
@@ -46,12 +46,12 @@ _FORMS = {
     "broadcast_": Form("broadcast", in_place=True),
 }
 _NAMESPACES = ("phalanx", "_c10d_functional")
-_BLOCKING = "blocking_"  # begins the names of ours that are complete on return, as all are that the pass makes of them
+_BLOCKING = "blocking_"  # prefix of the ops of Phalanx that are complete on return
 
 
 def form_of(node: Node) -> Form | None:
-    """What collective a node is, or None."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    """The form of the collective that a node calls, or None."""
+    if node.op != "call_function" or not isinstance(node.target, _torch_compat.OpOverload):
         return None
     if node.target.namespace in _NAMESPACES:
         return _FORMS.get(node.target._opname.removeprefix(_BLOCKING))
@@ -61,17 +61,17 @@ def form_of(node: Node) -> Form | None:
 
 
 def is_wait(node: Node) -> bool:
-    """Whether a node waits for its argument and gives it back."""
+    """Whether a node waits for its argument and returns it."""
     return (
         node.op == "call_function"
-        and isinstance(node.target, torch._ops.OpOverload)
+        and isinstance(node.target, _torch_compat.OpOverload)
         and node.target.namespace in _NAMESPACES
         and node.target._opname == "wait_tensor"
     )
 
 
 def split_waits(graph: Graph) -> None:
-    """Write a wait for a list, which torch has from 2.15 on, as a wait for each of its tensors."""
+    """Replace a wait for a list, which torch has from 2.15 on, by waits for each of its tensors."""
     for node in list(graph.nodes):
         if getattr(node.target, "_opname", "") != "wait_tensors" or node.target.namespace not in _NAMESPACES:
             continue
@@ -86,7 +86,7 @@ def split_waits(graph: Graph) -> None:
 
 
 def value(node: Node) -> Any:
-    """The fake tensor, or list of them, that a node stands for; None where torch did not say."""
+    """The fake tensor or list of a node; None if torch did not record one."""
     return node.meta.get("val")
 
 
@@ -96,12 +96,12 @@ class Collective:
 
     Attributes:
         node: The call.
-        form: What it does.
-        name: Of the op, such as all_reduce_coalesced.
-        group: The name of its group; None where the graph does not say it.
+        form: The form of its op.
+        name: The name of the op, such as all_reduce_coalesced.
+        group: The name of its group; None if the graph does not say it.
         arguments: All arguments by name.
-        inputs: What it reads.
-        results: For each input, the nodes that stand for its result: the first one, and the waits.
+        inputs: The tensors that it reads.
+        results: For each input, the nodes of its result: the first one, and the waits.
     """
 
     node: Node
@@ -113,12 +113,12 @@ class Collective:
     results: list[list[Node]] = field(default_factory=list)
 
     def users(self, i: int) -> list[Node]:
-        """Who uses result `i`, in the order of the graph's lists, without who only waits."""
+        """The users of result `i` without the waits, in the order of the graph's lists."""
         same = self.results[i]
         return [user for node in same for user in node.users if user not in same and user is not self.node]
 
     def refresh(self) -> None:
-        """Read the arguments anew, after other nodes have been replaced."""
+        """Read the arguments again, after other nodes have been replaced."""
         self.arguments = _arguments(self.node)
         self.inputs = _inputs(self.form, self.arguments)
 
@@ -135,7 +135,7 @@ class Collective:
 
     @property
     def device(self) -> torch.device | None:
-        """Where its inputs lie: the CPU, or a GPU with its index. None where that is no one device, or neither."""
+        """The device of its inputs: the CPU, or a GPU with its index. None if there are several, or others."""
         found = {each.device if isinstance(each, torch.Tensor) else None for each in map(value, self.inputs)}
         only = found.pop() if len(found) == 1 else None
         return only if only is not None and only.type in ("cpu", "cuda") else None
@@ -192,8 +192,8 @@ def collectives(graph: Graph) -> Iterator[Collective]:
 
 _VIEWS = {"_unsafe_view", "reshape"}  # beside those whose schemas say so
 
-# Ops whose result may be, in Inductor, the very memory of their first argument though their schemas do not say so: what
-# changes nothing, and what it writes in place where it finds nobody else who reads the argument.
+# Ops whose result may lie in the memory of their first argument in Inductor, though their schemas do not say so: ops
+# that change nothing, and ops that Inductor runs in place if no other node reads the argument.
 _MAY_ALIAS = {
     "_reshape_copy",
     "contiguous",
@@ -225,26 +225,26 @@ def is_view(node: Node) -> bool:
         return False
     if node.target is operator.getitem:
         return is_view(node.args[0])
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    if not isinstance(node.target, _torch_compat.OpOverload) or node.target._schema.is_mutable:
         return False
     return node.target._opname in _VIEWS or any(each.alias_info is not None for each in node.target._schema.returns)
 
 
 def _may_alias(node: Node, of: Node) -> bool:
-    """Whether what a node gives may lie in the memory of `of`, one of its arguments."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    """Whether the result of a node may lie in the memory of `of`, one of its arguments."""
+    if isinstance(node.target, _torch_compat.HigherOrderOperator):
         return True
     if not node.args or node.args[0] is not of or node.op != "call_function":
         return False
     if node.target is operator.getitem or is_view(node):
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, _torch_compat.OpOverload):
         return False
     return node.target._opname in _MAY_ALIAS or any(each.alias_info is not None for each in node.target._schema.returns)
 
 
 def uses(nodes: list[Node]) -> list[Node]:
-    """Who uses the memory of these nodes: users, and users of what may alias them."""
+    """The users of the memory of these nodes: users, and users of nodes that may alias them."""
     found: list[Node] = []
     queue = list(nodes)
     seen = set(queue)
@@ -280,7 +280,7 @@ def _viewed(node: Node) -> Node:
 
 
 def is_private(node: Node) -> bool:
-    """Whether only its one user can see what is written over a node: computed here, and no views of it are about."""
+    """Whether only its single user can see writes to a node: it is computed in the graph and has no other views."""
     while True:
         if len(node.users) != 1 or node.op in ("placeholder", "get_attr"):
             return False
@@ -292,5 +292,5 @@ def is_private(node: Node) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in memory element by element in the order of its indices."""
+    """Whether a tensor is strided and contiguous."""
     return tensor.layout == torch.strided and tensor.is_contiguous()

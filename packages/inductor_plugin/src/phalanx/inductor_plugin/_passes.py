@@ -1,4 +1,4 @@
-"""The one pass over FX graphs: what Inductor is given of this package."""
+"""The pass over FX graphs that is given to Inductor."""
 
 import hashlib
 import importlib.metadata
@@ -12,27 +12,26 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from phalanx.collectives import core_group, enable_group, is_core_group
-from phalanx.inductor_plugin import _torch_compat, lower
-from phalanx.inductor_plugin.bucket import bucket
+from phalanx.inductor_plugin import _collective_calls, _torch_compat
+from phalanx.inductor_plugin._bucketing import bucket
+from phalanx.inductor_plugin._eligibility import GroupFacts, served
+from phalanx.inductor_plugin._fx_builder import FxBuilder
+from phalanx.inductor_plugin._graph import collectives, split_waits
+from phalanx.inductor_plugin._lowering import Lowering
 from phalanx.inductor_plugin.config import Config
-from phalanx.inductor_plugin.eligibility import GroupFacts, served
-from phalanx.inductor_plugin.emit import Emitter
-from phalanx.inductor_plugin.graph import collectives, split_waits
-from phalanx.inductor_plugin.lowering import Lowering
-from phalanx.inductor_plugin.pipeline_mm import pipeline
 from phalanx.inductor_plugin.report import Report, add, check_strict
 
 Ask = Callable[[str, torch.device | None], GroupFacts]  # by the name of a group, and a GPU where that matters
 
 
 def facts_of(name: str, gpu: torch.device | None = None) -> GroupFacts:
-    """What is known of the group of that name in this rank.
+    """The properties of the group of that name.
 
-    Its ranks meet here if they have not: collective then, as they all compile the graph.
+    Collective if the group is not initialized yet: all of its ranks compile the graph.
 
     Args:
-        name: Of the group.
-        gpu: That of this rank, to learn whether the core serves it.
+        name: The name of the group.
+        gpu: The GPU of this rank, to learn whether the core serves it.
     """
     try:
         enable_group(name)
@@ -49,7 +48,7 @@ def facts_of(name: str, gpu: torch.device | None = None) -> GroupFacts:
 
 @cache
 def _sources() -> str:
-    """Stands for this code, so that graphs of another version are not taken from a cache."""
+    """A digest of this code, so that graphs of another version are not taken from a cache."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -66,8 +65,8 @@ class GraphPass(_torch_compat.CustomGraphPass):
 
     Args:
         config: The options.
-        facts: What is known of a group, by its name and a GPU; default: of the groups of this process.
-        others: Passes that the user has put there, which run before.
+        facts: Gives the properties of a group from its name and a GPU; default: those of the groups of this process.
+        others: Passes of the user, which run before.
     """
 
     def __init__(self, config: Config, facts: Ask = facts_of, others: Any = None) -> None:
@@ -77,11 +76,11 @@ class GraphPass(_torch_compat.CustomGraphPass):
         self._known: dict[str, GroupFacts] = {}
 
     def facts(self, name: str, gpu: torch.device | None = None) -> GroupFacts:
-        """What is known of a group. The same for the life of the pass, as it is part of its uuid.
+        """The properties of a group. They stay the same for the life of the pass, as they are part of its uuid.
 
         Args:
-            name: Of the group.
-            gpu: Where tensors of its collectives lie, if on a GPU. The first one that is named is asked about.
+            name: The name of the group.
+            gpu: The GPU of the tensors of a collective, if any. Only the first GPU is asked about.
         """
         known = self._known.get(name)
         if known is None or (gpu is not None and known.gpus is None and known.served):
@@ -89,15 +88,15 @@ class GraphPass(_torch_compat.CustomGraphPass):
         return known
 
     def uuid(self) -> Any:
-        """What the caches of Inductor tell compiled graphs apart by, or None where another pass has nothing such."""
+        """The key of the pass in the caches of Inductor, or None if a pass of the user has none."""
         others = [_torch_compat.uuid_of(each) for each in self._others]
         if None in others:
             return None
         known = tuple(sorted((name, *astuple(facts)) for name, facts in self._known.items()))
         return repr((_sources(), self.config.key(), known, others))
 
-    def look_at(self, module: GraphModule) -> None:
-        """Let the ranks of the groups that a graph names meet, before the key of a cache is made. Collective then."""
+    def prepare_groups(self, module: GraphModule) -> None:
+        """Initialize the groups that a graph names, before the key of a cache is computed. Collective if any."""
         for part in module.modules():
             for node in part.graph.nodes if isinstance(part, GraphModule) else ():
                 for name in _torch_compat.groups_named(node):
@@ -107,45 +106,43 @@ class GraphPass(_torch_compat.CustomGraphPass):
         """Rewrite a graph in place.
 
         Raises:
-            StrictError: With the option `strict`, where a collective is not lowered as well as it could be.
+            StrictError: With the option `strict`, if a collective still needs copies.
         """
         for other in self._others:
             other(graph)
         name = graph_name(graph)
         split_waits(graph)
-        self._meet(graph)
+        self._prepare(graph)
         self._expand(graph)
-        lines, unpiped = pipeline(graph, self.config, self.facts)
         bucket(graph, self.config, self.facts)
-        lowering = Lowering(graph, self.config, self.facts, unpiped)
-        if not lowering.tasks and not lines:
+        lowering = Lowering(graph, self.config, self.facts)
+        if not lowering.tasks:
             return
         lowering.run()
-        lines += lowering.lines
         graph.lint()
-        add(Report(name, tuple(lines), lowering.arena_bytes))
+        add(Report(name, tuple(lowering.collectives), lowering.arena_bytes))
         if self.config.strict:
-            check_strict(name, lines, self.config.zero_copy_bytes)
+            check_strict(name, lowering.collectives, self.config.zero_copy_bytes)
 
-    def _meet(self, nodes: Graph) -> None:
-        """Learn of the groups, where `look_at` was not shown the graph. All ranks do so in the order of the graph."""
-        for one in collectives(nodes):
-            if one.group is not None:
-                on_gpu = one.device is not None and one.device.type == "cuda"
-                self.facts(one.group, one.device if on_gpu else None)
+    def _prepare(self, nodes: Graph) -> None:
+        """As `prepare_groups`, for graphs that it was not called with. All ranks do so in the order of the graph."""
+        for collective in collectives(nodes):
+            if collective.group is not None:
+                on_gpu = collective.device is not None and collective.device.type == "cuda"
+                self.facts(collective.group, collective.device if on_gpu else None)
 
     def _expand(self, nodes: Graph) -> None:
-        """Write shard_dim_alltoall by collectives that the rest knows."""
-        for one in collectives(nodes):
-            if one.form.kind != "shard_dim_all_to_all" or one.group is None:
+        """Replace shard_dim_alltoall by collectives that the lowering knows."""
+        for collective in collectives(nodes):
+            if collective.form.kind != "shard_dim_all_to_all" or collective.group is None:
                 continue
-            facts = self.facts(one.group)
-            if served(one, facts) is None:
-                lower.expand_shard_dim_all_to_all(Emitter(nodes), one, facts.size)
+            facts = self.facts(collective.group)
+            if served(collective, facts) is None:
+                _collective_calls.expand_shard_dim_all_to_all(FxBuilder(nodes), collective, facts.size)
 
 
 def graph_name(nodes: Graph) -> str:
-    """Which graph it is, for people: Dynamo's number, and what torch says of its place in training."""
+    """The name of a graph in reports: Dynamo's number of the compilation, and forward, backward or inference."""
     number = _torch_compat.compile_id()
     names = {node.name for node in nodes.nodes if node.op == "placeholder"}
     backward = any(name.startswith("tangents_") for name in names)
