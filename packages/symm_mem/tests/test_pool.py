@@ -405,7 +405,7 @@ def test_other_devices_are_refused():
     for function in (get_mem_pool, get_mempool_allocator):
         with pytest.raises(UnsupportedError, match="not for cuda:1"):
             function("cuda:1")
-    with pytest.raises(InvalidArgumentError, match="give what get_mem_pool returned"), use_mem_pool("cpu"):
+    with pytest.raises(InvalidArgumentError, match="expected a result of get_mem_pool"), use_mem_pool("cpu"):
         pass
 
 

@@ -1,11 +1,11 @@
-"""Groups: logical ones by name and store, and those of torch."""
+"""Groups: those of torch, and groups that are defined by a name and a store."""
 
 import itertools
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -24,23 +24,20 @@ from phalanx.core import (
 )
 from phalanx.core.torch_ops import EVERY_CONTEXT
 from phalanx.symm_mem import _torch_compat
-from phalanx.symm_mem._context import RankContext, current
-
-if TYPE_CHECKING:
-    from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem._state import RankContext, Slot, current
 
 _serials = itertools.count(1)
-_STORE_PREFIX = "phalanx.symm_mem"  # of what this package writes to the store of a process group
+_STORE_PREFIX = "phalanx.symm_mem"  # of the keys of this package in the store of a process group
 
 
 @dataclass(frozen=True)
 class GroupInfo:
-    """What `set_group_info` was told.
+    """The arguments of `set_group_info`.
 
     Attributes:
         rank: This rank's position in the group.
         world_size: Number of ranks of the group.
-        store: Where they meet.
+        store: The store through which the ranks exchange addresses.
     """
 
     rank: int
@@ -48,8 +45,8 @@ class GroupInfo:
     store: Any
 
 
-class _LookingStore:
-    """The store of a process group, which looks whether its ranks are alive while the core waits for them.
+class _WatchingStore:
+    """The store of a process group, which checks that its ranks are alive while the core waits for them.
 
     Args:
         base: A torch Store.
@@ -78,23 +75,23 @@ class _LookingStore:
 
 
 class RankGroup:
-    """A group as this rank sees it. Its ranks meet at the first rendezvous."""
+    """A group as this rank sees it. It is initialized at the first rendezvous."""
 
     def __init__(self, name: str, info: GroupInfo, process_group: dist.ProcessGroup | None = None) -> None:
         self.name = name
         self.info = info
-        # Weak: whoever destroys a process group must not find it kept alive from here.
+        # Weak: a process group that is destroyed must not be kept alive here.
         self.process_group = None if process_group is None else weakref.ref(process_group)
         known = None if process_group is None else _torch_compat.ranks_of(process_group)
         self.global_ranks = tuple(range(info.world_size)) if known is None else known
-        self.workspaces: dict[tuple[str, int], SymmetricMemory] = {}  # see _workspace.py
+        self.slots: dict[Slot[Any], Any] = {}  # values of other modules: buffers
         self._lock = threading.Lock()
         self._group: Group | None = None
         self._failure: PhalanxError | None = None
         self._native_name: str | None = None
 
-    def meet(self, context: RankContext, timeout_ms: int) -> Group:
-        """The core's group. Collective the first time."""
+    def initialize(self, context: RankContext, timeout_ms: int) -> Group:
+        """The group of the core. Collective the first time."""
         if self._group is not None:
             return self._group
         with self._lock:
@@ -102,15 +99,15 @@ class RankGroup:
                 self._group = self._attach(context, timeout_ms)
             return self._group
 
-    def met(self) -> Group | None:
-        """The core's group, or None when its ranks have not met yet. Not collective."""
+    def initialized(self) -> Group | None:
+        """The group of the core, or None before its initialization. Not collective."""
         return self._group
 
     def native_name(self) -> str:
-        """The name by which native ops of torch.ops.phalanx find the core's group. Collective the first time."""
+        """The name by which native ops of torch.ops.phalanx find the group. Collective the first time."""
         if self._native_name is None:
-            group, ops = self.meet(current(), 0), load_torch_ops()
-            # No other group has it: names are for one rank, and a process may have several.
+            group, ops = self.initialize(current(), 0), load_torch_ops()
+            # Unique in the process: several ranks of a process may use the same group name.
             name = f"{self.name} (symm_mem {next(_serials)})"
             ops.check(ops.lib.phxt_group_add(EVERY_CONTEXT, name.encode(), group.pointer))
             weakref.finalize(self, ops.lib.phxt_group_remove, EVERY_CONTEXT, name.encode())
@@ -127,26 +124,26 @@ class RankGroup:
         info = self.info
         default_ms = context.timeout_ms or self._timeout_ms()
         try:
-            store = info.store if self.process_group is None else _LookingStore(info.store, self.process_group)
+            store = info.store if self.process_group is None else _WatchingStore(info.store, self.process_group)
             group = context.world.attach_group(self.name, info.rank, info.world_size, store, timeout_ms or default_ms)
             group.set_timeout(default_ms)
             return group
-        except (InvalidArgumentError, UnsupportedError):  # no other rank took part, or all got the same
+        except (InvalidArgumentError, UnsupportedError):  # no other rank took part, or all ranks got the same error
             raise
         except PhalanxError as error:
-            if isinstance(error.__cause__, PeerDeadError):  # of _LookingStore, in global ranks
+            if isinstance(error.__cause__, PeerDeadError):  # from _WatchingStore, with global ranks
                 self._failure = error.__cause__
                 raise error.__cause__ from None
-            self._failure = self.in_global_ranks(error)
+            self._failure = self.with_global_ranks(error)
             raise
 
     def _timeout_ms(self) -> int:
-        """The timeout of the process group, or 0 where there is none that tells it."""
+        """The timeout of the process group, or 0 if it is not known."""
         process_group = None if self.process_group is None else self.process_group()
         return 0 if process_group is None else _torch_compat.timeout_ms_of(process_group)
 
-    def in_global_ranks(self, error: PhalanxError) -> PhalanxError:
-        """Make an error of the core, which knows the group's own ranks only, name the global ones."""
+    def with_global_ranks(self, error: PhalanxError) -> PhalanxError:
+        """Change an error of the core, which has group ranks, to name the global ranks."""
         if self.global_ranks == tuple(range(len(self.global_ranks))):
             return error
         listed = ", ".join(map(str, self.global_ranks))
@@ -159,17 +156,20 @@ class RankGroup:
         return self.global_ranks[rank] if 0 <= rank < len(self.global_ranks) else rank
 
 
+_groups: Slot[dict[str, RankGroup]] = Slot(dict)  # the groups of a rank, by name
+
+
 def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> None:
-    """Define a group by name. It needs no ProcessGroup. Not collective: the ranks meet at the first rendezvous.
+    """Define a group by name, without a ProcessGroup. Not collective: the first rendezvous initializes the group.
 
     As `_SymmetricMemory.set_group_info` of torch.
 
     Args:
-        group_name: The same on all ranks of the group.
+        group_name: The name, the same on all ranks of the group.
         rank: This rank's position in the group, 0 to world_size - 1.
         world_size: Number of ranks of the group.
-        store: Through which they meet: a torch.distributed.Store, a phalanx.core.Store, or an object
-            with the methods of the former. Used at the first meeting only.
+        store: A torch.distributed.Store, a phalanx.core.Store, or an object with the methods of the former. It is used
+            for the initialization only.
 
     Raises:
         AlreadyExistsError: The name is taken.
@@ -183,9 +183,9 @@ def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> N
         raise InvalidArgumentError(
             f"set_group_info: rank is {rank!r}; group {group_name!r} has the ranks 0 to {world_size - 1}"
         )
-    as_store(store)  # refuses what is no store
+    as_store(store)  # raises if it is no store
     group = RankGroup(group_name, GroupInfo(rank, world_size, store))
-    if current().groups.setdefault(group_name, group) is not group:
+    if _groups.of(current()).setdefault(group_name, group) is not group:
         raise AlreadyExistsError(
             f"set_group_info: there is a group info associated with the group name {group_name} already; "
             "use another name",
@@ -194,10 +194,10 @@ def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> N
 
 
 def get_group_info(group_name: str) -> GroupInfo:
-    """What is known of a group. Not collective.
+    """The rank, size and store of a group. Not collective.
 
     Args:
-        group_name: Given to `set_group_info`, or the name of a torch process group.
+        group_name: A name given to `set_group_info`, or the name of a torch process group.
 
     Raises:
         NotFoundError: There is no such group.
@@ -206,7 +206,7 @@ def get_group_info(group_name: str) -> GroupInfo:
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
-    """Prepare a torch process group. Not needed: `rendezvous` does it. Not collective.
+    """Check that a torch process group exists. Not needed before `rendezvous`. Not collective.
 
     As the function of this name in `torch.distributed._symmetric_memory`.
 
@@ -220,7 +220,7 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def resolve(group: GroupLike) -> RankGroup:
-    """The group that a group argument means. Not collective.
+    """The group for a group argument. Not collective.
 
     Raises:
         NotFoundError: No group has this name.
@@ -233,7 +233,7 @@ def resolve(group: GroupLike) -> RankGroup:
         except (ValueError, AssertionError) as error:
             raise InvalidArgumentError(str(error)) from None
         return _from_process_group(context, process_group)
-    known = context.groups.get(group)
+    known = _groups.of(context).get(group)
     if known is not None and known.process_group is None:
         return known
     named = _torch_compat.process_group_named(group)
@@ -247,8 +247,8 @@ def resolve(group: GroupLike) -> RankGroup:
 
 
 def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) -> RankGroup:
-    name = process_group.group_name
-    known = context.groups.get(name)
+    name, groups = process_group.group_name, _groups.of(context)
+    known = groups.get(name)
     if known is not None:
         before = known.process_group() if known.process_group is not None else None
         if before is process_group:
@@ -274,6 +274,6 @@ def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) 
     store = _torch_compat.PrefixStore(f"{_STORE_PREFIX}/{ranks}", _torch_compat.store_of(process_group))
     group = RankGroup(name, GroupInfo(process_group.rank(), process_group.size(), store), process_group)
     with context.lock:
-        if context.groups.get(name) is known:
-            context.groups[name] = group
-    return context.groups[name]
+        if groups.get(name) is known:
+            groups[name] = group
+    return groups[name]

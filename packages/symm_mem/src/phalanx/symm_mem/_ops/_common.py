@@ -1,4 +1,4 @@
-"""A symmetric tensor's counterparts on the other ranks, and what the ops check of their arguments."""
+"""Common parts of the ops: checks of arguments, counterparts of a tensor on other ranks, reductions, fakes."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import torch
 
 from phalanx.collectives.reducing import accumulation_dtype, combine
 from phalanx.core import InvalidArgumentError, ReduceOp
-from phalanx.symm_mem._groups import resolve
 from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem._process_group import resolve
 from phalanx.symm_mem._rendezvous import rendezvous
 
 _REDUCTIONS = {
@@ -26,7 +26,7 @@ def handle_of(operation: str, tensor: torch.Tensor, group_name: str, contiguous:
     """The handle of a symmetric tensor. Collective the first time for its memory and the group.
 
     Raises:
-        InvalidArgumentError: It is ordinary memory, or not contiguous where it must be.
+        InvalidArgumentError: The tensor is ordinary memory, or not contiguous although it must be.
     """
     if contiguous and not tensor.is_contiguous():
         raise InvalidArgumentError(
@@ -37,7 +37,7 @@ def handle_of(operation: str, tensor: torch.Tensor, group_name: str, contiguous:
 
 
 def reduction_of(operation: str, name: str) -> ReduceOp:
-    """The core's number of a reduction.
+    """The reduction of the core with this name.
 
     Raises:
         InvalidArgumentError: There is no such reduction.
@@ -49,12 +49,12 @@ def reduction_of(operation: str, name: str) -> ReduceOp:
 
 
 def core_dtype(tensor: torch.Tensor) -> str:
-    """What the core calls the dtype."""
+    """The name of the dtype in the core."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def check_like(operation: str, out: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> None:
-    """Raise unless an output has this shape, and the dtype and device of another tensor."""
+    """Raise an error unless an output has this shape, and the dtype and device of another tensor."""
     if list(out.shape) != list(shape) or out.dtype != like.dtype or out.device != like.device:
         raise InvalidArgumentError(
             f"{operation}: the output has shape {list(out.shape)} of {out.dtype} on {out.device}; it must have "
@@ -63,12 +63,12 @@ def check_like(operation: str, out: torch.Tensor, shape: Sequence[int], like: to
 
 
 def size_of(group_name: str) -> int:
-    """How many ranks a group has. Not collective."""
+    """The number of ranks of a group. Not collective."""
     return resolve(group_name).info.world_size
 
 
 def peer_views(handle: SymmetricMemory, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A symmetric tensor, or view of one, on every rank: the same shape and strides at the same place of the block."""
+    """The counterparts of a symmetric tensor or view on all ranks: the same shape, strides and offset in the block."""
     start = handle.offset // tensor.element_size()
     extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0:
@@ -80,8 +80,17 @@ def peer_views(handle: SymmetricMemory, tensor: torch.Tensor) -> list[torch.Tens
 
 
 def reduce_views(views: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
-    """Reduce tensors of any strides in their order, floats of 16 and 8 bits in float32."""
+    """Reduce tensors of any strides in their order; floats of 16 and 8 bits are added in float32."""
     reduction, dtype = reduce_op.lower(), views[0].dtype
     wide = accumulation_dtype(dtype, reduction)
     parts = [views[0].to(wide, copy=True), *(view.to(wide) for view in views[1:])]
     return combine(parts, reduction, len(views)).to(dtype)
+
+
+def fake_last(*arguments: torch.Tensor) -> torch.Tensor:
+    """The fake result of an op that returns its last argument."""
+    return arguments[-1]
+
+
+def fake_none(*arguments: object) -> None:
+    """The fake result of an op without a result."""

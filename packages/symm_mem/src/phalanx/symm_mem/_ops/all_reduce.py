@@ -1,4 +1,4 @@
-"""all_reduce, reduce_scatter and sums of tiles, on symmetric inputs: peers read them where they are."""
+"""all_reduce, reduce_scatter and sums of tiles of symmetric inputs, which the peers read in place."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,9 +6,11 @@ import torch
 
 from phalanx.core import Algo, InvalidArgumentError, UnsupportedError
 from phalanx.symm_mem._handle import SymmetricMemory
-from phalanx.symm_mem._ops.peers import (
+from phalanx.symm_mem._ops._common import (
     check_like,
     core_dtype,
+    fake_last,
+    fake_none,
     handle_of,
     peer_views,
     reduce_views,
@@ -47,7 +49,7 @@ def one_shot_all_reduce_out(tensor: torch.Tensor, reduce_op: str, group_name: st
 
 
 def _copied(operation: str, symm_buffer: torch.Tensor, local_input: torch.Tensor) -> torch.Tensor:
-    """The tensor, in the buffer."""
+    """Copy the tensor into the buffer."""
     if local_input.dtype != symm_buffer.dtype or local_input.numel() > symm_buffer.numel():
         raise InvalidArgumentError(
             f"{operation}: {local_input.numel()} elements of {local_input.dtype} do not fit into a symmetric buffer of "
@@ -86,7 +88,7 @@ def two_shot_all_reduce_out(
 
 
 def _by_switch(handle: SymmetricMemory, reduce: Callable[[Algo], object]) -> None:
-    """Reduce by NVLink switches where they are, and can: of what they cannot, all ranks are told before it begins."""
+    """Reduce with NVLink switches if possible; otherwise all ranks get the same error before anything begins."""
     if handle.multicast_ptr:
         try:
             reduce(Algo.MULTIMEM)
@@ -143,7 +145,7 @@ def reduce_scatter_out(
     shape[dim] //= size
     check_like(operation, output, shape, tensor)
     handle = handle_of(operation, tensor, group_name)
-    if dim != 0:  # columns: not in one piece in the blocks
+    if dim != 0:  # columns: not contiguous in the blocks
         handle.barrier()
         columns = [view.narrow(dim, handle.rank * shape[dim], shape[dim]) for view in peer_views(handle, tensor)]
         output.copy_(reduce_views(columns, "sum"))
@@ -199,7 +201,7 @@ def _reduce_tiles(
     handles[0].barrier()  # peers have read this rank's
 
 
-# ---- what a compiler needs to know -----------------------------------------------------------------------------------
+# ---- fake kernels -----------------------------------------------------------------------------------
 
 
 def _new(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
@@ -216,19 +218,15 @@ def _first(tensor: torch.Tensor, *rest: object) -> torch.Tensor:
     return tensor
 
 
-def _last(*arguments: torch.Tensor) -> torch.Tensor:
-    return arguments[-1]
-
-
-def _nothing(*arguments: object) -> None:
-    return None
-
-
 _GROUP = "str reduce_op, str group_name"
 _REDUCE = "multimem_one_shot_reduce_out(Tensor input, str reduce_op, int root, str group_name, Tensor(a!) out)"
 OPS = [
     (f"one_shot_all_reduce(Tensor input, {_GROUP}) -> Tensor", one_shot_all_reduce, _new),
-    (f"one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)", one_shot_all_reduce_out, _last),
+    (
+        f"one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
+        one_shot_all_reduce_out,
+        fake_last,
+    ),
     (
         f"one_shot_all_reduce_copy(Tensor symm_buffer, Tensor local_input, {_GROUP}) -> Tensor",
         one_shot_all_reduce_copy,
@@ -237,35 +235,35 @@ OPS = [
     (
         f"one_shot_all_reduce_copy_out(Tensor symm_buffer, Tensor local_input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
         one_shot_all_reduce_copy_out,
-        _last,
+        fake_last,
     ),
     (f"two_shot_all_reduce_(Tensor(a!) input, {_GROUP}) -> Tensor(a!)", two_shot_all_reduce_, _first),
     (
         f"two_shot_all_reduce_out(Tensor(a!) input, {_GROUP}, Tensor(b!) output) -> Tensor(b!)",
         two_shot_all_reduce_out,
-        _last,
+        fake_last,
     ),
     (f"multimem_all_reduce_(Tensor(a!) input, {_GROUP}) -> Tensor(a!)", multimem_all_reduce_, _first),
     (f"multimem_one_shot_all_reduce(Tensor input, {_GROUP}) -> Tensor", one_shot_all_reduce, _new),
     (
         f"multimem_one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
         one_shot_all_reduce_out,
-        _last,
+        fake_last,
     ),
     (
         f"{_REDUCE} -> Tensor(a!)",
         multimem_one_shot_reduce_out,
-        _last,
+        fake_last,
     ),
     (
         "reduce_scatter_out(Tensor(a!) input, str group_name, bool split_last_dim, Tensor(b!) output) -> Tensor(b!)",
         reduce_scatter_out,
-        _last,
+        fake_last,
     ),
     (
         'tile_reduce(Tensor in_tile, Tensor(a!) out_tile, int root, str group_name, str reduce_op="sum") -> ()',
         tile_reduce,
-        _nothing,
+        fake_none,
     ),
     (
         (
@@ -273,6 +271,6 @@ OPS = [
             'str reduce_op="sum") -> ()'
         ),
         multi_root_tile_reduce,
-        _nothing,
+        fake_none,
     ),
 ]

@@ -1,8 +1,8 @@
-"""all_to_all of rows whose splits only the ranks themselves know: by rank, and by the experts of a rank.
+"""all_to_all of rows with splits that each rank knows only for itself: by rank, and by the experts of a rank.
 
-Before anything moves every rank learns the splits of all, so what does not fit is an error on every rank, and nothing
-was written. Then each reads its rows where they lie. On CUDA the host waits for the current stream, as it must read the
-splits; the rows are moved on the stream.
+Before anything moves, every rank gets the splits of all ranks, so rows that do not fit are an error on every rank, and
+nothing is written. Then each rank reads its rows in place. On CUDA the host waits for the current stream, as it must
+read the splits; the rows are moved on the stream.
 
 The order in which experts get their rows, and how their blocks are aligned, is that of torch 2.13
 (torch/csrc/distributed/c10d/symm_mem/nvshmem_extension.cu, and its test test_nvshmem.py). With two ranks and two
@@ -17,10 +17,10 @@ from math import prod
 import torch
 
 from phalanx.core import InvalidArgumentError, MismatchError
-from phalanx.symm_mem._groups import RankGroup, resolve
-from phalanx.symm_mem._ops.peers import handle_of
-from phalanx.symm_mem._ops.whole import gather_into
-from phalanx.symm_mem._streams import refuse_capture
+from phalanx.symm_mem._cuda import refuse_capture
+from phalanx.symm_mem._ops._common import fake_none, handle_of
+from phalanx.symm_mem._ops.unfused import gather_into
+from phalanx.symm_mem._process_group import RankGroup, resolve
 
 
 def all_to_all_vdev(
@@ -126,7 +126,7 @@ class _Exchange:
         self.splits = self._all(splits)
 
     def _all(self, mine: torch.Tensor) -> torch.Tensor:
-        """What all ranks have. Everybody's rows are there when it returns."""
+        """Gather a tensor of all ranks. The rows of all ranks are there when it returns."""
         found = torch.empty([self._members.info.world_size, *mine.shape], dtype=torch.int64)
         gather_into(self._operation, mine.contiguous(), found, self._members)
         return found
@@ -167,7 +167,7 @@ class _Exchange:
             for count, start, to in each:
                 if count:
                     self._out[to : to + count] = view[start : start + count]
-        self._handle.barrier()  # everybody has read this rank's
+        self._handle.barrier()  # all ranks have read this rank's
 
     def _placed(self, came: torch.Tensor, by_expert: bool) -> torch.Tensor:
         """Where the rows [from rank, expert] that come to a rank are put."""
@@ -198,22 +198,18 @@ class _Exchange:
                 )
 
 
-def _nothing(*arguments: object) -> None:
-    return None
-
-
 _ROWS = "Tensor input, Tensor(a!) out"
 _TOLD = "Tensor(a!) out_splits_offsets, str group_name"
 OPS = [
-    (f"all_to_all_vdev({_ROWS}, Tensor in_splits, {_TOLD}) -> ()", all_to_all_vdev, _nothing),
+    (f"all_to_all_vdev({_ROWS}, Tensor in_splits, {_TOLD}) -> ()", all_to_all_vdev, fake_none),
     (
         f"all_to_all_vdev_2d({_ROWS}, Tensor in_splits, {_TOLD}, int? major_align=None) -> ()",
         all_to_all_vdev_2d,
-        _nothing,
+        fake_none,
     ),
     (
         f"all_to_all_vdev_2d_offset({_ROWS}, Tensor in_splits_offsets, {_TOLD}) -> ()",
         all_to_all_vdev_2d_offset,
-        _nothing,
+        fake_none,
     ),
 ]

@@ -1,14 +1,22 @@
-"""all_gather and reduce_scatter without more, and the tensors of the other ranks."""
+"""Plain all_gather and reduce_scatter, and the tensors of the other ranks."""
 
 import torch
 
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._alloc import is_symm_mem_tensor
-from phalanx.symm_mem._context import current
-from phalanx.symm_mem._groups import resolve
-from phalanx.symm_mem._ops.peers import check_like, core_dtype, handle_of, peer_views, reduction_of, size_of
-from phalanx.symm_mem._ops.whole import gather_into
-from phalanx.symm_mem._streams import place_of
+from phalanx.symm_mem._allocation import is_symm_mem_tensor
+from phalanx.symm_mem._cuda import stream_kwargs
+from phalanx.symm_mem._ops._common import (
+    check_like,
+    core_dtype,
+    fake_last,
+    handle_of,
+    peer_views,
+    reduction_of,
+    size_of,
+)
+from phalanx.symm_mem._ops.unfused import gather_into
+from phalanx.symm_mem._process_group import resolve
+from phalanx.symm_mem._state import current
 
 
 def get_remote_tensors(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
@@ -29,7 +37,7 @@ def _gathered(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
 
 def multimem_all_gather_out(tensor: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
     check_like("multimem_all_gather_out", out, _gathered(tensor, group_name).shape, tensor)
-    if out.is_cuda and out.is_contiguous():  # which switches write at once, where it is symmetric as well
+    if out.is_cuda and out.is_contiguous():  # NVLink switches write it at once if it is symmetric as well
         gather_into("multimem_all_gather_out", tensor.contiguous(), out, resolve(group_name))
         return out
     return out.copy_(_low_contention_all_gather(tensor, group_name))
@@ -45,9 +53,9 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
         count, stream = out.numel(), handle.stream()
         handle.symm.reduce_scatter(handle.offset, out.data_ptr(), count, core_dtype(source), op, stream=stream)
     else:
-        group = resolve(group_name).meet(current(), 0)
-        place = place_of(source)
-        group.reduce_scatter(source.data_ptr(), out.data_ptr(), out.numel(), core_dtype(source), op, **place)
+        group = resolve(group_name).initialize(current(), 0)
+        options = stream_kwargs(source)
+        group.reduce_scatter(source.data_ptr(), out.data_ptr(), out.numel(), core_dtype(source), op, **options)
     return out
 
 
@@ -60,7 +68,7 @@ def _scattered(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.T
     return tensor.new_empty([tensor.shape[0] // size, *tensor.shape[1:]])
 
 
-# ---- what a compiler needs to know -----------------------------------------------------------------------------------
+# ---- fake kernels -----------------------------------------------------------------------------------
 
 
 def _remotes(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
@@ -69,17 +77,13 @@ def _remotes(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
     ]
 
 
-def _last(*arguments: torch.Tensor) -> torch.Tensor:
-    return arguments[-1]
-
-
 OPS = [
     ("get_remote_tensors(Tensor x, str group_name) -> Tensor[]", get_remote_tensors, _remotes),
     ("_low_contention_all_gather(Tensor tensor, str group_name) -> Tensor", _low_contention_all_gather, _gathered),
     (
         "multimem_all_gather_out(Tensor input, str group_name, Tensor(a!) out) -> Tensor(a!)",
         multimem_all_gather_out,
-        _last,
+        fake_last,
     ),
     (
         "_low_contention_reduce_scatter(Tensor tensor, str reduce_op, str group_name) -> Tensor",

@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from phalanx import symm_mem
 from phalanx.core import InvalidArgumentError, MismatchError, RevokedError
-from phalanx.symm_mem._ops import whole
+from phalanx.symm_mem._ops import unfused
 from ranks import run_ranks
 
 ops = torch.ops.phalanx
@@ -26,7 +26,7 @@ WAYS = {  # from how many bytes on the core sums from symmetric memory, and memo
 
 def choose(way):
     """Make products of a few rows go the way of large ones."""
-    whole._FRESH_BYTES, whole._SMALL_BYTES = WAYS[way]
+    unfused._FRESH_BYTES, unfused._SMALL_BYTES = WAYS[way]
 
 
 def gathers(rank, size, name):

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from phalanx import symm_mem
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._ops import offsets
+from phalanx.symm_mem._ops import reduce_scatter_offset
 from ranks import run_ranks
 
 op = torch.ops.phalanx.reduce_scatter_offset
@@ -112,7 +112,7 @@ def traced(rank, size, name):
 
 
 def everything(rank, size):
-    offsets._SLAB_COUNT = 10  # several slabs
+    reduce_scatter_offset._SLAB_COUNT = 10  # several slabs
     for part in (values, refusals, traced):
         part(rank, size, dist.group.WORLD.group_name)
 

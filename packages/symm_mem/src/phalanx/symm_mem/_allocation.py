@@ -1,69 +1,38 @@
-"""Symmetric tensors: how many bytes they need, how they are made, and when their memory is freed."""
+"""Symmetric tensors: their size in bytes, how they are made, and when their memory is freed."""
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 
 from phalanx.core import InvalidArgumentError, Memory, MemoryInfo, UnsupportedError
 from phalanx.core.uncopied import Uncopied
-from phalanx.symm_mem import _device_memory, _streams
-from phalanx.symm_mem._allocators import Allocator, get_allocator
-from phalanx.symm_mem._context import RankContext, current
-
-if TYPE_CHECKING:
-    from phalanx.symm_mem._groups import RankGroup
-    from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem import _cuda
+from phalanx.symm_mem._allocators import get_allocator
+from phalanx.symm_mem._state import Allocation, Allocator, RankContext, current
 
 _INT64_MAX = 2**63 - 1
 _DEVICE_TYPES = ("cpu", "cuda")
 
 
-@dataclass(eq=False)
-class Allocation:
-    """One block of this rank, from its allocation until its storage dies (persistent: until it is dropped).
+class _BlockOwner(Uncopied):
+    """Owned by a storage: frees the block when the storage ends, on any thread."""
 
-    A storage may die in a garbage collection, on any thread and with any lock held, so its end takes
-    no lock: it is one atomic operation on `RankContext.allocations`.
-
-    Attributes:
-        address: Of its first byte.
-        size: Bytes.
-        device: Such as ("cpu", 0).
-        group_name: The group that it was allocated for, or None.
-        alloc_id: None unless persistent.
-        handles: One for each group and byte offset that a rendezvous was made for.
-        orders: Of what its handles put on streams, by group.
-    """
-
-    address: int
-    size: int
-    device: tuple[str, int]
-    group_name: str | None
-    alloc_id: int | None
-    handles: "dict[tuple[RankGroup, int], SymmetricMemory]" = field(default_factory=dict)
-    orders: "dict[RankGroup, _streams.Order]" = field(default_factory=dict)
-
-
-class _Lease(Uncopied):
-    """What a storage holds. Gives the block back when the storage dies, on whatever thread that is."""
-
-    __slots__ = ("_allocations", "_allocator", "_memory", "_until")
+    __slots__ = ("_allocations", "_allocator", "_guard", "_memory")
 
     def __init__(self, allocations: dict[int, Allocation], allocator: Allocator, memory: Memory) -> None:
         self._allocations = allocations
         self._allocator = allocator
         self._memory = memory
-        # Of a GPU, streams may still use the block, and the mappings of its handles. A persistent one stays anyway.
-        self._until: _streams.UsedOn | None = None
+        # Streams may still use a block of a GPU, and the mappings of its handles. A persistent block stays anyway.
+        self._guard: _cuda.StreamGuardedRef | None = None
         if memory.device[0] == "cuda" and memory.alloc_id is None:
             known = allocations.get(memory.address)
-            self._until = _streams.UsedOn((memory, known), torch.device(*memory.device))
+            self._guard = _cuda.StreamGuardedRef((memory, known), torch.device(*memory.device))
 
     def __del__(self) -> None:
-        # Before the block is freed, so that nobody else can have its address yet.
+        # Before the block is freed, as its address may be reused then.
         if self._memory.alloc_id is None:
             self._allocations.pop(self._memory.address, None)
         self._allocator.free(self._memory)
@@ -83,7 +52,7 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | s
     """Like `torch.empty`, in memory that other ranks can map after `rendezvous`. Not collective.
 
     As `torch.distributed._symmetric_memory.empty`; the memory is zeroed. On a GPU it is for work on the stream that is
-    current here: what others do with it must be over, or ordered before that stream, when the tensor ends.
+    current here: work of other streams must be over, or ordered before that stream, when the tensor ends.
 
     Args:
         *size: The shape, as several integers or as one sequence.
@@ -121,19 +90,19 @@ def empty_strided_p2p(
 ) -> torch.Tensor:
     """Like `torch.empty_strided`, in memory that other ranks can map after `rendezvous`. Not collective.
 
-    As `_SymmetricMemory.empty_strided_p2p` of torch, but for this: the storage spans all that the
-    strides reach, not just the number of elements; new memory is zeroed.
+    As `_SymmetricMemory.empty_strided_p2p` of torch, except that the storage spans all elements that the strides reach,
+    not just the number of elements, and that new memory is zeroed.
 
-    With an alloc id the memory is persistent: it is kept when the tensor dies, and the next call
-    with the same id, group name and device gets the same address, its contents untouched, and its
-    handles without another rendezvous. `drop` frees it.
+    With an alloc id the memory is persistent: it is kept when the tensor ends, and the next call with the same id,
+    group name and device returns memory at the same address, with its contents and its handles, without another
+    rendezvous. `drop` frees it.
 
     Args:
         size: The shape.
-        stride: In elements, one for each dim.
-        dtype: Of the elements.
+        stride: The strides in elements, one for each dim.
+        dtype: The dtype of the elements.
         device: "cpu" or "cuda"; without an index, the current GPU.
-        group_name: The group that `rendezvous` takes if it is given none. It need not exist yet.
+        group_name: The default group of `rendezvous` for this tensor. It need not exist yet.
         alloc_id: 0 to 2^64 - 1; None for memory that is freed with the tensor.
 
     Returns:
@@ -155,20 +124,20 @@ def empty_strided_p2p(
     if place.type not in _DEVICE_TYPES:
         raise UnsupportedError(f"empty_strided_p2p makes tensors on 'cpu' and 'cuda', not on {place.type}")
     place = with_index(place)
-    _streams.refuse_capture("empty_strided_p2p", place, "memory cannot be allocated then; do it before")
+    _cuda.refuse_capture("empty_strided_p2p", place, "memory cannot be allocated then; do it before")
     context = current()
     memory = allocator.alloc(context.world, nbytes, place, group_name, alloc_id)
     storage = _storage_of(context, allocator, memory, group_name)
-    return _device_memory.tensor_of(storage, dtype, shape, steps)
+    return _cuda.tensor_of(storage, dtype, shape, steps)
 
 
 def drop(alloc_id: int, group_name: str | None = None, device: torch.device | str = "cpu") -> None:
-    """Free the memory of an alloc id for good. Not collective.
+    """Free the memory of an alloc id. Not collective.
 
-    Handles and peers that have it mapped keep what they have. Of memory of a GPU, the current stream is waited for.
+    Handles and peers keep their mappings of it. For memory of a GPU, the call waits for the current stream.
 
     Args:
-        alloc_id, group_name, device: As they were allocated.
+        alloc_id, group_name, device: As in `empty_strided_p2p`.
 
     Raises:
         InUseError: A tensor of it is alive.
@@ -191,7 +160,7 @@ def drop(alloc_id: int, group_name: str | None = None, device: torch.device | st
 
 
 def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor, or what it is a view of, was made by this package for this rank. Not collective.
+    """Whether a tensor, or the tensor that it is a view of, is symmetric memory of this rank. Not collective.
 
     Args:
         tensor: Any tensor.
@@ -214,7 +183,7 @@ def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:
     if not context.allocations and context.segment_number is None:
         return None
     allocation = context.allocations.get(address)
-    if allocation is None:  # perhaps a storage that starts inside a block, as numpy's views and torch's pools give
+    if allocation is None:  # perhaps a storage that starts inside a block, as those of numpy and of torch's pools
         block = context.world.find(address)
         if block is None or not block.live:
             return None
@@ -225,7 +194,7 @@ def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:
 
 
 def _segment(context: RankContext, block: MemoryInfo) -> Allocation | None:
-    """The segment of a memory pool on a GPU that a block is, if it is one."""
+    """The segment of a memory pool on a GPU at this block, if there is one."""
     number_of = context.segment_number
     number = 0 if number_of is None else number_of(block.address)
     if number_of is None or number == 0:
@@ -234,7 +203,7 @@ def _segment(context: RankContext, block: MemoryInfo) -> Allocation | None:
         known = context.segments.get(block.address)
         if known is None or known[0] != number:
             for address, (its_number, _) in list(context.segments.items()):
-                if number_of(address) != its_number:  # torch has freed it, and with it go its handles
+                if number_of(address) != its_number:  # torch has freed it, so its handles are gone
                     del context.segments[address]
             known = (number, Allocation(block.address, block.size, block.device, None, None))
             context.segments[block.address] = known
@@ -242,7 +211,7 @@ def _segment(context: RankContext, block: MemoryInfo) -> Allocation | None:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device, and of GPUs without an index the current one."""
+    """The device; for a GPU without an index, the current one."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -286,12 +255,12 @@ def _storage_of(
         known = context.allocations.get(memory.address)
         if known is None or known.alloc_id is None or known.alloc_id != memory.alloc_id:
             context.allocations[memory.address] = allocation
-        # Otherwise it is a persistent block, with the handles of its previous life.
-    lease = _Lease(context.allocations, allocator, memory)
-    # torch refuses empty buffers, so one without bytes claims the first byte of its block, which is never touched.
+        # Otherwise it is a persistent block, which keeps its handles.
+    owner = _BlockOwner(context.allocations, allocator, memory)
+    # torch refuses empty buffers, so a storage without bytes claims the first byte of its block, which is never used.
     nbytes = max(memory.size, 1)
     if memory.device[0] == "cuda":
-        return _device_memory.storage_at(memory.address, nbytes, torch.device(*memory.device), lease)
+        return _cuda.storage_at(memory.address, nbytes, torch.device(*memory.device), owner)
     array = (ctypes.c_char * nbytes).from_address(memory.address)
-    array.lease = lease  # type: ignore[attr-defined]
+    array.owner = owner  # type: ignore[attr-defined]
     return torch.frombuffer(array, dtype=torch.uint8).untyped_storage()

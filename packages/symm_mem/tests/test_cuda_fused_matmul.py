@@ -6,7 +6,7 @@ from cuda_ranks import WAYS, on_cuda, run_cuda_ranks
 
 from phalanx import symm_mem
 from phalanx.core import UnsupportedError
-from phalanx.symm_mem._ops import fused_cuda
+from phalanx.symm_mem._ops import fused_matmul_cuda
 
 ops = torch.ops.phalanx
 ways = pytest.mark.parametrize("way", WAYS)
@@ -20,7 +20,7 @@ def parts_of(size, shape, dtype, seed=0):
 
 @on_cuda
 def gathers(rank, size, name, rows):
-    fused_cuda._ROWS = rows  # how few are cut
+    fused_matmul_cuda._ROWS = rows  # how few are cut
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((4, 6), (2, 3, 6), (1, 0, 6)):
             for dim in range(-len(shape), len(shape)):
@@ -51,7 +51,7 @@ def test_all_gather_then_matmul(way, rows):
 
 @on_cuda
 def scatters(rank, size, name, rows):
-    fused_cuda._ROWS = rows
+    fused_matmul_cuda._ROWS = rows
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((size * 2, 6), (size, size, 6), (0, size, 6)):
             for dim in range(-len(shape), len(shape)):
@@ -80,7 +80,7 @@ def test_matmul_then_reduce_scatter(way, rows):  # M34 M39
 
 @on_cuda
 def replays(rank, size, name, rows):
-    fused_cuda._ROWS = rows
+    fused_matmul_cuda._ROWS = rows
     a, b = torch.zeros(2 * size, 4, device="cuda"), torch.eye(4, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""32-bit words of a tensor, as a stream of the device writes them: in order with what this rank does next."""
+"""Writes of 32-bit words of a tensor, on the stream: ordered with the other work of this rank."""
 
 import torch
 

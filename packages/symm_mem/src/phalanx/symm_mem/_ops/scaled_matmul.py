@@ -1,8 +1,8 @@
 """Products of scaled float8 matrices, with the collective before or after them.
 
-The scales of A are for the whole tensor (one element, alike on all ranks), or one for each row: of the shape of A but
-for a last dim of 1. The rows' scales of all_gather may be this rank's, which are gathered too, or those of all ranks.
-B is scaled as A is: by one element, or by one for each column, [1, N].
+The scale of A is one element for the whole tensor (the same on all ranks), or one for each row: the shape of A with a
+last dim of 1. The scales of rows for all_gather may be those of this rank, which are gathered as well, or those of all
+ranks. B is scaled as A is: by one element, or by one for each column, [1, N].
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._groups import RankGroup, resolve
-from phalanx.symm_mem._ops import fused_cuda
-from phalanx.symm_mem._ops._torch_compat import dtypes_of, scaled_mm
-from phalanx.symm_mem._ops.peers import size_of
-from phalanx.symm_mem._ops.whole import gathered, scattered
+from phalanx.symm_mem._ops._common import size_of
+from phalanx.symm_mem._ops.unfused import gathered, scattered
+from phalanx.symm_mem._process_group import resolve
+from phalanx.symm_mem._torch_compat import dtypes_of, scaled_mm
 
 _GATHER, _SCATTER = "fused_all_gather_scaled_matmul", "fused_scaled_matmul_reduce_scatter"
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -53,20 +52,14 @@ def _check_scales(
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """As a contiguous matrix."""
+    """The tensor as a contiguous matrix."""
     return tensor.reshape(-1, tensor.shape[-1]).contiguous()
 
 
 # ---- all_gather, then matmul -----------------------------------------------------------------------------------------
 
 
-def _gathered(tensor: torch.Tensor, dim: int, members: RankGroup, keep: bool) -> torch.Tensor:
-    if tensor.is_cuda:
-        return fused_cuda.gathered(_GATHER, tensor, dim, members)
-    return gathered(_GATHER, tensor, dim, members, keep)
-
-
-@torch.no_grad()  # there is no backward; torch warns of it where one is asked for
+@torch.no_grad()  # there is no backward, and torch would warn
 def fused_all_gather_scaled_matmul(
     a: torch.Tensor,
     bs: Sequence[torch.Tensor],
@@ -82,9 +75,9 @@ def fused_all_gather_scaled_matmul(
     members, dtypes = resolve(group_name), dtypes_of(out_dtypes)
     given = (b_scales, biases, result_scales, dtypes, use_fast_accum)
     dim, mode = _check_gather(a, bs, a_scale, gather_dim, members.info.world_size, given)
-    whole = _gathered(a, dim, members, keep=True)
+    whole = gathered(_GATHER, a, dim, members, keep=True)
     if mode == "sharded":
-        a_scale = _gathered(a_scale, dim, members, keep=False)
+        a_scale = gathered(_GATHER, a_scale, dim, members, keep=False)
     scale = a_scale.reshape(()) if mode == "whole" else _rows(a_scale)
     rows = _rows(whole)
     return whole, [
@@ -185,12 +178,8 @@ def fused_scaled_matmul_reduce_scatter(
         done = scaled_mm(rows, b, scale_a, scale_b, bias, result_scale, dtype, use_fast_accum, flat)
         return done.view(shape) if out is None else out
 
-    if a.is_cuda:
-        return fused_cuda.scattered(
-            _SCATTER, product, shape, dtype, orig_scatter_dim, reduce_op, members, device=a.device
-        )
-    what = f"{_SCATTER}({shape} of {dtype}, {reduce_op.lower()}, dim {orig_scatter_dim})"
-    return scattered(what, product, shape, dtype, orig_scatter_dim, reduce_op, members)
+    call = f"{_SCATTER}({shape} of {dtype}, {reduce_op.lower()}, dim {orig_scatter_dim})"
+    return scattered(call, product, shape, dtype, orig_scatter_dim, reduce_op, members, a.device)
 
 
 def _check_scatter(

@@ -1,17 +1,15 @@
 """Matrix products fused with the collective before or after them.
 
 On CPU nothing moves data beside the cores that compute, and a product that is cut into one for each rank packs its
-operands anew for each. So the product is one, and fusing saves the copies, fresh pages and waits around it:
+operands again for each. There is therefore one product, and fusing avoids the copies, new pages and waits around it:
 
-all_gather, then matmul. The shards of all ranks are mapped one after another (as `SymmetricMemory.get_gathered` does),
-so the product reads them where they lie, as one matrix that nobody has put together. A that is no symmetric memory is
-copied into staging before.
+all_gather, then matmul. The shards of all ranks are mapped one after another (as by `SymmetricMemory.get_gathered`), so
+the product reads them in place, as one matrix. If A is not in symmetric memory, it is copied into staging before.
 
-matmul, then reduce_scatter. Every rank computes its product in memory that the others read, and each adds up its part
-of all.
+matmul, then reduce_scatter. Every rank computes its product in memory that the others read, and sums its part of all.
 
-Both are native: all_gather_mms and mm_reduce_scatter in core/torch. What is gathered or scattered along another dim, or
-kept, goes the way of `whole.py`.
+Both are native: all_gather_mms and mm_reduce_scatter in core/torch. Other dims, and gathered tensors that the caller
+keeps, use unfused.py; CUDA uses fused_matmul_cuda.py.
 """
 
 from collections.abc import Sequence
@@ -21,11 +19,11 @@ from typing import Any, NoReturn
 import torch
 
 from phalanx.core import InvalidArgumentError, PhalanxError, load_torch_ops
-from phalanx.symm_mem._context import current
-from phalanx.symm_mem._groups import RankGroup, resolve
-from phalanx.symm_mem._ops import fused_cuda
-from phalanx.symm_mem._ops.peers import handle_of, size_of
-from phalanx.symm_mem._ops.whole import gathered, scattered
+from phalanx.symm_mem._ops import fused_matmul_cuda
+from phalanx.symm_mem._ops._common import handle_of, size_of
+from phalanx.symm_mem._ops.unfused import gathered, scattered
+from phalanx.symm_mem._process_group import RankGroup, resolve
+from phalanx.symm_mem._state import current
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -43,15 +41,15 @@ def _check_product(operation: str, a: torch.Tensor, b: torch.Tensor, inner: int,
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Without its gradient: there is no backward, of which torch warns where one is asked for."""
+    """The tensor without its gradient: there is no backward, and torch would warn."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _fail(members: RankGroup, error: Exception) -> NoReturn:
-    """Raise what a native op raised, as an error of the core if it is one."""
+    """Raise the error of a native op, as an error of the core if it is one."""
     found = load_torch_ops().explain(error)
     if isinstance(found, PhalanxError):
-        raise members.in_global_ranks(found) from None
+        raise members.with_global_ranks(found) from None
     raise error
 
 
@@ -87,7 +85,7 @@ def fused_all_gather_matmul(
     a, bs = _plain(a), [_plain(b) for b in bs]
     if a.is_cuda:
         dim = _check_gather(operation, a, bs, gather_dim, size)
-        return fused_cuda.all_gather_matmul(operation, a, bs, dim, members, return_a, _product)
+        return fused_matmul_cuda.all_gather_matmul(operation, a, bs, dim, members, return_a, _product)
     if gather_dim == 0 and not return_a and a.dim() == 2 and a.dtype in _FLOATS:
         return None, _gather_products(operation, a, bs, members)  # which checks the rest
     dim = _check_gather(operation, a, bs, gather_dim, size)
@@ -102,10 +100,10 @@ def _gather_products(
     operation: str, rows: torch.Tensor, bs: Sequence[torch.Tensor], members: RankGroup
 ) -> list[torch.Tensor]:
     if rows.untyped_storage().data_ptr() in current().allocations and rows.is_contiguous():
-        handle_of(operation, rows, members.name)  # the ranks meet about it, if they have not
+        handle_of(operation, rows, members.name)  # makes sure that it had its rendezvous
     try:
-        made: list[torch.Tensor] = _all_gather_mms()(rows, bs, members.info.world_size, members.native_name())
-        return made
+        products: list[torch.Tensor] = _all_gather_mms()(rows, bs, members.info.world_size, members.native_name())
+        return products
     except (RuntimeError, ValueError) as error:
         _fail(members, error)
 
@@ -139,26 +137,26 @@ def fused_matmul_reduce_scatter(
     a, b = _plain(a), _plain(b)
     if a.is_cuda:
         dim, _ = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
-        return fused_cuda.matmul_reduce_scatter(operation, a, b, dim, reduce_op, members, _product)
+        return fused_matmul_cuda.matmul_reduce_scatter(operation, a, b, dim, reduce_op, members, _product)
     if scatter_dim == 0 and a.dim() == 2 and a.dtype in _FLOATS and reduce_op in ("sum", "avg"):
         return _scatter_product(a, b, reduce_op, members)  # which checks the rest
     dim, part = _check_scatter(operation, a, b, reduce_op, scatter_dim, size)
     if dim == 0 and a.dtype in _FLOATS:
         return _scatter_product(a.reshape(-1, a.shape[-1]), b, reduce_op.lower(), members).view(part)
     shape = [*a.shape[:-1], b.shape[1]]
-    what = f"{operation}(A {list(a.shape)}, B {list(b.shape)} of {a.dtype}, {reduce_op.lower()}, dim {dim})"
+    call = f"{operation}(A {list(a.shape)}, B {list(b.shape)} of {a.dtype}, {reduce_op.lower()}, dim {dim})"
 
     def product(out: torch.Tensor | None) -> torch.Tensor:
         return _product(a, b, out)
 
-    return scattered(what, product, shape, a.dtype, dim, reduce_op, members)
+    return scattered(call, product, shape, a.dtype, dim, reduce_op, members, a.device)
 
 
 def _scatter_product(rows: torch.Tensor, b: torch.Tensor, reduce_op: str, members: RankGroup) -> torch.Tensor:
     try:
         size, name = members.info.world_size, members.native_name()
-        made: torch.Tensor = _mm_reduce_scatter()(rows, b, reduce_op, size, name, 0)
-        return made
+        part: torch.Tensor = _mm_reduce_scatter()(rows, b, reduce_op, size, name, 0)
+        return part
     except (RuntimeError, ValueError) as error:
         _fail(members, error)
 

@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from phalanx import symm_mem
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._ops import _torch_compat
+from phalanx.symm_mem import _torch_compat
 from ranks import run_ranks
 
 ops = torch.ops.phalanx
@@ -168,7 +168,7 @@ def test_torch_computes_scaled_products_on_cpu():
     """What `_torch_compat.scaled_mm` relies on: torch 2.13's private _scaled_mm."""
     a, b, two = drawn((4, 16), 1).to(E4), drawn((16, 8), 2).to(E4), torch.tensor(2.0)
     got = _torch_compat.scaled_mm(a, b, two, two, None, None, torch.float32, False)
-    assert torch.equal(got, (a.float() @ b.float()) * 4), "torch._scaled_mm has moved; see _ops/_torch_compat.py"
+    assert torch.equal(got, (a.float() @ b.float()) * 4), "torch._scaled_mm has moved; see _torch_compat.py"
 
 
 def test_the_numbers_of_dtypes_are_those_of_the_dispatcher():
