@@ -167,7 +167,7 @@ class Extension:
     def _path(self) -> Path:
         path = self.path()
         if path is None:
-            raise RuntimeError("there is no cache directory: PHALANX_NATIVE is empty, or HOME is not set; set one of them")
+            raise RuntimeError("there is no cache directory: PHALANX_NATIVE is empty, or HOME is not set; set one")
         return path
 
     def _load(self, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from phalanx.inductor_plugin import _graph, _ops
+from phalanx.inductor_plugin import _graph, _ops, _torch_compat
 from phalanx.inductor_plugin._fx_builder import FxBuilder, replace
 from phalanx.inductor_plugin._graph import Collective
 
@@ -20,7 +20,7 @@ IN_PLACE = {"all_reduce", "broadcast"}
 def _rest(collective: Collective) -> list[Any]:
     """The arguments between the input and the group."""
     skipped = ("input", "inputs", "group_name", "out")
-    schema = collective.node.target._schema  # type: ignore[union-attr]
+    schema = _torch_compat.schema_of(collective.node.target)
     return [collective.arguments[each.name] for each in schema.arguments if each.name not in skipped]
 
 

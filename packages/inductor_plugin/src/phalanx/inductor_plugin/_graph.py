@@ -54,8 +54,8 @@ def form_of(node: Node) -> Form | None:
     if node.op != "call_function" or not isinstance(node.target, _torch_compat.OpOverload):
         return None
     if node.target.namespace in _NAMESPACES:
-        return _FORMS.get(node.target._opname.removeprefix(_BLOCKING))
-    if node.target.namespace == "_dtensor" and node.target._opname == "shard_dim_alltoall":
+        return _FORMS.get(_torch_compat.op_name(node.target).removeprefix(_BLOCKING))
+    if node.target.namespace == "_dtensor" and _torch_compat.op_name(node.target) == "shard_dim_alltoall":
         return Form("shard_dim_all_to_all")
     return None
 
@@ -66,14 +66,14 @@ def is_wait(node: Node) -> bool:
         node.op == "call_function"
         and isinstance(node.target, _torch_compat.OpOverload)
         and node.target.namespace in _NAMESPACES
-        and node.target._opname == "wait_tensor"
+        and _torch_compat.op_name(node.target) == "wait_tensor"
     )
 
 
 def split_waits(graph: Graph) -> None:
     """Replace a wait for a list, which torch has from 2.15 on, by waits for each of its tensors."""
     for node in list(graph.nodes):
-        if getattr(node.target, "_opname", "") != "wait_tensors" or node.target.namespace not in _NAMESPACES:
+        if _torch_compat.op_name(node.target) != "wait_tensors" or node.target.namespace not in _NAMESPACES:
             continue
         for picked in list(node.users):
             given = node.args[0][picked.args[1]]
@@ -142,7 +142,7 @@ class Collective:
 
 
 def _arguments(node: Node) -> dict[str, Any]:
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = _torch_compat.schema_of(node.target)
     bound = {argument.name: given for argument, given in zip(schema.arguments, node.args, strict=False)}
     bound.update(node.kwargs)
     return bound
@@ -184,7 +184,7 @@ def collectives(graph: Graph) -> Iterator[Collective]:
         bound = _arguments(node)
         given = _inputs(form, bound)
         group = _torch_compat.group_name_of(bound.get("group_name"))
-        name = node.target._opname.removeprefix(_BLOCKING)
+        name = _torch_compat.op_name(node.target).removeprefix(_BLOCKING)
         yield Collective(node, form, name, group, bound, given, _results(node, form, given))
 
 
@@ -225,9 +225,11 @@ def is_view(node: Node) -> bool:
         return False
     if node.target is operator.getitem:
         return is_view(node.args[0])
-    if not isinstance(node.target, _torch_compat.OpOverload) or node.target._schema.is_mutable:
+    if not isinstance(node.target, _torch_compat.OpOverload) or _torch_compat.schema_of(node.target).is_mutable:
         return False
-    return node.target._opname in _VIEWS or any(each.alias_info is not None for each in node.target._schema.returns)
+    return _torch_compat.op_name(node.target) in _VIEWS or any(
+        each.alias_info is not None for each in _torch_compat.schema_of(node.target).returns
+    )
 
 
 def _may_alias(node: Node, of: Node) -> bool:
@@ -240,7 +242,9 @@ def _may_alias(node: Node, of: Node) -> bool:
         return True
     if not isinstance(node.target, _torch_compat.OpOverload):
         return False
-    return node.target._opname in _MAY_ALIAS or any(each.alias_info is not None for each in node.target._schema.returns)
+    return _torch_compat.op_name(node.target) in _MAY_ALIAS or any(
+        each.alias_info is not None for each in _torch_compat.schema_of(node.target).returns
+    )
 
 
 def uses(nodes: list[Node]) -> list[Node]:

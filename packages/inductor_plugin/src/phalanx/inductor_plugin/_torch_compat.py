@@ -26,6 +26,17 @@ except ImportError as error:  # pragma: no cover
 OpOverload = torch._ops.OpOverload  # read in 2.11 to 2.15
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
+
+def op_name(target: Any) -> str:
+    """The name of an OpOverload without namespace and overload, or "". Read in 2.11 to 2.15."""
+    return str(getattr(target, "_opname", ""))
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of an OpOverload. Read in 2.11 to 2.15."""
+    return target._schema
+
+
 PASS_OPTION = "post_grad_custom_post_pass"  # of Inductor's config; read in 2.11 to 2.15
 
 

@@ -36,6 +36,7 @@ from phalanx.symm_mem._group_buffers import get_symm_mem_workspace
 from phalanx.symm_mem._handle import SymmetricMemory, put_signal, wait_signal
 from phalanx.symm_mem._ops.reduce_scatter_offset import reduce_scatter_offset
 from phalanx.symm_mem._pool import MemPool, PoolSegment, get_mem_pool, get_mempool_allocator, use_mem_pool
+from phalanx.symm_mem._pool.cuda import CudaMemPool
 from phalanx.symm_mem._process_group import GroupInfo, enable_symm_mem_for_group, get_group_info, set_group_info
 from phalanx.symm_mem._rendezvous import get_symmetric_memory, rendezvous, rendezvous_by_name
 from phalanx.symm_mem._signal_pad import get_signal_pad_size, set_signal_pad_size
@@ -46,6 +47,7 @@ from phalanx.symm_mem._test_mode import is_symm_mem_enabled_for_group
 
 __all__ = [
     "Allocator",
+    "CudaMemPool",
     "GroupInfo",
     "MemPool",
     "MemStats",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from phalanx.collectives.reducing import accumulation_dtype, combine
+from phalanx.collectives.reductions import accumulation_dtype, combine
 from phalanx.core import InvalidArgumentError, ReduceOp
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._process_group import resolve
