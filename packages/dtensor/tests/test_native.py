@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import compiled
 import fake_torch_cuda
-from phalanx.collectives import building
 from phalanx.dtensor import (
     DTensor,
     GridMesh,
@@ -32,17 +31,18 @@ from ranks import run_ranks, scratch
 TESTS = Path(__file__).parent
 ROOT = TESTS.parents[2]
 R = Replicate()
-BUILD = ["-c", "from phalanx.dtensor import native; print(native.build())"]
+BUILD = ["-c", "from phalanx.dtensor import native; print(native.EXTENSION.build())"]
 
 
 @pytest.fixture(scope="module")
 def built():
     """The folder of a build, which is made if it is not there yet."""
     with pytest.MonkeyPatch.context() as patch:
-        if native.library() is None:
+        if native.EXTENSION.path() is None:
             patch.setenv("PHALANX_NATIVE", str(compiled.native_folder("dtensor")))
-        path = native.library()
-    if not building.is_trusted(path):
+        path = native.EXTENSION.path()
+        found = native.EXTENSION.find()
+    if found is None:
         if not any(map(shutil.which, ("c++", "g++", "clang++"))):
             pytest.skip("needs a C++ compiler")
         before = set(path.parent.iterdir())
@@ -432,7 +432,7 @@ def test_an_empty_variable_turns_it_off():
 @pytest.mark.slow
 def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
-    path = native.library()
+    path = native.EXTENSION.path()
     path.write_bytes(b"not a library")
     path.chmod(0o700)
     done = program(["-c", WHY], tmp_path)

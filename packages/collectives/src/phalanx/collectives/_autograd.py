@@ -24,9 +24,6 @@ from phalanx.collectives import _torch_compat
 from phalanx.collectives._op_table import BLOCKING, BROADCAST_BACKWARD, FORMS, Collective, Form
 from phalanx.collectives._reductions import check_differentiable
 
-# Of the namespace phalanx: all ops with an autograd kernel.
-OPS = ("broadcast_backward", "wait_tensor", *FORMS, *BLOCKING)
-
 
 def _waited(started: torch.Tensor) -> torch.Tensor:
     done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
@@ -160,7 +157,7 @@ def _in_place(op: Any, name: str, form: Form) -> Callable[..., Any]:
 
 
 def autograd_kernel(name: str) -> Callable[..., Any]:
-    """The autograd kernel of the op of that name in OPS."""
+    """The autograd kernel of the op of that name, one of OPS."""
     op = getattr(torch.ops.phalanx, name).default
     collective = BLOCKING.get(name, name)
     form = FORMS.get(collective)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _autograd, _errors, _library, _native, _torch_compat, bits
-from phalanx.collectives._op_table import BLOCKING, FORMS, Form, fake_kernel
+from phalanx.collectives._op_table import BLOCKING, FORMS, OPS, Form, fake_kernel
 from phalanx.collectives._process_group import ensure_initialized
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._transport import transport_for
@@ -76,34 +76,14 @@ def _broadcast_backward(tensor: torch.Tensor, src: int, group: str) -> torch.Ten
 # ---- compiled graphs -------------------------------------------------------------------------------------------------
 
 
-def _fake_arena(nbytes: Any, plan: str, group_name: str) -> torch.Tensor:
+def _fake_arena(nbytes: Any, plan: str, group_name: str, gpu: int = -1) -> torch.Tensor:
     return torch.empty(1, dtype=torch.int64)
 
 
-def _fake_arena_cuda(nbytes: Any, plan: str, group_name: str, gpu: int) -> torch.Tensor:
-    return torch.empty(1, dtype=torch.int64)
-
-
-def _fake_view(arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype)
-
-
-def _fake_peer_view(
-    arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype
+def _fake_view(
+    arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int = -1
 ) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype)
-
-
-def _fake_view_cuda(
-    arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int
-) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu))
-
-
-def _fake_peer_view_cuda(
-    arena: torch.Tensor, peer: int, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int
-) -> torch.Tensor:
-    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu))
+    return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu) if gpu >= 0 else arena.device)
 
 
 def _fake_nothing(*_: Any, **__: Any) -> None:
@@ -116,68 +96,52 @@ def _fake_mm_reduce_scatter(
     return a.new_empty([a.size(0) // group_size, b.size(1)])
 
 
-def _fake_all_gather_mm(shard: torch.Tensor, b: torch.Tensor, group_size: int, group_name: str) -> torch.Tensor:
-    return shard.new_empty([shard.size(0) * group_size, b.size(1)])
-
-
 def _fake_all_gather_mms(
     shard: torch.Tensor, bs: Sequence[torch.Tensor], group_size: int, group_name: str
 ) -> list[torch.Tensor]:
-    return [_fake_all_gather_mm(shard, b, group_size, group_name) for b in bs]
+    return [shard.new_empty([shard.size(0) * group_size, b.size(1)]) for b in bs]
 
 
 _GRAPH_FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
-    "symm_arena_cuda": _fake_arena_cuda,
     "arena_view": _fake_view,
-    "arena_view_cuda": _fake_view_cuda,
-    "peer_view": _fake_peer_view,
-    "peer_view_cuda": _fake_peer_view_cuda,
-    "arena_barrier_": _fake_nothing,
     "arena_release_": _fake_nothing,
     "mm_into_": _fake_nothing,
     "bmm_into_": _fake_nothing,
     "addmm_into_": _fake_nothing,
-    "mm_all_reduce_": _fake_nothing,
     "mm_reduce_scatter": _fake_mm_reduce_scatter,
-    "all_gather_mm": _fake_all_gather_mm,
     "all_gather_mms": _fake_all_gather_mms,
 }
 
 
-def _symm_arena(nbytes: int, plan: int, group_name: int) -> torch.Tensor:
-    """The arena of a group that the native ops do not know: its ranks meet here, where a cached graph runs first."""
+def _symm_arena(nbytes: int, plan: int, group_name: int, gpu: int = -1) -> torch.Tensor:
+    """The arena of a group that the native ops do not serve yet: a graph from a cache runs before its group is ready.
+
+    Args:
+        nbytes: Size of the arena in bytes.
+        plan: Its plan, as an interned string.
+        group_name: The name of the group, as an interned string.
+        gpu: The GPU of its memory, or -1 for the host.
+    """
     try:
         name = _library.text(group_name)
         state = state_named(name)
-        if not state.decided:
+        if gpu < 0 and not state.decided:
             state.decide()
-        if state.core is None or (nbytes and state.core.hosts > 1):
+        if gpu >= 0 and not state.decided_on_gpus:
+            state.decide_on_gpus(torch.device("cuda", gpu))
+        if gpu < 0 and (state.core is None or (nbytes and state.core.hosts > 1)):
             raise RuntimeError(
                 f"symm_arena on group '{name}': this graph was compiled for ranks that share the memory of a host, and "
                 "the ranks of this group do not; compile it again with this group"
             )
-        made: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _library.text(plan), state.op_name)
-        return made
-    except BaseException as error:
-        _errors.keep(_errors.better(error))
-        raise
-
-
-def _symm_arena_cuda(nbytes: int, plan: int, group_name: int, gpu: int) -> torch.Tensor:
-    """The arena on a GPU of a group that does not serve GPUs yet."""
-    try:
-        name = _library.text(group_name)
-        state = state_named(name)
-        if not state.decided_on_gpus:
-            state.decide_on_gpus(torch.device("cuda", gpu))
-        if not state.on_gpus:
+        if gpu >= 0 and not state.on_gpus:
             raise RuntimeError(
-                f"symm_arena_cuda on group '{name}': this graph was compiled for ranks whose GPUs the core serves, and "
-                "it does not serve those of this group; compile it again with this group"
+                f"symm_arena on group '{name}': this graph was compiled for ranks whose GPUs the core serves, and it "
+                "does not serve those of this group; compile it again with this group"
             )
-        made: torch.Tensor = torch.ops.phalanx.symm_arena_cuda(nbytes, _library.text(plan), state.op_name, gpu)
-        return made
+        arena: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _library.text(plan), state.op_name, gpu)
+        return arena
     except BaseException as error:
         _errors.keep(_errors.better(error))
         raise
@@ -222,7 +186,6 @@ def register() -> None:
     bits.register(ours, {name: getattr(torch.ops.phalanx, name).default for name in fakes}, waits=("wait_tensor_",))
     bits.register(ordered, {name: getattr(torch.ops.phalanx_ordered, name).default for name in FORMS})
     _torch_compat.implement(through_torch, "symm_arena", _symm_arena, "CompositeExplicitAutograd")
-    _torch_compat.implement(through_torch, "symm_arena_cuda", _symm_arena_cuda, "CompositeExplicitAutograd")
     wait = torch.ops.phalanx.wait_tensor.default
     if _torch_compat.aliases_argument(wait):
         _torch_compat.register_functionalization(wait, _functional_wait)
@@ -230,11 +193,11 @@ def register() -> None:
 
 
 def _register_autograd(library: Any) -> None:
-    compiled = _native.load(_autograd.OPS)
+    compiled = _native.load(OPS)
     # Where the compiled kernels are, calls that need a gradient go from them to ops of the same names elsewhere.
     kernels = library if compiled is None else _torch_compat.fragment("phalanx_autograd")
     _libraries.append(kernels)
-    for name in _autograd.OPS:
+    for name in OPS:
         if kernels is not library:
             kernels.define(str(getattr(torch.ops.phalanx, name).default._schema).removeprefix("phalanx::"))
         _torch_compat.implement(kernels, name, _autograd.autograd_kernel(name), "Autograd", with_keys=True)

@@ -369,6 +369,7 @@ FORMS = {
     for form in (_form(collective, ending) for ending in ("", *collective.forms))
 }
 BLOCKING = {f"blocking_{name}": name for name in FORMS}
+OPS = ("broadcast_backward", "wait_tensor", *FORMS, *BLOCKING)  # all with an autograd kernel
 
 
 def form_of(op: str) -> Form | None:

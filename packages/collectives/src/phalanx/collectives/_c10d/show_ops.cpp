@@ -104,7 +104,7 @@ Comms comms_of(std::string_view op, const Arguments &given, int64_t size) {
   comms.in_count = comms.out_count = numel_of(comms.inputs);
   comms.async = !ends(op, "_") && !ends(op, "_out") && !begins(op, "mm_") && !begins(op, "all_gather_mm");
   if (op == "mm_reduce_scatter") comms.in_count = comms.inputs[0].size(0) * given.tensor("b").size(1);
-  if (begins(op, "all_reduce") || op == "mm_all_reduce_") {
+  if (begins(op, "all_reduce")) {
     comms.name = several ? "allreduce_coalesced" : "allreduce";
   } else if (begins(op, "broadcast")) {
     comms.name = "broadcast";
