@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from phalanx.core._arguments import Form, Ranks
+from phalanx.core._call import CollectiveSpec, Operand, Ranks, operand, resolve_dtype
 from phalanx.core._lib import ffi
-from phalanx.core._operand import Operand, operand, resolve_dtype
 from phalanx.core.dtypes import DType
 from phalanx.core.errors import InvalidArgumentError
 
@@ -33,7 +32,7 @@ def is_list(value: Any) -> bool:
 
 
 def resolve_blocks(
-    form: Form,
+    spec: CollectiveSpec,
     ranks: Ranks,
     source: Any,
     out: Any,
@@ -52,18 +51,18 @@ def resolve_blocks(
     if count is not None:
         raise InvalidArgumentError("count goes with one buffer; the buffers of a list say how many elements they have")
     elsewhere = root is not None and root != ranks.group_rank
-    given = [] if form.source_on_root and elsewhere else _operands(source, "source", form.source_blocks, False, ranks)
-    taken = [] if form.out_on_root and elsewhere else _operands(out, "out", form.out_blocks, True, ranks)
+    given = [] if spec.source_on_root and elsewhere else _operands(source, "source", spec.source_blocks, False, ranks)
+    taken = [] if spec.out_on_root and elsewhere else _operands(out, "out", spec.out_blocks, True, ranks)
     kind = resolve_dtype(dtype, (*given, *taken))
     sent, received = [_elements(given, "source", kind), _elements(taken, "out", kind)]
     n = 0
-    if not (form.source_blocks and form.out_blocks):
-        n, listed, name = (sent[0], received, "out") if form.out_blocks else (received[0], sent, "source")
+    if not (spec.source_blocks and spec.out_blocks):
+        n, listed, name = (sent[0], received, "out") if spec.out_blocks else (received[0], sent, "source")
         wrong = [i for i, m in enumerate(listed) if m != n and (root is not None or i == ranks.group_rank)]
         if wrong:
             raise InvalidArgumentError(f"{name}[{wrong[0]}] has {listed[wrong[0]]} elements, the other side {n}")
     return BlockSides(
-        _c_side(given, sent, form.source_blocks), _c_side(taken, received, form.out_blocks), n, kind, (*given, *taken)
+        _c_side(given, sent, spec.source_blocks), _c_side(taken, received, spec.out_blocks), n, kind, (*given, *taken)
     )
 
 

@@ -18,7 +18,7 @@ class Tuning:
 
     Attributes:
         one_shot_bytes: all_reduce: the largest input for which every rank reduces everything.
-        chunk_bytes: Of larger inputs, what moves between two barriers: 4 KiB to 1 GiB. The group's staging area
+        chunk_bytes: What moves of larger inputs between two barriers: 4 KiB to 1 GiB. The group's staging area
             bounds it.
         streaming_bytes: Results from this size on are written around the cache.
         push_bytes: all_reduce in place on symmetric memory among more than four ranks: the piece that is pushed to the
@@ -86,7 +86,7 @@ def rows_of_host(text: str) -> dict[int, dict[str, str]]:
     """The rows of a table that are for this host.
 
     Args:
-        text: Of the table.
+        text: The text of the table.
 
     Returns:
         By group size, what is written there by key.
@@ -105,7 +105,7 @@ def rows_of_gpus(text: str) -> dict[GpuRow, dict[str, str]]:
     """The rows of a table that are for GPUs, whatever host they are in.
 
     Args:
-        text: Of the table.
+        text: The text of the table.
 
     Returns:
         What is written there by key.
@@ -158,7 +158,7 @@ def c_tuning(tuning: Tuning) -> Any:
 
 
 def get_gpu_tuning(group: Any) -> GpuTuning:
-    """Those for GPUs."""
+    """The values of a phx_group for GPUs."""
     out = ffi.new("phx_gpu_tuning *")
     out.struct_size = ffi.sizeof("phx_gpu_tuning")
     check(lib.phx_group_get_gpu_tuning(group, out))
