@@ -85,7 +85,8 @@ def fill(
         key: 64 bits, unsigned. Take another one for each tensor.
         box: Which elements, and where to.
         device: Where the memory is; None is the host. The bits are the same everywhere.
-        stream: The stream of a GPU: a CUstream as an integer; 0 is the default stream. The call puts a kernel on it and returns.
+        stream: The stream of a GPU: a CUstream as an integer; 0 is the default stream. The call puts a kernel on it
+            and returns.
 
     Raises:
         InvalidArgumentError: An argument makes no sense (a > b, a negative standard deviation, p above 1).

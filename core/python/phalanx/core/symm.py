@@ -137,13 +137,13 @@ class Symm(Uncopied):
     def gathered(self, offset: int, size: int) -> memoryview:
         """The same part of every rank's block once more, one after another by group rank, as one range. Not collective.
 
-        No copy: what a rank writes to its block is there, so a rank that reads the range after a barrier has gathered without
-        moving anything; `all_gather` with this range as `out` is such a barrier. To make a range costs about as much as
-        to touch its pages; the last few of a handle stay for the next use of the same part.
+        Nothing is copied: what a rank writes to its block is there. A rank that reads the range after a barrier has
+        gathered without moving anything; `all_gather` with this range as `out` is such a barrier. To make a range costs
+        about as much as to touch its pages; the last few of a handle stay for the next use of the same part.
 
         Args:
             offset: Where the part starts in every block, in bytes; a multiple of the page size (`mmap.PAGESIZE`).
-            size: Bytes of the part; a multiple of it as well, and not 0. It may end behind the block, with its last page.
+            size: Bytes of the part; also a multiple of it, and not 0. It may end behind the block, with its last page.
 
         Returns:
             group_size * size writable bytes. The mapping stays while the view is alive.

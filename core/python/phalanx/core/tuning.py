@@ -1,7 +1,6 @@
 """Where one algorithm takes over from another."""
 
 import os
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def rows_of_host(text: str) -> dict[int, dict[str, str]]:
     Returns:
         By group size, what is written there by key.
     """
-    here = _host()
+    here = ffi.string(lib.phx_tuning_host()).decode()
     found: dict[int, dict[str, str]] = {}
     for line in text.splitlines():
         row = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -122,16 +121,6 @@ def rows_of_gpus(text: str) -> dict[GpuRow, dict[str, str]]:
 def one_word(name: str) -> str:
     """The name of a GPU as rows have it."""
     return "".join(chr(each) if 32 < each < 127 and each != ord("=") else "_" for each in name.encode())
-
-
-def _host() -> str:
-    """What the core calls this host in a table. It says so only in a row that it writes."""
-    from phalanx.core.world import World
-
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, World(0, 1) as world:
-        path = Path(folder, "tuning")
-        world.create_group("tuning", [0]).save_tuning(path)
-        return path.read_text().partition("host=")[2].split()[0]
 
 
 def get_tuning(group: Any) -> Tuning:

@@ -59,8 +59,8 @@ class World(Uncopied):
         staging_bytes: Bytes of one slot of the area through which collectives on ordinary memory move;
             0 is the default.
         signal_channels: Channels of signals of each symmetric allocation; 0 is the default, 64.
-        channels: Channels of every group: sequences of collectives that are independent of each other, so that each thread
-            can have one; 0 is the default, 4. The same on all ranks.
+        channels: Channels of every group: sequences of collectives that are independent of each other, so that each
+            thread can have one; 0 is the default, 4. The same on all ranks.
         recorder_entries: How many collectives of each channel the flight recorder keeps, rounded up to 256, 512,
             1024, ...; the same on all ranks. None takes the environment variable PHALANX_RECORDER_ENTRIES, and without
             it 256.
