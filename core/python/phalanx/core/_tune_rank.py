@@ -9,8 +9,16 @@ from typing import Any, ClassVar
 
 from phalanx.core._call import c_options
 from phalanx.core._lib import ffi, lib
-from phalanx.core._tune_decide import ITEM, crossover_above, crossover_below, powers, settled_ratio
-from phalanx.core._tune_measure import Call, Measuring, begin
+from phalanx.core._tune_measure import (
+    ITEM,
+    Call,
+    Measuring,
+    begin,
+    crossover_above,
+    crossover_below,
+    powers,
+    settled_ratio,
+)
 from phalanx.core.dtypes import Algo, DType, ReduceOp
 from phalanx.core.group import Group
 from phalanx.core.store import FileStore
