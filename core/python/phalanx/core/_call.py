@@ -1,9 +1,7 @@
 """Calling the core: what collectives and messages take, the checks that need no communication, and the call itself.
 
-COLLECTIVES     `CollectiveSpec`, one row for each collective
-operands        addresses, `Memory` and buffers as pointers for C, with their counts and dtypes
-options         `CallOptions` as a phx_options
-call_async      the call, and its Work
+The collectives have one row each (`CollectiveSpec`). Addresses, `Memory` and buffers become pointers for C with a count
+and a dtype (`Operand`), and `CallOptions` a phx_options. `call_async` makes the call and its Work.
 """
 
 from collections.abc import Callable, Sequence
@@ -147,14 +145,14 @@ def resolve_dtype(wish: DType | int | str | None, operands: Sequence[Operand]) -
         InvalidArgumentError: Neither is there, or they contradict each other.
     """
     dtype = None if wish is None else dtype_of(wish)
-    for each in operands:
-        if each.dtype is None:
+    for operand in operands:
+        if operand.dtype is None:
             continue
         if dtype is None:
-            dtype = each.dtype
-        elif each.dtype != dtype and (each.dtype, dtype) not in _SAME_BITS:
+            dtype = operand.dtype
+        elif operand.dtype != dtype and (operand.dtype, dtype) not in _SAME_BITS:
             raise InvalidArgumentError(
-                f"dtype is {dtype.name.lower()}, but a buffer holds {each.dtype.name.lower()} "
+                f"dtype is {dtype.name.lower()}, but a buffer holds {operand.dtype.name.lower()} "
                 "elements; give buffers of one type, or views of their bytes"
             )
     if dtype is None:
@@ -194,10 +192,10 @@ def resolve_count(wish: int | None, itemsize: int, sides: Sequence[tuple[str, Op
                 )
         return count
     count = c_integer(wish, "count", 0, 2**63 - 1)
-    for name, each, factor in sides:
-        if each.nbytes is not None and count * factor * itemsize > each.nbytes:
+    for name, side, factor in sides:
+        if side.nbytes is not None and count * factor * itemsize > side.nbytes:
             raise InvalidArgumentError(
-                f"{name} has {each.nbytes} bytes, too few for {count * factor} elements of "
+                f"{name} has {side.nbytes} bytes, too few for {count * factor} elements of "
                 f"{itemsize} bytes; give a smaller count or a longer buffer"
             )
     return count
@@ -242,22 +240,22 @@ def resolve(
         InvalidArgumentError: Something is wrong or missing.
     """
     elsewhere = root is not None and root != ranks.group_rank
-    given = taken = ABSENT
+    source_side = out_side = ABSENT
     sides = []
     if not (spec.source_on_root and elsewhere):
         if source is None:
             raise _missing("source", root if spec.source_on_root else None, "whose blocks are scattered")
-        given = operand(source, "source", False)
-        sides.append(("source", given, ranks.group_size if spec.source_blocks else 1))
+        source_side = operand(source, "source", False)
+        sides.append(("source", source_side, ranks.group_size if spec.source_blocks else 1))
     if not (spec.out_on_root and elsewhere):
         if out is None:
             raise _missing("out", root if spec.out_on_root else None, "which takes the result")
-        taken = operand(out, "out", True)
-        sides.append(("out", taken, ranks.group_size if spec.out_blocks else 1))
+        out_side = operand(out, "out", True)
+        sides.append(("out", out_side, ranks.group_size if spec.out_blocks else 1))
     if spec.source_on_root:
         sides.reverse()  # the side that all ranks have says the count
-    kind = resolve_dtype(dtype, (given, taken))
-    return Operands(given, taken, resolve_count(count, kind.itemsize, sides), kind)
+    kind = resolve_dtype(dtype, (source_side, out_side))
+    return Operands(source_side, out_side, resolve_count(count, kind.itemsize, sides), kind)
 
 
 def resolve_out(
@@ -273,14 +271,14 @@ def resolve_out(
     Raises:
         InvalidArgumentError: Something is wrong or missing.
     """
-    taken, sides = ABSENT, []
+    out_side, sides = ABSENT, []
     if not spec.out_on_root or root == ranks.group_rank:
         if out is None:
             raise _missing("out", root if spec.out_on_root else None, "which takes the result")
-        taken = operand(out, "out", True)
-        sides.append(("out", taken, ranks.group_size if spec.out_blocks else 1))
-    kind = resolve_dtype(dtype, (taken,))
-    return Operands(ABSENT, taken, resolve_count(count, kind.itemsize, sides), kind)
+        out_side = operand(out, "out", True)
+        sides.append(("out", out_side, ranks.group_size if spec.out_blocks else 1))
+    kind = resolve_dtype(dtype, (out_side,))
+    return Operands(ABSENT, out_side, resolve_count(count, kind.itemsize, sides), kind)
 
 
 def resolve_buffer(
@@ -291,9 +289,9 @@ def resolve_buffer(
     Raises:
         InvalidArgumentError: Something is wrong or missing.
     """
-    given = operand(buffer, "buffer", writable=root != ranks.group_rank)
-    kind = resolve_dtype(dtype, (given,))
-    return given, resolve_count(count, kind.itemsize, (("buffer", given, 1),)), kind
+    side = operand(buffer, "buffer", writable=root != ranks.group_rank)
+    kind = resolve_dtype(dtype, (side,))
+    return side, resolve_count(count, kind.itemsize, (("buffer", side, 1),)), kind
 
 
 def c_root(root_group_rank: int, ranks: Ranks) -> int:
@@ -402,21 +400,21 @@ def c_options(options: CallOptions | MessageOptions, known: frozenset[str] = CAL
     """
     if not options:
         return ffi.NULL
-    made = ffi.new("phx_options *")
-    made.struct_size = _SIZE
-    made.scale = 1.0
+    result = ffi.new("phx_options *")
+    result.struct_size = _SIZE
+    result.scale = 1.0
     stream, device = 0, None
     for name, value in cast("dict[str, Any]", options).items():
         if name not in known:
             raise TypeError(f"unknown option {name!r}; expected {', '.join(sorted(known))}")
         if name == "timeout_ms":
-            made.timeout_ms = c_timeout(value)
+            result.timeout_ms = c_timeout(value)
         elif name == "channel":
-            made.channel = c_integer(value, "channel", 0, UINT32_MAX)
+            result.channel = c_integer(value, "channel", 0, UINT32_MAX)
         elif name == "algo":
-            made.algo = algo_of(value)
+            result.algo = algo_of(value)
         elif name == "scale":
-            made.scale = value
+            result.scale = value
         elif name == "stream":
             stream = value
         else:
@@ -427,9 +425,9 @@ def c_options(options: CallOptions | MessageOptions, known: frozenset[str] = CAL
         gpu.stream = c_stream(stream)
         if device is not None:
             gpu.device = c_device(device_of(device))[0]
-        made.gpu = gpu
-        _kept[made] = gpu
-    return made
+        result.gpu = gpu
+        _kept[result] = gpu
+    return result
 
 
 # ---- the call ------------------------------------------------------------------------------------

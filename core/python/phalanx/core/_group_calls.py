@@ -99,10 +99,10 @@ class GroupCalls(Uncopied):
         Raises:
             WaitTimeoutError: Ranks did not come; the text names them.
         """
-        made = ffi.NULL
+        options = ffi.NULL
         if timeout_ms != 0 or device is not None or stream != 0:
-            made = c_options({"timeout_ms": timeout_ms, "device": device, "stream": stream})
-        check(lib.phx_barrier(self._handle.pointer, made, ffi.NULL))
+            options = c_options({"timeout_ms": timeout_ms, "device": device, "stream": stream})
+        check(lib.phx_barrier(self._handle.pointer, options, ffi.NULL))
 
     # ---- collectives that reduce ----------------------------------------------------------------
 
@@ -135,8 +135,8 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        taken = source if out is None else out
-        return self._collective(ALL_REDUCE, source, taken, count, dtype, (reduce_op_of(op),), blocking, options)
+        target = source if out is None else out
+        return self._collective(ALL_REDUCE, source, target, count, dtype, (reduce_op_of(op),), blocking, options)
 
     def reduce_scatter(
         self,
@@ -198,12 +198,12 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        given, taken = operand(source, "source", False), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (given, taken))
-        sides = (("source", given, -1), ("out", taken, self.group_rank))
+        source_side, out_side = operand(source, "source", False), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (source_side, out_side))
+        sides = (("source", source_side, -1), ("out", out_side, self.group_rank))
         listed = c_counts(counts, "counts", self, kind, *sides)
-        arguments = (given.pointer, taken.pointer, listed, kind, reduce_op_of(op))
-        return self._call(lib.phx_reduce_scatter_v, arguments, (given, taken), blocking, options)
+        arguments = (source_side.pointer, out_side.pointer, listed, kind, reduce_op_of(op))
+        return self._call(lib.phx_reduce_scatter_v, arguments, (source_side, out_side), blocking, options)
 
     def reduce(
         self,
@@ -297,12 +297,12 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        given, taken = operand(source, "source", False), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (given, taken))
-        sides = (("source", given, self.group_rank), ("out", taken, -1))
+        source_side, out_side = operand(source, "source", False), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (source_side, out_side))
+        sides = (("source", source_side, self.group_rank), ("out", out_side, -1))
         listed = c_counts(counts, "counts", self, kind, *sides)
-        arguments = (given.pointer, taken.pointer, listed, kind)
-        return self._call(lib.phx_all_gather_v, arguments, (given, taken), blocking, options)
+        arguments = (source_side.pointer, out_side.pointer, listed, kind)
+        return self._call(lib.phx_all_gather_v, arguments, (source_side, out_side), blocking, options)
 
     def all_to_all(
         self,
@@ -363,12 +363,12 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        given, taken = operand(source, "source", False), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (given, taken))
-        sent = c_counts(source_counts, "source_counts", self, kind, ("source", given, -1))
-        received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
-        arguments = (given.pointer, sent, taken.pointer, received, kind)
-        return self._call(lib.phx_all_to_all_v, arguments, (given, taken), blocking, options)
+        source_side, out_side = operand(source, "source", False), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (source_side, out_side))
+        sent = c_counts(source_counts, "source_counts", self, kind, ("source", source_side, -1))
+        received = c_counts(out_counts, "out_counts", self, kind, ("out", out_side, -1))
+        arguments = (source_side.pointer, sent, out_side.pointer, received, kind)
+        return self._call(lib.phx_all_to_all_v, arguments, (source_side, out_side), blocking, options)
 
     def broadcast(
         self,
@@ -398,8 +398,8 @@ class GroupCalls(Uncopied):
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
         root = c_root(root_group_rank, self)
-        given, n, kind = resolve_buffer(self, buffer, count, dtype, root)
-        return self._call(lib.phx_broadcast, (given.pointer, n, kind, root), (given,), blocking, options)
+        side, n, kind = resolve_buffer(self, buffer, count, dtype, root)
+        return self._call(lib.phx_broadcast, (side.pointer, n, kind, root), (side,), blocking, options)
 
     def gather(
         self,
@@ -502,10 +502,10 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        given, n, kind, number = self._message(source, "source", count, dtype, tag)
+        side, n, kind, number = self._message(source, "source", count, dtype, tag)
         peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
-        arguments = (given.pointer, n, kind, peer, number)
-        return self._call(lib.phx_send, arguments, (given,), blocking, options, MESSAGE_OPTIONS)
+        arguments = (side.pointer, n, kind, peer, number)
+        return self._call(lib.phx_send, arguments, (side,), blocking, options, MESSAGE_OPTIONS)
 
     @overload
     def recv(
@@ -575,11 +575,11 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        taken, n, kind, number = self._message(out, "out", count, dtype, tag)
+        side, n, kind, number = self._message(out, "out", count, dtype, tag)
         peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
-        arguments, device = (taken.pointer, n, kind, peer, number), options.get("device")
+        arguments, device = (side.pointer, n, kind, peer, number), options.get("device")
         named = peer != ANY_RANK or not (device is None or device_of(device)[0] == "cpu")
-        work = self._call(lib.phx_recv, arguments, (taken,), blocking and named, options, MESSAGE_OPTIONS)
+        work = self._call(lib.phx_recv, arguments, (side,), blocking and named, options, MESSAGE_OPTIONS)
         if not isinstance(work, Work):
             return peer
         if not blocking:
@@ -605,21 +605,21 @@ class GroupCalls(Uncopied):
         """
         rows: list[tuple[Any, ...]] = []
         operands: list[Operand] = []
-        for index, each in enumerate(messages):
-            if not isinstance(each, Message):
+        for index, message in enumerate(messages):
+            if not isinstance(message, Message):
                 raise InvalidArgumentError(
-                    f"message {index} is {each!r}; make it with a method of phalanx.core.Message"
+                    f"message {index} is {message!r}; make it with a method of phalanx.core.Message"
                 )
             try:
-                name = "source" if each.sends else "out"
-                given, n, kind, tag = self._message(each.buffer, name, each.count, each.dtype, each.tag)
-                lowest = 0 if each.sends else ANY_RANK
-                peer = c_integer(each.peer_group_rank, "peer_group_rank", lowest, self.group_size - 1)
+                name = "source" if message.sends else "out"
+                side, n, kind, tag = self._message(message.buffer, name, message.count, message.dtype, message.tag)
+                lowest = 0 if message.sends else ANY_RANK
+                peer = c_integer(message.peer_group_rank, "peer_group_rank", lowest, self.group_size - 1)
             except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"message {index} ({each.operation}): {error}") from None
-            operands.append(given)
-            number = lib.PHX_MESSAGE_SEND if each.sends else lib.PHX_MESSAGE_RECV
-            rows.append((ffi.sizeof("phx_message"), number, given.pointer, n, kind, peer, tag, 0))
+                raise InvalidArgumentError(f"message {index} ({message.operation}): {error}") from None
+            operands.append(side)
+            number = lib.PHX_MESSAGE_SEND if message.sends else lib.PHX_MESSAGE_RECV
+            rows.append((ffi.sizeof("phx_message"), number, side.pointer, n, kind, peer, tag, 0))
         listed = ffi.new("phx_message[]", rows)
         made = c_options(options, MESSAGE_OPTIONS)
         check(lib.phx_messages(self._handle.pointer, listed, len(rows), made))
@@ -663,7 +663,7 @@ class GroupCalls(Uncopied):
     def _message(
         self, buffer: Any, name: str, count: int | None, dtype: DType | int | str | None, tag: int
     ) -> tuple[Operand, int, DType, int]:
-        given = operand(buffer, name, writable=name == "out")
-        kind = resolve_dtype(dtype, (given,))
-        n = resolve_count(count, kind.itemsize, ((name, given, 1),))
-        return given, n, kind, c_integer(tag, "tag", 0, UINT32_MAX)
+        side = operand(buffer, name, writable=name == "out")
+        kind = resolve_dtype(dtype, (side,))
+        n = resolve_count(count, kind.itemsize, ((name, side, 1),))
+        return side, n, kind, c_integer(tag, "tag", 0, UINT32_MAX)

@@ -174,9 +174,9 @@ def _row(group: GroupCalls, call: Call, operands: list[Operand]) -> tuple[Any, .
     root = None if call.root_group_rank is None else c_root(call.root_group_rank, group)
     if spec is BROADCAST:
         assert root is not None
-        given, n, kind = resolve_buffer(group, call.source, call.count, call.dtype, root)
-        operands.append(given)
-        return (_SIZE, spec.kind, given.pointer, given.pointer, n, kind, 0, root, 0)
+        buffer, n, kind = resolve_buffer(group, call.source, call.count, call.dtype, root)
+        operands.append(buffer)
+        return (_SIZE, spec.kind, buffer.pointer, buffer.pointer, n, kind, 0, root, 0)
     op = 0 if call.op is None else reduce_op_of(call.op)
     sides = resolve(spec, group, call.source, call.out, call.count, call.dtype, root)
     operands += (sides.source, sides.out)

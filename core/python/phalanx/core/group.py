@@ -144,8 +144,8 @@ class Group(GroupCalls):
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
         out = ffi.new("phx_group **")
-        sides = (c_integer(each, what, -INT32_MAX, INT32_MAX) for each, what in ((color, "color"), (key, "key")))
-        check(lib.phx_group_split(self._handle.pointer, *sides, _name(name), c_timeout(timeout_ms), out))
+        numbers = (c_integer(color, "color", -INT32_MAX, INT32_MAX), c_integer(key, "key", -INT32_MAX, INT32_MAX))
+        check(lib.phx_group_split(self._handle.pointer, *numbers, _name(name), c_timeout(timeout_ms), out))
         return None if out[0] == ffi.NULL else Group(self.world, out[0])
 
     def shrink(self, name: str | None = None, *, timeout_ms: int = 0) -> "Group":
@@ -206,8 +206,8 @@ class Group(GroupCalls):
             NotFoundError: The address is in no block of this world.
         """
         out = ffi.new("phx_symm **")
-        given = operand(block, "block", writable=False)
-        check(lib.phx_symm_rendezvous(self._handle.pointer, given.pointer, c_timeout(timeout_ms), out))
+        inside = operand(block, "block", writable=False)
+        check(lib.phx_symm_rendezvous(self._handle.pointer, inside.pointer, c_timeout(timeout_ms), out))
         return Symm(self, out[0])
 
     def find_symm(self, block: Any) -> Symm | None:
@@ -217,8 +217,8 @@ class Group(GroupCalls):
             block: A Memory, or an address inside one.
         """
         out = ffi.new("phx_symm **")
-        given = operand(block, "block", writable=False)
-        status = lib.phx_symm_find(self._handle.pointer, given.pointer, out)
+        inside = operand(block, "block", writable=False)
+        status = lib.phx_symm_find(self._handle.pointer, inside.pointer, out)
         if status == _NOT_FOUND:
             return None
         check(status)

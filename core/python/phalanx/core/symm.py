@@ -169,10 +169,10 @@ class Symm(Uncopied):
     def _known_team(self) -> Any:
         pointer = self._handle.pointer
         if self._team is None:
-            made = ffi.new("phx_team *")
-            made.struct_size = ffi.sizeof("phx_team")
-            check(lib.phx_symm_get_team(pointer, made))
-            self._team = made
+            team = ffi.new("phx_team *")
+            team.struct_size = ffi.sizeof("phx_team")
+            check(lib.phx_symm_get_team(pointer, team))
+            self._team = team
         return self._team
 
     def _array(self, member: str) -> int:
@@ -277,9 +277,9 @@ class Symm(Uncopied):
         if out is None:
             start = c_integer(offset, "offset", 0, self.size)
             own = ffi.cast("void *", self._base + start)
-            taken, kind = Operand(own, None, None, None), resolve_dtype(dtype, ())
+            out_side, kind = Operand(own, None, None, None), resolve_dtype(dtype, ())
             arguments = (start, own, resolve_count(count, kind.itemsize, ()), kind, reduce_op_of(op))
-            return self._call(lib.phx_symm_all_reduce, arguments, taken, blocking, options)
+            return self._call(lib.phx_symm_all_reduce, arguments, out_side, blocking, options)
         return self._collective(ALL_REDUCE, offset, out, count, dtype, (reduce_op_of(op),), blocking, options)
 
     def all_gather(
@@ -332,10 +332,11 @@ class Symm(Uncopied):
         Raises:
             As `Group.all_gather_v`.
         """
-        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (taken,))
-        listed = c_counts(counts, "counts", self, kind, ("out", taken, -1))
-        return self._call(lib.phx_symm_all_gather_v, (start, taken.pointer, listed, kind), taken, blocking, options)
+        start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (out_side,))
+        listed = c_counts(counts, "counts", self, kind, ("out", out_side, -1))
+        arguments = (start, out_side.pointer, listed, kind)
+        return self._call(lib.phx_symm_all_gather_v, arguments, out_side, blocking, options)
 
     def reduce_scatter(
         self,
@@ -389,11 +390,11 @@ class Symm(Uncopied):
         Raises:
             As `Group.reduce_scatter_v`.
         """
-        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (taken,))
-        listed = c_counts(counts, "counts", self, kind, ("out", taken, self.group_rank))
-        arguments = (start, taken.pointer, listed, kind, reduce_op_of(op))
-        return self._call(lib.phx_symm_reduce_scatter_v, arguments, taken, blocking, options)
+        start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (out_side,))
+        listed = c_counts(counts, "counts", self, kind, ("out", out_side, self.group_rank))
+        arguments = (start, out_side.pointer, listed, kind, reduce_op_of(op))
+        return self._call(lib.phx_symm_reduce_scatter_v, arguments, out_side, blocking, options)
 
     def all_to_all(
         self,
@@ -446,12 +447,12 @@ class Symm(Uncopied):
         Raises:
             As `Group.all_to_all_v`.
         """
-        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (taken,))
+        start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (out_side,))
         sent = c_counts(source_counts, "source_counts", self, kind)
-        received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
-        arguments = (start, sent, taken.pointer, received, kind)
-        return self._call(lib.phx_symm_all_to_all_v, arguments, taken, blocking, options)
+        received = c_counts(out_counts, "out_counts", self, kind, ("out", out_side, -1))
+        arguments = (start, sent, out_side.pointer, received, kind)
+        return self._call(lib.phx_symm_all_to_all_v, arguments, out_side, blocking, options)
 
     def broadcast(
         self,
@@ -589,12 +590,12 @@ class Symm(Uncopied):
         self,
         function: Callable[..., int],
         arguments: tuple[Any, ...],
-        taken: Operand,
+        out_side: Operand,
         blocking: bool,
         options: CallOptions,
     ) -> MaybeWork:
         whole = (self._handle.pointer, *arguments, c_options(options, SYMM_OPTIONS))
-        return call_async(function, whole, self._handle, self.group._orphans, (taken,), blocking)
+        return call_async(function, whole, self._handle, self.group._orphans, (out_side,), blocking)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Symm) and bool(self._handle._pointer == other._handle._pointer)
