@@ -15,6 +15,7 @@ def run(rank: int, world_size: int, path: str) -> None:
     x = torch.full((4,), rank + 1.0, requires_grad=True)
     y = pc.all_reduce(x, "sum", dist.group.WORLD)  # started; waited for where y is used first
     (y * y).sum().backward()
+    assert x.grad is not None
     print(f"rank {rank}: sum {y.tolist()}, gradient {x.grad.tolist()}")
     # [rank end]
     assert y.tolist() == [3.0] * 4

@@ -30,7 +30,7 @@ def missing() -> str:
         return "this example needs a C compiler (cc, gcc or clang)"
     text, size = ffi.new("char[]", 4096), ffi.new("size_t *")  # lines "name: value"
     lib.phx_ucx_describe(text, len(text), size)
-    problem = ffi.string(text).decode().partition("\nproblem: ")[2]
+    problem: str = ffi.string(text).decode().partition("\nproblem: ")[2]
     return problem.splitlines()[0]
 
 

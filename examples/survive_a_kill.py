@@ -53,7 +53,8 @@ def train(group: Group, model: torch.nn.Module) -> Group:
         loss.backward()
         try:
             for parameter in model.parameters():
-                all_reduce_(parameter.grad, "avg", group)
+                if parameter.grad is not None:
+                    all_reduce_(parameter.grad, "avg", group)
             all_reduce_(loss.detach_(), "avg", group)
         except PhalanxError as error:
             print(f"rank {group.world.rank}: {error}", flush=True)

@@ -22,11 +22,12 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group_name: str) -> torch.Tensor:
         ctx.mark_dirty(partial)
-        return torch.ops.phalanx.two_shot_all_reduce_(partial, "sum", group_name)
+        torch.ops.phalanx.two_shot_all_reduce_(partial, "sum", group_name)
+        return partial
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
 
 
 # [sum end]
@@ -88,6 +89,7 @@ def train(rank: int, world_size: int, group_name: str) -> None:
 def run(rank: int, world_size: int, path: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    assert dist.group.WORLD is not None
     train(rank, world_size, dist.group.WORLD.group_name)
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Two ranks train a transformer block whose weights are dealt to them: the same program as on one process, and the same
+"""Two ranks train a transformer block whose weights are sharded: the same program as on one process, and the same
 losses and weights."""
 
 import os
@@ -6,6 +6,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import layer_norm, mse_loss, relu, softmax
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
@@ -33,23 +34,24 @@ class Block(torch.nn.Module):
         )
         weights = softmax(q @ k.transpose(2, 3) / (WIDTH // HEADS) ** 0.5, -1)
         x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.down(relu(self.up(layer_norm(x, (WIDTH,)))))
+        update: torch.Tensor = self.down(relu(self.up(layer_norm(x, (WIDTH,)))))
+        return x + update
 
 
 # [block end]
-# [deal]
-# Which dim of a weight is cut: the heads and the hidden units are dealt to the ranks.
+# [shard]
+# Which dim of a weight is cut: each rank has some of the heads and of the hidden units.
 PLACEMENTS = {"query": Shard(0), "key": Shard(0), "value": Shard(0), "up": Shard(0), "out": Shard(1), "down": Shard(1)}
 
 
-def deal(name: str, module: torch.nn.Module, mesh: dist.DeviceMesh) -> None:
+def shard_parameters(name: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
     if name in PLACEMENTS:
         for key, parameter in list(module.named_parameters()):
-            dealt = distribute_tensor(parameter.detach(), mesh, [PLACEMENTS[name]])
-            module.register_parameter(key, torch.nn.Parameter(dealt))
+            sharded = distribute_tensor(parameter.detach(), mesh, [PLACEMENTS[name]])
+            module.register_parameter(key, torch.nn.Parameter(sharded))
 
 
-# [deal end]
+# [shard end]
 
 
 def train(block: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> list[float]:
@@ -70,18 +72,18 @@ def run(rank: int, world_size: int, path: str) -> None:
     x, target = torch.randn(2, 8, WIDTH), torch.randn(2, 8, WIDTH)
     alone = Block()
     # [train]
-    mesh = dist.init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
     block = Block()
     block.load_state_dict(alone.state_dict())
-    distribute_module(block, mesh, deal)
-    here = [DTensor.from_local(each, mesh, [Replicate()]) for each in (x, target)]
-    losses = train(block, *here)
+    distribute_module(block, mesh, shard_parameters)
+    inputs = [DTensor.from_local(each, mesh, [Replicate()]) for each in (x, target)]
+    losses = train(block, *inputs)
     # [train end]
     expected = train(alone, x, target)
     # [look]
     visualize_sharding(block.up.weight, header="up.weight")
     with CommDebugMode() as mode:
-        block(here[0]).sum().backward()
+        block(inputs[0]).sum().backward()
     # [look end]
     if rank == 0:
         print(
@@ -93,6 +95,7 @@ def run(rank: int, world_size: int, path: str) -> None:
         print({str(op): count for op, count in mode.get_comm_counts().items()})
     torch.testing.assert_close(losses, expected)
     for mine, whole in zip(block.parameters(), alone.parameters(), strict=True):
+        assert isinstance(mine, DTensor)
         torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-4, atol=1e-5)
     print(f"rank {rank}: the same weights as one process")
     dist.destroy_process_group()

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss, relu
 
-from phalanx.collectives import all_reduce
+from phalanx.collectives import GroupLike, all_reduce
 
 
-def parallel_mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def parallel_mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, group: GroupLike) -> torch.Tensor:
     """relu(x up^T) down^T, where each rank has some rows of `up` and the columns of `down` that belong to them."""
     hidden = relu(x @ up.T)  # of this rank; nothing is sent
     return all_reduce(hidden @ down.T, "sum", group)  # waited for where it is used first
@@ -22,7 +22,7 @@ def parallel_mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, group: d
 
 # [mlp end]
 # [train]
-def train(rank: int, world_size: int, group: dist.ProcessGroup) -> None:
+def train(rank: int, world_size: int, group: GroupLike) -> None:
     torch.manual_seed(0)  # the same numbers on every rank
     x, target = torch.randn(32, 16), torch.randn(32, 16)
     whole_up, whole_down = torch.randn(64, 16) / 4, torch.randn(16, 64) / 8

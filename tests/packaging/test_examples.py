@@ -1,4 +1,4 @@
-"""Every example in Python ends well. (The one in C++ is built and run by test_native.py.)"""
+"""Every example in Python ends well, and a user's program. (The example in C++ is built and run by test_native.py.)"""
 
 from __future__ import annotations
 
@@ -19,8 +19,21 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"
 def test_the_example_runs(example: Path) -> None:
     if not has_compiler():
         pytest.skip("needs a C++ compiler")
+    run(str(example))
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("--compile",), marks=pytest.mark.slow)], ids=["eager", "compiled"]
+)
+def test_a_program_with_every_package_runs(arguments: tuple[str, ...]) -> None:
+    if arguments and not has_compiler():
+        pytest.skip("needs a C++ compiler")
+    run(str(Path(__file__).with_name("user_program.py")), *arguments)  # the part mypy of .ci/run checks its types
+
+
+def run(*command: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(example)],
+        [sys.executable, *command],
         env={**os.environ, "PHALANX_NATIVE": native_folder()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -46,6 +46,7 @@ PHX_API phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuni
 /* Not collective. Writes the group's values to the row for this host and this group size of the table that new groups
  * read. path NULL: $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. */
 PHX_API phx_status phx_group_save_tuning(phx_group *group, const char *path);
+PHX_API const char *phx_tuning_host(void); /* static: what rows for this host have after "host=" */
 
 /* The same for collectives on GPUs. A group takes them from the table at its first rendezvous of memory of GPUs (that
  * of the workspace of the first collective on ordinary memory is one): from group rank 0's row for the name of its GPU,

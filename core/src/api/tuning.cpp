@@ -1,6 +1,7 @@
 // phx_group_*_tuning: the values by which a group chooses its algorithms. They are the same on all its ranks.
 #include "phalanx/tuning.h"
 #include "api/entry.h"
+#include "base/tuning.h"
 #include "gpu/gpu_group.h"
 #include "ops/collectives.h"
 
@@ -63,6 +64,8 @@ phx_status phx_group_save_tuning(phx_group *group, const char *path) {  // NULL:
     return phx::save_tuning(path != nullptr ? path : "", g.size(), g.tuning());
   });
 }
+
+const char *phx_tuning_host(void) { return phx::tuning_host().c_str(); }
 
 phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out) {
   return get<phx::GpuTuning>("group_get_gpu_tuning", group, out,

@@ -68,13 +68,6 @@ std::string processor_line(const std::string &text, const char *begin) {
   return at == std::string::npos ? "" : text.substr(at, text.find('\n', at) - at);
 }
 
-// Identifies this host by its name and its processor: several hosts may share a home directory and so the table.
-std::string host_key() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return digits_of(name + processor_line(read_start("/proc/cpuinfo"), "model name"));
-}
-
 Row parse(const std::string &line) {
   Row row;
   std::istringstream words(line);
@@ -85,7 +78,7 @@ Row parse(const std::string &line) {
   return row;
 }
 
-Key key_of(int group_size) { return {{"host", host_key()}, {"ranks", std::to_string(group_size)}}; }
+Key key_of(int group_size) { return {{"host", tuning_host()}, {"ranks", std::to_string(group_size)}}; }
 
 // Makes the GPU's name one word: "NVIDIA H100 80GB HBM3" has spaces.
 Key key_of(const GpuPlace &place) {
@@ -174,6 +167,15 @@ phx_status save(const char *operation, const std::string &path_or_empty, const K
 }
 
 }  // namespace
+
+const std::string &tuning_host() {
+  static const std::string *const host = [] {
+    char name[256] = {};
+    gethostname(name, sizeof name - 1);
+    return new std::string(digits_of(name + processor_line(read_start("/proc/cpuinfo"), "model name")));
+  }();  // never destroyed: it may be read during exit
+  return *host;
+}
 
 std::string tuning_path() {
   if (const char *path = std::getenv("PHALANX_TUNING")) return path;

@@ -62,6 +62,9 @@ struct GpuPlace {
 // `cores`: how many cores the ranks of the group may use together.
 Tuning builtin_tuning(int group_size, int cores);
 GpuTuning builtin_gpu_tuning(int group_size);
+// What rows for this host have after "host=": by its name and its processor, because several hosts may share a home
+// directory and so the table.
+const std::string &tuning_host();
 // The table's row for this host and group size, or for `place`; fields that it lacks are 0. Never fails: a table that
 // cannot be read counts as empty.
 Tuning load_tuning(int group_size);

@@ -458,6 +458,24 @@ def refuse_bad_calls(rank, world_size):
         assert out[0] == 3
 
 
+def test_an_unknown_option_is_named_before_anything_is_sent():
+    with World(0, 1) as world:
+        group = world.create_group("one", [0])
+        symm = group.rendezvous(world.alloc(64))
+        values, channels = np.array([3], np.float32), "algo, channel, device, scale, stream, timeout_ms"
+        for call, unknown, known in (
+            (lambda: group.all_reduce(values, timeout=3), "timeout", channels),
+            (lambda: group.all_gather_v(values, values, [1], color=3), "color", channels),
+            (lambda: group.coalesced([], chanel=1), "chanel", channels),
+            (lambda: group.send(values, 0, algo="one_shot"), "algo", "device, stream, timeout_ms"),
+            (lambda: group.messages([], channel=1), "channel", "device, stream, timeout_ms"),
+            (lambda: symm.all_gather(0, values, device="cpu"), "device", channels.replace("device, ", "")),
+        ):
+            with pytest.raises(TypeError, match=f"unknown option '{unknown}'; expected {known}$"):
+                call()
+        assert group.sequence == 0
+
+
 def test_a_wrong_argument_is_named_and_ranks_that_refuse_alike_go_on():
     run_ranks(refuse_bad_calls, 2)
 
@@ -497,7 +515,7 @@ def drop_works(rank, world_size):
         assert (out == world_size).all()
         group.barrier()
         group.all_reduce(np.ones(3, np.float32), out)
-        assert not group._abandoned._works
+        assert not group._orphans._works
 
 
 def test_dropped_works_still_run_and_their_buffers_live_until_then():

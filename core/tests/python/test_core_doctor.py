@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import doctor, ffi, lib
-from phalanx.core.doctor import _calls, _sharing, _trial
+from phalanx.core.doctor import _host, _trials
 from phalanx.core.doctor._host import Host
 
 HERE = Host(ranks=2)
@@ -160,8 +160,8 @@ def test_doctor_fails_where_memfds_do_not_work(monkeypatch, capsys):
 
 
 def test_seals_that_do_nothing_are_seen(monkeypatch):
-    monkeypatch.setattr(_sharing.fcntl, "fcntl", lambda *arguments: 0)
-    finding = only(_sharing.check_memfd)
+    monkeypatch.setattr(_trials.fcntl, "fcntl", lambda *arguments: 0)
+    finding = only(_trials.check_memfd)
     assert finding.level == "fail"
     assert "seals have no effect" in finding.text
 
@@ -170,15 +170,15 @@ def test_sockets_that_are_forbidden_are_seen(monkeypatch):
     def forbidden(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(_sharing.socket, "socket", forbidden)
-    finding = only(_sharing.check_sockets)
+    monkeypatch.setattr(_trials.socket, "socket", forbidden)
+    finding = only(_trials.check_sockets)
     assert (finding.level, finding.name) == ("fail", "abstract sockets")
     assert "Permission denied" in finding.text
 
 
 def test_a_missing_pidfd_is_a_warning(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
-    assert only(_sharing.check_pidfd).level == "warn"
+    assert only(_trials.check_pidfd).level == "warn"
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_a_missing_pidfd_is_a_warning(monkeypatch):
 def test_a_second_process_that_cannot_share_is_a_failure(monkeypatch, tmp_path, program, says):
     script = tmp_path / "peer.py"
     script.write_text(program)
-    monkeypatch.setattr(_sharing, "_PEER", script)
-    finding = only(_sharing.check_processes)
+    monkeypatch.setattr(_trials, "_PEER", script)
+    finding = only(_trials.check_processes)
     assert finding.level == "fail"
     assert says in finding.text
 
@@ -202,34 +202,34 @@ def test_a_wake_that_does_not_come_is_a_failure(monkeypatch, tmp_path):
     script.write_text(
         "import socket, sys\n"
         "with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:\n"
-        "    connection.connect(chr(0) + sys.argv[1])\n"
+        "    connection.connect(chr(0) + sys.argv[2])\n"
         "    socket.recv_fds(connection, 1, 1)\n"
     )
-    monkeypatch.setattr(_sharing, "_PEER", script)
-    monkeypatch.setattr(_sharing, "_SECONDS", 1)
-    finding = only(_sharing.check_processes)
+    monkeypatch.setattr(_trials, "_PEER", script)
+    monkeypatch.setattr(_trials, "_SECONDS", 1)
+    finding = only(_trials.check_processes)
     assert finding.level == "fail"
     assert "no futex wake" in finding.text
 
 
 def test_where_no_second_process_can_be_started_nothing_is_said_to_be_broken(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    finding = only(_sharing.check_processes)
+    finding = only(_trials.check_processes)
     assert finding.level == "warn"
     assert "could not be tried" in finding.text
 
 
 def test_a_system_call_that_is_not_known_here_fails_with_its_name(monkeypatch):
-    monkeypatch.setattr(_calls.platform, "machine", lambda: "pdp11")
+    monkeypatch.setattr(_host.platform, "machine", lambda: "pdp11")
     with pytest.raises(OSError, match="membarrier on pdp11"):
-        _calls.call("membarrier", 0, 0, 0)
+        _host.system_call("membarrier", 0, 0, 0)
 
 
 def test_ranks_that_cannot_share_memory_fail_the_trial():
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
-        finding = only(_trial.check_trial)
+        finding = only(_trials.check_trial)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert finding.level == "fail"
@@ -237,7 +237,7 @@ def test_ranks_that_cannot_share_memory_fail_the_trial():
 
 
 def test_ranks_that_compute_wrong_sums_fail_the_trial(monkeypatch):
-    monkeypatch.setattr(_trial, "_run", lambda rank, store: (3.0 * 1024 - rank, 2 - rank, 1))
-    finding = only(_trial.check_trial)
+    monkeypatch.setattr(_trials, "_trial_rank", lambda rank, store: (3.0 * 1024 - rank, 2 - rank, 1))
+    finding = only(_trials.check_trial)
     assert finding.level == "fail"
     assert "wrong results" in finding.text

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from phalanx.core.doctor import _cgroup, _cores, _identity, _kernel, _memory, _numa
-from phalanx.core.doctor._calls import call
+from phalanx.core.doctor import _host, _limits, _machine
 from phalanx.core.doctor._host import MIB, Host, parse_ranges, ranges, size
 
 GIB = 1024 * MIB
@@ -43,11 +42,11 @@ def cores(monkeypatch):
 
 
 EVERY = (
-    *(_kernel.check_security, _kernel.check_ptrace, _kernel.check_clock),
-    *(_identity.check_container, _identity.check_namespaces, _identity.check_user),
-    *(_cores.check_cores, _cores.check_siblings),
-    *(_memory.check_memory, _memory.check_dev_shm, _memory.check_huge_pages, _memory.check_hugetlb),
-    *(_numa.check_nodes, _numa.check_binding),
+    *(_machine.check_security, _machine.check_ptrace, _machine.check_clock),
+    *(_machine.check_container, _machine.check_namespaces, _machine.check_user),
+    *(_machine.check_cores, _machine.check_siblings),
+    *(_limits.check_memory, _limits.check_dev_shm, _limits.check_huge_pages, _limits.check_hugetlb),
+    *(_machine.check_nodes, _machine.check_binding),
 )
 
 
@@ -64,10 +63,10 @@ def test_where_nothing_can_be_read_nothing_is_wrong(look, fake, cores):
 
 def test_more_ranks_than_cores_are_a_warning(fake, cores):
     cores(0, 1, 2, 7)
-    finding = only(_cores.check_cores, fake({}, ranks=4))
+    finding = only(_machine.check_cores, fake({}, ranks=4))
     assert finding.level == "ok"
     assert finding.text == "64 cores, this process may use 4: 0-2,7; enough for 4 ranks"
-    finding = only(_cores.check_cores, fake({}, ranks=5))
+    finding = only(_machine.check_cores, fake({}, ranks=5))
     assert finding.level == "warn"
     assert "run at most 4" in finding.advice
 
@@ -83,7 +82,7 @@ V1 = {
 @pytest.mark.parametrize("files", [V2, V1], ids=["a group above this one, version 2", "a container, version 1"])
 def test_a_quota_counts_as_cores(files, fake, cores):
     cores(*range(8))
-    finding = only(_cores.check_cores, fake(files, ranks=2))
+    finding = only(_machine.check_cores, fake(files, ranks=2))
     assert finding.level == "warn"
     assert "cgroup quota 1.5" in finding.text
     assert "run at most 1" in finding.advice
@@ -91,20 +90,20 @@ def test_a_quota_counts_as_cores(files, fake, cores):
 
 def test_no_quota_is_no_limit(fake):
     host = fake({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "max 100000\n"})
-    assert _cgroup.cpu_quota(host) is None
+    assert _host.cpu_quota(host) is None
     host = fake({**V1, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n"})
-    assert _cgroup.cpu_quota(host) is None
+    assert _host.cpu_quota(host) is None
 
 
 def test_hyper_threads_are_counted(fake, cores):
     cores(0, 1, 2, 3)
     pairs = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
     files = {f"sys/devices/system/cpu/cpu{core}/topology/core_cpus_list": pair for core, pair in pairs.items()}
-    finding = only(_cores.check_siblings, fake(files, ranks=4))
+    finding = only(_machine.check_siblings, fake(files, ranks=4))
     assert finding.text == "the 4 are hyper-threads of 2 whole cores"
     assert "4 ranks compute on 2" in finding.advice
     cores(0, 1)
-    assert only(_cores.check_siblings, fake({})).text == "no two of these cores are one"
+    assert only(_machine.check_siblings, fake({})).text == "no two of these cores are one"
 
 
 # ---- namespaces, user, host id ------------------------------------------------------------------
@@ -120,7 +119,7 @@ def test_namespaces_of_the_host_are_told_from_others(fake):
             "->proc/1/ns/net": "net:[4026531992]",
         }
     )
-    findings = {finding.name: finding for finding in _identity.check_namespaces(host)}
+    findings = {finding.name: finding for finding in _machine.check_namespaces(host)}
     assert findings["user namespace"].text == "user:[4026531837], that of the host"
     assert findings["pid namespace"].advice == ""
     assert findings["ipc namespace"].text == "ipc:[4026532999], not that of the host"
@@ -136,7 +135,7 @@ def test_process_1_of_a_container_does_not_say_what_the_host_has(fake):
             "->proc/1/ns/net": "net:[4026532008]",
         }
     )
-    findings = {finding.name: finding for finding in _identity.check_namespaces(host)}
+    findings = {finding.name: finding for finding in _machine.check_namespaces(host)}
     assert findings["pid namespace"].text == "pid:[4026532600], not that of the host"
     assert findings["net namespace"].text == "net:[4026532008], whose it is cannot be read"
     assert findings["user namespace"].text == "cannot be read"
@@ -154,24 +153,24 @@ def test_process_1_of_a_container_does_not_say_what_the_host_has(fake):
 def test_a_container_is_recognised(files, text, fake, monkeypatch):
     for name in ("container", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    assert only(_identity.check_container, fake(files)).text == text
+    assert only(_machine.check_container, fake(files)).text == text
 
 
 def test_a_mapped_user_is_shown_as_such(fake):
-    assert "user namespace" not in only(_identity.check_user, fake({"proc/self/uid_map": "0 0 4294967295\n"})).text
-    text = only(_identity.check_user, fake({"proc/self/uid_map": "         0       1000          1\n"})).text
+    assert "user namespace" not in only(_machine.check_user, fake({"proc/self/uid_map": "0 0 4294967295\n"})).text
+    text = only(_machine.check_user, fake({"proc/self/uid_map": "         0       1000          1\n"})).text
     assert f"uid {os.geteuid()}, mapped in a user namespace (0 1000 1)" in text
 
 
 def test_without_a_boot_id_hosts_may_be_mixed_up(fake, monkeypatch):
     monkeypatch.delenv("PHALANX_HOST_ID", raising=False)
-    finding = only(_identity.check_host_id, fake({}))
+    finding = only(_machine.check_host_id, fake({}))
     assert finding.level == "warn"
     assert "set PHALANX_HOST_ID" in finding.advice
     monkeypatch.setenv("PHALANX_HOST_ID", "17")
-    assert only(_identity.check_host_id, fake({})).text == "17, from PHALANX_HOST_ID"
+    assert only(_machine.check_host_id, fake({})).text == "17, from PHALANX_HOST_ID"
     monkeypatch.delenv("PHALANX_HOST_ID")
-    assert "of boot id 0a1b" in only(_identity.check_host_id, fake({"proc/sys/kernel/random/boot_id": "0a1b\n"})).text
+    assert "of boot id 0a1b" in only(_machine.check_host_id, fake({"proc/sys/kernel/random/boot_id": "0a1b\n"})).text
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ def test_without_a_boot_id_hosts_may_be_mixed_up(fake, monkeypatch):
 def test_a_clock_that_is_slow_to_read_is_a_warning(clock, level, fake):
     folder = "sys/devices/system/clocksource/clocksource0"
     files = {f"{folder}/current_clocksource": f"{clock}\n", f"{folder}/available_clocksource": "tsc hpet acpi_pm \n"}
-    finding = only(_kernel.check_clock, fake(files))
+    finding = only(_machine.check_clock, fake(files))
     assert (finding.level, finding.text.split(",")[0]) == (level, clock)
     assert ("tsc, hpet, acpi_pm" in finding.advice) == (level == "warn")
 
@@ -194,12 +193,12 @@ def test_what_guards_the_process_is_noted(fake):
         "proc/self/attr/current": "docker-default (enforce)\n\0",
         "sys/fs/selinux/enforce": "0",
     }
-    finding = only(_kernel.check_security, fake(files))
+    finding = only(_machine.check_security, fake(files))
     assert finding.text == "seccomp filter, no new privileges, docker-default (enforce), SELinux permissive"
 
 
 def test_the_scope_of_ptrace_is_noted(fake):
-    text = only(_kernel.check_ptrace, fake({"proc/sys/kernel/yama/ptrace_scope": "1\n"})).text
+    text = only(_machine.check_ptrace, fake({"proc/sys/kernel/yama/ptrace_scope": "1\n"})).text
     assert text.startswith("yama 1: only a parent may attach")
 
 
@@ -211,14 +210,14 @@ def test_without_membarrier_there_is_a_warning(answer, fake, monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(_kernel._calls, "call", refuse)
-    finding = only(_kernel.check_membarrier, fake({}))
+    monkeypatch.setattr(_machine, "system_call", refuse)
+    finding = only(_machine.check_membarrier, fake({}))
     assert (finding.level, finding.name) == ("warn", "membarrier")
 
 
 def test_another_system_than_linux_is_a_failure(fake, monkeypatch):
-    monkeypatch.setattr(_kernel.platform, "system", lambda: "Plan 9")
-    assert only(_kernel.check_kernel, fake({})).level == "fail"
+    monkeypatch.setattr(_machine.platform, "system", lambda: "Plan 9")
+    assert only(_machine.check_kernel, fake({})).level == "fail"
 
 
 # ---- memory -------------------------------------------------------------------------------------
@@ -227,11 +226,11 @@ MEMINFO = {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvai
 
 
 def test_little_memory_is_a_warning(fake):
-    assert only(_memory.check_memory, fake(MEMINFO)).text == "8 GiB available of 16 GiB"
-    finding = only(_memory.check_memory, fake({"proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 100000 kB\n"}))
+    assert only(_limits.check_memory, fake(MEMINFO)).text == "8 GiB available of 16 GiB"
+    finding = only(_limits.check_memory, fake({"proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 100000 kB\n"}))
     assert finding.level == "warn"
     assert "free some" in finding.advice
-    assert only(_memory.check_memory, fake(MEMINFO, ranks=5000)).level == "warn"
+    assert only(_limits.check_memory, fake(MEMINFO, ranks=5000)).level == "warn"
 
 
 def test_what_the_cgroup_leaves_counts(fake):
@@ -244,7 +243,7 @@ def test_what_the_cgroup_leaves_counts(fake):
         f"{group}/memory.current": f"{GIB - 100 * MIB}\n",
         f"{group}/memory.stat": f"anon 5\ninactive_file {50 * MIB}\n",
     }
-    finding = only(_memory.check_memory, fake(files))
+    finding = only(_limits.check_memory, fake(files))
     assert finding.level == "warn"
     assert "150 MiB left of the cgroup's 1 GiB" in finding.text
     assert "limit of the container" in finding.advice
@@ -254,9 +253,9 @@ def test_what_the_cgroup_leaves_counts(fake):
         "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
         "sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {GIB // 2}\n",
     }
-    assert _cgroup.memory_limit(fake(version1)) == (2 * GIB, GIB + GIB // 2)
+    assert _host.memory_limit(fake(version1)) == (2 * GIB, GIB + GIB // 2)
     unlimited = {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}
-    assert _cgroup.memory_limit(fake({**version1, **unlimited})) is None
+    assert _host.memory_limit(fake({**version1, **unlimited})) is None
 
 
 def test_processes_of_the_cgroup_are_counted(fake):
@@ -268,11 +267,11 @@ def test_processes_of_the_cgroup_are_counted(fake):
             "sys/fs/cgroup/a/pids.current": "60\n",
         }
     )
-    assert _cgroup.process_limit(host) == (100, 60)
+    assert _host.process_limit(host) == (100, 60)
 
 
 def test_a_missing_dev_shm_is_only_a_note(fake):
-    finding = only(_memory.check_dev_shm, fake({}))
+    finding = only(_limits.check_dev_shm, fake({}))
     assert finding.level == "ok"
     assert finding.text.startswith("not usable")
     assert "DataLoader" in finding.advice
@@ -289,7 +288,7 @@ def test_a_missing_dev_shm_is_only_a_note(fake):
 def test_huge_pages_for_shared_memory_are_worth_a_hint(mode, advice, fake):
     folder = "sys/kernel/mm/transparent_hugepage"
     host = fake({f"{folder}/shmem_enabled": mode, f"{folder}/enabled": "always [madvise] never\n"})
-    finding = only(_memory.check_huge_pages, host)
+    finding = only(_limits.check_huge_pages, host)
     assert finding.text.startswith("for ordinary memory madvise, for shared memory ")
     assert advice in finding.advice and bool(advice) == bool(finding.advice)
 
@@ -299,15 +298,15 @@ def test_huge_pages_that_are_switched_off_for_the_process_are_seen(fake):
         "sys/kernel/mm/transparent_hugepage/shmem_enabled": "[advise]",
         "proc/self/status": "THP_enabled:\t0\n",
     }
-    assert "switched off for this process" in only(_memory.check_huge_pages, fake(files)).text
+    assert "switched off for this process" in only(_limits.check_huge_pages, fake(files)).text
 
 
 def test_memory_that_is_reserved_for_hugetlb_is_lost(fake):
     folder = "sys/kernel/mm/hugepages/hugepages-2048kB"
     files = {**MEMINFO, f"{folder}/nr_hugepages": "1024\n", f"{folder}/free_hugepages": "1000\n"}
-    finding = only(_memory.check_hugetlb, fake(files))
+    finding = only(_limits.check_hugetlb, fake(files))
     assert (finding.level, finding.text) == ("ok", "1024 of 2 MiB, 1000 free")
-    assert only(_memory.check_hugetlb, fake({f"{folder}/nr_hugepages": "5000\n"})).level == "warn"
+    assert only(_limits.check_hugetlb, fake({f"{folder}/nr_hugepages": "5000\n"})).level == "warn"
 
 
 # ---- NUMA ---------------------------------------------------------------------------------------
@@ -322,39 +321,39 @@ TWO_NODES = {
 
 def test_nodes_and_their_cores_are_listed(fake, cores):
     cores(0, 1, 4)
-    finding = only(_numa.check_nodes, fake(TWO_NODES))
+    finding = only(_machine.check_nodes, fake(TWO_NODES))
     assert finding.level == "ok"
     assert "2 nodes: node 0 has cores 0-3; node 1 has cores 4-7" in finding.text
     assert "bind ranks" in finding.advice
     cores(5, 6)
-    finding = only(_numa.check_nodes, fake({}))
+    finding = only(_machine.check_nodes, fake({}))
     assert finding.text.endswith("this process uses node 1") and finding.advice == ""
 
 
 def test_cores_without_their_memory_are_a_warning(fake, cores):
     cores(0, 4)
-    finding = only(_numa.check_nodes, fake({**TWO_NODES, "proc/self/status": "Mems_allowed_list:\t0\n"}))
+    finding = only(_machine.check_nodes, fake({**TWO_NODES, "proc/self/status": "Mems_allowed_list:\t0\n"}))
     assert finding.level == "warn"
     assert "cores of node 1" in finding.advice
 
 
 def test_one_node_is_no_question(fake):
     files = {"sys/devices/system/node/online": "0\n", "sys/devices/system/node/node0/cpulist": "0-3\n"}
-    assert only(_numa.check_nodes, fake(files)).text == "one node, cores 0-3"
+    assert only(_machine.check_nodes, fake(files)).text == "one node, cores 0-3"
 
 
 def test_binding_that_is_forbidden_is_a_note(fake, monkeypatch):
     def refuse(name, *arguments):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(_numa._calls, "call", refuse)
-    finding = only(_numa.check_binding, fake(TWO_NODES))
+    monkeypatch.setattr(_machine, "system_call", refuse)
+    finding = only(_machine.check_binding, fake(TWO_NODES))
     assert finding.level == "ok"
     assert "SYS_NICE" in finding.advice
 
 
 def test_binding_to_a_node_that_does_not_exist_fails_without_harm(fake):
-    finding = only(_numa.check_binding, fake({"proc/self/status": "Mems_allowed_list:\t1000\n"}))
+    finding = only(_machine.check_binding, fake({"proc/self/status": "Mems_allowed_list:\t1000\n"}))
     assert finding.level == "ok"
     assert "does not work" in finding.text
 
@@ -376,4 +375,4 @@ def test_sizes_are_readable():
 
 def test_a_failed_system_call_raises_its_errno():
     with pytest.raises(OSError, match="Invalid argument"):
-        call("membarrier", -1, 0, 0)
+        _host.system_call("membarrier", -1, 0, 0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx.core import World, _ucx
-from phalanx.core.doctor import _hosts
+from phalanx.core.doctor import _trials
 from phalanx.core.doctor._host import Host
 
 HERE = Host(ranks=2)
@@ -24,8 +24,8 @@ FOUND = {
 
 def findings(monkeypatch=None, found=None, trial=None):
     if found is not None:
-        monkeypatch.setattr(_hosts, "_try", lambda: (FOUND | found, trial))
-    return {finding.name: finding for finding in _hosts.check_hosts(HERE)}
+        monkeypatch.setattr(_trials, "_try_hosts", lambda: (FOUND | found, trial))
+    return {finding.name: finding for finding in _trials.check_hosts(HERE)}
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_trial_that_fails_is_a_warning_with_its_error(monkeypatch):
     ids=["error", "crash", "words", "hang"],
 )
 def test_a_ucx_that_crashes_or_hangs_harms_nothing(monkeypatch, program, says):
-    monkeypatch.setattr(_hosts, "_RANK", program)
-    monkeypatch.setattr(_hosts, "_SECONDS", 2)
-    (finding,) = _hosts.check_hosts(HERE)
+    monkeypatch.setattr(_trials, "_HOST", program)
+    monkeypatch.setattr(_trials, "_HOST_SECONDS", 2)
+    (finding,) = _trials.check_hosts(HERE)
     assert (finding.level, finding.name) == ("warn", "ucx")
     assert says in finding.text

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from phalanx.core import ffi, lib
-from phalanx.core.doctor import _cores, _library, _versions
+from phalanx.core.doctor import _library, _machine
 from phalanx.core.doctor._host import Host
 
 HERE = Host(ranks=2)
@@ -27,7 +27,7 @@ def only(look, host=HERE):
 )
 def test_the_version_of_torch_is_compared_with_those_that_are_known_to_work(monkeypatch, version, level):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    finding = only(_versions.check_torch)
+    finding = only(_library.check_torch)
     assert finding.level == level
     assert finding.text.startswith(version)
 
@@ -57,7 +57,7 @@ def test_what_torch_was_built_for_is_read_without_importing_it(monkeypatch, tmp_
     torch = FakeTorch(tmp_path, line)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: torch)
-    assert only(_versions.check_torch).text == text
+    assert only(_library.check_torch).text == text
 
 
 @pytest.fixture
@@ -81,15 +81,15 @@ def installed(monkeypatch):
 def test_distributions_of_different_releases_are_named(installed):
     pins = ["phalanx-core==0.1.*", "torch>=2.11"]
     installed(phalanx_core=("0.1.4", None), phalanx_collectives=("0.1.0", pins))
-    assert only(_versions.check_packages).level == "ok"
+    assert only(_library.check_packages).level == "ok"
     installed(phalanx_core=("0.10.0", None), phalanx_collectives=("0.1.0", pins))
-    finding = only(_versions.check_packages)
+    finding = only(_library.check_packages)
     assert finding.level == "warn"
     assert "phalanx-collectives needs phalanx-core 0.1.*, and there is 0.10.0" in finding.text
     installed(phalanx_collectives=("0.1.0", pins))
-    assert "phalanx-core 0.1.*, and there is none" in only(_versions.check_packages).text
+    assert "phalanx-core 0.1.*, and there is none" in only(_library.check_packages).text
     installed()
-    assert "no phalanx distribution" in only(_versions.check_packages).text
+    assert "no phalanx distribution" in only(_library.check_packages).text
 
 
 def test_what_phalanx_build_made_is_found_if_nobody_else_may_write_it(monkeypatch, tmp_path):
@@ -97,23 +97,23 @@ def test_what_phalanx_build_made_is_found_if_nobody_else_may_write_it(monkeypatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     folder = tmp_path / "native"
     monkeypatch.setenv("PHALANX_NATIVE", str(folder))
-    finding = only(_versions.check_native)
+    finding = only(_library.check_native)
     assert finding.level == "ok" and "phalanx build" in finding.advice
     folder.mkdir(mode=0o700)
     (folder / "collectives-torch2.12.0-0123.so").touch(mode=0o700)
-    assert "nothing for torch 2.13.0+cpu" in only(_versions.check_native).text
+    assert "nothing for torch 2.13.0+cpu" in only(_library.check_native).text
     library = folder / "collectives-torch2.13.0+cpu-4567.so"
     library.touch(mode=0o700)
-    finding = only(_versions.check_native)
+    finding = only(_library.check_native)
     assert finding.level == "ok" and finding.text == str(library)
     assert "compiles what is missing (dtensor)" in finding.advice
     (folder / "dtensor-torch2.13.0+cpu-89ab.so").touch(mode=0o700)
-    assert "missing" not in only(_versions.check_native).advice
+    assert "missing" not in only(_library.check_native).advice
     library.chmod(0o722)
-    finding = only(_versions.check_native)
+    finding = only(_library.check_native)
     assert finding.level == "warn" and f"chmod go-w {library}" in finding.advice
     monkeypatch.setenv("PHALANX_NATIVE", "")
-    assert only(_versions.check_native).text.startswith("nothing: PHALANX_NATIVE is empty")
+    assert only(_library.check_native).text.startswith("nothing: PHALANX_NATIVE is empty")
 
 
 def test_what_the_first_use_of_the_backend_compiled_does_not_stand_for_phalanx_build(monkeypatch, tmp_path):
@@ -123,7 +123,7 @@ def test_what_the_first_use_of_the_backend_compiled_does_not_stand_for_phalanx_b
     tmp_path.chmod(0o700)
     library = tmp_path / "c10d-torch2.13.0-0123.so"
     library.touch(mode=0o700)
-    finding = only(_versions.check_native)
+    finding = only(_library.check_native)
     assert finding.text == str(library)
     assert "phalanx build compiles what is missing (collectives)" in finding.advice
 
@@ -131,7 +131,7 @@ def test_what_the_first_use_of_the_backend_compiled_does_not_stand_for_phalanx_b
 def test_without_the_package_above_there_is_nothing_to_compile(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert list(_versions.check_native(HERE)) == []
+    assert list(_library.check_native(HERE)) == []
 
 
 def test_a_library_of_another_version_than_the_distribution_is_a_warning(installed):
@@ -173,11 +173,11 @@ def test_a_kernel_set_below_what_the_processor_has_is_a_warning(monkeypatch, tmp
     chosen = json.loads(ffi.string(lib.phx_build_info()).decode())["isa"]
     host = Host(2, tmp_path)
     monkeypatch.delenv("PHALANX_ISA", raising=False)
-    finding = only(_cores.check_instructions, host)
+    finding = only(_machine.check_instructions, host)
     assert finding.text == f"{chosen}; the processor has {flags}"
     assert finding.level == ("ok" if chosen == "avx512" else "warn")
-    monkeypatch.setattr(_cores, "_NEEDS", {"avx1024": {"avx2"}})
-    assert "built without it" in only(_cores.check_instructions, host).advice
+    monkeypatch.setattr(_machine, "_NEEDS", {"avx1024": {"avx2"}})
+    assert "built without it" in only(_machine.check_instructions, host).advice
     monkeypatch.setenv("PHALANX_ISA", "scalar")
-    finding = only(_cores.check_instructions, host)
+    finding = only(_machine.check_instructions, host)
     assert finding.level == "warn" and "unset PHALANX_ISA, which is scalar" in finding.advice

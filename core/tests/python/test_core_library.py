@@ -1,9 +1,11 @@
 """Importing the package and loading the library."""
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,23 @@ def test_importing_the_package_loads_neither_torch_nor_the_library():
     )
     done = run_python(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_two_modules_import_each_other():
+    """Not at the top, not in functions, and not for type checkers alone."""
+    folder = Path(phalanx.core.__file__).parent
+    files = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.py")}
+    modules = {name.removesuffix("/__init__").replace("/", "."): path for name, path in files.items()}
+    imports = {}
+    for module, path in modules.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        named = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names} | {
+            node.module for node in nodes
+        }
+        imports[module] = {name.removeprefix("phalanx.core.") for name in named if name} & modules.keys() - {module}
+    assert imports["group"] >= {"_group_calls", "symm", "errors"}
+    del imports["__init__"]  # it loads every other one, by its name, when it is asked for
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the modules
 
 
 def test_every_public_name_is_there_and_nothing_else():

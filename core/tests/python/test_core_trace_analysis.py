@@ -5,9 +5,8 @@ import json
 import pytest
 from flight_dumps import SECOND, channel, dump, entry, failure, group, member, stuck
 
-from phalanx.core.trace import _words
-from phalanx.core.trace._analysis import analyse, lanes
-from phalanx.core.trace._merge import merge
+from phalanx.core.trace import _text
+from phalanx.core.trace._analysis import analyse, lanes, merge
 from phalanx.core.trace._read import DumpError, parse
 
 
@@ -158,11 +157,11 @@ def test_dumps_that_disagree_about_the_ranks_of_a_group_are_refused():
     ],
 )
 def test_times_have_a_unit_that_fits(nanoseconds, text):
-    assert _words.duration(nanoseconds) == text
+    assert _text.duration(nanoseconds) == text
 
 
 def test_ranks_in_a_row_are_shortened():
-    assert [_words.ranks(numbers) for numbers in ((3,), (3, 1, 0), (0, 1, 2), (9, 4, 5, 6, 7, 1))] == [
+    assert [_text.ranks(numbers) for numbers in ((3,), (3, 1, 0), (0, 1, 2), (9, 4, 5, 6, 7, 1))] == [
         "rank 3",
         "ranks 0, 1, 3",
         "ranks 0-2",

@@ -8,9 +8,8 @@ from itertools import pairwise
 import pytest
 from flight_dumps import SECOND, channel, dump, entry, failure, group, member, stuck, write
 
-from phalanx.core.trace import _chrome, _draw, _main, _picture
-from phalanx.core.trace._analysis import analyse
-from phalanx.core.trace._merge import merge
+from phalanx.core.trace import _chrome, _picture, main
+from phalanx.core.trace._analysis import analyse, merge
 from phalanx.core.trace._read import DumpError, parse
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -137,11 +136,11 @@ def test_times_keep_their_nanoseconds(scale):
 
 
 def boxes(picture, fill):
-    return [shape for shape in picture.shapes[10:] if isinstance(shape, _draw.Box) and shape.fill == fill]
+    return [shape for shape in picture.shapes[10:] if isinstance(shape, _picture.Box) and shape.fill == fill]
 
 
 def labels(picture):
-    return [shape.text for shape in picture.shapes if isinstance(shape, _draw.Label)]
+    return [shape.text for shape in picture.shapes if isinstance(shape, _picture.Label)]
 
 
 def test_the_picture_shows_who_waits_and_who_is_not_there():
@@ -160,7 +159,7 @@ def test_boxes_of_a_row_stay_inside_the_picture_and_do_not_overlap(seed):
     picture = _picture.draw(analyses_of(crowd(seed)), 50)
     rows = {}
     for shape in picture.shapes[10:]:
-        if isinstance(shape, _draw.Box):
+        if isinstance(shape, _picture.Box):
             assert shape.width >= 0 and shape.height > 0
             assert shape.x >= _picture.LEFT - 0.01 and shape.x + shape.width <= picture.width
             assert shape.y + shape.height < picture.height
@@ -180,7 +179,7 @@ def test_svg_is_well_formed_and_says_what_the_picture_says():
     made = stuck()
     made["groups"][0]["name"] = "<a & 'b'>"
     picture = _picture.draw(analyses_of(made), 20)
-    root = xml.etree.ElementTree.fromstring(_draw.svg(picture))
+    root = xml.etree.ElementTree.fromstring(_picture.svg(picture))
     assert root.tag == f"{SVG}svg" and root.get("viewBox") == f"0 0 {picture.width} {picture.height}"
     assert [each.text for each in root.iter(f"{SVG}text")] == labels(picture)
     titles = [each.text for each in root.iter(f"{SVG}title")]
@@ -194,10 +193,10 @@ def test_a_picture_of_nothing_says_so():
 def test_the_command_writes_the_files(tmp_path, capsys):
     (path,) = write(tmp_path, stuck())
     chrome, svg = tmp_path / "chrome.json", tmp_path / "picture.svg"
-    assert _main.main([path, "--chrome", str(chrome), "--picture", str(svg)]) == 0
+    assert main([path, "--chrome", str(chrome), "--picture", str(svg)]) == 0
     analyses = analyses_of(stuck())
     assert chrome.read_text() == _chrome.text(analyses)
-    assert svg.read_text() == _draw.svg(_picture.draw(analyses, 20))
+    assert svg.read_text() == _picture.svg(_picture.draw(analyses, 20))
 
 
 def test_png_has_the_size_and_colours_of_the_picture(tmp_path):
@@ -206,7 +205,7 @@ def test_png_has_the_size_and_colours_of_the_picture(tmp_path):
     made["groups"][0]["name"] = "$\\frac{"  # no formula, and no error
     picture = _picture.draw(analyses_of(made), 20)
     path = tmp_path / "picture.png"
-    _draw.write(picture, path)
+    _picture.write(picture, path)
     pixels = image.imread(path)
     assert pixels.shape[:2] == (picture.height, picture.width)
     box = max(boxes(picture, _picture.WAITING), key=lambda box: box.width)
@@ -215,6 +214,6 @@ def test_png_has_the_size_and_colours_of_the_picture(tmp_path):
 
 
 def test_a_picture_too_large_for_png_is_refused_with_advice(tmp_path):
-    picture = _draw.Picture(100, _draw.LARGEST_PNG, [])
+    picture = _picture.Picture(100, _picture.LARGEST_PNG, [])
     with pytest.raises(DumpError, match="write .svg"):
-        _draw.write(picture, tmp_path / "picture.png")
+        _picture.write(picture, tmp_path / "picture.png")

@@ -8,9 +8,8 @@ from flight_dumps import channel, dump, entry, failure, group, member, stuck
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.trace import _chrome, _draw, _picture, _read
-from phalanx.core.trace._analysis import analyse
-from phalanx.core.trace._merge import merge
+from phalanx.core.trace import _chrome, _picture, _read
+from phalanx.core.trace._analysis import analyse, merge
 from phalanx.core.trace._text import report
 
 ENTRY = ("groups", 0, "members", 1, "channels", 0, "entries", 1)
@@ -24,7 +23,7 @@ def show(raw):
     """Everything that the command does with a file, except for writing."""
     dumps = [_read.parse(raw, "a file")]
     analyses = [analyse(group) for group in merge(dumps * 2)]
-    return report(dumps, analyses, 3), _chrome.text(analyses), _draw.svg(_picture.draw(analyses, 3))
+    return report(dumps, analyses, 3), _chrome.text(analyses), _picture.svg(_picture.draw(analyses, 3))
 
 
 def refused(value):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core import FileStore, InvalidArgumentError, SystemCallError, Tuning, World, _cli, doctor, tune
-from phalanx.core._tune_decide import best_value, crossover_above, crossover_below, settled_ratio
+from phalanx.core._tune_measure import best_value, crossover_above, crossover_below, settled_ratio
 from phalanx.core.tuning import rows_of_host, table_path
 from ranks import run_ranks, scratch
 

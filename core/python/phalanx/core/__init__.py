@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.core._call import CallOptions, MessageOptions
     from phalanx.core._lib import ffi, lib
     from phalanx.core.coalesced import Call, Coalesced
     from phalanx.core.dtypes import ANY_RANK, Algo, DType, ReduceOp
@@ -60,6 +61,7 @@ __all__ = [
     "Algo",
     "AlreadyExistsError",
     "Call",
+    "CallOptions",
     "CallbackStore",
     "Coalesced",
     "DType",
@@ -75,6 +77,7 @@ __all__ = [
     "MemoryInfo",
     "MemoryStore",
     "Message",
+    "MessageOptions",
     "MismatchError",
     "NotFoundError",
     "OutOfMemoryError",
@@ -107,6 +110,7 @@ _HOMES = {
     "Agreement": "group",
     "Algo": "dtypes",
     "Call": "coalesced",
+    "CallOptions": "_call",
     "CallbackStore": "store",
     "Coalesced": "coalesced",
     "DType": "dtypes",
@@ -118,6 +122,7 @@ _HOMES = {
     "MemoryInfo": "memory",
     "MemoryStore": "store",
     "Message": "message",
+    "MessageOptions": "_call",
     "PrefixStore": "store",
     "ReduceOp": "dtypes",
     "Store": "store",

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from phalanx.core._arguments import Form, Ranks
+from phalanx.core._call import CollectiveSpec, Operand, Ranks, operand, resolve_dtype
 from phalanx.core._lib import ffi
-from phalanx.core._operand import Operand, operand, resolve_dtype
 from phalanx.core.dtypes import DType
 from phalanx.core.errors import InvalidArgumentError
 
@@ -33,7 +32,7 @@ def is_list(value: Any) -> bool:
 
 
 def resolve_blocks(
-    form: Form,
+    spec: CollectiveSpec,
     ranks: Ranks,
     source: Any,
     out: Any,
@@ -52,18 +51,18 @@ def resolve_blocks(
     if count is not None:
         raise InvalidArgumentError("count goes with one buffer; the buffers of a list say how many elements they have")
     elsewhere = root is not None and root != ranks.group_rank
-    given = [] if form.source_on_root and elsewhere else _operands(source, "source", form.source_blocks, False, ranks)
-    taken = [] if form.out_on_root and elsewhere else _operands(out, "out", form.out_blocks, True, ranks)
-    kind = resolve_dtype(dtype, (*given, *taken))
-    sent, received = [_elements(given, "source", kind), _elements(taken, "out", kind)]
+    sources = [] if spec.source_on_root and elsewhere else _operands(source, "source", spec.source_blocks, False, ranks)
+    outs = [] if spec.out_on_root and elsewhere else _operands(out, "out", spec.out_blocks, True, ranks)
+    kind = resolve_dtype(dtype, (*sources, *outs))
+    sent, received = [_elements(sources, "source", kind), _elements(outs, "out", kind)]
     n = 0
-    if not (form.source_blocks and form.out_blocks):
-        n, listed, name = (sent[0], received, "out") if form.out_blocks else (received[0], sent, "source")
+    if not (spec.source_blocks and spec.out_blocks):
+        n, listed, name = (sent[0], received, "out") if spec.out_blocks else (received[0], sent, "source")
         wrong = [i for i, m in enumerate(listed) if m != n and (root is not None or i == ranks.group_rank)]
         if wrong:
             raise InvalidArgumentError(f"{name}[{wrong[0]}] has {listed[wrong[0]]} elements, the other side {n}")
     return BlockSides(
-        _c_side(given, sent, form.source_blocks), _c_side(taken, received, form.out_blocks), n, kind, (*given, *taken)
+        _c_side(sources, sent, spec.source_blocks), _c_side(outs, received, spec.out_blocks), n, kind, (*sources, *outs)
     )
 
 
@@ -73,23 +72,23 @@ def _operands(value: Any, name: str, blocks: bool, writable: bool, ranks: Ranks)
     if not is_list(value) or len(value) != ranks.group_size:
         what = f"a list of {len(value)}" if is_list(value) else f"{value!r:.40}"
         raise InvalidArgumentError(f"{name} is {what}; give a list of {ranks.group_size} buffers, one for each rank")
-    return [_sized(each, f"{name}[{i}]", writable) for i, each in enumerate(value)]
+    return [_sized(item, f"{name}[{i}]", writable) for i, item in enumerate(value)]
 
 
 def _sized(value: Any, name: str, writable: bool) -> Operand:
-    made = operand(value, name, writable)
-    if made.nbytes is None:
+    result = operand(value, name, writable)
+    if result.nbytes is None:
         raise InvalidArgumentError(f"{name} is a bare address, whose length nobody knows; give a buffer or a Memory")
-    return made
+    return result
 
 
 def _elements(operands: Sequence[Operand], name: str, dtype: DType) -> list[int]:
     counts = []
-    for i, each in enumerate(operands):
-        n, rest = divmod(each.nbytes or 0, dtype.itemsize)
+    for i, item in enumerate(operands):
+        n, rest = divmod(item.nbytes or 0, dtype.itemsize)
         if rest:
             raise InvalidArgumentError(
-                f"{name}[{i}] has {each.nbytes} bytes, which is no multiple of the {dtype.itemsize} of an element"
+                f"{name}[{i}] has {item.nbytes} bytes, which is no multiple of the {dtype.itemsize} of an element"
             )
         counts.append(n)
     return counts
@@ -100,4 +99,4 @@ def _c_side(operands: Sequence[Operand], counts: Sequence[int], blocks: bool) ->
         return operands[0].pointer
     if not operands:
         return ffi.NULL  # the list of another rank
-    return ffi.new("phx_block[]", [(each.pointer, n, 0, 0) for each, n in zip(operands, counts, strict=True)])
+    return ffi.new("phx_block[]", [(item.pointer, n, 0, 0) for item, n in zip(operands, counts, strict=True)])

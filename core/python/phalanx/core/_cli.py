@@ -79,9 +79,9 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _trace(argv: list[str]) -> int:
-    from phalanx.core.trace import _main
+    from phalanx.core import trace
 
-    return _main.main(argv)
+    return trace.main(argv)
 
 
 def _tune(argv: list[str]) -> int:

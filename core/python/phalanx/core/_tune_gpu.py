@@ -7,12 +7,20 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar
 
+from phalanx.core._call import c_options
 from phalanx.core._gpu_stream import GpuStream
 from phalanx.core._lib import ffi, lib
-from phalanx.core._options import options
-from phalanx.core._tune_decide import ITEM, crossover_above, crossover_below, powers, settled_ratio
-from phalanx.core._tune_measure import Call, Measuring, begin
-from phalanx.core.dtypes import Algo, DType, ReduceOp
+from phalanx.core._tune_measure import (
+    ITEM,
+    Call,
+    Measuring,
+    begin,
+    crossover_above,
+    crossover_below,
+    powers,
+    settled_ratio,
+)
+from phalanx.core.dtypes import DType, ReduceOp
 from phalanx.core.group import Group
 from phalanx.core.store import FileStore
 from phalanx.core.tuning import NEVER, GpuTuning
@@ -70,8 +78,8 @@ class _Tuner(Measuring[GpuTuning]):
         self._memory = [group.world.alloc(largest, device=device) for _ in range(2)]
         self._source, self._out = (ffi.cast("char *", each.address) for each in self._memory)
         self._symm = group.rendezvous(group.world.alloc(2 * largest, device=device))
-        self._ordinary = options(Algo.AUTO, 0, 0, stream=stream.pointer, device=device)
-        self._symmetric = options(Algo.AUTO, 0, 0, stream=stream.pointer)
+        self._ordinary = c_options({"stream": stream.pointer, "device": device})
+        self._symmetric = c_options({"stream": stream.pointer})
 
     def set(self, values: GpuTuning) -> None:
         self.group.set_gpu_tuning(values)

@@ -7,10 +7,18 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from phalanx.core._call import c_options
 from phalanx.core._lib import ffi, lib
-from phalanx.core._options import options
-from phalanx.core._tune_decide import ITEM, crossover_above, crossover_below, powers, settled_ratio
-from phalanx.core._tune_measure import Call, Measuring, begin
+from phalanx.core._tune_measure import (
+    ITEM,
+    Call,
+    Measuring,
+    begin,
+    crossover_above,
+    crossover_below,
+    powers,
+    settled_ratio,
+)
 from phalanx.core.dtypes import Algo, DType, ReduceOp
 from phalanx.core.group import Group
 from phalanx.core.store import FileStore
@@ -76,7 +84,7 @@ class _Tuner(Measuring[Tuning]):
     def _one_shot(self) -> dict[str, Any]:
         most = min(64 * _KIB, self._slot, self.largest)
         sizes = powers(64, most, self.built_in.one_shot_bytes)
-        chosen = {algo: options(algo, 0, 0) for algo in (Algo.ONE_SHOT, Algo.TWO_SHOT)}
+        chosen = {algo: c_options({"algo": algo}) for algo in (Algo.ONE_SHOT, Algo.TWO_SHOT)}
         times = self.measure(
             "one_shot_bytes",
             sizes,

@@ -8,8 +8,8 @@ def cache_path(variable: str, name: str) -> Path | None:
     """What an environment variable names, else a file or folder in the user's cache directory.
 
     Args:
-        variable: Of the environment. An empty value says that there is to be none.
-        name: Of the file or folder below phalanx/ in $XDG_CACHE_HOME, else in $HOME/.cache.
+        variable: The environment variable. An empty value says that there is to be none.
+        name: The name of the file or folder below phalanx/ in $XDG_CACHE_HOME, else in $HOME/.cache.
 
     Returns:
         The path, whether or not it exists; None where there is to be none, or neither directory is known.

@@ -2,22 +2,32 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-from phalanx.core import _arguments
-from phalanx.core._arguments import Form, c_root, resolve, resolve_buffer
-from phalanx.core._issue import issue
+from phalanx.core._call import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    CallOptions,
+    CollectiveSpec,
+    Operand,
+    c_options,
+    c_root,
+    call_async,
+    resolve,
+    resolve_buffer,
+)
+from phalanx.core._group_calls import GroupCalls
 from phalanx.core._lib import ffi, lib
-from phalanx.core._operand import Operand
-from phalanx.core._options import options
-from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
+from phalanx.core.dtypes import DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import InvalidArgumentError
-from phalanx.core.memory import Device
 from phalanx.core.uncopied import Uncopied
-from phalanx.core.work import Work
-
-if TYPE_CHECKING:
-    from phalanx.core.group import Group
+from phalanx.core.work import MaybeWork
 
 _SIZE = ffi.sizeof("phx_call")
 
@@ -29,7 +39,7 @@ class Call:
     The methods take what those of `Group` take, and check nothing: `Group.coalesced` does.
     """
 
-    form: Form
+    spec: CollectiveSpec
     source: Any
     out: Any
     count: int | None = None
@@ -47,14 +57,14 @@ class Call:
         op: ReduceOp | int | str = ReduceOp.SUM,
     ) -> "Call":
         """`Group.all_reduce`. Without `out` it is in place."""
-        return cls(_arguments.ALL_REDUCE, source, source if out is None else out, count, dtype, op)
+        return cls(ALL_REDUCE, source, source if out is None else out, count, dtype, op)
 
     @classmethod
     def all_gather(
         cls, source: Any, out: Any, count: int | None = None, dtype: DType | int | str | None = None
     ) -> "Call":
         """`Group.all_gather`."""
-        return cls(_arguments.ALL_GATHER, source, out, count, dtype)
+        return cls(ALL_GATHER, source, out, count, dtype)
 
     @classmethod
     def reduce_scatter(
@@ -66,14 +76,14 @@ class Call:
         op: ReduceOp | int | str = ReduceOp.SUM,
     ) -> "Call":
         """`Group.reduce_scatter`."""
-        return cls(_arguments.REDUCE_SCATTER, source, out, count, dtype, op)
+        return cls(REDUCE_SCATTER, source, out, count, dtype, op)
 
     @classmethod
     def all_to_all(
         cls, source: Any, out: Any, count: int | None = None, dtype: DType | int | str | None = None
     ) -> "Call":
         """`Group.all_to_all`."""
-        return cls(_arguments.ALL_TO_ALL, source, out, count, dtype)
+        return cls(ALL_TO_ALL, source, out, count, dtype)
 
     @classmethod
     def broadcast(
@@ -84,7 +94,7 @@ class Call:
         root_group_rank: int = 0,
     ) -> "Call":
         """`Group.broadcast`."""
-        return cls(_arguments.BROADCAST, buffer, buffer, count, dtype, root_group_rank=root_group_rank)
+        return cls(BROADCAST, buffer, buffer, count, dtype, root_group_rank=root_group_rank)
 
     @classmethod
     def reduce(
@@ -97,7 +107,7 @@ class Call:
         root_group_rank: int = 0,
     ) -> "Call":
         """`Group.reduce`."""
-        return cls(_arguments.REDUCE, source, out, count, dtype, op, root_group_rank)
+        return cls(REDUCE, source, out, count, dtype, op, root_group_rank)
 
     @classmethod
     def gather(
@@ -109,7 +119,7 @@ class Call:
         root_group_rank: int = 0,
     ) -> "Call":
         """`Group.gather`."""
-        return cls(_arguments.GATHER, source, out, count, dtype, root_group_rank=root_group_rank)
+        return cls(GATHER, source, out, count, dtype, root_group_rank=root_group_rank)
 
     @classmethod
     def scatter(
@@ -121,7 +131,7 @@ class Call:
         root_group_rank: int = 0,
     ) -> "Call":
         """`Group.scatter`."""
-        return cls(_arguments.SCATTER, source, out, count, dtype, root_group_rank=root_group_rank)
+        return cls(SCATTER, source, out, count, dtype, root_group_rank=root_group_rank)
 
 
 class Coalesced(Uncopied):
@@ -130,7 +140,7 @@ class Coalesced(Uncopied):
     It keeps their buffers alive.
     """
 
-    def __init__(self, group: "Group", calls: Iterable[Call]) -> None:
+    def __init__(self, group: GroupCalls, calls: Iterable[Call]) -> None:
         rows: list[tuple[Any, ...]] = []
         operands: list[Operand] = []
         for index, call in enumerate(calls):
@@ -139,33 +149,17 @@ class Coalesced(Uncopied):
             try:
                 rows.append(_row(group, call, operands))
             except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"call {index} ({call.form.name}): {error}") from None
+                raise InvalidArgumentError(f"call {index} ({call.spec.name}): {error}") from None
         self._group = group
         self._operands = tuple(operands)
         self._count = len(rows)
         self._calls = ffi.new("phx_call[]", rows)
 
-    def run(
-        self,
-        *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
-        scale: float = 1.0,
-        device: Device | None = None,
-        stream: int = 0,
-        blocking: bool = True,
-    ) -> Work | None:
+    def run(self, *, blocking: bool = True, **options: Unpack[CallOptions]) -> MaybeWork:
         """Run all of them as one: `Group.coalesced`. Collective."""
-        arguments = (
-            self._group._handle.pointer,
-            self._calls,
-            self._count,
-            options(algo, channel, timeout_ms, scale, stream, device),
-        )
-        return issue(
-            lib.phx_coalesced, arguments, self._group._handle, self._group._abandoned, self._operands, blocking
-        )
+        group = self._group
+        arguments = (group.pointer, self._calls, self._count, c_options(options))
+        return call_async(lib.phx_coalesced, arguments, group._handle, group._orphans, self._operands, blocking)
 
     def __len__(self) -> int:
         return self._count
@@ -174,16 +168,16 @@ class Coalesced(Uncopied):
         return f"Coalesced({self._count} calls on {self._group!r})"
 
 
-def _row(group: "Group", call: Call, operands: list[Operand]) -> tuple[Any, ...]:
+def _row(group: GroupCalls, call: Call, operands: list[Operand]) -> tuple[Any, ...]:
     """The fields of a phx_call. Appends what must stay alive."""
-    form = call.form
+    spec = call.spec
     root = None if call.root_group_rank is None else c_root(call.root_group_rank, group)
-    if form is _arguments.BROADCAST:
+    if spec is BROADCAST:
         assert root is not None
-        given, n, kind = resolve_buffer(group, call.source, call.count, call.dtype, root)
-        operands.append(given)
-        return (_SIZE, form.kind, given.pointer, given.pointer, n, kind, 0, root, 0)
+        buffer, n, kind = resolve_buffer(group, call.source, call.count, call.dtype, root)
+        operands.append(buffer)
+        return (_SIZE, spec.kind, buffer.pointer, buffer.pointer, n, kind, 0, root, 0)
     op = 0 if call.op is None else reduce_op_of(call.op)
-    sides = resolve(form, group, call.source, call.out, call.count, call.dtype, root)
+    sides = resolve(spec, group, call.source, call.out, call.count, call.dtype, root)
     operands += (sides.source, sides.out)
-    return (_SIZE, form.kind, sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, op, root or 0, 0)
+    return (_SIZE, spec.kind, sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, op, root or 0, 0)

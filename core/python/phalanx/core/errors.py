@@ -2,7 +2,7 @@
 
 from typing import Any, NoReturn
 
-from phalanx.core import interrupts
+from phalanx.core import _callbacks, interrupts
 
 
 class PhalanxError(RuntimeError):
@@ -261,7 +261,6 @@ def raise_last(status: int | None = None) -> NoReturn:
     Args:
         status: What the call returned; None for calls that return a pointer.
     """
-    from phalanx.core import _callbacks
     from phalanx.core._lib import lib
 
     interruption = interrupts.take()

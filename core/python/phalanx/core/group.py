@@ -1,33 +1,18 @@
-"""Groups: named, ordered sets of ranks. What they do is in the files _group_*.py:
+"""Groups: named, ordered sets of ranks."""
 
-_group_base.py          what those have in common
-_group_reductions.py    collectives that reduce
-_group_moves.py         collectives that only move
-_group_messages.py      between two ranks
-_group_tuning.py        how algorithms are chosen
-"""
-
+import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-from phalanx.core._group_messages import Messages
-from phalanx.core._group_moves import Moves
-from phalanx.core._group_reductions import Reductions
-from phalanx.core._group_tuning import Tunable
-from phalanx.core._handle import INT32_MAX, UINT64_MAX, Handle, c_integer, c_text, c_timeout
+from phalanx.core._call import CallOptions, operand
+from phalanx.core._group_calls import GroupCalls
+from phalanx.core._handle import INT32_MAX, UINT64_MAX, c_integer, c_text, c_timeout
 from phalanx.core._lib import ffi, lib
-from phalanx.core._operand import operand
-from phalanx.core._options import options
 from phalanx.core.coalesced import Call, Coalesced
-from phalanx.core.dtypes import Algo
 from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
-from phalanx.core.memory import Device
-from phalanx.core.store import Store
 from phalanx.core.symm import Symm
-from phalanx.core.work import Abandoned, Work
-
-if TYPE_CHECKING:
-    from phalanx.core.world import World
+from phalanx.core.tuning import GpuTuning, Tuning, c_gpu_tuning, c_path, c_tuning, get_gpu_tuning, get_tuning
+from phalanx.core.work import MaybeWork
 
 _NOT_FOUND = -9
 
@@ -36,15 +21,15 @@ class Agreement(NamedTuple):
     """What the living ranks of a group agreed on.
 
     Attributes:
-        bits: The bitwise AND of what they gave.
-        alive: Those that took part, as group ranks, in order.
+        bits: The bitwise AND of the bits of all.
+        alive: The group ranks that took part, in order.
     """
 
     bits: int
     alive: tuple[int, ...]
 
 
-class Group(Reductions, Moves, Messages, Tunable):
+class Group(GroupCalls):
     """A named, ordered set of ranks. Made by `World.create_group` or `World.attach_group`.
 
     Where its ranks are on several hosts, UCX moves what crosses. Such a group has every collective and message on
@@ -75,38 +60,11 @@ class Group(Reductions, Moves, Messages, Tunable):
         hosts: On how many hosts its ranks are. With 1, they share memory.
     """
 
-    def __init__(self, world: "World", pointer: Any, store: Store | None = None) -> None:
-        # First of all the handle, so that the pointer cannot leak; it learns the name later.
-        owners = (world._handle,) if store is None else (world._handle, store._handle)
-        self._handle = Handle(pointer, lib.phx_group_release, "this group", owners)
-        self._abandoned = Abandoned(self._handle)
-        info = self._info()
-        self.world = world
-        self.name: str = ffi.string(info.name).decode("utf-8", "replace")
-        self._handle.what = f"group {self.name!r}"
-        self.group_rank = int(info.group_rank)
-        self.group_size = int(info.group_size)
-        self.ranks: tuple[int, ...] = tuple(info.ranks[0 : self.group_size])
-        self.id = int(info.id)
-        self.channels = int(info.channels)
-        self.hosts = int(info.hosts)
-
-    def _info(self) -> Any:
-        info = ffi.new("phx_group_info *")
-        info.struct_size = ffi.sizeof("phx_group_info")
-        check(lib.phx_group_get_info(self._handle.pointer, info))
-        return info
-
     def _stats(self) -> Any:
         stats = ffi.new("phx_group_stats *")
         stats.struct_size = ffi.sizeof("phx_group_stats")
         check(lib.phx_group_get_stats(self._handle.pointer, stats))
         return stats
-
-    @property
-    def pointer(self) -> Any:
-        """The phx_group pointer, for calls through `lib` and the torch ops."""
-        return self._handle.pointer
 
     @property
     def sequence(self) -> int:
@@ -152,7 +110,7 @@ class Group(Reductions, Moves, Messages, Tunable):
 
         Args:
             reason: For the MismatchError of the other ranks.
-            channel: Of the collective.
+            channel: The channel of the collective.
         """
         check(lib.phx_group_refuse(self._handle.pointer, channel, c_text(reason, "reason")))
 
@@ -174,9 +132,9 @@ class Group(Reductions, Moves, Messages, Tunable):
         As MPI_Comm_split.
 
         Args:
-            color: Of this rank. With a negative one it takes part, but is in no new group.
+            color: The color of this rank. With a negative one it takes part, but is in no new group.
             key: The new group is ordered by it, and then by rank.
-            name: Of the new group; None is the name of this one.
+            name: The name of the new group; None is the name of this one.
             timeout_ms: In milliseconds; 0 is the world's default.
 
         Returns:
@@ -186,8 +144,8 @@ class Group(Reductions, Moves, Messages, Tunable):
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
         out = ffi.new("phx_group **")
-        sides = (c_integer(each, what, -INT32_MAX, INT32_MAX) for each, what in ((color, "color"), (key, "key")))
-        check(lib.phx_group_split(self._handle.pointer, *sides, _name(name), c_timeout(timeout_ms), out))
+        numbers = (c_integer(color, "color", -INT32_MAX, INT32_MAX), c_integer(key, "key", -INT32_MAX, INT32_MAX))
+        check(lib.phx_group_split(self._handle.pointer, *numbers, _name(name), c_timeout(timeout_ms), out))
         return None if out[0] == ffi.NULL else Group(self.world, out[0])
 
     def shrink(self, name: str | None = None, *, timeout_ms: int = 0) -> "Group":
@@ -197,7 +155,7 @@ class Group(Reductions, Moves, Messages, Tunable):
         out as if it were dead. Needs no store.
 
         Args:
-            name: Of the new group; None is the name of this one.
+            name: The name of the new group; None is the name of this one.
             timeout_ms: In milliseconds; 0 is the world's default.
 
         Returns:
@@ -232,21 +190,6 @@ class Group(Reductions, Moves, Messages, Tunable):
         check(lib.phx_group_agree(self._handle.pointer, inout, alive, c_timeout(timeout_ms)))
         return Agreement(int(inout[0]), tuple(rank for rank in range(self.group_size) if alive[rank]))
 
-    def barrier(self, timeout_ms: int = 0, *, device: Device | None = None, stream: int = 0) -> None:
-        """Wait until every rank of the group has come here. Collective.
-
-        Args:
-            timeout_ms: How long, in milliseconds; 0 is the world's default.
-            device: None for the host. Of a GPU, such as ("cuda", 0), it is a barrier of streams: this returns, and what
-                precedes it on any rank's stream is done when what follows it on another's begins.
-            stream: Of a GPU: a CUstream as an integer; 0 is the default stream.
-
-        Raises:
-            WaitTimeoutError: Ranks did not come; the text names them.
-        """
-        made = options(Algo.AUTO, 0, timeout_ms, stream=stream, device=device)
-        check(lib.phx_barrier(self._handle.pointer, made, ffi.NULL))
-
     def rendezvous(self, block: Any, timeout_ms: int = 0) -> Symm:
         """Map the blocks of all ranks here. Collective, except for a block that was mapped before.
 
@@ -263,8 +206,8 @@ class Group(Reductions, Moves, Messages, Tunable):
             NotFoundError: The address is in no block of this world.
         """
         out = ffi.new("phx_symm **")
-        given = operand(block, "block", writable=False)
-        check(lib.phx_symm_rendezvous(self._handle.pointer, given.pointer, c_timeout(timeout_ms), out))
+        inside = operand(block, "block", writable=False)
+        check(lib.phx_symm_rendezvous(self._handle.pointer, inside.pointer, c_timeout(timeout_ms), out))
         return Symm(self, out[0])
 
     def find_symm(self, block: Any) -> Symm | None:
@@ -274,8 +217,8 @@ class Group(Reductions, Moves, Messages, Tunable):
             block: A Memory, or an address inside one.
         """
         out = ffi.new("phx_symm **")
-        given = operand(block, "block", writable=False)
-        status = lib.phx_symm_find(self._handle.pointer, given.pointer, out)
+        inside = operand(block, "block", writable=False)
+        status = lib.phx_symm_find(self._handle.pointer, inside.pointer, out)
         if status == _NOT_FOUND:
             return None
         check(status)
@@ -287,14 +230,9 @@ class Group(Reductions, Moves, Messages, Tunable):
         self,
         calls: Iterable[Call],
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
-        scale: float = 1.0,
-        device: Device | None = None,
-        stream: int = 0,
         blocking: bool = True,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
 
         All ranks give the same calls in one order; their dtypes, reductions and roots may differ. No output may
@@ -304,31 +242,17 @@ class Group(Reductions, Moves, Messages, Tunable):
 
         Args:
             calls: Made by the methods of `Call`. May be empty.
-            algo: Of each of them; the same on all ranks.
-            channel: Below `channels`; the same on all ranks.
-            timeout_ms: Of start and wait each, in milliseconds; 0 is the world's default.
-            scale: Of each "premul_sum", the same on all ranks.
-            device: Where the buffers lie; None is the host. On a GPU, such as ("cuda", 0), give addresses or `Memory`.
-            stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts its work on it and
-                returns; there is no Work.
             blocking: False to return a Work.
+            options: See `CallOptions`.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; the text names the call. Nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
         """
-        return Coalesced(self, calls).run(
-            algo=algo,
-            channel=channel,
-            timeout_ms=timeout_ms,
-            scale=scale,
-            device=device,
-            stream=stream,
-            blocking=blocking,
-        )
+        return Coalesced(self, calls).run(blocking=blocking, **options)
 
     def prepare(self, calls: Iterable[Call]) -> Coalesced:
         """Check calls now that shall run as one again and again. Not collective.
@@ -343,6 +267,68 @@ class Group(Reductions, Moves, Messages, Tunable):
             InvalidArgumentError: An argument is wrong; the text names the call.
         """
         return Coalesced(self, calls)
+
+    # ---- how algorithms are chosen --------------------------------------------------------------
+
+    def get_tuning(self) -> Tuning:
+        """The values by which the group chooses its algorithms; those of its group rank 0. Not collective."""
+        return get_tuning(self._handle.pointer)
+
+    def set_tuning(self, tuning: Tuning, timeout_ms: int = 0) -> None:
+        """Set the values by which the group chooses its algorithms. Collective; those of group rank 0 hold.
+
+        Args:
+            tuning: Zero means the built-in value, so `Tuning()` takes all back.
+            timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+
+        Raises:
+            InvalidArgumentError: A value is out of range; raised on every rank alike.
+        """
+        check(lib.phx_group_set_tuning(self._handle.pointer, c_tuning(tuning), c_timeout(timeout_ms)))
+
+    def save_tuning(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Write the group's values to the table, for later groups of this size on this host. Not collective.
+
+        Args:
+            path: The table; None is the one that new groups read: $PHALANX_TUNING, else phalanx/tuning in the
+                user's cache directory.
+
+        Raises:
+            SystemCallError: It cannot be written.
+        """
+        check(lib.phx_group_save_tuning(self._handle.pointer, c_path(path)))
+
+    def get_gpu_tuning(self) -> GpuTuning:
+        """The values by which collectives on GPUs choose their kernels. Not collective.
+
+        Until the first rendezvous of memory of GPUs, or the first collective on it, they are the built-in ones, unless
+        others were set; then those of the table, if it has a row for group rank 0's GPU.
+        """
+        return get_gpu_tuning(self._handle.pointer)
+
+    def set_gpu_tuning(self, tuning: GpuTuning, timeout_ms: int = 0) -> None:
+        """Set the values by which collectives on GPUs choose their kernels. Collective; group rank 0's hold.
+
+        Args:
+            tuning: Zero means the built-in value, so `GpuTuning()` takes all back.
+            timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+
+        Raises:
+            InvalidArgumentError: A value is out of range; raised on every rank alike.
+        """
+        check(lib.phx_group_set_gpu_tuning(self._handle.pointer, c_gpu_tuning(tuning), c_timeout(timeout_ms)))
+
+    def save_gpu_tuning(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Write the values for GPUs to the table, for later groups of this size on such GPUs. Not collective.
+
+        Args:
+            path: As for `save_tuning`.
+
+        Raises:
+            InvalidArgumentError: The ranks have no memory of GPUs in common yet, so it is not known for which GPU.
+            SystemCallError: It cannot be written.
+        """
+        check(lib.phx_group_save_gpu_tuning(self._handle.pointer, c_path(path)))
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.group_rank} of {self.group_size})"

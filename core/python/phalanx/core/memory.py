@@ -1,16 +1,13 @@
 """Blocks of memory that ranks can share."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from phalanx.core import _callbacks
 from phalanx.core._handle import INT32_MAX, Handle, c_integer, view
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import InvalidArgumentError, UnsupportedError
 from phalanx.core.uncopied import Uncopied
-
-if TYPE_CHECKING:
-    from phalanx.core.world import World
 
 Device = str | tuple[str | int, int]
 
@@ -30,7 +27,7 @@ class MemoryInfo:
     """A block of a world.
 
     Attributes:
-        address: Of its first byte.
+        address: The address of its first byte.
         size: Bytes asked for.
         live: False for a persistent block that is idle.
         alloc_id: None unless persistent.
@@ -101,6 +98,20 @@ class _Block(Uncopied):
         self._world.drop()
 
 
+class WorldOfMemory(Protocol):
+    """What a block knows of its `World`, which makes blocks and so cannot be named here."""
+
+    _handle: Handle
+
+    @property
+    def rank(self) -> int:
+        """`World.rank`."""
+
+    @property
+    def size(self) -> int:
+        """`World.size`."""
+
+
 class Memory(Uncopied):
     """A block made by `World.alloc`. It is freed when this object and all views of it are gone.
 
@@ -114,7 +125,7 @@ class Memory(Uncopied):
 
     def __init__(
         self,
-        world: "World",
+        world: WorldOfMemory,
         pointer: Any,
         size: int,
         device: tuple[str, int],

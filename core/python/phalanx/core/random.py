@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
+from phalanx.core._call import c_stream
 from phalanx.core._lib import ffi, lib
-from phalanx.core._options import c_stream
 from phalanx.core.dtypes import DType
 from phalanx.core.errors import InvalidArgumentError, check
 from phalanx.core.memory import Device, c_device, device_of
@@ -81,11 +81,12 @@ def fill(
         dtype: The element type.
         kind: What the elements are.
         a: As the kind says; rounded to the element type where that matters.
-        b: Likewise.
+        b: As the kind says; rounded as `a` is.
         key: 64 bits, unsigned. Take another one for each tensor.
         box: Which elements, and where to.
         device: Where the memory is; None is the host. The bits are the same everywhere.
-        stream: Of a GPU: a CUstream as an integer; 0 is the default stream. The call puts a kernel on it and returns.
+        stream: The stream of a GPU: a CUstream as an integer; 0 is the default stream. The call puts a kernel on it
+            and returns.
 
     Raises:
         InvalidArgumentError: An argument makes no sense (a > b, a negative standard deviation, p above 1).

@@ -144,7 +144,7 @@ class TCPStore(Store):
 
     Attributes:
         address: Where it is bound or connected to.
-        port: Likewise.
+        port: The port of it.
     """
 
     def __init__(self, pointer: Any, address: str, port: int) -> None:
@@ -177,7 +177,7 @@ class TCPStore(Store):
 
         Args:
             address: Where it is bound.
-            port: Likewise.
+            port: Its port there.
             token: The secret that it was given.
             timeout_ms: How long to try, in milliseconds.
 

@@ -1,36 +1,40 @@
 """Symmetric memory: one allocation as seen by every rank of a group."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
-from phalanx.core import _arguments
-from phalanx.core._arguments import Form, c_counts, c_root, resolve_out
-from phalanx.core._handle import (
-    INT32_MAX,
-    UINT32_MAX,
-    UINT64_MAX,
-    Handle,
-    c_integer,
-    c_timeout,
-    view,
+from phalanx.core._call import (
+    ABSENT,
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SYMM_OPTIONS,
+    CallOptions,
+    CollectiveSpec,
+    Operand,
+    c_counts,
+    c_options,
+    c_root,
+    c_stream,
+    call_async,
+    operand,
+    resolve_count,
+    resolve_dtype,
+    resolve_out,
 )
-from phalanx.core._issue import issue
+from phalanx.core._group_calls import GroupCalls
+from phalanx.core._handle import INT32_MAX, UINT32_MAX, UINT64_MAX, Handle, c_integer, c_timeout, view
 from phalanx.core._lib import ffi, lib
-from phalanx.core._operand import ABSENT, Operand, operand, resolve_count, resolve_dtype
-from phalanx.core._options import options
-from phalanx.core.dtypes import Algo, DType, ReduceOp, reduce_op_of
+from phalanx.core.dtypes import DType, ReduceOp, reduce_op_of
 from phalanx.core.errors import UnsupportedError, check, raise_last
 from phalanx.core.uncopied import Uncopied
-from phalanx.core.work import Work
-
-if TYPE_CHECKING:
-    from phalanx.core.group import Group
+from phalanx.core.work import MaybeWork
 
 _CPU = 1
-
-
-def _stream(stream: int) -> Any:
-    return ffi.cast("void *", c_integer(stream, "stream", 0, UINT64_MAX))
 
 
 class Symm(Uncopied):
@@ -49,7 +53,7 @@ class Symm(Uncopied):
         pad_stride: Words of a pad from those of one writer to those of the next.
     """
 
-    def __init__(self, group: "Group", pointer: Any) -> None:
+    def __init__(self, group: GroupCalls, pointer: Any) -> None:
         # The handle of the group, not the Group: views do not need its Python side.
         what = f"a block of group {group.name!r}"
         self._handle = Handle(pointer, lib.phx_symm_release, what, (group._handle,))
@@ -106,7 +110,7 @@ class Symm(Uncopied):
         """The block of a rank as writable bytes. The mapping stays while the view is alive.
 
         Args:
-            group_rank: Whose block.
+            group_rank: The rank whose block it is.
 
         Raises:
             InvalidArgumentError: There is no such rank.
@@ -122,7 +126,7 @@ class Symm(Uncopied):
         `put_signal` and `wait_signal`, not both.
 
         Args:
-            group_rank: Whose pad.
+            group_rank: The rank whose pad it is.
 
         Raises:
             InvalidArgumentError: There is no such rank.
@@ -133,13 +137,13 @@ class Symm(Uncopied):
     def gathered(self, offset: int, size: int) -> memoryview:
         """The same part of every rank's block once more, one after another by group rank, as one range. Not collective.
 
-        No copy: what a rank writes to its block is there, so who reads the range after a barrier has gathered without
-        moving anything; `all_gather` with this range as `out` is such a barrier. To make a range costs about as much as
-        to touch its pages; the last few of a handle stay for the next use of the same part.
+        Nothing is copied: what a rank writes to its block is there. A rank that reads the range after a barrier has
+        gathered without moving anything; `all_gather` with this range as `out` is such a barrier. To make a range costs
+        about as much as to touch its pages; the last few of a handle stay for the next use of the same part.
 
         Args:
             offset: Where the part starts in every block, in bytes; a multiple of the page size (`mmap.PAGESIZE`).
-            size: Bytes of the part; likewise, and not 0. It may end behind the block, with its last page.
+            size: Bytes of the part; also a multiple of it, and not 0. It may end behind the block, with its last page.
 
         Returns:
             group_size * size writable bytes. The mapping stays while the view is alive.
@@ -165,10 +169,10 @@ class Symm(Uncopied):
     def _known_team(self) -> Any:
         pointer = self._handle.pointer
         if self._team is None:
-            made = ffi.new("phx_team *")
-            made.struct_size = ffi.sizeof("phx_team")
-            check(lib.phx_symm_get_team(pointer, made))
-            self._team = made
+            team = ffi.new("phx_team *")
+            team.struct_size = ffi.sizeof("phx_team")
+            check(lib.phx_symm_get_team(pointer, team))
+            self._team = team
         return self._team
 
     def _array(self, member: str) -> int:
@@ -190,13 +194,13 @@ class Symm(Uncopied):
         Args:
             group_rank: The receiver.
             channel: Below `signal_channels`; channels do not disturb each other.
-            stream: Of blocks on a GPU: a CUstream as an integer, after whose work the signal is sent, to a wait on a
+            stream: For blocks on a GPU: a CUstream as an integer, after whose work the signal is sent, to a wait on a
                 stream. None sends it now, to a wait on the host.
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         if stream is not None:
             to = self._rank(group_rank)
-            check(lib.phx_symm_enqueue_put_signal(self._handle.pointer, to, number, _stream(stream)))
+            check(lib.phx_symm_enqueue_put_signal(self._handle.pointer, to, number, c_stream(stream)))
             return
         check(lib.phx_symm_put_signal(self._handle.pointer, self._rank(group_rank), number))
 
@@ -207,7 +211,7 @@ class Symm(Uncopied):
             group_rank: The sender.
             channel: Below `signal_channels`.
             timeout_ms: How long, in milliseconds; 0 is the world's default.
-            stream: Of blocks on a GPU: a CUstream as an integer, whose next work waits for the signal. This returns,
+            stream: For blocks on a GPU: a CUstream as an integer, whose next work waits for the signal. This returns,
                 and what goes wrong is raised by the next call on the group.
 
         Raises:
@@ -217,7 +221,7 @@ class Symm(Uncopied):
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         rank, wait_ms = self._rank(group_rank), c_timeout(timeout_ms)
         if stream is not None:
-            check(lib.phx_symm_enqueue_wait_signal(self._handle.pointer, rank, number, wait_ms, _stream(stream)))
+            check(lib.phx_symm_enqueue_wait_signal(self._handle.pointer, rank, number, wait_ms, c_stream(stream)))
             return
         check(lib.phx_symm_wait_signal(self._handle.pointer, rank, number, wait_ms))
 
@@ -235,7 +239,7 @@ class Symm(Uncopied):
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         if stream is not None:
             wait_ms = c_timeout(timeout_ms)
-            check(lib.phx_symm_enqueue_barrier(self._handle.pointer, number, wait_ms, _stream(stream)))
+            check(lib.phx_symm_enqueue_barrier(self._handle.pointer, number, wait_ms, c_stream(stream)))
             return
         check(lib.phx_symm_barrier(self._handle.pointer, number, c_timeout(timeout_ms)))
 
@@ -252,25 +256,20 @@ class Symm(Uncopied):
         dtype: DType | int | str | None = None,
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
-        scale: float = 1.0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.all_reduce` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements; ordinary memory, or this rank's own block at the same offset. None is that block:
                 in place; then count and dtype are needed.
-            count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.all_reduce`.
-            stream: Of blocks on a GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
-                stream. The call puts a kernel on it and returns; there is no Work.
+            count, dtype, op, blocking: As in `Group.all_reduce`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_reduce`.
@@ -278,13 +277,10 @@ class Symm(Uncopied):
         if out is None:
             start = c_integer(offset, "offset", 0, self.size)
             own = ffi.cast("void *", self._base + start)
-            taken, kind = Operand(own, None, None, None), resolve_dtype(dtype, ())
-            n = resolve_count(count, kind.itemsize, ())
-        else:
-            start, taken, n, kind = self._sides(_arguments.ALL_REDUCE, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms, scale, stream)
-        arguments = (start, taken.pointer, n, kind, reduce_op_of(op), made)
-        return self._issue(lib.phx_symm_all_reduce, arguments, taken, blocking)
+            out_side, kind = Operand(own, None, None, None), resolve_dtype(dtype, ())
+            arguments = (start, own, resolve_count(count, kind.itemsize, ()), kind, reduce_op_of(op))
+            return self._call(lib.phx_symm_all_reduce, arguments, out_side, blocking, options)
+        return self._collective(ALL_REDUCE, offset, out, count, dtype, (reduce_op_of(op),), blocking, options)
 
     def all_gather(
         self,
@@ -293,30 +289,24 @@ class Symm(Uncopied):
         count: int | None = None,
         dtype: DType | int | str | None = None,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.all_gather` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
-            count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather`.
-            stream: As in `all_reduce`.
+            count, dtype, blocking: As in `Group.all_gather`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_gather`.
         """
-        start, taken, n, kind = self._sides(_arguments.ALL_GATHER, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms, stream=stream)
-        arguments = (start, taken.pointer, n, kind, made)
-        return self._issue(lib.phx_symm_all_gather, arguments, taken, blocking)
+        return self._collective(ALL_GATHER, offset, out, count, dtype, (), blocking, options)
 
     def all_gather_v(
         self,
@@ -325,32 +315,28 @@ class Symm(Uncopied):
         counts: Sequence[int],
         dtype: DType | int | str | None = None,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.all_gather_v` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: The blocks of all ranks, one after another, in ordinary memory.
-            counts, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_gather_v`.
-            stream: As in `all_reduce`.
+            counts, dtype, blocking: As in `Group.all_gather_v`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_gather_v`.
         """
-        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (taken,))
-        listed = c_counts(counts, "counts", self, kind, ("out", taken, -1))
-        made = options(algo, channel, timeout_ms, stream=stream)
-        arguments = (start, taken.pointer, listed, kind, made)
-        return self._issue(lib.phx_symm_all_gather_v, arguments, taken, blocking)
+        start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (out_side,))
+        listed = c_counts(counts, "counts", self, kind, ("out", out_side, -1))
+        arguments = (start, out_side.pointer, listed, kind)
+        return self._call(lib.phx_symm_all_gather_v, arguments, out_side, blocking, options)
 
     def reduce_scatter(
         self,
@@ -360,31 +346,24 @@ class Symm(Uncopied):
         dtype: DType | int | str | None = None,
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
-        scale: float = 1.0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.reduce_scatter` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
-            count, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter`.
-            stream: As in `all_reduce`.
+            count, dtype, op, blocking: As in `Group.reduce_scatter`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.reduce_scatter`.
         """
-        start, taken, n, kind = self._sides(_arguments.REDUCE_SCATTER, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms, scale, stream)
-        arguments = (start, taken.pointer, n, kind, reduce_op_of(op), made)
-        return self._issue(lib.phx_symm_reduce_scatter, arguments, taken, blocking)
+        return self._collective(REDUCE_SCATTER, offset, out, count, dtype, (reduce_op_of(op),), blocking, options)
 
     def reduce_scatter_v(
         self,
@@ -394,33 +373,28 @@ class Symm(Uncopied):
         dtype: DType | int | str | None = None,
         op: ReduceOp | int | str = ReduceOp.SUM,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
-        scale: float = 1.0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.reduce_scatter_v` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `counts[group_rank]` elements of ordinary memory.
-            counts, dtype, op, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce_scatter_v`.
-            stream: As in `all_reduce`.
+            counts, dtype, op, blocking: As in `Group.reduce_scatter_v`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.reduce_scatter_v`.
         """
-        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (taken,))
-        listed = c_counts(counts, "counts", self, kind, ("out", taken, self.group_rank))
-        made = options(algo, channel, timeout_ms, scale, stream)
-        arguments = (start, taken.pointer, listed, kind, reduce_op_of(op), made)
-        return self._issue(lib.phx_symm_reduce_scatter_v, arguments, taken, blocking)
+        start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (out_side,))
+        listed = c_counts(counts, "counts", self, kind, ("out", out_side, self.group_rank))
+        arguments = (start, out_side.pointer, listed, kind, reduce_op_of(op))
+        return self._call(lib.phx_symm_reduce_scatter_v, arguments, out_side, blocking, options)
 
     def all_to_all(
         self,
@@ -429,30 +403,24 @@ class Symm(Uncopied):
         count: int | None = None,
         dtype: DType | int | str | None = None,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.all_to_all` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
-            count, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all`.
-            stream: As in `all_reduce`.
+            count, dtype, blocking: As in `Group.all_to_all`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_to_all`.
         """
-        start, taken, n, kind = self._sides(_arguments.ALL_TO_ALL, offset, out, count, dtype)
-        made = options(algo, channel, timeout_ms, stream=stream)
-        arguments = (start, taken.pointer, n, kind, made)
-        return self._issue(lib.phx_symm_all_to_all, arguments, taken, blocking)
+        return self._collective(ALL_TO_ALL, offset, out, count, dtype, (), blocking, options)
 
     def all_to_all_v(
         self,
@@ -462,32 +430,29 @@ class Symm(Uncopied):
         out_counts: Sequence[int],
         dtype: DType | int | str | None = None,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.all_to_all_v` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: Blocks one after another, one from each group rank, in ordinary memory.
-            source_counts, out_counts, dtype, algo, channel, timeout_ms, blocking: As in `Group.all_to_all_v`.
-            stream: As in `all_reduce`.
+            source_counts, out_counts, dtype, blocking: As in `Group.all_to_all_v`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_to_all_v`.
         """
-        start, taken = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
-        kind = resolve_dtype(dtype, (taken,))
+        start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (out_side,))
         sent = c_counts(source_counts, "source_counts", self, kind)
-        received = c_counts(out_counts, "out_counts", self, kind, ("out", taken, -1))
-        arguments = (start, sent, taken.pointer, received, kind, options(algo, channel, timeout_ms, stream=stream))
-        return self._issue(lib.phx_symm_all_to_all_v, arguments, taken, blocking)
+        received = c_counts(out_counts, "out_counts", self, kind, ("out", out_side, -1))
+        arguments = (start, sent, out_side.pointer, received, kind)
+        return self._call(lib.phx_symm_all_to_all_v, arguments, out_side, blocking, options)
 
     def broadcast(
         self,
@@ -496,30 +461,26 @@ class Symm(Uncopied):
         dtype: DType | int | str,
         root_group_rank: int = 0,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.broadcast` inside the blocks, in place on every rank. Collective.
 
         Args:
             offset: Where the elements start in every rank's block, in bytes; the same on all.
-            count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.broadcast`.
-            stream: As in `all_reduce`.
+            count, dtype, root_group_rank, blocking: As in `Group.broadcast`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.broadcast`.
         """
         start = c_integer(offset, "offset", 0, UINT64_MAX)
         kind = resolve_dtype(dtype, ())
-        n = resolve_count(count, kind.itemsize, ())
-        arguments = (start, n, kind, c_root(root_group_rank, self), options(algo, channel, timeout_ms, stream=stream))
-        return self._issue(lib.phx_symm_broadcast, arguments, ABSENT, blocking)
+        arguments = (start, resolve_count(count, kind.itemsize, ()), kind, c_root(root_group_rank, self))
+        return self._call(lib.phx_symm_broadcast, arguments, ABSENT, blocking, options)
 
     def reduce(
         self,
@@ -530,33 +491,26 @@ class Symm(Uncopied):
         op: ReduceOp | int | str = ReduceOp.SUM,
         root_group_rank: int = 0,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
-        scale: float = 1.0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.reduce` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory on the root; not looked at elsewhere, where count and dtype are
                 needed.
-            count, dtype, op, root_group_rank, algo, channel, timeout_ms, scale, blocking: As in `Group.reduce`.
-            stream: As in `all_reduce`.
+            count, dtype, op, root_group_rank, blocking: As in `Group.reduce`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.reduce`.
         """
         root = c_root(root_group_rank, self)
-        start, taken, n, kind = self._sides(_arguments.REDUCE, offset, out, count, dtype, root)
-        made = options(algo, channel, timeout_ms, scale, stream)
-        arguments = (start, taken.pointer, n, kind, reduce_op_of(op), root, made)
-        return self._issue(lib.phx_symm_reduce, arguments, taken, blocking)
+        return self._collective(REDUCE, offset, out, count, dtype, (reduce_op_of(op), root), blocking, options, root)
 
     def gather(
         self,
@@ -566,32 +520,26 @@ class Symm(Uncopied):
         dtype: DType | int | str | None = None,
         root_group_rank: int = 0,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.gather` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory on the root; not looked at elsewhere, where count
                 and dtype are needed.
-            count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.gather`.
-            stream: As in `all_reduce`.
+            count, dtype, root_group_rank, blocking: As in `Group.gather`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.gather`.
         """
         root = c_root(root_group_rank, self)
-        start, taken, n, kind = self._sides(_arguments.GATHER, offset, out, count, dtype, root)
-        made = options(algo, channel, timeout_ms, stream=stream)
-        arguments = (start, taken.pointer, n, kind, root, made)
-        return self._issue(lib.phx_symm_gather, arguments, taken, blocking)
+        return self._collective(GATHER, offset, out, count, dtype, (root,), blocking, options, root)
 
     def scatter(
         self,
@@ -601,55 +549,53 @@ class Symm(Uncopied):
         dtype: DType | int | str | None = None,
         root_group_rank: int = 0,
         *,
-        algo: Algo | int | str = Algo.AUTO,
-        channel: int = 0,
-        timeout_ms: int = 0,
         blocking: bool = True,
-        stream: int = 0,
-    ) -> Work | None:
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
         """`Group.scatter` with the input in the root's block: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
-            count, dtype, root_group_rank, algo, channel, timeout_ms, blocking: As in `Group.scatter`.
-            stream: As in `all_reduce`.
+            count, dtype, root_group_rank, blocking: As in `Group.scatter`.
+            options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
         Returns:
-            None, or a Work when not blocking.
+            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.scatter`.
         """
         root = c_root(root_group_rank, self)
-        start, taken, n, kind = self._sides(_arguments.SCATTER, offset, out, count, dtype, root)
-        made = options(algo, channel, timeout_ms, stream=stream)
-        arguments = (start, taken.pointer, n, kind, root, made)
-        return self._issue(lib.phx_symm_scatter, arguments, taken, blocking)
+        return self._collective(SCATTER, offset, out, count, dtype, (root,), blocking, options, root)
 
-    def _sides(
+    def _collective(
         self,
-        form: Form,
+        spec: CollectiveSpec,
         offset: int,
         out: Any,
         count: int | None,
         dtype: DType | int | str | None,
+        more: tuple[int, ...],
+        blocking: bool,
+        options: CallOptions,
         root: int | None = None,
-    ) -> tuple[int, Operand, int, DType]:
-        # Whether the input lies inside the block is the core's to check.
-        start = c_integer(offset, "offset", 0, UINT64_MAX)
-        sides = resolve_out(form, self, out, count, dtype, root)
-        return start, sides.out, sides.n, sides.dtype
+    ) -> MaybeWork:
+        start = c_integer(offset, "offset", 0, UINT64_MAX)  # the core checks whether the input lies inside the block
+        sides = resolve_out(spec, self, out, count, dtype, root)
+        arguments = (start, sides.out.pointer, sides.n, sides.dtype, *more)
+        return self._call(spec.symmetric, arguments, sides.out, blocking, options)
 
-    def _issue(
+    def _call(
         self,
         function: Callable[..., int],
         arguments: tuple[Any, ...],
-        taken: Operand,
+        out_side: Operand,
         blocking: bool,
-    ) -> Work | None:
-        whole = (self._handle.pointer, *arguments)
-        return issue(function, whole, self._handle, self.group._abandoned, (taken,), blocking)
+        options: CallOptions,
+    ) -> MaybeWork:
+        whole = (self._handle.pointer, *arguments, c_options(options, SYMM_OPTIONS))
+        return call_async(function, whole, self._handle, self.group._orphans, (out_side,), blocking)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Symm) and bool(self._handle._pointer == other._handle._pointer)

@@ -19,9 +19,9 @@ class TorchOps(NamedTuple):
     """The phxt_* functions.
 
     Attributes:
-        ffi: For the types of phalanx_torch.h. Those of phalanx.h are the same as in `phalanx.core.ffi`.
+        ffi: For the types of phalanx_torch.h. The types of phalanx.h are the same as in `phalanx.core.ffi`.
         lib: Holds the functions of phalanx_torch.h.
-        path: Of the library, for who loads it by its name.
+        path: The path of the library, for callers that load it by its name.
     """
 
     ffi: Any

@@ -1,7 +1,6 @@
 """Where one algorithm takes over from another."""
 
 import os
-import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ class Tuning:
 
     Attributes:
         one_shot_bytes: all_reduce: the largest input for which every rank reduces everything.
-        chunk_bytes: Of larger inputs, what moves between two barriers: 4 KiB to 1 GiB. The group's staging area
+        chunk_bytes: What moves of larger inputs between two barriers: 4 KiB to 1 GiB. The group's staging area
             bounds it.
         streaming_bytes: Results from this size on are written around the cache.
         push_bytes: all_reduce in place on symmetric memory among more than four ranks: the piece that is pushed to the
@@ -86,12 +85,12 @@ def rows_of_host(text: str) -> dict[int, dict[str, str]]:
     """The rows of a table that are for this host.
 
     Args:
-        text: Of the table.
+        text: The text of the table.
 
     Returns:
         By group size, what is written there by key.
     """
-    here = _host()
+    here = ffi.string(lib.phx_tuning_host()).decode()
     found: dict[int, dict[str, str]] = {}
     for line in text.splitlines():
         row = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -105,7 +104,7 @@ def rows_of_gpus(text: str) -> dict[GpuRow, dict[str, str]]:
     """The rows of a table that are for GPUs, whatever host they are in.
 
     Args:
-        text: Of the table.
+        text: The text of the table.
 
     Returns:
         What is written there by key.
@@ -122,16 +121,6 @@ def rows_of_gpus(text: str) -> dict[GpuRow, dict[str, str]]:
 def one_word(name: str) -> str:
     """The name of a GPU as rows have it."""
     return "".join(chr(each) if 32 < each < 127 and each != ord("=") else "_" for each in name.encode())
-
-
-def _host() -> str:
-    """What the core calls this host in a table. It says so only in a row that it writes."""
-    from phalanx.core.world import World
-
-    with tempfile.TemporaryDirectory(prefix="phalanx-") as folder, World(0, 1) as world:
-        path = Path(folder, "tuning")
-        world.create_group("tuning", [0]).save_tuning(path)
-        return path.read_text().partition("host=")[2].split()[0]
 
 
 def get_tuning(group: Any) -> Tuning:
@@ -158,7 +147,7 @@ def c_tuning(tuning: Tuning) -> Any:
 
 
 def get_gpu_tuning(group: Any) -> GpuTuning:
-    """Those for GPUs."""
+    """The values of a phx_group for GPUs."""
     out = ffi.new("phx_gpu_tuning *")
     out.struct_size = ffi.sizeof("phx_gpu_tuning")
     check(lib.phx_group_get_gpu_tuning(group, out))

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from phalanx.core._handle import Handle, c_timeout
 from phalanx.core._lib import ffi, lib
@@ -104,7 +104,12 @@ class Work(Uncopied):
             self._handle.drop()
 
 
-class Abandoned(Uncopied):
+# What a call gives that may block: a Work where it does not, else None. Any stands for the None, so that type checkers
+# ask no caller for a test (https://typing.python.org, "the Any trick").
+MaybeWork: TypeAlias = Work | Any
+
+
+class OrphanedWorks(Uncopied):
     """Works that were dropped before they were complete, with their buffers. One per group.
 
     Args:

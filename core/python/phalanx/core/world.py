@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.core import _ucx, interrupts
+from phalanx.core._call import operand
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -20,7 +21,6 @@ from phalanx.core._handle import (
     c_timeout,
 )
 from phalanx.core._lib import ffi, lib
-from phalanx.core._operand import operand
 from phalanx.core.errors import InvalidArgumentError, PhalanxError, check
 from phalanx.core.group import Group
 from phalanx.core.memory import (
@@ -56,11 +56,11 @@ class World(Uncopied):
         timeout_ms: The default of every wait, in milliseconds; 0 is five minutes.
         host_id: Ranks of different host ids count as ranks of different hosts, whatever the kernel says. None takes the
             environment variable PHALANX_HOST_ID, and without it detects the host.
-        staging_bytes: Of one slot of the area through which collectives on ordinary memory move;
+        staging_bytes: Bytes of one slot of the area through which collectives on ordinary memory move;
             0 is the default.
-        signal_channels: Of each symmetric allocation; 0 is the default, 64.
-        channels: Of every group: sequences of collectives that are independent of each other, so that each thread
-            can have one; 0 is the default, 4. The same on all ranks.
+        signal_channels: Channels of signals of each symmetric allocation; 0 is the default, 64.
+        channels: Channels of every group: sequences of collectives that are independent of each other, so that each
+            thread can have one; 0 is the default, 4. The same on all ranks.
         recorder_entries: How many collectives of each channel the flight recorder keeps, rounded up to 256, 512,
             1024, ...; the same on all ranks. None takes the environment variable PHALANX_RECORDER_ENTRIES, and without
             it 256.
@@ -374,7 +374,7 @@ class World(Uncopied):
     def finalize(self) -> None:
         """Leave: tell the peers, close every connection, end the monitor thread. Not collective.
 
-        Groups of this world are of no use after it. Memory stays valid until it is freed. A second
+        Groups of this world are unusable afterwards. Memory stays valid until it is freed. A second
         call does nothing, and so does a call in a forked child of the process that made the world.
         """
         if self._handle.alive():

@@ -10,53 +10,39 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-from phalanx.core.doctor import (
-    _cores,
-    _cuda,
-    _hosts,
-    _identity,
-    _kernel,
-    _library,
-    _limits,
-    _memory,
-    _numa,
-    _sharing,
-    _trial,
-    _versions,
-)
-from phalanx.core.doctor._finding import FAIL, OK, WARN, Finding
-from phalanx.core.doctor._host import Host
-from phalanx.core.doctor._versions import installed_versions
+from phalanx.core.doctor import _cuda, _library, _limits, _machine, _trials
+from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
+from phalanx.core.doctor._library import installed_versions
 
 __all__ = ["FAIL", "OK", "WARN", "Finding", "examine", "installed_versions", "main"]
 
 _CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
-    _versions.check_python,
-    _versions.check_torch,
-    _versions.check_packages,
-    _versions.check_native,
-    _kernel.check_kernel,
-    _identity.check_container,
-    _identity.check_namespaces,
-    _identity.check_user,
-    _identity.check_host_id,
-    _kernel.check_security,
-    _kernel.check_ptrace,
-    _sharing.check_pidfd,
-    _sharing.check_memfd,
-    _sharing.check_sockets,
-    _sharing.check_processes,
-    _kernel.check_membarrier,
-    _cores.check_cores,
-    _cores.check_siblings,
-    _cores.check_instructions,
-    _kernel.check_clock,
-    _memory.check_memory,
-    _memory.check_dev_shm,
-    _memory.check_huge_pages,
-    _memory.check_hugetlb,
-    _numa.check_nodes,
-    _numa.check_binding,
+    _library.check_python,
+    _library.check_torch,
+    _library.check_packages,
+    _library.check_native,
+    _machine.check_kernel,
+    _machine.check_container,
+    _machine.check_namespaces,
+    _machine.check_user,
+    _machine.check_host_id,
+    _machine.check_security,
+    _machine.check_ptrace,
+    _trials.check_pidfd,
+    _trials.check_memfd,
+    _trials.check_sockets,
+    _trials.check_processes,
+    _machine.check_membarrier,
+    _machine.check_cores,
+    _machine.check_siblings,
+    _machine.check_instructions,
+    _machine.check_clock,
+    _limits.check_memory,
+    _limits.check_dev_shm,
+    _limits.check_huge_pages,
+    _limits.check_hugetlb,
+    _machine.check_nodes,
+    _machine.check_binding,
     _limits.check_files,
     _limits.check_file_size,
     _limits.check_address_space,
@@ -66,8 +52,8 @@ _CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     _library.check_environment,
     _library.check_library,
     _library.check_tuning,
-    _trial.check_trial,
-    _hosts.check_hosts,
+    _trials.check_trial,
+    _trials.check_hosts,
 )
 
 
@@ -78,7 +64,7 @@ def examine(ranks: int | None = None) -> Iterator[Finding]:
         ranks: How many are to run on this host. None takes LOCAL_WORLD_SIZE, else as many as cores that this process
             may use, two at least.
     """
-    host = Host(_cores.default_ranks() if ranks is None else ranks)
+    host = Host(_machine.default_ranks() if ranks is None else ranks)
     for look in _CHECKS:
         try:
             yield from look(host)

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.doctor._finding import OK, WARN, Finding
-from phalanx.core.doctor._host import Host, size
-from phalanx.core.doctor._versions import torch_cuda
+from phalanx.core.doctor._host import OK, WARN, Finding, Host, size
+from phalanx.core.doctor._library import torch_cuda
 
-_PROBE = Path(__file__).with_name("_cuda_probe.py")
+_PROBE = Path(__file__).with_name("_probes.py")
 _SECONDS = 60  # a driver that starts takes a second or two, also on a host with many devices
 _IMEX = "/dev/nvidia-caps-imex-channels"  # where the channels of nvidia-imex are, of which a process needs one
 _ADVICE = {  # by what cuInit returns: cuda.h
@@ -27,7 +26,7 @@ _ADVICE = {  # by what cuInit returns: cuda.h
 
 def ask() -> dict[str, Any]:
     """What a process of its own finds out: a driver may hang, or crash, and never lets go of the process."""
-    command = [sys.executable, "-I", "-S", str(_PROBE)]
+    command = [sys.executable, "-I", "-S", str(_PROBE), "cuda"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
     except OSError as error:
@@ -128,7 +127,7 @@ def _how_served(devices: bool) -> str:
 
 
 def _module_version(host: Host) -> str | None:
-    """Of the driver in the kernel."""
+    """The version of the driver in the kernel."""
     text = (host.read("/proc/driver/nvidia/version") or "").partition("\n")[0]
     return next((word for word in text.split() if word[0].isdecimal() and "." in word), None)
 

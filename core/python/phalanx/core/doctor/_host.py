@@ -1,8 +1,34 @@
-"""What checks read: files of /proc and /sys, through one place, so that tests can have others."""
+"""What checks say, and what they read: files of /proc and /sys, through one place, so that tests can have others."""
 
+import ctypes
+import errno
 import os
+import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        level: "ok", "warn" or "fail".
+        name: What was looked at.
+        text: What was found.
+        advice: What to do. With "ok" it may be had for the asking, or is good to know; "" when there is nothing.
+    """
+
+    level: str
+    name: str
+    text: str
+    advice: str = ""
+
 
 MIB = 1 << 20
 
@@ -13,7 +39,7 @@ class Host:
 
     Attributes:
         ranks: How many are to run here.
-        root: Of all files that are read.
+        root: The root of all files that are read.
     """
 
     ranks: int
@@ -76,7 +102,7 @@ def parse_ranges(text: str | None) -> list[int]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """The reverse; the numbers are in order."""
+    """A list such as "0-3,8" of numbers in order."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:
@@ -99,3 +125,128 @@ def size(count: int) -> str:
 def count(number: int, thing: str) -> str:
     """ "1 core", "2 cores"."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+# ---- control groups, version 1 and 2 ---------------------------------------------------------------
+
+_UNLIMITED = 1 << 60  # version 1 writes "no limit" as nearly 2^63
+
+
+class MemoryLimit(NamedTuple):
+    """The limit of the group that leaves least.
+
+    Attributes:
+        limit: Bytes that the group may use.
+        left: Bytes of them that are not in use; what only caches files counts as left.
+    """
+
+    limit: int
+    left: int
+
+
+def cpu_quota(host: Host) -> float | None:
+    """Cores' worth of time, or None where there is no quota."""
+    quotas = []
+    for folder in _cgroup_folders(host, "cpu"):
+        words = (host.read(f"{folder}/cpu.max") or "").split()
+        if not words:
+            words = [host.read(f"{folder}/cpu.cfs_{part}_us") or "" for part in ("quota", "period")]
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def memory_limit(host: Host) -> MemoryLimit | None:
+    """The tightest limit on memory, or None where there is none."""
+    limits = []
+    for folder in _cgroup_folders(host, "memory"):
+        for most, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit = host.number(f"{folder}/{most}")
+            if limit is None or limit >= _UNLIMITED:
+                continue
+            rows = (line.split() for line in (host.read(f"{folder}/memory.stat") or "").splitlines())
+            reclaimable = next((int(row[1]) for row in rows if len(row) == 2 and row[0] == cached), 0)
+            busy = max(0, (host.number(f"{folder}/{used}") or 0) - reclaimable)
+            limits.append(MemoryLimit(limit, max(0, limit - busy)))
+    return min(limits, key=lambda each: each.left, default=None)
+
+
+def process_limit(host: Host) -> tuple[int, int] | None:
+    """How many processes and threads the tightest group allows, and how many it has. None where there is no limit."""
+    limits = []
+    for folder in _cgroup_folders(host, "pids"):
+        most = host.number(f"{folder}/pids.max")
+        if most is not None:
+            limits.append((most, host.number(f"{folder}/pids.current") or 0))
+    return min(limits, key=lambda each: each[0] - each[1], default=None)
+
+
+def _cgroup_folders(host: Host, controller: str) -> Iterator[str]:
+    """Folders of the groups that hold this process, innermost first.
+
+    In a container the path of the group may be the one that the host sees. Its folders are not there, and then the root
+    of the mount is the container's own group.
+    """
+    for line in (host.read("/proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":  # version 2; beside version 1 it has a folder of its own
+            mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        elif controller in controllers.split(","):
+            mounts = list(dict.fromkeys([f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}"]))
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for mount in mounts:
+            for depth in range(len(parts), -1, -1):
+                folder = "/".join([mount, *parts[:depth]])
+                if host.exists(folder):
+                    yield folder
+
+
+# ---- system calls that Python has no function for --------------------------------------------------
+
+_NUMBERS = {  # asm/unistd.h
+    "x86_64": {"futex": 202, "mbind": 237, "membarrier": 324},
+    "aarch64": {"futex": 98, "mbind": 235, "membarrier": 283},
+}
+
+
+def system_call_number(name: str) -> int:
+    """The number of a system call on this processor.
+
+    Raises:
+        OSError: It is not known here.
+    """
+    known = _NUMBERS.get(platform.machine(), {})
+    if name not in known:
+        raise OSError(errno.ENOSYS, f"the number of {name} on {platform.machine()} is not known here")
+    return known[name]
+
+
+def system_call(name: str, *arguments: Any) -> int:
+    """Make a system call.
+
+    Args:
+        name: The name of the call.
+        arguments: ints, and what ctypes passes as a pointer.
+
+    Raises:
+        OSError: It failed.
+    """
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = int(_libc().syscall(ctypes.c_long(system_call_number(name)), *words))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return libc

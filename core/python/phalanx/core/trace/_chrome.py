@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.core.trace._analysis import Analysis, Collective, lanes
 from phalanx.core.trace._read import Group
-from phalanx.core.trace._words import ranks
+from phalanx.core.trace._text import ranks
 
 Event = dict[str, Any]
 _Process = tuple[str, int, int]  # host, rank, pid

@@ -1,7 +1,16 @@
-"""A program that asks libcuda what there is, and prints it as JSON. It imports nothing of ours."""
+"""Programs that `doctor` runs in processes of their own. They import nothing of Phalanx.
+
+cuda                what libcuda has, as JSON
+peer NAME FUTEX     the second process of a trial: the name of its socket, the number of the system call futex
+"""
 
 import ctypes
 import json
+import mmap
+import os
+import socket
+import sys
+import time
 from typing import Any
 
 # CUdevice_attribute of cuda.h
@@ -65,5 +74,38 @@ def _name(cuda: Any, status: int) -> str:
     return (text.value or b"unknown").decode(errors="replace")
 
 
+_SECONDS = 10
+_FUTEX_WAKE = 1  # linux/futex.h
+
+
+def meet(name: str, futex: int) -> None:
+    """Take memory through an abstract socket, write to it, wake the process that sleeps on it.
+
+    Exits with a text if that fails.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(_SECONDS)
+        connection.connect(f"\0{name}")
+        _, received, _, _ = socket.recv_fds(connection, 1, 1)
+    if len(received) != 1:
+        sys.exit("no descriptor arrived")
+    block = mmap.mmap(received[0], mmap.PAGESIZE)
+    os.close(received[0])
+    words = (ctypes.c_uint32 * 2).from_buffer(block)
+    words[1] = 1
+    syscall = ctypes.CDLL(None).syscall
+    syscall.restype = ctypes.c_long
+    number, wake, one = map(ctypes.c_long, (futex, _FUTEX_WAKE, 1))
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:  # until the other one sleeps
+        if syscall(number, ctypes.byref(words), wake, one, None, None, 0) == 1:
+            return
+        time.sleep(0.001)
+    sys.exit("nobody sleeps on the futex")
+
+
 if __name__ == "__main__":
-    print(json.dumps(probe()))
+    if sys.argv[1] == "cuda":
+        print(json.dumps(probe()))
+    else:
+        meet(sys.argv[2], int(sys.argv[3]))

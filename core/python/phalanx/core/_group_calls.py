@@ -1,0 +1,669 @@
+"""The calls of a group: its collectives and messages."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, Unpack, overload
+
+from phalanx.core._blocks import is_list, resolve_blocks
+from phalanx.core._call import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    CALL_OPTIONS,
+    GATHER,
+    MESSAGE_OPTIONS,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    CallOptions,
+    CollectiveSpec,
+    MessageOptions,
+    Operand,
+    c_counts,
+    c_options,
+    c_root,
+    call_async,
+    operand,
+    resolve,
+    resolve_buffer,
+    resolve_count,
+    resolve_dtype,
+)
+from phalanx.core._handle import UINT32_MAX, Handle, c_integer
+from phalanx.core._lib import ffi, lib
+from phalanx.core.dtypes import ANY_RANK, DType, ReduceOp, reduce_op_of
+from phalanx.core.errors import InvalidArgumentError, check
+from phalanx.core.memory import Device, Memory, WorldOfMemory, device_of
+from phalanx.core.message import Message
+from phalanx.core.store import Store
+from phalanx.core.uncopied import Uncopied
+from phalanx.core.work import MaybeWork, OrphanedWorks, Work
+
+
+class WorldOfGroup(WorldOfMemory, Protocol):
+    """What a group knows of its `World`, which is made of groups and so cannot be named here."""
+
+    def alloc(
+        self, size: int, *, alloc_id: int | None = None, scope: str | None = None, device: Device = ("cpu", 0)
+    ) -> Memory:
+        """`World.alloc`."""
+
+    def dump(self) -> str:
+        """`World.dump`."""
+
+    def abort(self, reason: str) -> None:
+        """`World.abort`."""
+
+    def finalize(self) -> None:
+        """`World.finalize`."""
+
+
+class GroupCalls(Uncopied):
+    """The part of a `Group` that moves data. What is made of groups (`Symm`, `Coalesced`) builds on it."""
+
+    def __init__(self, world: WorldOfGroup, pointer: Any, store: Store | None = None) -> None:
+        # First of all the handle, so that the pointer cannot leak; it learns the name later.
+        owners = (world._handle,) if store is None else (world._handle, store._handle)
+        self._handle = Handle(pointer, lib.phx_group_release, "this group", owners)
+        self._orphans = OrphanedWorks(self._handle)
+        info = self._info()
+        self.world = world
+        self.name: str = ffi.string(info.name).decode("utf-8", "replace")
+        self._handle.what = f"group {self.name!r}"
+        self.group_rank = int(info.group_rank)
+        self.group_size = int(info.group_size)
+        self.ranks: tuple[int, ...] = tuple(info.ranks[0 : self.group_size])
+        self.id = int(info.id)
+        self.channels = int(info.channels)
+        self.hosts = int(info.hosts)
+
+    def _info(self) -> Any:
+        info = ffi.new("phx_group_info *")
+        info.struct_size = ffi.sizeof("phx_group_info")
+        check(lib.phx_group_get_info(self._handle.pointer, info))
+        return info
+
+    @property
+    def pointer(self) -> Any:
+        """The phx_group pointer, for calls through `lib` and the torch ops."""
+        return self._handle.pointer
+
+    def barrier(self, timeout_ms: int = 0, *, device: Device | None = None, stream: int = 0) -> None:
+        """Wait until every rank of the group has come here. Collective.
+
+        Args:
+            timeout_ms: How long, in milliseconds; 0 is the world's default.
+            device: None for the host. With a GPU, such as ("cuda", 0), it is a barrier of streams: this returns, and
+                what precedes it on any rank's stream is done when what follows it on another's begins.
+            stream: The stream of the GPU: a CUstream as an integer; 0 is the default stream.
+
+        Raises:
+            WaitTimeoutError: Ranks did not come; the text names them.
+        """
+        options = ffi.NULL
+        if timeout_ms != 0 or device is not None or stream != 0:
+            options = c_options({"timeout_ms": timeout_ms, "device": device, "stream": stream})
+        check(lib.phx_barrier(self._handle.pointer, options, ffi.NULL))
+
+    # ---- collectives that reduce ----------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """Reduce element by element over all ranks; every rank gets the same bits. Collective.
+
+        Args:
+            source: `count` elements.
+            out: `count` elements; may be the source. None is the source: in place.
+            count: Elements.
+            dtype: Their type.
+            op: The reduction.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        target = source if out is None else out
+        return self._collective(ALL_REDUCE, source, target, count, dtype, (reduce_op_of(op),), blocking, options)
+
+    def reduce_scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """Reduce over all ranks and give block r of the result to group rank r. Collective.
+
+        Args:
+            source: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
+            out: `count` elements.
+            count: Elements of one block; None with a list.
+            dtype: Their type.
+            op: The reduction.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        return self._collective(REDUCE_SCATTER, source, out, count, dtype, (reduce_op_of(op),), blocking, options)
+
+    def reduce_scatter_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """`reduce_scatter` with blocks of different lengths. Collective.
+
+        Args:
+            source: The blocks for all ranks, one after another.
+            out: `counts[group_rank]` elements.
+            counts: Elements that go to each group rank; the same list on all ranks.
+            dtype: Their type.
+            op: The reduction.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        source_side, out_side = operand(source, "source", False), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (source_side, out_side))
+        sides = (("source", source_side, -1), ("out", out_side, self.group_rank))
+        listed = c_counts(counts, "counts", self, kind, *sides)
+        arguments = (source_side.pointer, out_side.pointer, listed, kind, reduce_op_of(op))
+        return self._call(lib.phx_reduce_scatter_v, arguments, (source_side, out_side), blocking, options)
+
+    def reduce(
+        self,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        op: ReduceOp | int | str = ReduceOp.SUM,
+        root_group_rank: int = 0,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """`all_reduce` of which only the root gets the result. Collective.
+
+        Args:
+            source: `count` elements.
+            out: `count` elements on the root, where it may be the source; not looked at elsewhere.
+            count: Elements.
+            dtype: Their type.
+            op: The reduction.
+            root_group_rank: The rank that gets the result.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        return self._collective(REDUCE, source, out, count, dtype, (reduce_op_of(op), root), blocking, options, root)
+
+    # ---- collectives that move ------------------------------------------------------------------
+
+    def all_gather(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """Concatenate the inputs of all ranks in group rank order. Collective.
+
+        Args:
+            source: `count` elements.
+            out: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
+            count: Elements of one rank; None with a list.
+            dtype: Their type.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        return self._collective(ALL_GATHER, source, out, count, dtype, (), blocking, options)
+
+    def all_gather_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """`all_gather` with blocks of different lengths. Collective.
+
+        Args:
+            source: `counts[group_rank]` elements.
+            out: The blocks of all ranks, one after another.
+            counts: Elements that come from each group rank; the same list on all ranks.
+            dtype: Their type.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        source_side, out_side = operand(source, "source", False), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (source_side, out_side))
+        sides = (("source", source_side, self.group_rank), ("out", out_side, -1))
+        listed = c_counts(counts, "counts", self, kind, *sides)
+        arguments = (source_side.pointer, out_side.pointer, listed, kind)
+        return self._call(lib.phx_all_gather_v, arguments, (source_side, out_side), blocking, options)
+
+    def all_to_all(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """Send block r of the input to group rank r, and get one block from each. Collective.
+
+        Args:
+            source: group_size * `count` elements.
+            out: group_size * `count` elements; block r comes from group rank r. Or both are lists of buffers, one for
+                each rank, which may differ in length.
+            count: Elements of one block; None with lists.
+            dtype: Their type.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        return self._collective(ALL_TO_ALL, source, out, count, dtype, (), blocking, options)
+
+    def all_to_all_v(
+        self,
+        source: Any,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DType | int | str | None = None,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """`all_to_all` with blocks of different lengths. Collective.
+
+        Args:
+            source: Blocks one after another, one for each group rank.
+            source_counts: Elements of each; entry j must equal `out_counts[this rank]` on rank j.
+            out: Blocks one after another, one from each group rank.
+            out_counts: Elements of each.
+            dtype: Their type.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        source_side, out_side = operand(source, "source", False), operand(out, "out", True)
+        kind = resolve_dtype(dtype, (source_side, out_side))
+        sent = c_counts(source_counts, "source_counts", self, kind, ("source", source_side, -1))
+        received = c_counts(out_counts, "out_counts", self, kind, ("out", out_side, -1))
+        arguments = (source_side.pointer, sent, out_side.pointer, received, kind)
+        return self._call(lib.phx_all_to_all_v, arguments, (source_side, out_side), blocking, options)
+
+    def broadcast(
+        self,
+        buffer: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """Copy the buffer of one rank into those of all others. Collective.
+
+        Args:
+            buffer: `count` elements; read on the root, written on the others.
+            count: Elements.
+            dtype: Their type.
+            root_group_rank: The rank whose buffer it is.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        side, n, kind = resolve_buffer(self, buffer, count, dtype, root)
+        return self._call(lib.phx_broadcast, (side.pointer, n, kind, root), (side,), blocking, options)
+
+    def gather(
+        self,
+        source: Any,
+        out: Any = None,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """`all_gather` of which only the root gets the result. Collective.
+
+        Args:
+            source: `count` elements.
+            out: group_size * `count` elements on the root, or a list of buffers, one for each rank; not looked at
+                elsewhere.
+            count: Elements of one rank; None with a list.
+            dtype: Their type.
+            root_group_rank: The rank that gets the result.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        return self._collective(GATHER, source, out, count, dtype, (root,), blocking, options, root)
+
+    def scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        root_group_rank: int = 0,
+        *,
+        blocking: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> MaybeWork:
+        """Give block r of the root's input to group rank r. Collective.
+
+        Args:
+            source: group_size * `count` elements on the root, or a list of buffers, one for each rank; not looked at
+                elsewhere, where it may be None.
+            out: `count` elements.
+            count: Elements of one block; None with a list.
+            dtype: Their type.
+            root_group_rank: The rank whose blocks they are.
+            blocking: False to return a Work.
+            options: See `CallOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        root = c_root(root_group_rank, self)
+        return self._collective(SCATTER, source, out, count, dtype, (root,), blocking, options, root)
+
+    # ---- messages -------------------------------------------------------------------------------
+
+    def send(
+        self,
+        source: Any,
+        peer_group_rank: int,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        tag: int = 0,
+        blocking: bool = True,
+        **options: Unpack[MessageOptions],
+    ) -> MaybeWork:
+        """Send a message to one rank. Not collective.
+
+        It meets the oldest receive there that names this rank (or `ANY_RANK`) and the tag. Messages to one rank with
+        one tag arrive in the order sent. On a GPU they meet in the order of the calls, whatever their tags, which must
+        be the same on both sides.
+
+        Args:
+            source: `count` elements. When a blocking send returns they may be changed, received or not.
+            peer_group_rank: The receiver; may be this rank.
+            count: Elements; the receiver must expect as many.
+            dtype: Their type, the same there.
+            tag: 0 to 2**32 - 1.
+            blocking: False to return a Work.
+            options: See `MessageOptions`.
+
+        Returns:
+            A Work where `blocking` is False, else None.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        side, n, kind, number = self._message(source, "source", count, dtype, tag)
+        peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
+        arguments = (side.pointer, n, kind, peer, number)
+        return self._call(lib.phx_send, arguments, (side,), blocking, options, MESSAGE_OPTIONS)
+
+    @overload
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ...,
+        count: int | None = ...,
+        dtype: DType | int | str | None = ...,
+        *,
+        tag: int = ...,
+        blocking: Literal[True] = ...,
+        **options: Unpack[MessageOptions],
+    ) -> int: ...
+
+    @overload
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ...,
+        count: int | None = ...,
+        dtype: DType | int | str | None = ...,
+        *,
+        tag: int = ...,
+        blocking: Literal[False],
+        **options: Unpack[MessageOptions],
+    ) -> Work: ...
+
+    @overload
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ...,
+        count: int | None = ...,
+        dtype: DType | int | str | None = ...,
+        *,
+        tag: int = ...,
+        blocking: bool,
+        **options: Unpack[MessageOptions],
+    ) -> int | Work: ...
+
+    def recv(
+        self,
+        out: Any,
+        peer_group_rank: int = ANY_RANK,
+        count: int | None = None,
+        dtype: DType | int | str | None = None,
+        *,
+        tag: int = 0,
+        blocking: bool = True,
+        **options: Unpack[MessageOptions],
+    ) -> int | Work:
+        """Receive a message. Not collective.
+
+        Args:
+            out: `count` elements.
+            peer_group_rank: The sender, or `ANY_RANK`, which there is only on the host.
+            count: Elements; as many as were sent.
+            dtype: Their type, the same there.
+            tag: The tag of the send.
+            blocking: False to return a Work.
+            options: See `MessageOptions`.
+
+        Returns:
+            The sender's group rank; or, when not blocking, a Work, whose `source` says it.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; nothing was sent.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        side, n, kind, number = self._message(out, "out", count, dtype, tag)
+        peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
+        arguments, device = (side.pointer, n, kind, peer, number), options.get("device")
+        named = peer != ANY_RANK or not (device is None or device_of(device)[0] == "cpu")
+        work = self._call(lib.phx_recv, arguments, (side,), blocking and named, options, MESSAGE_OPTIONS)
+        if not isinstance(work, Work):
+            return peer
+        if not blocking:
+            return work
+        work.wait(options.get("timeout_ms", 0))
+        return work.source()
+
+    def messages(self, messages: Iterable[Message], **options: Unpack[MessageOptions]) -> None:
+        """Send and receive several messages at once, so that their order does not matter. Not collective.
+
+        Messages between two ranks in one direction keep their order. For example::
+
+            group.messages([Message.recv(there, left), Message.send(here, right)])
+
+        Args:
+            messages: Made by the methods of `Message`. May be empty. On a GPU at most 96, to and from 32 ranks.
+            options: See `MessageOptions`.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong; the text names the message. Nothing was sent.
+            UnsupportedError: There are too many of them for a GPU.
+            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+        """
+        rows: list[tuple[Any, ...]] = []
+        operands: list[Operand] = []
+        for index, message in enumerate(messages):
+            if not isinstance(message, Message):
+                raise InvalidArgumentError(
+                    f"message {index} is {message!r}; make it with a method of phalanx.core.Message"
+                )
+            try:
+                name = "source" if message.sends else "out"
+                side, n, kind, tag = self._message(message.buffer, name, message.count, message.dtype, message.tag)
+                lowest = 0 if message.sends else ANY_RANK
+                peer = c_integer(message.peer_group_rank, "peer_group_rank", lowest, self.group_size - 1)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"message {index} ({message.operation}): {error}") from None
+            operands.append(side)
+            number = lib.PHX_MESSAGE_SEND if message.sends else lib.PHX_MESSAGE_RECV
+            rows.append((ffi.sizeof("phx_message"), number, side.pointer, n, kind, peer, tag, 0))
+        listed = ffi.new("phx_message[]", rows)
+        made = c_options(options, MESSAGE_OPTIONS)
+        check(lib.phx_messages(self._handle.pointer, listed, len(rows), made))
+
+    # ---- how calls are made ---------------------------------------------------------------------
+
+    def _collective(
+        self,
+        spec: CollectiveSpec,
+        source: Any,
+        out: Any,
+        count: int | None,
+        dtype: DType | int | str | None,
+        more: tuple[int, ...],
+        blocking: bool,
+        options: CallOptions,
+        root: int | None = None,
+    ) -> MaybeWork:
+        if (spec.out_blocks and is_list(out)) or (spec.source_blocks and is_list(source)):
+            listed = resolve_blocks(spec, self, source, out, count, dtype, root)
+            n = () if root is None else (listed.n,)
+            arguments = (listed.source, listed.out, *n, listed.dtype, *more)
+            assert spec.listed is not None
+            return self._call(spec.listed, arguments, listed.operands, blocking, options)
+        sides = resolve(spec, self, source, out, count, dtype, root)
+        arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, *more)
+        return self._call(spec.function, arguments, (sides.source, sides.out), blocking, options)
+
+    def _call(
+        self,
+        function: Callable[..., int],
+        arguments: tuple[Any, ...],
+        operands: tuple[Operand, ...],
+        blocking: bool,
+        options: CallOptions | MessageOptions,
+        known: frozenset[str] = CALL_OPTIONS,
+    ) -> MaybeWork:
+        whole = (self._handle.pointer, *arguments, c_options(options, known))
+        return call_async(function, whole, self._handle, self._orphans, operands, blocking)
+
+    def _message(
+        self, buffer: Any, name: str, count: int | None, dtype: DType | int | str | None, tag: int
+    ) -> tuple[Operand, int, DType, int]:
+        side = operand(buffer, name, writable=name == "out")
+        kind = resolve_dtype(dtype, (side,))
+        n = resolve_count(count, kind.itemsize, ((name, side, 1),))
+        return side, n, kind, c_integer(tag, "tag", 0, UINT32_MAX)
